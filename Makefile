@@ -1,0 +1,43 @@
+# Needs Python 3.11 or newer and make; everything else goes into .venv, which the targets build themselves.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+# Two pytest workers, one thread each: small networks gain nothing from a second thread.
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo    prune and train small networks on digits, and print the comparison"
+	@echo "make test    run the tests"
+	@echo "make lint    check style, format and types"
+	@echo "make bench   measure speed and memory of the core"
+	@echo "make clean   remove .venv, caches and built packages"
+
+demo: $(READY)
+	@$(BIN)/barebones demo
+
+test: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(READY)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+bench: $(READY)
+	@$(BIN)/barebones bench core
+
+clean:
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt src/barebones/version.py
+	@$(PYTHON) -c 'import sys; sys.exit("barebones needs Python 3.11 or newer: make PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'
+	@echo "Setting up .venv (about a minute the first time)"
+	@$(PYTHON) -m venv .venv
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@

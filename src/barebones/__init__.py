@@ -1,0 +1,46 @@
+"""Strip a neural network to its bare bones before training: prune at initialization, keep it sparse, account for it."""
+
+from .account import Account, account
+from .hold import Hold, audit, hold
+from .maskfile import load_masks, save_masks
+from .masks import Agreement, Masks, Scores, agreement
+from .methods import METHODS, Method
+from .probe import Probe
+from .prune import Pruned, prune, rounds
+from .round import Record, Round
+from .saliency import saliency
+from .schedules import SCHEDULES, exponential, linear, one_shot, settle
+from .scope import prunable
+from .selection import keep_top
+from .version import __version__
+
+__all__ = [
+    "METHODS",
+    "SCHEDULES",
+    "Account",
+    "Agreement",
+    "Hold",
+    "Masks",
+    "Method",
+    "Probe",
+    "Pruned",
+    "Record",
+    "Round",
+    "Scores",
+    "__version__",
+    "account",
+    "agreement",
+    "audit",
+    "exponential",
+    "hold",
+    "keep_top",
+    "linear",
+    "load_masks",
+    "one_shot",
+    "prunable",
+    "prune",
+    "rounds",
+    "saliency",
+    "save_masks",
+    "settle",
+]

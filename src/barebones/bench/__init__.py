@@ -1,0 +1,1 @@
+"""Benchmarks: speed and memory on this machine, as ratios within one run."""

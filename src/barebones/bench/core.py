@@ -1,0 +1,198 @@
+"""What pruning costs beyond the gradients it needs: time, memory, and the selection of the highest scores."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from ..masks import size
+from ..methods import METHODS
+from ..probe import Probe
+from ..prune import rounds as prune_rounds
+from ..scope import prunable
+from ..selection import keep_top
+
+WIDTHS = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512)
+SPARSITY = 0.995
+Batch = tuple[Tensor, Tensor]
+
+
+def network() -> nn.Module:
+    """VGG-16 for 32x32 images: 14.7 M prunable weights."""
+    torch.manual_seed(0)
+    modules: list[nn.Module] = []
+    channels = 3
+    for width in WIDTHS:
+        if isinstance(width, int):
+            conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+            nn.init.kaiming_normal_(conv.weight)
+            modules += [conv, nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+        else:
+            modules.append(nn.MaxPool2d(2))
+    return nn.Sequential(*modules, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(channels, 10))
+
+
+def images(count: int, batch: int, device: str) -> list[Batch]:
+    """Random images with random labels."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(batch, 3, 32, 32, generator=generator).to(device),
+            torch.randint(10, (batch,), generator=generator).to(device),
+        )
+        for _ in range(count)
+    ]
+
+
+def bare_gradients(model: nn.Module, batches: list[Batch]) -> None:
+    """The forward and backward passes that any gradient method must make."""
+    weights = list(prunable(model).values())
+    for inputs, targets in batches:
+        torch.autograd.grad(F.cross_entropy(model(inputs), targets), weights)
+
+
+def bare_double_backward(model: nn.Module, batches: list[Batch]) -> None:
+    """The passes that a product of the Hessian with the gradient must make."""
+    weights = list(prunable(model).values())
+    for inputs, targets in batches:
+        gradients = torch.autograd.grad(F.cross_entropy(model(inputs) / 200, targets), weights, create_graph=True)
+        torch.autograd.grad(gradients, weights, [g.detach() for g in gradients])
+
+
+def pruning(name: str, model: nn.Module, batches: list[Batch]) -> None:
+    """As many rounds, or batches in one round, as there are batches."""
+    row = METHODS[name]
+    count = {"batches": len(batches)} if row.rounds == 1 else {"rounds": len(batches)}
+    probe = Probe(model, batches)
+    keep = round((1 - SPARSITY) * size(probe.weights))
+    for _ in prune_rounds(probe, replace(row, **count), keep):  # type: ignore[arg-type]
+        pass
+
+
+def run(console: Console, rounds: int, repeats: int, batch: int, scores: int, device: str) -> None:
+    """Print the three tables."""
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: no such accelerator here; choose cpu")
+    model = network().to(device)
+    weights = size(prunable(model))
+    where = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name()
+    console.print(
+        f"VGG-16, {weights / 1e6:.1f} M prunable weights, batch {batch}, fp32; {where}, torch {torch.__version__}"
+    )
+    console.print(_speed(model, rounds, repeats, batch, device))
+    console.print(_memory(weights * 4, min(batch, 32), device))
+    console.print(_selection(scores, repeats, device))
+
+
+def _speed(model: nn.Module, rounds: int, repeats: int, batch: int, device: str) -> Table:
+    many, one = images(rounds, batch, device), images(1, batch, device)
+    work: dict[str, tuple[Callable[[], None], str]] = {
+        f"{rounds} bare gradients": (lambda: bare_gradients(model, many), ""),
+        f"force, {rounds} rounds": (lambda: pruning("force", model, many), f"{rounds} bare gradients"),
+        f"iter-snip, {rounds} rounds": (lambda: pruning("iter-snip", model, many), f"{rounds} bare gradients"),
+        f"snip-mb, {rounds} batches": (lambda: pruning("snip-mb", model, many), f"{rounds} bare gradients"),
+        "bare double backward": (lambda: bare_double_backward(model, one), ""),
+        "grasp, 1 batch": (lambda: pruning("grasp", model, one), "bare double backward"),
+    }
+    bare_gradients(model, one)
+    bare_double_backward(model, one)
+    taken: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(repeats):  # interleaved, so that a slow moment of the machine meets all
+        for name, (call, _) in work.items():
+            taken[name].append(_seconds(call, device))
+    table = Table("time", "seconds", "ratio", "target", title="pruning against the bare passes it needs")
+    for name, (_, base) in work.items():
+        ratio = statistics.median(a / b for a, b in zip(taken[name], taken[base], strict=True)) if base else 1.0
+        target = "" if not base else "≤ 1.10" if "double" in base else "≤ 1.05"
+        table.add_row(name, f"{statistics.median(taken[name]):.2f}", f"{ratio:.3f}", target)
+    return table
+
+
+def _memory(weights: int, batch: int, device: str) -> Table:
+    title = f"peak memory, batch {batch}, 3 rounds or batches"
+    table = Table("memory", "peak, MB", "above bare", "target", title=title)
+    bare = _peak("bare", batch, device)
+    table.add_row("one plain gradient", f"{bare / 1e6:.0f}", "", "")
+    for name in ("force", "iter-snip", "snip-mb"):
+        peak = _peak(name, batch, device)
+        table.add_row(name, f"{peak / 1e6:.0f}", f"{(peak - bare) / weights:.2f} x the weights", "≤ 2.5")
+    return table
+
+
+def _peak(what: str, batch: int, device: str) -> int:
+    """Bytes at the peak of a process of its own, which does nothing else."""
+    code = f"from barebones.bench.core import use; use({what!r}, {batch}, {device!r})"
+    # Large blocks from the system each time, and given back at once, so that the peak is what is in use.
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def use(what: str, batch: int, device: str) -> None:
+    """Do one thing and print the peak of this process's memory in bytes."""
+    model = network().to(device)
+    batches = images(3, batch, device)
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+    if what == "bare":
+        bare_gradients(model, batches[:1])
+    else:
+        pruning(what, model, batches)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(peak if device == "cpu" else torch.cuda.max_memory_allocated())
+
+
+def _selection(count: int, repeats: int, device: str) -> Table:
+    scores = torch.rand(count, device=device).square_()
+    title = f"top k of {count / 1e6:g} M scores"
+    table = Table("selection", "keep_top, s", "sorted topk, s", "faster", "target", title=title)
+    for share in (0.005, 0.1, 0.5):
+        keep = max(1, round(share * count))
+        ours, theirs = [], []
+        for _ in range(repeats):
+            ours.append(_seconds(partial(keep_top, {"scores": scores}, keep), device))
+            theirs.append(_seconds(partial(torch.topk, scores, keep), device))
+        ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+        target = "≥ 2.5 x" if device == "cpu" else "no sync"
+        numbers = f"{statistics.median(ours):.4f}", f"{statistics.median(theirs):.4f}", f"{ratio:.1f} x"
+        table.add_row(f"k = {share:.1%}", *numbers, target)
+    if device != "cpu":
+        table.caption = _waits(scores, count // 200)
+    return table
+
+
+def _waits(scores: Tensor, keep: int) -> str:
+    """Whether the selection waits for the device, by torch's own watch."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        keep_top({"scores": scores}, keep)
+    except RuntimeError as error:
+        return f"the selection waited for the device: {error}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "the selection made no host synchronization"
+
+
+def _seconds(call: Callable[[], Any], device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began

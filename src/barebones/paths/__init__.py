@@ -1,0 +1,8 @@
+"""Paths: which kept weights lie on a path from an input of the model to one of its outputs.
+
+`follow` runs the model on bits, `bits` is the mode it runs under, and `rules` says what each torch function does.
+"""
+
+from .follow import Trace, call, collapsed, cuts, effective, trace
+
+__all__ = ["Trace", "call", "collapsed", "cuts", "effective", "trace"]

@@ -1,0 +1,225 @@
+"""Bits: a forward pass in which only one bit of every value is left, reached from the input or not.
+
+`Bits` is a `TorchFunctionMode` that replaces every torch function by what it does to that bit. Nothing is negative,
+so nothing cancels, and each step ends in a bit, forward and backward, so nothing overflows. Functions without a rule
+run as they are.
+
+A tensor is live if it comes from the input or from a parameter, which is what autograd tracks as `requires_grad`.
+Live tensors are weights (made of parameters alone), shares (made of softmaxes alone) or else activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+class _Alive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (x != 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return (grads[0] != 0).to(grads[0].dtype)
+
+
+def alive(x: Tensor) -> Tensor:
+    """One bit of each value, and backward of each gradient."""
+    return _Alive.apply(x)
+
+
+def silent(x: Tensor) -> Tensor:
+    """Zeros that pass their gradient on."""
+    return x - x.detach()
+
+
+class Call:
+    """A call of a torch function, as the mode sees it."""
+
+    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        name = getattr(func, "__name__", "")
+        owner = getattr(func, "__self__", None) if name in ("__get__", "__set__") else None  # of a property
+        self.name = f"{owner.__name__}.{name}" if owner else name.split(".")[0].strip("_")
+        self.inplace = (name[-1:] == "_" != name[-2:-1]) or name == "__setitem__" or kwargs.get("inplace") is True
+        self.tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        self.live = [t for t in self.tensors if t.requires_grad]
+        self.weight: str | None = None  # what it returns is a weight: the name of the first parameter in it
+        self.share = False  # what it returns is a share
+
+    def named(self, *slots: str) -> dict[str, Any]:
+        """The arguments by name, given the names of the positional ones."""
+        return dict(zip(slots, self.args, strict=False)) | self.kwargs
+
+    def plain(self) -> Any:
+        """What it returns on the bare values, for its shape."""
+        args, kwargs = tree_map(lambda a: a.detach() if isinstance(a, Tensor) else a, (self.args, self.kwargs))
+        return self.func(*args, **kwargs)
+
+
+Rule = Callable[["Bits", Call], Any]
+
+
+@dataclass
+class Use:
+    """What the forward does with one weight: multiply-adds, dense and kept; is its input, is its output reached?"""
+
+    dense: int = 0
+    kept: int = 0
+    entered: bool = False
+    left: bool = False
+
+
+class Bits(TorchFunctionMode):
+    """The mode, for parameters that have become `weights`; `uses` tells what the forward did with each."""
+
+    def __init__(self, weights: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> None:
+        super().__init__()
+        self.rules = rules
+        self.uses: dict[str, Use] = {}
+        self.weights: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
+        self.shares: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        self.given: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # integers that come from the input
+        for name, weight in weights.items():
+            self.weights[weight] = name
+
+    def inputs(self, tree: Any, device: torch.device | None = None) -> Any:
+        """The arguments to run on: floats become ones, others are copied.
+
+        Integers are input like floats, unless they are a mask: not the first tensor, and nothing but 0 and 1.
+        """
+        first = next((t for t in tree_leaves(tree) if isinstance(t, Tensor)), None)
+
+        def swap(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if value.is_floating_point():
+                return alive(torch.ones(value.shape, device=device or value.device, requires_grad=True))
+            swapped = value.detach().to(device, copy=True)
+            if value.dtype != torch.bool and (value is first or bool(((value < 0) | (value > 1)).any())):
+                self.given[swapped] = True
+            return swapped
+
+        return tree_map(swap, tree)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = Call(func, args, kwargs or {})
+        rule = self.rules.get(call.name, as_it_is)
+        if not call.live and rule not in (keep_on, nothing, blank):
+            return tree_map(partial(self._constant, call), func(*args, **call.kwargs))
+        if call.inplace and rule is pass_on:
+            return args[0]
+        if call.live and all(t in self.weights for t in call.live):
+            call.weight = self.weights[call.live[0]]
+        call.share = all(t in self.shares for t in call.live)
+        result = rule(self, call)
+        if call.inplace and rule is not as_it_is:
+            return args[0].copy_(alive(result))
+        return tree_map(partial(self._live, call), result)
+
+    def _constant(self, call: Call, result: Any) -> Any:
+        """What nothing live went into: where integers of the input did, a source of bits; else as it is."""
+        if isinstance(result, Tensor) and any(t in self.given for t in call.tensors):
+            if result.is_floating_point():
+                return torch.ones_like(result, requires_grad=True)
+            if result.dtype != torch.bool:
+                self.given[result] = True
+        return result
+
+    def _live(self, call: Call, result: Any) -> Any:
+        """The bits of what a rule returned, tagged. Views stay views, and an argument stays that argument."""
+        if not isinstance(result, Tensor) or not result.requires_grad or any(result is t for t in call.args):
+            return result
+        bits = result if result._is_view() else alive(result)
+        if call.weight is not None:
+            self.weights[bits] = call.weight
+        elif call.share:
+            self.shares[bits] = True
+        return bits
+
+    def quiet(self, call: Call, value: Any) -> Any:
+        """What does not come from the input reaches nothing: constants, and weights in a call with activations."""
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        if not value.requires_grad:
+            return torch.zeros_like(value)
+        return silent(value) if call.weight is None and value in self.weights else value
+
+    def product(
+        self, f: Callable[..., Tensor], operands: Sequence[Tensor], uses: Callable[[Tensor], int] | None = None
+    ) -> Tensor:
+        """f, linear in each operand, where any activation is reached: a factor beside it may be a constant.
+
+        Weights and constants cut where they are 0. Shares are positive whatever reaches them: they pass on what
+        they weigh. `uses` tells from the result how often f uses each element of a weight.
+        """
+        weights = [i for i, t in enumerate(operands) if t in self.weights]
+        moving = [i for i, t in enumerate(operands) if t.requires_grad and i not in weights]
+        signals = [i for i in moving if operands[i] not in self.shares] or moving
+
+        def factor(i: int, signal: int) -> Tensor:
+            t = operands[i].float()
+            if i in weights or i == signal:
+                return t
+            if i in signals:
+                return torch.ones_like(t)
+            return silent(t) + 1 if i in moving else (t != 0).float()
+
+        result = reduce(torch.add, [f(*(factor(i, s) for i in range(len(operands)))) for s in signals or [-1]])
+        for weight in [operands[i] for i in weights] if signals else []:
+            if uses:
+                times = uses(result)
+            else:
+                ones = [torch.ones_like(t, dtype=torch.float, requires_grad=False) for t in operands]
+                times = round(float(f(*ones).sum(dtype=torch.double)) / weight.numel())
+            use = self.uses.setdefault(self.weights[weight], Use())
+            use.dense += times * weight.numel()
+            use.kept += times * int(weight.count_nonzero())
+            use.entered |= any(bool(operands[i].any()) for i in signals)
+            use.left |= bool(result.any())
+        return result
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The bits of a linear layer."""
+        x, b = x if x.requires_grad else torch.zeros_like(x), None if bias is None else silent(bias).float()
+        return alive(self.product(lambda x, w: F.linear(x, w, b), (x, weight), lambda y: y.numel() // weight.shape[0]))
+
+
+def nothing(bits: Bits, call: Call) -> None:
+    """Left out."""
+
+
+def keep_on(bits: Bits, call: Call) -> None:
+    """Gradients may be switched on, but not off: they are how paths are found."""
+    if call.args[0]:
+        call.func(True)
+
+
+def blank(bits: Bits, call: Call) -> Tensor:
+    """Memory that nobody has written holds nothing."""
+    return call.func(*call.args, **call.kwargs).zero_()
+
+
+def pass_on(bits: Bits, call: Call) -> Tensor:
+    """Each value depends on the same one before."""
+    return call.live[0]
+
+
+def as_it_is(bits: Bits, call: Call) -> Any:
+    """The function itself, on what comes from the input."""
+    args, kwargs = tree_map(partial(bits.quiet, call), (call.args, call.kwargs))
+    if call.inplace:
+        target = call.args[0]
+        constant = target.is_floating_point() and not target.requires_grad
+        args = (target.zero_() if constant else target, *args[1:])
+    return call.func(*args, **kwargs)

@@ -1,0 +1,182 @@
+"""Following the paths: the model's own forward, run once on an example in which only bits are left.
+
+Parameters become their masks, or ones, and of every value only "reached from the input, or not" is left. Then the
+gradient of the outputs with respect to a mask is positive exactly at the weights that connect something reached to
+something that reaches an output.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..rng import forked
+from ..scope import bare, matched, parameters
+from .bits import Bits, Use
+from .rules import RULES
+
+Masks = dict[str, Tensor]
+
+
+def call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The (args, kwargs) that an example stands for: one argument, a tuple of them, a dict by name, or just these two.
+
+    >>> call("x"), call(("x", "y")), call({"x": 1}), call((("x",), {"y": 1}))
+    ((('x',), {}), (('x', 'y'), {}), ((), {'x': 1}), (('x',), {'y': 1}))
+    """
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if type(example) is not tuple:
+        return (example,), {}
+    if len(example) == 2 and isinstance(example[0], tuple | list) and isinstance(example[1], Mapping):
+        return tuple(example[0]), dict(example[1])
+    return example, {}
+
+
+def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Masks:
+    """The kept weights that lie on a path from input to output: masks, each within the one given.
+
+    >>> first, second = torch.eye(2) > 0, torch.tensor([[True, False]])  # the second input ends in a dead unit
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> effective(net, {"0.weight": first, "2.weight": second}, torch.zeros(1, 2))["0.weight"].tolist()
+    [[True, False], [False, False]]
+    """
+    return trace(model, masks, example).effective
+
+
+def collapsed(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> list[str]:
+    """The layers that cut the network: with only this one empty and all others dense, an output is out of reach.
+
+    Where an output is out of reach and no layer alone is the reason, the layers in which the signal ends.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    >>> collapsed(net, {"0.weight": torch.ones(2, 2) > 0, "1.weight": torch.ones(1, 2) < 0}, torch.zeros(1, 2))
+    ['1.weight']
+    """
+    return cuts(model, masks, example, trace(model, masks, example, backward=False))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one run tells: which outputs are reached, the uses of each weight, the kept weights on a path."""
+
+    outputs: list[bool]
+    uses: dict[str, Use]
+    effective: Masks
+
+
+def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, seen: Trace) -> list[str]:
+    """`collapsed`, given the trace of these masks: forwards alone, and none where every output is reached."""
+    if all(seen.outputs):
+        return []
+    dense = {name: torch.ones_like(mask) for name, mask in masks.items()}
+    reachable = trace(model, dense, example, backward=False).outputs
+
+    def lost(outputs: list[bool]) -> bool:
+        return any(could and not does for could, does in zip(reachable, outputs, strict=True))
+
+    def without(name: str) -> list[bool]:
+        return trace(model, dense | {name: torch.zeros_like(masks[name])}, example, backward=False).outputs
+
+    if not lost(seen.outputs):
+        return []
+    alone = [name for name, mask in masks.items() if not mask.any() and lost(without(name))]
+    return alone or [name for name in masks if (use := seen.uses.get(name)) and use.entered and not use.left]
+
+
+def trace(model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward: bool = True) -> Trace:
+    """Run the model on bits; `effective` is empty without `backward`. The model is left as it was found."""
+    model = bare(model)
+    kept = {name: mask for name, _, mask in matched(model, masks)}
+    named = parameters(model)
+    devices = list({p.device for p in named.values()}) or [torch.device("cpu")]
+    try:
+        with ExitStack() as stack:
+            for guard in _guards(devices[0]):
+                stack.enter_context(guard)
+            bits = {
+                name: (kept[name].float() if name in kept else torch.ones(p.shape, device=p.device)).requires_grad_()
+                for name, p in named.items()
+                if p.is_floating_point()
+            }
+            mode = Bits(bits, RULES)
+            args, kwargs = mode.inputs(call(example), devices[0] if len(devices) == 1 else None)
+            with _standing_in(model, {id(named[name]): bit for name, bit in bits.items()}), mode:
+                outputs = [t for t in _tensors(model(*args, **kwargs)) if t.is_floating_point()]
+                ends = [t.sum() for t in outputs if t.requires_grad]
+                if not ends:
+                    raise ValueError("no output of it is a float tensor that depends on its input or its weights")
+                if backward and kept:
+                    torch.autograd.backward(ends, inputs=[bits[name] for name in kept])
+            reached = [t.requires_grad and bool((t != 0).any()) for t in outputs]
+    except Exception as error:
+        raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}") from error
+    flows = {name: bits[name].grad for name in kept if backward}
+    on_path = {name: torch.zeros_like(kept[name]) if g is None else kept[name] & (g != 0) for name, g in flows.items()}
+    return Trace(reached, mode.uses, {name: path.to(masks[name].device) for name, path in on_path.items()})
+
+
+def _guards(device: torch.device) -> Iterator[Any]:
+    """Nothing of a run leaks out, and nothing around it reaches in."""
+    yield forked(device)
+    yield warnings.catch_warnings(action="ignore")
+    yield torch.inference_mode(False)
+    yield torch.enable_grad()
+    yield torch.autocast(device.type, enabled=False)
+    yield torch.backends.cudnn.flags(enabled=False)  # FFT and Winograd convolutions would
+    yield torch.backends.nnpack.flags(enabled=False)  # turn exact zeros into rounding errors
+    if "torch._dynamo" in sys.modules:  # else nothing is compiled
+        yield torch.compiler.set_stance("force_eager")
+
+
+@contextmanager
+def _standing_in(model: nn.Module, bits: dict[int, Tensor]) -> Iterator[None]:
+    """The model in eval mode, these in place of its parameters (by id) and copies in place of its other tensors.
+
+    Afterwards each module has the attributes it had, and the dicts, lists and sets among them hold what they held.
+    """
+    modules = list(model.modules())
+    if scripted := [type(m).__name__ for m in modules if isinstance(m, torch.jit.ScriptModule)]:
+        raise ValueError(f"{scripted[0]} hides its Python; pass the model before it was scripted")
+
+    def stand_in(value: Any) -> Any:
+        if isinstance(value, Tensor) and id(value) not in bits:
+            bits[id(value)] = value.detach().clone()
+        return bits[id(value)] if isinstance(value, Tensor) else value
+
+    kinds = (dict, OrderedDict, list, set)
+    saved = [(m, dict(vars(m)), {k: v.copy() for k, v in vars(m).items() if type(v) in kinds}) for m in modules]
+    try:
+        for module in modules:
+            for table in (vars(module), module._parameters, module._buffers):
+                table.update({key: stand_in(value) for key, value in table.items()})
+            vars(module).update(training=False, _backward_hooks={}, _backward_pre_hooks={})
+        yield
+    finally:
+        for module, attributes, contents in saved:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for key, content in contents.items():
+                attributes[key].clear()
+                (attributes[key].extend if type(content) is list else attributes[key].update)(content)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors in what a model returns: itself, or in tuples, lists, dicts and dataclasses."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        yield from _tensors(list(tree.values()))
+    elif is_dataclass(tree):
+        yield from _tensors([getattr(tree, part.name) for part in fields(tree)])
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _tensors(part)

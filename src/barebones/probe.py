@@ -1,0 +1,341 @@
+"""The probe: a model under masks, asked for gradients, left without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase
+
+from . import digest, parallel
+from .batches import Batches, Source, first_sample, tensors
+from .masks import Masks, everything
+from .rng import forked, reseed
+from .scope import Pattern, bare, layers, prunable
+
+Loss = Callable[[Any, Any], Tensor]
+Objective = Callable[[nn.Module, Any], Tensor]
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": F.cross_entropy,
+    "nll-on-logits": F.nll_loss,  # what the paper's own code applies to raw outputs; kept to reproduce it
+}
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+class Probe:
+    """A model, its dense weights, an objective and batches: what a criterion may ask questions of.
+
+    One probe lives for a whole run. Inside `with probe.at(masks, index, keep)` the model's prunable weights
+    are theta * c; outside of it, and whenever control leaves it, the model is what it was: parameters,
+    buffers, gradients, flags and the global generators.
+
+    `weights` holds the dense theta by name, `masks` the current c, `keep` how many weights this round will
+    keep, and `generator` random numbers of this round's own.
+    """
+
+    keep: int
+    index: int
+    generator: torch.Generator
+    saliency: Tensor  # S(theta, c) of eq. 6 at the last gradient
+    loss_value: Tensor
+    batches_digest: Tensor | None  # of what was read last
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Source | None = None,
+        *,
+        loss: Loss | str = F.cross_entropy,
+        objective: Objective | None = None,
+        scope: Pattern | None = None,
+        exclude: Pattern = (),
+        bn: str = "batch",
+        precision: str = "fp32",
+        example: Any = None,
+        seed: int = 0,
+    ) -> None:
+        if bn not in ("batch", "eval"):
+            raise ValueError(f"bn={bn!r}: choose 'batch' (statistics of the batch) or 'eval' (running statistics)")
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
+        if isinstance(loss, str) and loss not in LOSSES:
+            raise ValueError(f"loss={loss!r}: choose one of {', '.join(LOSSES)}, or pass a function")
+        if torch.is_inference_mode_enabled():
+            raise ValueError("scoring needs gradients; leave torch.inference_mode() first")
+        self.given = model
+        self.model = _callable(model)
+        self.parameters = prunable(model, scope, exclude)
+        devices = {p.device for p in self.parameters.values()}
+        if len(devices) > 1:
+            raise ValueError(f"the prunable weights lie on several devices ({', '.join(map(str, devices))}); use one")
+        self.device = devices.pop()
+        self.objective, self.loss = objective, LOSSES[loss] if isinstance(loss, str) else loss
+        self.bn, self.precision, self.seed = bn, precision, seed
+        self.batches = Batches(batches, seed, self.device)
+        self.example = example  # what the model is called with: an input, or (args, kwargs)
+        self._dense: dict[str, Tensor] = {}  # copies of theta, made once a mask is first put on
+        self._masks: Masks | None = None
+        self._versions = self._current_versions()
+        self._forget()
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The dense weights theta, whatever masks are on."""
+        return {name: self._dense.get(name, p.data) for name, p in self.parameters.items()}
+
+    @property
+    def masks(self) -> Masks:
+        """The masks that are on: c."""
+        return everything(self.weights) if self._masks is None else self._masks
+
+    @contextmanager
+    def at(self, masks: Masks | None, index: int, keep: int, batches: int = 1) -> Iterator[Probe]:
+        """Put the masks on (None: the dense network) for round `index`; take everything off again after."""
+        if self._current_versions() != self._versions:
+            raise ValueError("the model's weights were changed between two rounds; start again with a new probe")
+        self._masks, self.index, self.keep, self._count = masks, index, keep, batches
+        self.generator = torch.Generator().manual_seed(digest.text(self.seed, "scores", index))
+        self._forget()
+        if masks is not None and not self._dense:
+            self._dense = {name: p.data.clone() for name, p in self.parameters.items()}
+        with ExitStack() as stack:
+            stack.enter_context(forked(self.device))
+            stack.enter_context(self._as_configured())
+            stack.callback(self._take_off)
+            if masks is not None:
+                for name, parameter in self.parameters.items():
+                    torch.mul(self._dense[name], masks[name], out=parameter.data)
+            yield self
+
+    def gradient(self, temperature: float = 1.0) -> dict[str, Tensor]:
+        """The gradient of the loss at theta * c for every prunable weight, pruned ones too, at least float32.
+
+        Over several batches it is the mean of the signed gradients. The tensors belong to the caller.
+        """
+        total: list[Tensor] = []
+        for batch in self._read():
+            total = _added(total, self._differentiate(self._evaluate(batch, temperature)))
+        self._average(total)
+        self._note_saliency(total)
+        return dict(zip(self.parameters, total, strict=True))
+
+    def hessian_product(self, temperature: float = 1.0) -> dict[str, Tensor]:
+        """H g at theta * c over the weights that c keeps: (mean H)(mean g) over the round's batches.
+
+        Of a single batch both come from one graph; several are read twice, for g and then for H g.
+        """
+        vector: list[Tensor] = []
+        with _uncompiled(self.model), sdpa_kernel(SDPBackend.MATH):  # neither has second derivatives
+            if not self.batches.single(self._count):
+                vector = self._restricted(list(self.gradient(temperature).values()))
+            first = self.batches_digest
+            total: list[Tensor] = []
+            for batch in self._read():
+                own = self._differentiate(self._evaluate(batch, temperature), create_graph=True)
+                if not vector:
+                    vector = [g.detach() for g in own]
+                    if parallel.ranks(self.given) > 1:
+                        vector = [g.clone() for g in vector]
+                        parallel.mean_over_ranks(self.given, vector)
+                    self._note_saliency(vector)
+                    vector = self._restricted(vector)
+                total = _added(total, self._differentiate(own, vector))
+        if first is not None and bool(first != self.batches_digest):
+            raise ValueError("the batches were others when read a second time; pass a list, or a loader without state")
+        self._average(total)
+        return dict(zip(self.parameters, self._restricted(total), strict=True))
+
+    def call(self) -> Any:
+        """What the model is called with, one sample of it where that can be told: an input, or (args, kwargs).
+
+        The `example` given, or else seen at the first batch; None where there is neither.
+        """
+        if self.example is None and self.objective is None and self.batches.repeatable:
+            batch = next(self.batches.of(0, 1))
+            if isinstance(batch, list | tuple) and batch:
+                self.example = first_sample(((batch[0],), {}))
+        return self.example
+
+    def digest_of(self, index: int, count: int) -> Tensor:
+        """The digest of the batches of one round, read for nothing else."""
+        total = torch.zeros((), dtype=torch.int64, device=self.device)
+        for batch in self.batches.of(index, count):
+            total = _chained(total, batch)
+        return total
+
+    def _read(self) -> Iterator[Any]:
+        """The round's batches, each under its own seed: what is random in the model repeats with the batch."""
+        self.loss_value = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.batches_digest = read = torch.zeros((), dtype=torch.int64, device=self.device)
+        number = 0
+        for batch in self.batches.of(self.index, self._count):
+            self.batches_digest = read = _chained(read, batch)
+            reseed(self.device, digest.text(self.seed, self.index, number))
+            yield batch
+            number += 1
+        self._taken = number
+        self.loss_value /= number
+
+    def _evaluate(self, batch: Any, temperature: float) -> Tensor:
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        with autocast, self._seeing():
+            if self.objective is not None:
+                value = self.objective(self.model, batch)
+            else:
+                if not isinstance(batch, list | tuple) or len(batch) != 2:
+                    raise ValueError(
+                        f"a batch is a pair (input, target), but this one is a {type(batch).__name__}; pass "
+                        "objective=lambda model, batch: ... for batches of another form"
+                    )
+                output = self.model(batch[0])
+                if temperature != 1.0 and isinstance(output, Tensor):
+                    output = output / temperature
+                value = self.loss(output, batch[1])
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"the loss must be a scalar tensor, not {shape}; reduce it with mean() or sum()")
+        if not value.requires_grad:
+            raise ValueError("the loss does not depend on the weights: it carries no gradient (detached, or no_grad?)")
+        self.loss_value += value.detach().double().reshape(())
+        return value.reshape(())
+
+    def _differentiate(
+        self, outputs: Tensor | list[Tensor], vectors: list[Tensor] | None = None, create_graph: bool = False
+    ) -> list[Tensor]:
+        parameters = list(self.parameters.values())
+        if vectors is not None:  # a product with second derivatives, which vanish where a gradient is constant
+            pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if o.requires_grad]
+            outputs, vectors = [o for o, _ in pairs], [v for _, v in pairs]
+            if not pairs:
+                return [torch.zeros_like(p, dtype=_at_least_float(p)) for p in parameters]
+        found = torch.autograd.grad(outputs, parameters, vectors, create_graph=create_graph, allow_unused=True)
+        if vectors is None and all(g is None for g in found):
+            raise ValueError("the loss does not depend on any prunable weight; check scope= and the objective")
+        result = [
+            torch.zeros_like(p, dtype=_at_least_float(p)) if g is None else g.to(_at_least_float(p))
+            for g, p in zip(found, parameters, strict=True)
+        ]
+        return result if create_graph else _unshared(result)
+
+    def _average(self, total: list[Tensor]) -> None:
+        if self._taken > 1:
+            for tensor in total:
+                tensor.div_(self._taken)
+        if parallel.ranks(self.given) > 1:
+            parallel.mean_over_ranks(self.given, total)
+
+    def _note_saliency(self, gradient: list[Tensor]) -> None:
+        """S(theta, c) of eq. 6: the sum over the kept weights of |theta dL/dtheta|; the model holds theta * c."""
+        parts = [
+            torch.linalg.vector_norm(p.data * g, 1).double()
+            for p, g in zip(self.parameters.values(), gradient, strict=True)
+        ]
+        self.saliency = torch.stack(parts).sum()
+
+    def _restricted(self, tensors: list[Tensor]) -> list[Tensor]:
+        if self._masks is None:
+            return tensors
+        return [t * mask for t, mask in zip(tensors, self._masks.values(), strict=True)]
+
+    def _forget(self) -> None:
+        nothing = torch.full((), torch.nan, dtype=torch.float64, device=self.device)
+        self.saliency, self.loss_value = nothing, nothing
+        self.batches_digest = None
+        self._taken = 0
+
+    @contextmanager
+    def _seeing(self) -> Iterator[None]:
+        """Note what the model is called with, the first time."""
+        if self.example is not None:
+            yield
+            return
+
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.example = first_sample((args, kwargs))
+
+        hook = self.model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextmanager
+    def _as_configured(self) -> Iterator[None]:
+        """Flags, buffers and precision as this probe wants them, and as they were after."""
+        modules = [module for _, module in layers(self.given)]
+        flags = [module.training for module in modules]
+        buffers = [(m, n, b, b.clone()) for m in modules for n, b in m._buffers.items() if b is not None]
+        frozen = [p for p in self.parameters.values() if not p.requires_grad]
+        tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        try:
+            for module in modules:
+                if isinstance(module, _NormBase):
+                    module.training = self.bn == "batch"
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
+            with torch.enable_grad():
+                yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+            for module, flag in zip(modules, flags, strict=True):
+                module.training = flag
+            for module, name, buffer, value in buffers:
+                buffer.data.copy_(value)
+                module._buffers[name] = buffer
+
+    def _take_off(self) -> None:
+        if self._masks is not None:
+            for name, parameter in self.parameters.items():
+                parameter.data.copy_(self._dense[name])
+
+    def _current_versions(self) -> list[int]:
+        return [p._version for p in self.parameters.values()]
+
+
+def _callable(model: nn.Module) -> nn.Module:
+    """What to call: a compiled model as it is, a data-parallel one without its wrapper.
+
+    Gradients are asked for directly, which skips the wrapper's own reduction; `parallel` does that instead.
+    """
+    inside = model
+    while type(inside).__name__ == "OptimizedModule":
+        inside = inside._orig_mod  # type: ignore[assignment]
+    return bare(model) if type(inside).__name__ in ("DataParallel", "DistributedDataParallel") else model
+
+
+def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    compiled = any(type(m).__name__ == "OptimizedModule" or m._compiled_call_impl for m in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def _chained(total: Tensor, batch: Any) -> Tensor:
+    return total * digest.MIX + digest.content(tensors(batch)).to(total.device)
+
+
+def _at_least_float(parameter: Tensor) -> torch.dtype:
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+def _unshared(tensors: list[Tensor]) -> list[Tensor]:
+    """Tensors that may be changed in place: autograd hands out one for two weights that are added, or expands it."""
+    seen: set[int] = set()
+    mine = []
+    for tensor in tensors:
+        if tensor.data_ptr() in seen or 0 in tensor.stride():
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+        seen.add(tensor.data_ptr())
+        mine.append(tensor)
+    return mine
+
+
+def _added(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:
+    return [a.add_(b) for a, b in zip(total, more, strict=True)] if total else more

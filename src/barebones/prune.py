@@ -1,0 +1,320 @@
+"""Pruning: rounds of scoring and selecting, from a dense network to its masks."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import digest, maskfile
+from .batches import Source
+from .masks import Masks, Scores, everything, forbid, size
+from .methods import Method, named
+from .paths import collapsed
+from .probe import Loss, Objective, Probe
+from .round import Record, Round
+from .schedules import SCHEDULES, Schedule
+from .scope import Pattern
+from .selection import keep_top
+
+
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """The result of `prune`."""
+
+    masks: Masks
+    rounds: list[Record]
+    collapsed: list[str]  # layers without a weight and without a way around: no signal passes
+    last: Round | None = field(repr=False)  # to continue from; None where nothing was removed
+    about: dict[str, Any] = field(repr=False)  # for the header of a mask file
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the masks with how they were made; `load_masks` reads them."""
+        maskfile.save_masks(self.masks, path, **self.about)
+
+
+def rounds(probe: Probe, method: Method, keep: int, after: Round | None = None) -> Iterator[Round]:
+    """Prune round by round, down to `keep` weights. Between rounds the model is untouched; stop when you like.
+
+    Pass the last `Round` as `after` to continue bit for bit where it stopped.
+
+    >>> probe = Probe(nn.Linear(4, 2), [(torch.ones(3, 4), torch.tensor([0, 1, 0]))])
+    >>> [r.keep for r in rounds(probe, replace(named("force"), rounds=3), keep=1)]
+    [4, 2, 1]
+    """
+    for step in _steps(probe, method, keep, after, watch=True):
+        yield replace(step, masks={name: mask.clone() for name, mask in step.masks.items()})
+
+
+def prune(
+    model: nn.Module,
+    batches: Source | None = None,
+    sparsity: float = 0.9,
+    method: str | Method = "force",
+    loss: Loss | str = F.cross_entropy,
+    *,
+    objective: Objective | None = None,
+    rounds: int | None = None,
+    batches_per_round: int | None = None,
+    schedule: str | Schedule | None = None,
+    revive_until: float | None = None,
+    revive_empty: bool | None = None,
+    at_least: int | None = None,
+    scope: Pattern | None = None,
+    exclude: Pattern = (),
+    bn: str = "batch",
+    precision: str = "fp32",
+    example: Any = None,
+    on_collapse: str = "warn",
+    on_round: Callable[[Round], None] | None = None,
+    after: Round | None = None,
+    seed: int = 0,
+) -> Pruned:
+    """Find the masks that remove the fraction `sparsity` of the prunable weights. The model is left as it was.
+
+    `batches` is any re-iterable of (input, target) pairs, or a function from a round's index to its batches;
+    `objective(model, batch)` replaces `loss(model(input), target)` where batches or outputs have another form.
+    The options left at None are the method's own. `on_round` sees every `Round` as it ends, and with
+    `after=` the last of them pruning continues; `on_collapse` is "warn", "raise" or "ignore".
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> batches = [(torch.randn(16, 4), torch.randint(2, (16,)))]
+    >>> result = prune(model, batches, sparsity=0.75, method="force", rounds=5)
+    >>> sum(int(mask.sum()) for mask in result.masks.values())
+    12
+    """
+    if not 0 <= sparsity < 1:
+        raise ValueError(
+            f"sparsity={sparsity}: it is the fraction of weights to remove, from 0 up to but not including 1"
+            + (f"; did you mean {sparsity / 100:g}?" if 1 < sparsity < 100 else "")
+        )
+    if on_collapse not in ("warn", "raise", "ignore"):
+        raise ValueError(f"on_collapse={on_collapse!r}: choose 'warn', 'raise' or 'ignore'")
+    plan = _resolved(method, rounds, batches_per_round, schedule, revive_until, revive_empty, at_least)
+    probe = Probe(
+        model, batches, loss=loss, objective=objective, scope=scope, exclude=exclude, bn=bn, precision=precision,
+        example=example, seed=seed,
+    )  # fmt: skip
+    total = size(probe.weights)
+    keep = round((1 - sparsity) * total)
+    if keep == 0:
+        raise ValueError(f"sparsity={sparsity} leaves none of the {total} prunable weights; lower it")
+    records: list[Round] = []
+    last = after
+    for step in _steps(probe, plan, keep, after, watch=on_round is not None) if keep < total else ():
+        if on_round is not None:
+            on_round(step)
+        records.append(replace(step, masks=dict.fromkeys(step.masks)))  # type: ignore[arg-type]  # numbers, not masks
+        last = step
+    masks = last.masks if last is not None else everything(probe.weights)
+    dead = _collapsed(probe, masks, on_collapse)
+    about = {
+        "method": method if isinstance(method, str) else _name(method.criterion),
+        "sparsity": sparsity,
+        "rounds": plan.rounds if keep < total else 0,
+        "batches_per_round": plan.batches,
+        "seed": seed,
+        "weights": f"{int(digest.content(probe.weights.values())) % 2**64:016x}",
+    }
+    return Pruned(masks, [step.record for step in records], dead, last, about)
+
+
+def _steps(probe: Probe, method: Method, keep: int, after: Round | None, watch: bool) -> Iterator[Round]:
+    """The rounds. An accelerator that nobody watches is asked only before the last whether all was finite."""
+    weights = probe.weights
+    total = size(weights)
+    counts = [total, *method.schedule(total, keep, method.rounds)]
+    _check_counts(counts, keep, method)
+    if (floor := sum(min(method.at_least, w.numel()) for w in weights.values())) > keep:
+        raise ValueError(
+            f"at_least={method.at_least} asks for {floor} weights in all, but {keep} are kept; lower one of the two"
+        )
+    plan = _plan(probe, method, counts)
+    source = digest.content(weights.values())
+    pending: list[tuple[int, Tensor]] = []
+    masks = None
+    first = 0
+    if after is not None:
+        _check_continues(after, plan, int(source), probe, method)
+        masks = {name: mask.to(probe.device) for name, mask in after.masks.items()}
+        first = after.index + 1
+    for index in range(first, method.rounds):
+        began = time.perf_counter()
+        before = None if counts[index] == total else masks
+        with probe.at(before, index, counts[index + 1], method.batches):
+            scores = _checked_scores(method.criterion(probe), weights)
+            pending.append((index, _not_finite(scores, probe)))
+            if watch or probe.device.type == "cpu" or index + 1 == method.rounds:
+                _refuse_bad(pending, list(weights))
+                pending.clear()
+            revives = method.revives(index)
+            if before is not None and not revives:
+                forbid(scores, before)
+            elif before is not None and not method.revive_empty:
+                forbid(scores, _nonempty(before))
+            masks = keep_top(scores, counts[index + 1], before if revives else None, method.at_least)
+            del scores
+            numbers = _numbers(before, masks, counts[index], revives)
+            read = probe.batches_digest if probe.batches_digest is not None else torch.zeros_like(source)
+            tally = torch.cat([numbers[:3], torch.stack([source, read]), numbers[3:]])
+            measures = torch.stack([probe.saliency, probe.loss_value])
+        yield Round(index, counts[index + 1], masks, time.perf_counter() - began, plan, tally, measures)
+
+
+def _resolved(
+    method: str | Method,
+    rounds: int | None,
+    batches: int | None,
+    schedule: str | Schedule | None,
+    revive_until: float | None,
+    revive_empty: bool | None,
+    at_least: int | None,
+) -> Method:
+    """The method with the caller's changes."""
+    if isinstance(method, str):
+        row = named(method)
+        if row.rounds == 1 and rounds not in (None, 1):
+            raise ValueError(
+                f"{method} is one round by definition, not {rounds}; choose an iterative method, or pass a Method"
+            )
+    else:
+        row = method
+    if isinstance(schedule, str):
+        if schedule not in SCHEDULES:
+            raise ValueError(f"there is no schedule {schedule!r}; the names are {', '.join(SCHEDULES)}")
+        schedule = SCHEDULES[schedule]
+    changes = {
+        "rounds": rounds,
+        "batches": batches,
+        "schedule": schedule,
+        "revive_until": revive_until,
+        "revive_empty": revive_empty,
+        "at_least": at_least,
+    }
+    return replace(row, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _check_counts(counts: list[int], keep: int, method: Method) -> None:
+    if not 0 < keep <= counts[0]:
+        raise ValueError(f"keep={keep}: choose from 1 to the {counts[0]} prunable weights")
+    shrinking = all(b <= a for a, b in itertools.pairwise(counts))
+    if len(counts) != method.rounds + 1 or counts[-1] != keep or not shrinking:
+        raise ValueError(
+            f"the schedule {_name(method.schedule)} must give {method.rounds} counts that never grow from "
+            f"{counts[0]} and end at {keep}, not {counts[1:6]}..."
+        )
+
+
+def _plan(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
+    """What a run was asked to do, in plain values that a file can hold."""
+    return {
+        "criterion": _name(method.criterion),
+        "objective": _name(probe.objective or probe.loss),
+        "counts": counts,
+        "batches": method.batches,
+        "revive": round(method.revive_until * method.rounds),
+        "revive_empty": method.revive_empty,
+        "at_least": method.at_least,
+        "bn": probe.bn,
+        "precision": probe.precision,
+        "seed": probe.seed,
+    }
+
+
+def _name(function: object) -> str:
+    function = getattr(function, "func", function)  # of a partial
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _check_continues(after: Round, plan: dict[str, Any], source: int, probe: Probe, method: Method) -> None:
+    """Refuse to continue another run than the one that `after` belongs to."""
+    if differing := [key for key in plan if plan[key] != after.plan.get(key)]:
+        was, now = ({key: p.get(key) for key in differing if key != "counts"} for p in (after.plan, plan))
+        raise ValueError(f"this round was made with other settings: {', '.join(differing)} (then {was}, now {now})")
+    weights = probe.weights
+    shapes = {name: w.shape for name, w in weights.items()}
+    if shapes != {name: mask.shape for name, mask in after.masks.items()} or after.weights_digest != source:
+        raise ValueError("this round was made with other weights; start from the same initialization to continue it")
+    if after.batches_digest and after.batches_digest != int(probe.digest_of(after.index, method.batches)):
+        raise ValueError("this round was made with other batches; pass the same data and seed to continue it")
+
+
+def _checked_scores(scores: Scores, weights: dict[str, Tensor]) -> Scores:
+    """A dict of our own, in the weights' order, if the criterion gave every weight a score."""
+    if scores.keys() != weights.keys() or any(scores[name].shape != w.shape for name, w in weights.items()):
+        wrong = sorted(scores.keys() ^ weights.keys()) or [n for n, w in weights.items() if scores[n].shape != w.shape]
+        raise ValueError(f"the criterion must score every prunable weight in its shape; look at {', '.join(wrong[:5])}")
+    return {name: scores[name] for name in weights}
+
+
+def _not_finite(scores: Scores, probe: Probe) -> Tensor:
+    """Whether the loss, then each layer's scores, hold anything that is not finite; a bool vector."""
+    loss = probe.loss_value.isinf() if probe.batches_digest is None else ~probe.loss_value.isfinite()
+    flags = [loss]
+    for score in scores.values():
+        if score.is_floating_point() and score.numel():
+            low, high = score.aminmax()
+            flags.append(~(low.isfinite() & high.isfinite()))
+        else:
+            flags.append(torch.zeros_like(loss))
+    return torch.stack(flags)
+
+
+def _refuse_bad(pending: list[tuple[int, Tensor]], names: list[str]) -> None:
+    for index, bad in pending:
+        loss, *layers = bad.tolist()
+        where = [name for name, flag in zip(names, layers, strict=True) if flag]
+        if loss or where:
+            what = " and ".join(["the loss"] * loss + ["the scores"] * bool(where))
+            at = f" of {', '.join(where[:5])}{f' and {len(where) - 5} more' if len(where) > 5 else ''}" if where else ""
+            raise FloatingPointError(
+                f"round {index}: {what}{at} are not finite; check the data and the weights, or use a higher precision"
+            )
+
+
+def _nonempty(masks: Masks) -> Masks:
+    """Every weight of an output channel that keeps any."""
+    return {name: m | _rows(m).any(1).view(-1, *[1] * (m.dim() - 1)) for name, m in masks.items()}
+
+
+def _rows(mask: Tensor) -> Tensor:
+    return mask.reshape(mask.shape[0], -1) if mask.dim() else mask.reshape(1, 1)
+
+
+def _numbers(before: Masks | None, after: Masks, kept: int, revives: bool) -> Tensor:
+    """Pruned, recovered, recovered into empty channels, then the kept weights of each layer; int64."""
+    layers = torch.stack([m.count_nonzero() for m in after.values()])
+    now = layers.sum()
+    if before is None or not revives:  # nothing returns, so what went is the difference
+        return torch.cat([torch.stack([kept - now, torch.zeros_like(now), torch.zeros_like(now)]), layers])
+    stayed = torch.stack([(before[name] & mask).count_nonzero() for name, mask in after.items()]).sum()
+    empty = torch.stack(
+        [(_rows(mask) & ~_rows(before[name]).any(1, keepdim=True)).count_nonzero() for name, mask in after.items()]
+    ).sum()
+    return torch.cat([torch.stack([kept - stayed, now - stayed, empty]), layers])
+
+
+def _collapsed(probe: Probe, masks: Masks, on_collapse: str) -> list[str]:
+    """The layers that cut the network, warned or raised about."""
+    example = probe.call()
+    if example is not None:
+        dead = collapsed(probe.given, masks, example)
+        sentence = "no signal passes from input to output: {} cut the network"
+    else:
+        dead = [name for name, mask in masks.items() if not mask.any()]
+        sentence = "{} keep no weight; whether a signal still passes was not checked for want of an example= input"
+    if dead and on_collapse != "ignore":
+        named_layers = ", ".join(dead[:5]) + (f" and {len(dead) - 5} more" if len(dead) > 5 else "")
+        message = sentence.format(named_layers) + "; lower the sparsity, prune in more rounds or set at_least="
+        if on_collapse == "raise":
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=3)
+    return dead

@@ -1,0 +1,356 @@
+"""Plain, slow references written straight from the equations, in float64, and what a model looks like from outside."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from typing import Any
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Loss = Callable[[Any, Any], Tensor]
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+def tiny(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """A convolutional network of 114 prunable weights with batch-norm: inputs are 1 x 6 x 6, classes are 3."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Conv2d(1, 3, 3, bias=False),
+            nn.BatchNorm2d(3),
+            nn.Tanh(),
+            nn.Conv2d(3, 2, 3),
+            nn.BatchNorm2d(2),
+            nn.Softplus(),
+            nn.Flatten(),
+            nn.Linear(8, 3),
+            nn.Tanh(),
+            nn.Linear(3, 3, bias=False),
+        )
+        for module in model:
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.uniform_(module.bias, -0.5, 0.5)
+                module.running_mean.uniform_(-1, 1)
+                module.running_var.uniform_(0.5, 2)
+    return model.to(dtype)
+
+
+def pairs(count: int, seed: int = 1, size: int = 8, dtype: torch.dtype = torch.float64) -> Pairs:
+    """Batches for `tiny`."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randn(size, 1, 6, 6, generator=generator, dtype=torch.float64).to(dtype),
+            torch.randint(3, (size,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def of_round(batches: Pairs, index: int, count: int) -> Pairs:
+    """What round `index` reads of a list: the next `count`, over and over."""
+    return [batches[(index * count + j) % len(batches)] for j in range(count)]
+
+
+def ones(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.ones_like(w, dtype=torch.bool) for name, w in weights.items()}
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of convolutions and linear layers, by the plainest of rules."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            found[f"{name}.weight"] = module.weight.detach().clone()
+    return found
+
+
+def _apart(model: nn.Module, bn: str) -> nn.Module:
+    """A copy to do anything with, its batch-norms using the statistics of the batch or their own."""
+    model = deepcopy(model).double()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train(bn == "batch")
+    return model
+
+
+def loss_at(
+    model: nn.Module, values: dict[str, Tensor], batches: Pairs, loss: Loss, bn: str = "batch", temperature: float = 1.0
+) -> Tensor:
+    """The mean over the batches of the loss, the weights being `values`."""
+    model = _apart(model, bn)
+    total = torch.zeros((), dtype=torch.float64)
+    for x, y in batches:
+        total = total + loss(functional_call(model, values, (x.double(),)) / temperature, y)
+    return total / len(batches)
+
+
+def sensitivity(
+    model: nn.Module, masks: dict[str, Tensor], batches: Pairs, loss: Loss = F.cross_entropy, bn: str = "batch"
+) -> dict[str, Tensor]:
+    """dL(theta * c)/dc (eq. 5), with c a variable; batch by batch, then the mean of the signed ones."""
+    theta = {name: w.double() for name, w in weights_of(model).items()}
+    total = {name: torch.zeros_like(w) for name, w in theta.items()}
+    for batch in batches:
+        c = {name: mask.double().requires_grad_() for name, mask in masks.items()}
+        value = loss_at(model, {name: theta[name] * c[name] for name in theta}, [batch], loss, bn)
+        found = torch.autograd.grad(value, list(c.values()), allow_unused=True, materialize_grads=True)
+        for name, part in zip(theta, found, strict=True):
+            total[name] += part
+    return {name: t / len(batches) for name, t in total.items()}
+
+
+def sensitivity_by_differences(
+    model: nn.Module, masks: dict[str, Tensor], batches: Pairs, loss: Loss = F.cross_entropy, step: float = 1e-5
+) -> dict[str, Tensor]:
+    """The same from nothing but values of the loss: (L(c + h e_i) - L(c - h e_i)) / 2h."""
+    theta = {name: w.double() for name, w in weights_of(model).items()}
+    found = {name: torch.zeros_like(w) for name, w in theta.items()}
+    for name, w in theta.items():
+        for i in range(w.numel()):
+            sides = []
+            for h in (step, -step):
+                c = {n: mask.double() for n, mask in masks.items()}
+                c[name].view(-1)[i] += h
+                with torch.no_grad():
+                    sides.append(float(loss_at(model, {n: theta[n] * c[n] for n in theta}, batches, loss)))
+            found[name].view(-1)[i] = (sides[0] - sides[1]) / (2 * step)
+    return found
+
+
+def snip(model: nn.Module, masks: dict[str, Tensor], batches: Pairs, **options: Any) -> dict[str, Tensor]:
+    """|dL/dc| at c = masks: SNIP (eq. 2) where they keep all, FORCE and Iterative SNIP elsewhere."""
+    return {name: g.abs() for name, g in sensitivity(model, masks, batches, **options).items()}
+
+
+def objective_value(model: nn.Module, masks: dict[str, Tensor], batches: Pairs, over: str = "kept") -> float:
+    """S(theta, c) (eq. 6), summed one by one; over="all" adds the zeroed weights."""
+    total = 0.0
+    for name, g in sensitivity(model, masks, batches).items():
+        for value, keep in zip(g.flatten().tolist(), masks[name].flatten().tolist(), strict=True):
+            total += abs(value) if keep or over == "all" else 0.0
+    return total
+
+
+def _flat_loss(
+    model: nn.Module, masks: dict[str, Tensor], batches: Pairs, temperature: float
+) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
+    """The loss as a function of all prunable weights in one vector; that vector at theta * c; theta itself."""
+    theta = {name: w.double() for name, w in weights_of(model).items()}
+    at = torch.cat([(theta[name] * masks[name]).flatten() for name in theta])
+
+    def value(vector: Tensor) -> Tensor:
+        parts = vector.split([w.numel() for w in theta.values()])
+        values = {name: part.view(theta[name].shape) for name, part in zip(theta, parts, strict=True)}
+        return loss_at(model, values, batches, F.cross_entropy, temperature=temperature)
+
+    return value, at, torch.cat([w.flatten() for w in theta.values()])
+
+
+def _unflat(vector: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
+    parts = vector.split([t.numel() for t in like.values()])
+    return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
+
+
+def grasp(model: nn.Module, masks: dict[str, Tensor], batches: Pairs, temperature: float = 200.0) -> dict[str, Tensor]:
+    """theta * (H g) (eq. 4) with the whole Hessian of the mean loss, over the weights that are kept."""
+    value, at, theta = _flat_loss(model, masks, batches, temperature)
+    hessian = torch.autograd.functional.hessian(value, at, vectorize=True)
+    gradient = torch.autograd.functional.jacobian(value, at)
+    kept = torch.cat([mask.flatten() for mask in masks.values()])
+    product = hessian @ (gradient * kept)
+    return _unflat(theta * product * kept, masks)
+
+
+def gradient_norm(model: nn.Module, masks: dict[str, Tensor], batches: Pairs) -> dict[str, Tensor]:
+    """(dL/dtheta)^2 at theta * c (eq. 16)."""
+    value, at, _ = _flat_loss(model, masks, batches, 1.0)
+    return _unflat(torch.autograd.functional.jacobian(value, at).square(), masks)
+
+
+def synflow(model: nn.Module, masks: dict[str, Tensor], example: Tensor) -> dict[str, Tensor]:
+    """|theta * dR/dtheta|, R the sum of the outputs for ones, under absolute weights and running statistics."""
+    model = deepcopy(model).double().eval()
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            tensor.abs_()
+    theta = {name: w.double() for name, w in weights_of(model).items()}
+    c = {name: mask.double().requires_grad_() for name, mask in masks.items()}
+    output = functional_call(model, {name: theta[name] * c[name] for name in theta}, (torch.ones_like(example),))
+    found = torch.autograd.grad(output.sum(), list(c.values()))
+    return dict(zip(theta, (g.abs() for g in found), strict=True))
+
+
+def synflow_by_paths(matrices: list[Tensor]) -> list[Tensor]:
+    """For linear layers in a row, without biases: the sum over the paths through a weight of products of weights."""
+    into = [torch.ones(matrices[0].shape[1], dtype=torch.float64)]
+    for w in matrices[:-1]:
+        into.append(w.double().abs() @ into[-1])
+    out = [torch.ones(matrices[-1].shape[0], dtype=torch.float64)]
+    for w in reversed(matrices[1:]):
+        out.insert(0, w.double().abs().T @ out[0])
+    return [w.double().abs() * out[i][:, None] * into[i][None, :] for i, w in enumerate(matrices)]
+
+
+def magnitude(model: nn.Module) -> dict[str, Tensor]:
+    return {name: w.abs() for name, w in weights_of(model).items()}
+
+
+def erk_shares(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, Fraction]:
+    """How many weights each layer should keep under Erdős-Rényi-kernel densities, before rounding, exactly.
+
+    The density is eps * (sum of dimensions) / (product), eps such that they add up to `keep`; a layer for which
+    that is more than 1 is dense, and eps is found again for the others.
+    """
+    sizes = {name: int(torch.Size(shape).numel()) for name, shape in shapes.items()}
+    dense: set[str] = set()
+    while True:
+        rest = [name for name in shapes if name not in dense]
+        if not rest:
+            return {name: Fraction(size) for name, size in sizes.items()}
+        room = keep - sum(sizes[name] for name in dense)
+        epsilon = Fraction(room, sum(sum(shapes[name]) for name in rest))
+        over = [name for name in rest if epsilon * sum(shapes[name]) > sizes[name]]
+        if not over:
+            break
+        dense |= set(over)
+    return {name: Fraction(sizes[name]) if name in dense else epsilon * sum(shapes[name]) for name in shapes}
+
+
+def exponential(total: int, keep: int, rounds: int) -> list[Decimal]:
+    """k_t = k^a m^(1-a), a = t/T (eq. 8), t = 1..T, to 60 digits."""
+    with localcontext() as context:
+        context.prec = 60
+        logs = Decimal(keep).ln(), Decimal(total).ln()
+        return [
+            (Decimal(t) / rounds * logs[0] + (1 - Decimal(t) / rounds) * logs[1]).exp() for t in range(1, rounds + 1)
+        ]
+
+
+def linear(total: int, keep: int, rounds: int) -> list[Fraction]:
+    return [total - Fraction((total - keep) * t, rounds) for t in range(1, rounds + 1)]
+
+
+def top(
+    scores: dict[str, Tensor], keep: int, prefer: dict[str, Tensor] | None = None, at_least: int = 0
+) -> dict[str, Tensor]:
+    """The `keep` highest of all, by a full sort in Python: by score, then the preferred, then the lower index."""
+    entries = []
+    for name, score in scores.items():
+        values = score.contiguous().flatten().tolist()
+        wanted = prefer[name].contiguous().flatten().tolist() if prefer is not None else [False] * len(values)
+        entries += [(name, i, value, want) for i, (value, want) in enumerate(zip(values, wanted, strict=True))]
+    ranked = sorted(range(len(entries)), key=lambda at: (-entries[at][2], not entries[at][3], at))
+    chosen: list[int] = []
+    if at_least:
+        taken = dict.fromkeys(scores, 0)
+        for at in ranked:
+            if taken[entries[at][0]] < at_least:
+                taken[entries[at][0]] += 1
+                chosen.append(at)
+    chosen += [at for at in ranked if at not in set(chosen)][: keep - len(chosen)]
+    masks = {name: [False] * score.numel() for name, score in scores.items()}
+    for at in chosen:
+        name, i, _, _ = entries[at]
+        masks[name][i] = True
+    return {name: torch.tensor(m, dtype=torch.bool).view(scores[name].shape) for name, m in masks.items()}
+
+
+def assert_top(masks: dict[str, Tensor], scores: dict[str, Tensor], keep: int, close: float = 1e-12) -> None:
+    """`masks` keep exactly the `keep` highest of `scores`; scores that are equal but for rounding may change places."""
+    kept = torch.cat([mask.flatten() for mask in masks.values()])
+    values = torch.cat([scores[name].flatten() for name in masks])
+    assert int(kept.sum()) == keep
+    if 0 < keep < kept.numel():
+        worst, best = values[kept].min(), values[~kept].max()
+        scale = values[values.isfinite()].abs().max()
+        assert worst >= best - close * scale, f"kept {float(worst)}, dropped {float(best)}"
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Whether two dicts of tensors have the same names in the same order and the same values."""
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name)
+
+
+class Trace:
+    """Everything that pruning must leave alone, to compare with later: the model, the generators, torch's switches."""
+
+    def __init__(self, model: nn.Module, generators: Iterable[torch.Generator] = ()) -> None:
+        self.model, self.generators = model, list(generators)
+        self.modules = list(model.modules())
+        self.flags = [module.training for module in self.modules]
+        self.hooks = [[(name, list(getattr(m, name) or {})) for name in HOOKS] for m in self.modules]
+        self.attributes = [sorted(vars(m)) for m in self.modules]
+        self.parameters = [(p, _bits(p), p._version, p.data_ptr(), p.stride(), p.requires_grad) for p in self._all()]
+        self.grads = [(p.grad, None if p.grad is None else _bits(p.grad)) for p in self._all()]
+        self.buffers = [
+            [(name, b, None if b is None else _bits(b)) for name, b in m._buffers.items()] for m in self.modules
+        ]
+        self.world = self._world()
+
+    def _all(self) -> list[nn.Parameter]:
+        return [p for m in self.modules for p in m._parameters.values() if p is not None]
+
+    def _world(self) -> dict[str, Any]:
+        name, keys, *rest = numpy.random.get_state()
+        return {
+            "torch": torch.get_rng_state().tolist(),
+            "python": random.getstate(),
+            "numpy": (name, keys.tolist(), *rest),
+            "generators": [g.get_state().tolist() for g in self.generators],
+            "matmul": torch.get_float32_matmul_precision(),
+            "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+            "cudnn tf32": torch.backends.cudnn.conv.fp32_precision,
+            "matmul tf32": torch.backends.cuda.matmul.fp32_precision,
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "default type": torch.get_default_dtype(),
+            "gradients": torch.is_grad_enabled(),
+            "threads": torch.get_num_threads(),
+            "attention": (
+                torch.backends.cuda.flash_sdp_enabled(),
+                torch.backends.cuda.mem_efficient_sdp_enabled(),
+                torch.backends.cuda.math_sdp_enabled(),
+            ),
+            "autocast": torch.is_autocast_enabled("cpu"),
+        }
+
+    def check(self) -> None:
+        assert [id(m) for m in self.model.modules()] == [id(m) for m in self.modules]
+        assert [m.training for m in self.modules] == self.flags
+        assert [[(name, list(getattr(m, name) or {})) for name in HOOKS] for m in self.modules] == self.hooks
+        assert [sorted(vars(m)) for m in self.modules] == self.attributes
+        now = self._all()
+        assert len(now) == len(self.parameters)
+        for p, (then, bits, version, pointer, stride, required) in zip(now, self.parameters, strict=True):
+            assert p is then
+            assert torch.equal(_bits(p), bits)
+            assert (p._version, p.data_ptr(), p.stride()) == (version, pointer, stride)
+            assert p.requires_grad == required
+        for p, (grad, bits) in zip(now, self.grads, strict=True):
+            assert p.grad is grad
+            assert grad is None or torch.equal(_bits(grad), bits)
+        for module, before in zip(self.modules, self.buffers, strict=True):
+            assert list(module._buffers) == [name for name, _, _ in before]
+            for name, buffer, bits in before:
+                assert module._buffers[name] is buffer
+                assert buffer is None or torch.equal(_bits(buffer), bits)
+        world = self._world()
+        assert [key for key in world if world[key] != self.world[key]] == []
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """A copy of the bits, so that nan equals nan and 0.0 is not -0.0."""
+    return tensor.detach().clone().contiguous().reshape(-1).view(torch.uint8)
