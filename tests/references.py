@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy
+import numpy.random
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -258,7 +259,8 @@ def top(
             if taken[entries[at][0]] < at_least:
                 taken[entries[at][0]] += 1
                 chosen.append(at)
-    chosen += [at for at in ranked if at not in set(chosen)][: keep - len(chosen)]
+    floor = set(chosen)
+    chosen += [at for at in ranked if at not in floor][: keep - len(chosen)]
     masks = {name: [False] * score.numel() for name, score in scores.items()}
     for at in chosen:
         name, i, _, _ = entries[at]
@@ -311,10 +313,8 @@ class Trace:
             "python": random.getstate(),
             "numpy": (name, keys.tolist(), *rest),
             "generators": [g.get_state().tolist() for g in self.generators],
-            "matmul": torch.get_float32_matmul_precision(),
             "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
-            "cudnn tf32": torch.backends.cudnn.conv.fp32_precision,
-            "matmul tf32": torch.backends.cuda.matmul.fp32_precision,
+            "tf32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "default type": torch.get_default_dtype(),
             "gradients": torch.is_grad_enabled(),

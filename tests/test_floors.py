@@ -18,7 +18,7 @@ FLOORS = [  # top to bottom; a name is a module or a folder of them
     ["criteria"],
     ["probe"],
     ["paths", "masks", "selection", "maskfile", "batches"],
-    ["scope", "schedules", "parallel", "digest", "files", "rng"],
+    ["scope", "schedules", "parallel", "digest", "files", "pieces", "rng"],
     ["models", "data", "version"],  # import nothing of ours
 ]
 SIDEWAYS = {("selection", "masks"), ("maskfile", "masks")}

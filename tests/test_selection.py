@@ -74,7 +74,7 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, Tensor], int, dict[str, Tensor]
 @given(problems())
 def test_the_host_keeps_what_a_full_sort_keeps(problem):
     scores, keep, prefer = problem
-    masks = keep_top(scores, keep, prefer)
+    masks = keep_top(scores, keep, prefer=prefer)
     assert equal(masks, references.top(scores, keep, prefer))
     assert all(m.dtype == torch.bool for m in masks.values())
 
@@ -101,9 +101,31 @@ def test_every_layer_keeps_its_floor_and_the_total_stays_exact(problem, floor):
     need = sum(min(floor, s.numel()) for s in scores.values())
     if need > keep:
         with pytest.raises(ValueError, match=f"at_least={floor} asks for {need}"):
-            keep_top(scores, keep, prefer, at_least=floor)
+            keep_top(scores, keep, prefer=prefer, at_least=floor)
         return
-    assert equal(keep_top(scores, keep, prefer, at_least=floor), references.top(scores, keep, prefer, at_least=floor))
+    assert equal(
+        keep_top(scores, keep, prefer=prefer, at_least=floor), references.top(scores, keep, prefer, at_least=floor)
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.data())
+def test_weights_out_of_question_are_not_chosen_whatever_their_score(problem, data):
+    scores, keep, prefer = problem
+    total = sum(s.numel() for s in scores.values())
+    out = set(data.draw(st.lists(st.integers(0, max(total - 1, 0)), max_size=total - keep)))
+    bits = iter([place not in out for place in range(total)])
+    among = {
+        n: torch.tensor([next(bits) for _ in range(s.numel())], dtype=torch.bool).view(s.shape)
+        for n, s in scores.items()
+    }
+    found = keep_top(scores, keep, prefer=prefer, among=among)
+    ranks = {n: torch.zeros(s.shape, dtype=torch.float64) for n, s in scores.items()}  # of finite numbers, so that
+    values = sorted({v for s in scores.values() for v in s.flatten().tolist()})  # nothing equals what is forbidden
+    for n, s in scores.items():
+        places = [values.index(v) for v in s.contiguous().flatten().tolist()]
+        ranks[n] = torch.tensor(places, dtype=torch.float64).view(s.shape).where(among[n], -torch.inf)
+    assert equal(found, references.top(ranks, keep, prefer))
 
 
 def test_the_floor_holds_against_infinite_scores():
@@ -134,39 +156,39 @@ def test_large_integers_are_told_apart():
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A threshold search that has to narrow down, in pieces, even a few thousand values."""
-    monkeypatch.setattr(selection, "SAMPLE", 256)  # its bracket is up to 80 wide
-    monkeypatch.setattr(selection, "CHUNK", 99)
+    """A threshold search that has to narrow down, in pieces, a few thousand values."""
+    monkeypatch.setattr(selection, "SAMPLE", 2048)  # large enough for a bracket to leave something out
+    monkeypatch.setattr(selection, "CHUNK", 1000)
 
 
 def adversaries() -> dict[str, Tensor]:
-    """Each of 3,000 values, of which a sample is every twelfth."""
-    normal = torch.randn(3000, generator=torch.Generator().manual_seed(0))
-    few_above = torch.zeros(3000)
+    """Each of 12,000 values, of which a sample is every eleventh."""
+    normal = torch.randn(12000, generator=torch.Generator().manual_seed(0))
+    few_above = torch.zeros(12000)
     few_above[[3, 77, 78, 2501]] = torch.tensor([1.0, 2.0, 2.0, 3.0])  # between the samples
     sampled = normal.clone()
-    sampled[::12] = 9.0  # the sample sees nothing else
+    sampled[::11] = 9.0  # the sample sees nothing else
     unsampled = normal.clone()
-    unsampled[::12] = -9.0
+    unsampled[::11] = -9.0
     spread = normal.clone()
-    spread[::12] = torch.linspace(-9, 9, 250)
+    spread[::11] = torch.linspace(-9, 9, 1091)
     return {
         "normal": normal,
         "ascending": normal.sort().values,
         "descending": normal.sort(descending=True).values,
-        "one value": torch.full((3000,), 2.5),
-        "zeros of both signs": torch.tensor([0.0, -0.0] * 1500),
+        "one value": torch.full((12000,), 2.5),
+        "zeros of both signs": torch.tensor([0.0, -0.0] * 6000),
         "two values": (normal > 0).float(),
         "few above": few_above,
         "sampled high": sampled,
         "sampled low": unsampled,
         "sampled wide": spread,
         "infinite": torch.where(normal > 0.5, normal, -torch.inf),
-        "all infinite": torch.full((3000,), -torch.inf),
+        "all infinite": torch.full((12000,), -torch.inf),
         "tiny": normal * 1e-44,
         "huge": normal.clamp(-3, 3) * 1e38,
-        "steps": torch.arange(3000.0).div(600).floor(),
-        "doubles": normal.double() + 1e-14 * torch.arange(3000.0).double(),
+        "steps": torch.arange(12000.0).div(2400).floor(),
+        "doubles": normal.double() + 1e-14 * torch.arange(12000.0).double(),
     }
 
 
@@ -175,8 +197,8 @@ def adversaries() -> dict[str, Tensor]:
 def test_the_threshold_is_exact_whatever_the_sample_shows(name):
     values = adversaries()[name]
     ranked = values.sort(descending=True).values.tolist()
-    parts = list(values.split([1200, 1, 0, 1799]))
-    for k in [*range(1, 12), *range(12, len(ranked), 83), *range(len(ranked) - 9, len(ranked) + 1)]:
+    parts = list(values.split([5000, 1, 0, 6999]))
+    for k in [*range(1, 12), *range(12, len(ranked), 1009), *range(len(ranked) - 9, len(ranked) + 1)]:
         assert kth_largest(parts, k) == ranked[k - 1], k
 
 
@@ -185,24 +207,26 @@ def test_the_threshold_is_exact_whatever_the_sample_shows(name):
 @pytest.mark.parametrize("preferring", [False, True])
 def test_masks_are_exact_whatever_the_sample_shows(name, preferring):
     values = adversaries()[name]
-    scores = dict(zip("abcd", values.split([1200, 1, 0, 1799]), strict=True))
+    scores = dict(zip("abcd", values.split([5000, 1, 0, 6999]), strict=True))
     prefer = {n: torch.arange(s.numel()) % 3 == 1 for n, s in scores.items()} if preferring else None
-    for keep in (1, 200, 1500, 2998):
+    for keep in (1, 6000, 11998):
         expected = references.top(scores, keep, prefer)
-        assert equal(keep_top(scores, keep, prefer), expected)
+        assert equal(keep_top(scores, keep, prefer=prefer), expected)
+        among = {n: (torch.arange(s.numel()) % 5 < 4) | expected[n] for n, s in scores.items()}
+        assert equal(keep_top(scores, keep, prefer=prefer, among=among), expected)
         wanted = None if prefer is None else torch.cat(list(prefer.values()))
         assert torch.equal(top_on_device(values, keep, wanted), torch.cat(list(expected.values())))
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(MANY, min_size=1, max_size=30), st.integers(257, 2000), st.integers(0, 9), st.data())
+@given(st.lists(MANY, min_size=1, max_size=30), st.integers(2049, 9000), st.integers(0, 9), st.data())
 def test_the_threshold_of_anything(values, count, seed, data):
     chosen = torch.randint(len(values), (count,), generator=torch.Generator().manual_seed(seed))
     found = torch.tensor(values)[chosen]
     k = data.draw(st.integers(1, count))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "SAMPLE", 256)
-        patch.setattr(selection, "CHUNK", data.draw(st.sampled_from([100, 999])))
+        patch.setattr(selection, "SAMPLE", 2048)
+        patch.setattr(selection, "CHUNK", data.draw(st.sampled_from([504, 5000])))
         assert kth_largest([found], k) == found.sort(descending=True).values[k - 1]
 
 

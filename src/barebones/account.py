@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from .maskfile import encode
-from .paths import cuts, trace
+from .paths import Use, cuts, trace
 from .scope import matched, parameters
 
 WIDTH = 100  # columns, as plain text
@@ -89,7 +89,7 @@ class Account:
     @property
     def sparsity(self) -> float:
         """Fraction removed of the weights under masks."""
-        return 1 - self.kept / max(self.total, 1)
+        return (self.total - self.kept) / max(self.total, 1)
 
     @property
     def sparsity_of_all(self) -> float:
@@ -99,7 +99,7 @@ class Account:
     @property
     def effective_sparsity(self) -> float | None:
         """Fraction of the weights under masks that lie on no path."""
-        return None if self.effective is None else 1 - self.effective / max(self.total, 1)
+        return None if self.effective is None else (self.total - self.effective) / max(self.total, 1)
 
     @property
     def dead(self) -> list[str]:
@@ -114,43 +114,43 @@ class Account:
 
     def __rich__(self) -> Group:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_footer=True)
-        table.add_column("layer", "all", overflow="fold")
-        table.add_column("shape", f"{self.total:,}", justify="right")
-        table.add_column("kept", f"{self.kept:,}", justify="right")
-        table.add_column("%", _percent(1 - self.sparsity), justify="right")
         known = self.effective is not None
+        flops = ("dense", "effective", "shrunk") if known else ()
+        table.add_column("layer", "all", overflow="fold")
+        table.add_column("shape", _count(self.total), justify="right")
+        table.add_column("kept", _count(self.kept), justify="right")
+        table.add_column("%", _percent(1 - self.sparsity), justify="right")
         if known:
-            table.add_column("on path", _count(self.effective), justify="right")
-            for name in ("dense", "kept", "on path", "shrunk"):
-                footer = _flops(getattr(self, f"flops_{name.replace('on path', 'effective')}"))
-                table.add_column(f"FLOPs\n{name}", footer, justify="right")
+            table.add_column("effective", _count(self.effective), justify="right")
+        for kind in flops:
+            table.add_column(f"FLOPs\n{kind}", _scaled(getattr(self, f"flops_{kind}")), justify="right")
         table.add_column("")
         for layer in self.layers:
-            flops = (layer.flops_dense, layer.flops_kept, layer.flops_effective, layer.flops_shrunk)
-            cells = [_count(layer.effective), *map(_flops, flops)] if known else []
-            shape, share = "×".join(map(str, layer.shape)), _percent(layer.kept / max(layer.total, 1))
-            note = "cuts" if layer.name in (self.collapsed or ()) else "dead" if layer.dead else "idle"
-            marked = note != "idle" or layer.idle
-            style = ("red" if note == "cuts" else "yellow") if marked else None
-            table.add_row(layer.name, shape, _count(layer.kept), share, *cells, note if marked else "", style=style)
+            cuts_off = layer.name in (self.collapsed or ())
+            note = "cuts" if cuts_off else "dead" if layer.dead else "idle" if layer.idle else ""
+            table.add_row(
+                layer.name.removesuffix(".weight"),
+                "×".join(map(str, layer.shape)),
+                _count(layer.kept),
+                _percent(layer.kept / max(layer.total, 1)),
+                *([_count(layer.effective)] if known else []),
+                *(_scaled(getattr(layer, f"flops_{kind}")) for kind in flops),
+                note,
+                style="red" if cuts_off else "yellow" if note else None,
+            )
         return Group(table, Text("\n".join(self._sentences())))
 
     def _sentences(self) -> list[str]:
-        said = [
-            f"Sparsity {_percent(self.sparsity)} of {self.total:,} weights, "
-            f"{_percent(self.sparsity_of_all)} of all {self.parameters:,} parameters"
+        effectively = "" if self.effective_sparsity is None else f", effectively {_percent(self.effective_sparsity)} %"
+        idle = [layer.name for layer in self.layers if layer.idle]
+        return [
+            f"Sparsity {_percent(self.sparsity)} % of {self.total:,} weights{effectively}; "
+            f"{_percent(self.sparsity_of_all)} % of all {self.parameters:,} parameters.",
+            f"Bytes {_scaled(self.bytes_dense)}B dense, {_scaled(self.bytes_stored)}B stored sparse.",
+            *([f"Dead, with no weight kept: {', '.join(self.dead)}."] if self.dead else []),
+            *([f"Idle, with no kept weight on a path: {', '.join(idle)}."] if idle else []),
+            *([f"COLLAPSED: no signal passes {', '.join(self.collapsed)}."] if self.collapsed else []),
         ]
-        if self.effective_sparsity is not None:
-            said[0] += f", effectively {_percent(self.effective_sparsity)}"
-        said += [f"Bytes {_size(self.bytes_dense)} dense, {_size(self.bytes_stored)} stored sparse."]
-        said[0] += "."
-        if self.dead:
-            said.append(f"Dead, with no weight kept: {', '.join(self.dead)}.")
-        if idle := [layer.name for layer in self.layers if layer.idle]:
-            said.append(f"Idle, with no kept weight on a path: {', '.join(idle)}.")
-        if self.collapsed:
-            said.append(f"COLLAPSED: no signal passes {', '.join(self.collapsed)}.")
-        return said
 
     def __str__(self) -> str:
         console = Console(file=StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
@@ -173,39 +173,31 @@ def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) 
     """
     fitted = matched(model, masks)
     named = parameters(model)
-    stored = sum(p.numel() * p.element_size() for name, p in named.items() if name not in masks)
-    for _, parameter, mask in fitted:
-        index = 0 if mask.all() else encode(mask)[1].numel()
-        stored += int(mask.count_nonzero()) * parameter.element_size() + index
-    whole = {
-        "parameters": sum(p.numel() for p in named.values()),
-        "bytes_dense": sum(p.numel() * p.element_size() for p in named.values()),
-        "bytes_stored": stored,
-    }
+    size = sum(p.numel() for p in named.values())
+    bytes_dense = bytes_stored = sum(p.numel() * p.element_size() for p in named.values())
     layers = {name: Layer(name, tuple(p.shape), p.numel(), int(mask.count_nonzero())) for name, p, mask in fitted}
+    for name, parameter, mask in fitted:
+        removed = layers[name].total - layers[name].kept
+        bytes_stored += (encode(mask)[1].numel() if removed else 0) - removed * parameter.element_size()
     if example is None:
-        return Account(list(layers.values()), **whole)
+        return Account(list(layers.values()), size, bytes_dense, bytes_stored)
 
     others = {n: p for n, p in named.items() if n not in masks and p.is_floating_point() and p.dim() > 1}
-    every = {n: torch.ones(p.shape, dtype=torch.bool, device=p.device) for n, p in others.items()} | dict(masks)
+    every = dict(masks) | {n: torch.ones(p.shape, dtype=torch.bool, device=p.device) for n, p in others.items()}
     seen = trace(model, every, example)
-    sums = dict.fromkeys(("flops_dense", "flops_kept", "flops_effective", "flops_shrunk"), 0)
-    for name, mask in every.items():
-        use, on_path, kept = seen.uses.get(name), seen.effective[name], int(mask.count_nonzero())
-        effective = int(on_path.count_nonzero())
-        dense, still = (use.dense, use.kept) if use else (0, 0)
-        flops = {
-            "flops_dense": 2 * dense,
-            "flops_kept": 2 * still,
-            "flops_effective": 2 * round(still * effective / max(kept, 1)),
-            "flops_shrunk": 2 * round(dense * _occupied(on_path)),
-        }
-        sums = {key: value + flops[key] for key, value in sums.items()}
+    sums = [0, 0, 0, 0]
+    for name, on_path in seen.effective.items():
+        kept = layers[name].kept if name in layers else on_path.numel()
+        effective, use = int(on_path.count_nonzero()), seen.uses.get(name, Use())
+        live, occupied = use.kept * effective / max(kept, 1), use.dense * _occupied(on_path)
+        flops = [2 * use.dense, 2 * use.kept, 2 * round(live), 2 * round(occupied)]
+        sums = [a + b for a, b in zip(sums, flops, strict=True)]
         if name in layers:
-            row = layers[name]
-            layers[name] = Layer(row.name, row.shape, row.total, row.kept, effective, **flops)
+            layers[name] = Layer(name, layers[name].shape, layers[name].total, kept, effective, *flops)
+    dense, kept, effective, shrunk = sums
     collapsed = cuts(model, masks, example, seen)
-    return Account(list(layers.values()), **whole, **sums, collapsed=collapsed)
+    rows = list(layers.values())
+    return Account(rows, size, bytes_dense, bytes_stored, dense, kept, effective, shrunk, collapsed)
 
 
 def _occupied(mask: Tensor) -> float:
@@ -226,24 +218,16 @@ def _count(number: int | None) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
-
-
-def _size(number: float) -> str:
-    return f"{_scaled(number)}B"
-
-
-def _flops(number: int | None) -> str:
-    return "" if number is None else _scaled(number).strip()
+    return f"{100 * share:.2f}"
 
 
 def _scaled(number: float) -> str:
+    """Three digits and a unit.
+
+    >>> _scaled(12), _scaled(4_118_000_000), _scaled(999_960), _scaled(523_500)
+    ('12 ', '4.12 G', '1.00 M', '524 k')
     """
-    >>> _scaled(12), _scaled(4_118_000_000), _scaled(999_960)
-    ('12 ', '4.12 G', '1.00 M')
-    """
-    for unit in ("", "k", "M", "G", "T"):
-        if number < 999.5 or unit == "T":
-            return f"{number:.3g} {unit}" if not unit else f"{number:#.3g} {unit}"
-        number /= 1000
-    raise AssertionError
+    power = 0
+    while number >= 999.5 and power < 4:
+        number, power = number / 1000, power + 1
+    return f"{number:#.3g}".rstrip(".") + f" {'kMGT'[power - 1]}" if power else f"{number:.0f} "

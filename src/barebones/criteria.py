@@ -10,6 +10,7 @@ from torch import Tensor
 from .batches import mapped, tensors
 from .masks import Masks, Scores
 from .paths import call
+from .pieces import pieces
 from .probe import Probe
 from .scope import bare
 from .selection import keep_top
@@ -17,8 +18,11 @@ from .selection import keep_top
 
 def saliency(probe: Probe) -> Scores:
     """|theta * dL/dtheta| at theta * c (eqs. 2 and 5): SNIP at c = 1, FORCE and Iterative SNIP at any mask."""
-    weights = probe.weights
-    return {name: g.mul_(weights[name]).abs_() for name, g in probe.gradient().items()}
+    weights, scores = probe.weights, probe.gradient()
+    for name, score in scores.items():
+        for piece, weight in pieces(score, weights[name]):
+            piece.mul_(weight).abs_()
+    return scores
 
 
 def gradient_norm(probe: Probe) -> Scores:

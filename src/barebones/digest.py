@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from hashlib import sha256
 
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 22
-INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _int64(value: int) -> int:
-    return (value + 2**63) % 2**64 - 2**63
-
-
-GOLDEN, MIX, MIX_AGAIN = (_int64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+LENGTH = 1 << 16  # 64-bit words that are summed together
+MIX = 0x5851F42D4C957F2D  # an odd factor between them
 
 
 def content(tensors: Iterable[Tensor]) -> Tensor:
-    """A 64-bit digest of the bits of some tensors in order, as an int64 scalar on the first one's device.
+    """A 64-bit digest of the bytes of some tensors in order, as an int64 scalar on the first one's device.
 
-    Every element's bits are mixed with its position (splitmix64's finalizer) and summed modulo 2**64:
-    integers only, so the number does not depend on the device, the thread count or the memory format.
+    Words of eight bytes times fixed random odd numbers, summed modulo 2**64: integers only, so that it does
+    not depend on the device, the thread count or the memory format. It finds accidents, not forgeries.
 
     >>> a, b = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     >>> bool(content([a]) == content([a.clone()])), bool(content([a]) == content([b]))
     (True, False)
     """
     total: Tensor | None = None
-    position = 0
     for tensor in tensors:
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        if flat.is_complex():
-            flat = torch.view_as_real(flat).reshape(-1)
-        bits = flat.view(torch.uint8) if flat.dtype == torch.bool else flat.view(INTEGER[flat.element_size()])
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+        if flat.storage_offset() * flat.element_size() % 8:
+            flat = flat.clone()
+        data = flat.view(torch.uint8)
+        whole = data.numel() // 8 * 8
         if total is None:
             total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-        for chunk in bits.split(CHUNK):
-            places = torch.arange(position, position + chunk.numel(), dtype=torch.int64, device=chunk.device)
-            z = places.mul_(GOLDEN).add_(chunk)
-            z = (z ^ (z >> 30)).mul_(MIX)
-            z = (z ^ (z >> 27)).mul_(MIX_AGAIN)
-            total = total + (z ^ (z >> 31)).sum().to(total.device)
-            position += chunk.numel()
-        position += 1  # so that a split into other tensors is another digest
+        factors = _factors(data.device)
+        for words in (*data[:whole].view(torch.int64).split(LENGTH), data[whole:].to(torch.int64)):
+            total = total * MIX + (words * factors[: words.numel()]).sum().to(total.device) + words.numel()
     return torch.zeros((), dtype=torch.int64) if total is None else total
+
+
+@functools.cache
+def _factors(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-(2**63), 2**63 - 1, (LENGTH,), generator=generator).bitwise_or_(1).to(device)
 
 
 def text(*words: object) -> int:

@@ -31,15 +31,6 @@ def kept(masks: Mapping[str, Tensor]) -> int:
     return sum(int(m.count_nonzero()) for m in masks.values())
 
 
-def forbid(scores: Scores, allowed: Masks) -> None:
-    """Put every weight outside `allowed` beyond choice: its score becomes minus infinity.
-
-    Replaces the tensors in the dict one by one; the tensors themselves may be the criterion's own and stay.
-    """
-    for name, mask in allowed.items():
-        scores[name] = torch.where(mask, scores[name], -torch.inf)
-
-
 @dataclass(frozen=True)
 class Agreement:
     """How far two sets of masks keep the same weights: 1.0 is all, 0.0 is none."""

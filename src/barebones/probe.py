@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from . import digest, parallel
 from .batches import Batches, Source, first_sample, tensors
 from .masks import Masks, everything
+from .pieces import pieces
 from .rng import forked, reseed
 from .scope import Pattern, bare, layers, prunable
 
@@ -110,7 +111,8 @@ class Probe:
             stack.callback(self._take_off)
             if masks is not None:
                 for name, parameter in self.parameters.items():
-                    torch.mul(self._dense[name], masks[name], out=parameter.data)
+                    for weight, mask, masked in pieces(self._dense[name], masks[name], parameter.data):
+                        torch.mul(weight, mask.to(weight.dtype), out=masked)
             yield self
 
     def gradient(self, temperature: float = 1.0) -> dict[str, Tensor]:
@@ -232,11 +234,11 @@ class Probe:
 
     def _note_saliency(self, gradient: list[Tensor]) -> None:
         """S(theta, c) of eq. 6: the sum over the kept weights of |theta dL/dtheta|; the model holds theta * c."""
-        parts = [
-            torch.linalg.vector_norm(p.data * g, 1).double()
-            for p, g in zip(self.parameters.values(), gradient, strict=True)
-        ]
-        self.saliency = torch.stack(parts).sum()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for parameter, own in zip(self.parameters.values(), gradient, strict=True):
+            for weight, g in pieces(parameter.data, own):
+                total += torch.dot(weight.copysign(g).view(-1), g.view(-1))  # |w| |g| is w with the sign of g, times g
+        self.saliency = total
 
     def _restricted(self, tensors: list[Tensor]) -> list[Tensor]:
         if self._masks is None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from . import digest, maskfile
 from .batches import Source
-from .masks import Masks, Scores, everything, forbid, size
+from .masks import Masks, Scores, everything, size
 from .methods import Method, named
 from .paths import collapsed
 from .probe import Loss, Objective, Probe
@@ -156,12 +156,12 @@ def _steps(probe: Probe, method: Method, keep: int, after: Round | None, watch: 
                 _refuse_bad(pending, list(weights))
                 pending.clear()
             revives = method.revives(index)
-            if before is not None and not revives:
-                forbid(scores, before)
-            elif before is not None and not method.revive_empty:
-                forbid(scores, _nonempty(before))
-            masks = keep_top(scores, counts[index + 1], before if revives else None, method.at_least)
-            del scores
+            among = before
+            if revives and before is not None:
+                among = None if method.revive_empty else _nonempty(before)
+            prefer = before if revives else None
+            masks = keep_top(scores, counts[index + 1], prefer=prefer, among=among, at_least=method.at_least)
+            del scores, among
             numbers = _numbers(before, masks, counts[index], revives)
             read = probe.batches_digest if probe.batches_digest is not None else torch.zeros_like(source)
             tally = torch.cat([numbers[:3], torch.stack([source, read]), numbers[3:]])
@@ -258,14 +258,14 @@ def _checked_scores(scores: Scores, weights: dict[str, Tensor]) -> Scores:
 def _not_finite(scores: Scores, probe: Probe) -> Tensor:
     """Whether the loss, then each layer's scores, hold anything that is not finite; a bool vector."""
     loss = probe.loss_value.isinf() if probe.batches_digest is None else ~probe.loss_value.isfinite()
-    flags = [loss]
-    for score in scores.values():
-        if score.is_floating_point() and score.numel():
-            low, high = score.aminmax()
-            flags.append(~(low.isfinite() & high.isfinite()))
-        else:
-            flags.append(torch.zeros_like(loss))
+    flags = [loss, *(_has_not_finite(score) for score in scores.values())]
     return torch.stack(flags)
+
+
+def _has_not_finite(score: Tensor) -> Tensor:
+    if score.device.type == "cpu" and score.is_floating_point() and score.sum().isfinite():
+        return torch.zeros((), dtype=torch.bool)  # the cheap way; a sum may overflow where no score does
+    return ~score.isfinite().all()
 
 
 def _refuse_bad(pending: list[tuple[int, Tensor]], names: list[str]) -> None:
@@ -282,11 +282,19 @@ def _refuse_bad(pending: list[tuple[int, Tensor]], names: list[str]) -> None:
 
 def _nonempty(masks: Masks) -> Masks:
     """Every weight of an output channel that keeps any."""
-    return {name: m | _rows(m).any(1).view(-1, *[1] * (m.dim() - 1)) for name, m in masks.items()}
+    return {name: (_rows(m) | _rows(m).any(1, keepdim=True)).view(m.shape) for name, m in masks.items()}
 
 
 def _rows(mask: Tensor) -> Tensor:
     return mask.reshape(mask.shape[0], -1) if mask.dim() else mask.reshape(1, 1)
+
+
+def _in_empty_rows(before: Tensor, after: Tensor) -> Tensor:
+    """How many are kept now in output channels that kept none before."""
+    rows, used = _rows(after), _rows(before).view(torch.uint8).amax(1).bool()
+    if rows.device.type == "cpu":
+        return rows[~used].count_nonzero()
+    return (rows & ~used.unsqueeze(1)).count_nonzero()  # wherever indexing would wait
 
 
 def _numbers(before: Masks | None, after: Masks, kept: int, revives: bool) -> Tensor:
@@ -296,9 +304,7 @@ def _numbers(before: Masks | None, after: Masks, kept: int, revives: bool) -> Te
     if before is None or not revives:  # nothing returns, so what went is the difference
         return torch.cat([torch.stack([kept - now, torch.zeros_like(now), torch.zeros_like(now)]), layers])
     stayed = torch.stack([(before[name] & mask).count_nonzero() for name, mask in after.items()]).sum()
-    empty = torch.stack(
-        [(_rows(mask) & ~_rows(before[name]).any(1, keepdim=True)).count_nonzero() for name, mask in after.items()]
-    ).sum()
+    empty = torch.stack([_in_empty_rows(before[name], mask) for name, mask in after.items()]).sum()
     return torch.cat([torch.stack([kept - stayed, now - stayed, empty]), layers])
 
 

@@ -14,25 +14,28 @@ CHUNK = 1 << 20  # elements looked at together on the CPU: small enough to stay 
 SAMPLE = 1 << 16  # elements sorted to bracket the threshold
 
 
-def keep_top(scores: Scores, keep: int, prefer: Masks | None = None, at_least: int = 0) -> Masks:
+def keep_top(
+    scores: Scores, keep: int, *, prefer: Masks | None = None, among: Masks | None = None, at_least: int = 0
+) -> Masks:
     """The masks of exactly the `keep` highest scores over all layers together.
 
     Ties go to the weights that `prefer` keeps, then to the lower index: layers in the dict's order, each
-    in logical row-major order whatever its memory format. Scores of minus infinity come last; there must be
-    no NaN. `at_least` gives every layer its own best weights first, that many or as many as it has.
+    in logical row-major order whatever its memory format. Weights outside of `among` cannot be chosen,
+    whatever their score. `at_least` gives every layer its own best weights first, that many or as many as it
+    has. There must be no NaN.
 
     >>> keep_top({"a": torch.tensor([0.0, 3.0, 0.0]), "b": torch.tensor([2.0, 0.0])}, keep=3)
     {'a': tensor([ True,  True, False]), 'b': tensor([ True, False])}
     """
-    shapes = {name: s.shape for name, s in scores.items()}
+    total = sum(s.numel() for s in scores.values())
+    if not 0 <= keep <= total:
+        raise ValueError(f"cannot keep {keep} of {total} weights")
     parts = _comparable(scores)
-    preferred = None if prefer is None else [prefer[name].reshape(-1) for name in scores]
-    if not 0 <= keep <= sum(p.numel() for p in parts):
-        raise ValueError(f"cannot keep {keep} of {sum(p.numel() for p in parts)} weights")
+    preferred, allowed = ([m[name].reshape(-1) for name in scores] if m is not None else None for m in (prefer, among))
     if at_least:
-        parts = _with_floor(parts, preferred, at_least, keep)
-    chosen = _top(parts, keep, preferred)
-    return {name: mask.view(shape) for (name, shape), mask in zip(shapes.items(), chosen, strict=True)}
+        parts = _with_floor(parts, keep, preferred, allowed, at_least)
+    chosen = _top(parts, keep, preferred, allowed)
+    return {name: mask.view(s.shape) for (name, s), mask in zip(scores.items(), chosen, strict=True)}
 
 
 def _comparable(scores: Scores) -> list[Tensor]:
@@ -42,27 +45,32 @@ def _comparable(scores: Scores) -> list[Tensor]:
     return [s.detach().reshape(-1).to(dtype) for s in scores.values()]
 
 
-def _with_floor(parts: list[Tensor], preferred: list[Tensor] | None, floor: int, keep: int) -> list[Tensor]:
+def _with_floor(
+    parts: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed: list[Tensor] | None, floor: int
+) -> list[Tensor]:
     """Each layer's best `floor` scores become infinite, so that no other layer can outbid them."""
     floors = [min(floor, p.numel()) for p in parts]
     if sum(floors) > keep:
         raise ValueError(f"at_least={floor} asks for {sum(floors)} weights in all, but only {keep} are kept; lower it")
     raised = []
     for i, (part, count) in enumerate(zip(parts, floors, strict=True)):
-        own = None if preferred is None else [preferred[i]]
-        raised.append(part.masked_fill(_top([part], count, own)[0], torch.inf))
+        own = _top([part], count, preferred and preferred[i : i + 1], allowed and allowed[i : i + 1])
+        raised.append(part.masked_fill(own[0], torch.inf))
     return raised
 
 
-def _top(parts: list[Tensor], keep: int, preferred: list[Tensor] | None) -> list[Tensor]:
-    total = sum(p.numel() for p in parts)
-    if keep in (0, total):
+def _top(parts: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed: list[Tensor] | None) -> list[Tensor]:
+    if keep in (0, sum(p.numel() for p in parts)):
         return [torch.full(p.shape, keep > 0, dtype=torch.bool, device=p.device) for p in parts]
-    if parts[0].device.type == "cpu":
-        return _top_on_host(parts, keep, preferred)
-    flat = torch.cat(parts) if len(parts) > 1 else parts[0]
+    on_host = parts[0].device.type == "cpu"
+    if on_host and (masks := _top_in_bracket(parts, keep, preferred, allowed)):
+        return masks
+    if allowed is not None:
+        parts = [torch.where(a, p, -torch.inf) for a, p in zip(allowed, parts, strict=True)]
+    if on_host:
+        return _top_by_threshold(parts, keep, preferred)
     wanted = None if preferred is None else torch.cat(preferred)
-    return list(top_on_device(flat, keep, wanted).split([p.numel() for p in parts]))
+    return list(top_on_device(torch.cat(parts), keep, wanted).split([p.numel() for p in parts]))
 
 
 def top_on_device(scores: Tensor, keep: int, prefer: Tensor | None = None) -> Tensor:
@@ -81,7 +89,96 @@ def top_on_device(scores: Tensor, keep: int, prefer: Tensor | None = None) -> Te
     return above | (tied & (rank <= needed))
 
 
-def _top_on_host(parts: list[Tensor], keep: int, preferred: list[Tensor] | None) -> list[Tensor]:
+def _top_in_bracket(
+    parts: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed: list[Tensor] | None
+) -> list[Tensor] | None:
+    """The masks, if a sample brackets the threshold well: what lies above is kept, what lies inside is looked at.
+
+    None where the sample misled or too many scores are equal; then the way by the threshold is taken.
+    """
+    low, high = _bracket(parts, keep, allowed)
+    masks, needed, few = [], keep, max(SAMPLE, sum(p.numel() for p in parts) // 8)
+    places: list[Tensor] = []  # of the scores inside the bracket: position over all parts
+    values: list[Tensor] = []
+    start = 0
+    for i, part in enumerate(parts):
+        mask = torch.empty(part.shape, dtype=torch.bool)
+        for offset in range(0, part.numel(), CHUNK):
+            piece = slice(offset, offset + CHUNK)
+            inside = torch.ge(part[piece], low, out=mask[piece])
+            if allowed is not None:
+                inside.logical_and_(allowed[i][piece])
+            if high < math.inf:
+                beyond = part[piece] > high
+                if allowed is not None:
+                    beyond.logical_and_(allowed[i][piece])
+                needed -= int(beyond.count_nonzero())
+                inside = beyond.logical_xor_(inside)
+            found = _true_indices(inside)
+            few -= found.numel()
+            if needed <= 0 or few < 0:
+                return None
+            values.append(part[piece][found])
+            places.append(found.add_(start + offset))
+        masks.append(mask)
+        start += part.numel()
+    place, value = torch.cat(places), torch.cat(values)
+    if value.numel() < needed:
+        return None
+    threshold = value.kthvalue(value.numel() - needed + 1).values
+    tied = (value == threshold).nonzero().flatten()
+    spare = tied.numel() - (needed - int((value > threshold).count_nonzero()))  # ties that must go
+    if preferred is not None and spare:
+        wanted = _gathered(preferred, place[tied])
+        tied = torch.cat([tied[wanted], tied[~wanted]])
+    losers = torch.cat([(value < threshold).nonzero().flatten(), tied[tied.numel() - spare :]])
+    _scatter_false(masks, place[losers])
+    return masks
+
+
+def _bracket(parts: list[Tensor], keep: int, allowed: list[Tensor] | None) -> tuple[float, float]:
+    """Two values between which the keep-th largest most likely lies; the upper one infinite where few are kept."""
+    stride = _stride(sum(p.numel() for p in parts))
+    sample = torch.cat([p[::stride] for p in parts])
+    if allowed is not None:
+        sample = sample[torch.cat([a[::stride] for a in allowed])]
+    size = sample.numel()
+    centre = keep / stride
+    margin = 4 * math.sqrt(max(centre * (1 - centre / size), 0.0) if size else 0.0) + 8
+    first, last = math.floor(centre - margin), math.ceil(centre + margin)
+    sample = sample.sort(descending=True).values
+    low = float(sample[last]) if last < size else -math.inf
+    high = float(sample[first]) if first >= 0 and centre > size / 16 else math.inf
+    return low, high
+
+
+def _true_indices(mask: Tensor) -> Tensor:
+    """`mask.nonzero()` of a flat mask, found eight at a time."""
+    whole = mask.numel() // 8 * 8
+    words = mask[:whole].view(torch.int64).nonzero()
+    indices = (words * 8 + torch.arange(8)).flatten()
+    indices = indices[mask[indices]]
+    return torch.cat([indices, mask[whole:].nonzero().flatten() + whole])
+
+
+def _gathered(parts: list[Tensor], places: Tensor) -> Tensor:
+    """The elements at ascending places counted over all parts."""
+    starts = torch.tensor([0, *(p.numel() for p in parts)]).cumsum(0)
+    bounds = torch.searchsorted(places, starts).tolist()
+    return torch.cat(
+        [p[places[a:b] - s] for p, a, b, s in zip(parts, bounds[:-1], bounds[1:], starts.tolist(), strict=False)]
+    )
+
+
+def _scatter_false(masks: list[Tensor], places: Tensor) -> None:
+    starts = torch.tensor([0, *(m.numel() for m in masks)]).cumsum(0)
+    places = places.sort().values
+    bounds = torch.searchsorted(places, starts).tolist()
+    for mask, a, b, start in zip(masks, bounds[:-1], bounds[1:], starts.tolist(), strict=False):
+        mask[places[a:b] - start] = False
+
+
+def _top_by_threshold(parts: list[Tensor], keep: int, preferred: list[Tensor] | None) -> list[Tensor]:
     threshold = kth_largest(parts, keep)
     masks = [p >= threshold for p in parts]
     counts = [int(m.count_nonzero()) for m in masks]
@@ -112,9 +209,7 @@ def kth_largest(parts: list[Tensor], k: int) -> float:
     """
     above = 0  # how many values are known to lie above everything still in parts
     while (total := sum(p.numel() for p in parts)) > SAMPLE:
-        stride = math.ceil(total / SAMPLE)
-        while math.gcd(stride, 210) > 1:  # a divisor of kernel or channel sizes would see the same places of each
-            stride += 1
+        stride = _stride(total)
         sample = torch.cat([p[::stride] for p in parts]).sort(descending=True).values
         centre = (k - above) / total * sample.numel()
         margin = 4 * math.sqrt(max(centre * (1 - centre / sample.numel()), 0.0)) + 8
@@ -141,6 +236,14 @@ def kth_largest(parts: list[Tensor], k: int) -> float:
             parts = [middle[(middle > low).logical_and_(middle < high)]]
             above += highest
     return float(torch.cat(parts).sort(descending=True).values[k - above - 1])
+
+
+def _stride(total: int) -> int:
+    """To a sample: coprime to the sizes of kernels and channels, of which it would else see the same places."""
+    stride = math.ceil(total / SAMPLE)
+    while math.gcd(stride, 210) > 1:
+        stride += 1
+    return stride
 
 
 def _chunks(parts: Iterable[Tensor]) -> Iterable[Tensor]:

@@ -7,6 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .normalization import Normalization
+from .part import Data, Request, held_out
+from .tensors import TensorPart
+
+WHITE = 16  # the brightest pixel
+TEST = 0.2  # of each class
+MEAN, STD = (0.3057,), (0.3760,)  # over the pixels that are not for the test, white being 1
+
 
 class Split(NamedTuple):
     """Images to train with and images to test with."""
@@ -17,21 +25,39 @@ class Split(NamedTuple):
     test_labels: Tensor
 
 
-def digits(test: float = 0.2, device: torch.device | str = "cpu") -> Split:
+def digits(test: float = TEST, device: torch.device | str = "cpu") -> Split:
     """The digits, split the same way every time: of each class the fraction `test` is held back, drawn at random."""
+    images, labels, train, held = _split(test)
+    images = images.float()
+    mean, std = images[train].mean(), images[train].std()
+    images = (images - mean) / std
+    return Split(*(t.to(device) for t in (images[train], labels[train], images[held], labels[held])))
+
+
+def load(request: Request) -> Data:
+    """The same split; 10 % of what is not for the test is held out for validation. Nothing is augmented."""
+    images, labels, train, test = _split(TEST)
+    out = held_out(len(train))
+    normalization = Normalization(MEAN, STD, WHITE, request.device, request.channels_last)
+    parts = [
+        TensorPart(images[rows], labels[rows], normalization, pad=0, flip=False)
+        for rows in (train[~out], train[out], test)
+    ]
+    return Data("digits", 10, 8, 1, *parts)
+
+
+def _split(test: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """All images (uint8) and labels, and which of them are to train with and which to test with."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError("the digits come with scikit-learn: pip install 'barebones[demo]'") from error
     arrays = load_digits()
-    images = torch.as_tensor(arrays.images, dtype=torch.float32).unsqueeze(1)
+    images = torch.as_tensor(arrays.images, dtype=torch.uint8).unsqueeze(1)
     labels = torch.as_tensor(arrays.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         members = order[labels[order] == label]
         held[members[: round(test * len(members))]] = True
-    mean, std = images[~held].mean(), images[~held].std()
-    images = (images - mean) / std
-    train, test_set = order[~held[order]], order[held[order]]
-    return Split(*(t.to(device) for t in (images[train], labels[train], images[test_set], labels[test_set])))
+    return images, labels, order[~held[order]], order[held[order]]

@@ -3,6 +3,7 @@
 `follow` runs the model on bits, `bits` is the mode it runs under, and `rules` says what each torch function does.
 """
 
+from .bits import Use
 from .follow import Trace, call, collapsed, cuts, effective, trace
 
-__all__ = ["Trace", "call", "collapsed", "cuts", "effective", "trace"]
+__all__ = ["Trace", "Use", "call", "collapsed", "cuts", "effective", "trace"]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -26,11 +27,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 class _Alive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return (x != 0).to(x.dtype)
+        return torch.ne(x, 0, out=torch.empty_like(x))  # one pass, unlike (x != 0).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return (grads[0] != 0).to(grads[0].dtype)
+        return torch.ne(grads[0], 0, out=torch.empty_like(grads[0]))
 
 
 def alive(x: Tensor) -> Tensor:
@@ -41,6 +42,11 @@ def alive(x: Tensor) -> Tensor:
 def silent(x: Tensor) -> Tensor:
     """Zeros that pass their gradient on."""
     return x - x.detach()
+
+
+def signal(x: Tensor) -> Tensor:
+    """The input of a layer: a constant is one that nothing reaches."""
+    return x if x.requires_grad else torch.zeros_like(x, requires_grad=True)
 
 
 class Call:
@@ -72,12 +78,11 @@ Rule = Callable[["Bits", Call], Any]
 
 @dataclass
 class Use:
-    """What the forward does with one weight: multiply-adds, dense and kept; is its input, is its output reached?"""
+    """What the forward does with one weight: multiply-adds, dense and kept; and does a signal end in it?"""
 
     dense: int = 0
     kept: int = 0
-    entered: bool = False
-    left: bool = False
+    ends: bool = False  # something reached its input, nothing left it
 
 
 class Bits(TorchFunctionMode):
@@ -113,19 +118,24 @@ class Bits(TorchFunctionMode):
         return tree_map(swap, tree)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call = Call(func, args, kwargs or {})
+        with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):  # whatever no_grad and checkpoint ask for
+            return self._run(Call(func, args, kwargs or {}))
+
+    def _run(self, call: Call) -> Any:
+        if torch.is_inference_mode_enabled():
+            raise ValueError("part of it runs under torch.inference_mode(), where no path can be recorded")
         rule = self.rules.get(call.name, as_it_is)
-        if not call.live and rule not in (keep_on, nothing, blank):
-            return tree_map(partial(self._constant, call), func(*args, **call.kwargs))
+        if not call.live and rule not in (nothing, blank):
+            return tree_map(partial(self._constant, call), call.func(*call.args, **call.kwargs))
         if call.inplace and rule is pass_on:
-            return args[0]
+            return call.args[0]
         if call.live and all(t in self.weights for t in call.live):
             call.weight = self.weights[call.live[0]]
         call.share = all(t in self.shares for t in call.live)
         result = rule(self, call)
         if call.inplace and rule is not as_it_is:
-            return args[0].copy_(alive(result))
-        return tree_map(partial(self._live, call), result)
+            return call.args[0].copy_(alive(result))
+        return tree_map(partial(self._live, call, rule), result)
 
     def _constant(self, call: Call, result: Any) -> Any:
         """What nothing live went into: where integers of the input did, a source of bits; else as it is."""
@@ -136,11 +146,16 @@ class Bits(TorchFunctionMode):
                 self.given[result] = True
         return result
 
-    def _live(self, call: Call, result: Any) -> Any:
-        """The bits of what a rule returned, tagged. Views stay views, and an argument stays that argument."""
-        if not isinstance(result, Tensor) or not result.requires_grad or any(result is t for t in call.args):
+    def _live(self, call: Call, rule: Rule, result: Any) -> Any:
+        """The bits of what a rule returned, tagged: a new tensor, where the function itself would make one."""
+        if not isinstance(result, Tensor) or not result.requires_grad:
             return result
-        bits = result if result._is_view() else alive(result)
+        if any(result is t for t in call.tensors):
+            if rule is as_it_is:
+                return result
+            bits = result.clone()
+        else:
+            bits = result if result._is_view() else alive(result)
         if call.weight is not None:
             self.weights[bits] = call.weight
         elif call.share:
@@ -185,24 +200,24 @@ class Bits(TorchFunctionMode):
             use = self.uses.setdefault(self.weights[weight], Use())
             use.dense += times * weight.numel()
             use.kept += times * int(weight.count_nonzero())
-            use.entered |= any(bool(operands[i].any()) for i in signals)
-            use.left |= bool(result.any())
+            use.ends |= not bool(result.sum()) and any(bool(operands[i].sum()) for i in signals)
         return result
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The bits of a linear layer."""
-        x, b = x if x.requires_grad else torch.zeros_like(x), None if bias is None else silent(bias).float()
+        x, b = (
+            x if x.requires_grad else torch.zeros_like(x, requires_grad=True),
+            None if bias is None else silent(bias).float(),
+        )
         return alive(self.product(lambda x, w: F.linear(x, w, b), (x, weight), lambda y: y.numel() // weight.shape[0]))
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
 
 
 def nothing(bits: Bits, call: Call) -> None:
     """Left out."""
-
-
-def keep_on(bits: Bits, call: Call) -> None:
-    """Gradients may be switched on, but not off: they are how paths are found."""
-    if call.args[0]:
-        call.func(True)
 
 
 def blank(bits: Bits, call: Call) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
 
 from ..rng import forked
 from ..scope import bare, matched, parameters
@@ -89,7 +90,7 @@ def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, seen: Trac
     if not lost(seen.outputs):
         return []
     alone = [name for name, mask in masks.items() if not mask.any() and lost(without(name))]
-    return alone or [name for name in masks if (use := seen.uses.get(name)) and use.entered and not use.left]
+    return alone or [name for name in masks if name in seen.uses and seen.uses[name].ends]
 
 
 def trace(model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward: bool = True) -> Trace:
@@ -109,24 +110,29 @@ def trace(model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward:
             }
             mode = Bits(bits, RULES)
             args, kwargs = mode.inputs(call(example), devices[0] if len(devices) == 1 else None)
-            with _standing_in(model, {id(named[name]): bit for name, bit in bits.items()}), mode:
-                outputs = [t for t in _tensors(model(*args, **kwargs)) if t.is_floating_point()]
+            with _standing_in(model, {id(named[name]): bit for name, bit in bits.items()}):
+                with mode:
+                    outputs = [t for t in _tensors(model(*args, **kwargs)) if t.is_floating_point()]
                 ends = [t.sum() for t in outputs if t.requires_grad]
                 if not ends:
                     raise ValueError("no output of it is a float tensor that depends on its input or its weights")
                 if backward and kept:
                     torch.autograd.backward(ends, inputs=[bits[name] for name in kept])
             reached = [t.requires_grad and bool((t != 0).any()) for t in outputs]
+            found = {name: _flowing(bits[name].grad, mask).to(masks[name].device) for name, mask in kept.items()}
+            return Trace(reached, mode.uses, found if backward else {})
     except Exception as error:
         raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}") from error
-    flows = {name: bits[name].grad for name in kept if backward}
-    on_path = {name: torch.zeros_like(kept[name]) if g is None else kept[name] & (g != 0) for name, g in flows.items()}
-    return Trace(reached, mode.uses, {name: path.to(masks[name].device) for name, path in on_path.items()})
+
+
+def _flowing(flow: Tensor | None, mask: Tensor) -> Tensor:
+    return torch.zeros_like(mask) if flow is None else mask & (flow != 0)
 
 
 def _guards(device: torch.device) -> Iterator[Any]:
     """Nothing of a run leaks out, and nothing around it reaches in."""
     yield forked(device)
+    yield _uncheckpointed()
     yield warnings.catch_warnings(action="ignore")
     yield torch.inference_mode(False)
     yield torch.enable_grad()
@@ -135,6 +141,16 @@ def _guards(device: torch.device) -> Iterator[Any]:
     yield torch.backends.nnpack.flags(enabled=False)  # turn exact zeros into rounding errors
     if "torch._dynamo" in sys.modules:  # else nothing is compiled
         yield torch.compiler.set_stance("force_eager")
+
+
+@contextmanager
+def _uncheckpointed() -> Iterator[None]:
+    """Old checkpoints run without gradients and once more backward; here they simply run."""
+    CheckpointFunction.apply = lambda run, keep_rng, *args: run(*args)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del CheckpointFunction.apply  # what it inherits is back
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .bits import Bits, Call, Rule, alive, blank, keep_on, nothing, pass_on, silent
+from .bits import Bits, Call, Rule, alive, blank, nothing, pass_on, signal, silent
 
 
 def add(bits: Bits, call: Call) -> Tensor:
@@ -58,7 +58,7 @@ def layer(bits: Bits, call: Call) -> Tensor:
     slots = ("input1", "input2", "weight", "bias") if call.name == "bilinear" else ("input", "weight", "bias")
     given = call.named(*slots)
     rest, options = call.args[len(slots) :], {k: v for k, v in call.kwargs.items() if k not in slots}
-    inputs = [t if t.requires_grad else torch.zeros_like(t) for t in (given[slot] for slot in slots[:-2])]
+    inputs = [signal(given[slot]) for slot in slots[:-2]]
     weight, bias = given["weight"], None if given.get("bias") is None else silent(given["bias"]).float()
     if any(t not in bits.weights for t in inputs):
         call.weight = None
@@ -107,8 +107,10 @@ def reduction(bits: Bits, call: Call) -> Any:
     return tree_map(spread, call.plain())
 
 
-def loss(bits: Bits, call: Call) -> Tensor:
-    return sum(bits.quiet(call, t).mean() for t in call.live).expand(call.plain().shape)
+def stir(bits: Bits, call: Call) -> Any:
+    """Everything depends on everything."""
+    whole = reduce(torch.add, [bits.quiet(call, t).mean() for t in call.live])
+    return tree_map(lambda like: whole.expand(like.shape), call.plain())
 
 
 def window(bits: Bits, call: Call) -> Any:
@@ -251,8 +253,7 @@ NORMS = {
     "rms_norm": ("input", "normalized_shape", "weight"),
 }
 TABLE: dict[Rule, str] = {
-    keep_on: "set_grad_enabled",
-    nothing: "data.__set__ register_hook retain_grad",
+    nothing: "set_grad_enabled data.__set__ register_hook retain_grad",
     blank: "empty empty_like empty_strided new_empty new_empty_strided",
     pass_on: """
         relu relu6 leaky_relu rrelu prelu elu selu celu gelu silu mish softplus softsign sigmoid log_sigmoid logsigmoid
@@ -275,10 +276,13 @@ TABLE: dict[Rule, str] = {
     softmax: "softmax gumbel_softmax special_softmax",
     reduction: """max min amax amin median nanmedian mode kthvalue topk logsumexp std var std_mean var_mean norm
         linalg_norm linalg_vector_norm prod""",
-    loss: """cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div
+    stir: """cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div
         binary_cross_entropy_with_logits ctc_loss poisson_nll_loss gaussian_nll_loss hinge_embedding_loss
         cosine_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss soft_margin_loss
-        multilabel_soft_margin_loss triplet_margin_loss""",
+        multilabel_soft_margin_loss triplet_margin_loss fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2
+        fft_rfft2 fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn stft istft diff gradient cov corrcoef cross det
+        dist pdist inverse matrix_exp matrix_power linalg_cholesky linalg_cross linalg_det linalg_eigh linalg_inv
+        linalg_matrix_exp linalg_matrix_norm linalg_matrix_power linalg_qr linalg_solve linalg_svd svd""",
     window: """max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices
         max_pool3d_with_indices lp_pool1d lp_pool2d lp_pool3d""",
     adaptive: """adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d adaptive_max_pool1d_with_indices

@@ -1,0 +1,128 @@
+"""CIFAR-10 and CIFAR-100, from the official binary files: 32x32 colour images, 50,000 to train and 10,000 to test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .download import Archive, located
+from .normalization import Normalization
+from .part import Data, Request, held_out
+from .tensors import TensorPart
+
+SIZE, PIXELS = 32, 3 * 32 * 32  # a record is its labels, one byte each, and then the red, green and blue planes
+
+
+@dataclass(frozen=True)
+class File:
+    """One official file."""
+
+    name: str
+    records: int
+    sha256: str | None  # None is not checked
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a CIFAR is published."""
+
+    archive: Archive
+    classes: int
+    labels: int  # bytes of label before the pixels; the last one counts (CIFAR-100's first is the superclass)
+    train: tuple[File, ...]
+    test: tuple[File, ...]
+    mean: tuple[float, float, float]  # over the pixels of all training images
+    std: tuple[float, float, float]
+
+
+LAYOUTS = {
+    "cifar10": Layout(
+        archive=Archive(
+            title="CIFAR-10",
+            url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            size=170_052_171,
+            checksum="sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            folder="cifar-10-batches-bin",
+        ),
+        classes=10,
+        labels=1,
+        train=(
+            File("data_batch_1.bin", 10_000, "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+            File("data_batch_2.bin", 10_000, "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+            File("data_batch_3.bin", 10_000, "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+            File("data_batch_4.bin", 10_000, "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+            File("data_batch_5.bin", 10_000, "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+        ),
+        test=(File("test_batch.bin", 10_000, "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),),
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+    ),
+    "cifar100": Layout(
+        archive=Archive(
+            title="CIFAR-100",
+            url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            size=168_513_733,
+            checksum="sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            folder="cifar-100-binary",
+        ),
+        classes=100,
+        labels=2,
+        train=(File("train.bin", 50_000, "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),),
+        test=(File("test.bin", 10_000, "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),),
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+    ),
+}
+
+
+def load(name: str, request: Request) -> Data:
+    """The data set, 10 % of its training images held out for validation, always the same ones."""
+    layout = LAYOUTS[name]
+    marks = tuple(file.name for file in layout.train + layout.test)
+    folder = located(layout.archive, request.root, request.download, marks)
+    normalization = Normalization(layout.mean, layout.std, device=request.device, channels_last=request.channels_last)
+    images, labels = _read(folder, layout.train, layout)
+    held = held_out(len(images))
+    return Data(
+        name,
+        layout.classes,
+        SIZE,
+        channels=3,
+        train=TensorPart(images[~held], labels[~held], normalization),
+        validation=TensorPart(images[held], labels[held], normalization),
+        test=TensorPart(*_read(folder, layout.test, layout), normalization),
+    )
+
+
+def _read(folder: Path, files: tuple[File, ...], layout: Layout) -> tuple[Tensor, Tensor]:
+    records = torch.cat([_records(folder / file.name, file, layout) for file in files])
+    pixels = records[:, layout.labels :].reshape(-1, 3, SIZE, SIZE)
+    return pixels, records[:, layout.labels - 1].long()
+
+
+def _records(path: Path, file: File, layout: Layout) -> Tensor:
+    """One row of bytes per record; a file that is not as published is an error that names it."""
+    title, length = layout.archive.title, layout.labels + PIXELS
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; unpack {layout.archive.name} again, or copy the file there")
+    if (size := path.stat().st_size) != (whole := file.records * length):
+        fault = "truncated" if size < whole else "damaged"
+        raise ValueError(
+            f"{path} is {fault}: {size:,} bytes, and {file.records:,} records of {title} take {whole:,}; fetch it again"
+        )
+    content = bytearray(path.read_bytes())
+    records = torch.frombuffer(content, dtype=torch.uint8).view(-1, length)
+    labels = records[:, layout.labels - 1]
+    if (wrong := (labels >= layout.classes).nonzero().flatten()).numel():
+        row = int(wrong[0])
+        raise ValueError(
+            f"{path} is damaged: record {row} has label {int(labels[row])}, and {title} has {layout.classes} classes; "
+            "fetch it again"
+        )
+    if file.sha256 is not None and sha256(content).hexdigest() != file.sha256:
+        raise ValueError(f"{path} is damaged: its SHA-256 is not that of the official file; fetch it again")
+    return records

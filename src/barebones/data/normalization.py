@@ -1,0 +1,39 @@
+"""Normalization: bytes to floats of mean 0 and standard deviation 1, on the device that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Normalization:
+    """(pixel / white - mean) / std per channel; a call turns uint8 images into float32 ones, in the asked layout.
+
+    >>> half = Normalization(mean=[0.5], std=[0.5])
+    >>> half(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)).flatten().tolist()
+    [-1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        white: int = 255,  # the value of a pixel that counts as 1
+        device: torch.device | str = "cpu",
+        channels_last: bool = False,
+    ) -> None:
+        self.device = torch.device(device)
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.mean, self.std = (
+            (torch.tensor(values, dtype=torch.float64, device="cpu") * white).float().view(1, -1, 1, 1).to(self.device)
+            for values in (mean, std)
+        )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        images = images.to(
+            self.device, non_blocking=True
+        )  # as bytes: in one step with the next, it would travel as floats
+        floats = images.to(torch.float32, memory_format=self.memory_format)
+        return floats.sub_(self.mean).div_(self.std)

@@ -1,0 +1,66 @@
+"""Tensor parts: images that live on the training device as bytes, and are augmented and normalized there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .normalization import Normalization
+from .part import Batch, Part
+
+BLOCK = 1024  # images prepared at once: so few small kernels per batch that they cost a network nothing
+
+
+class TensorPart(Part):
+    """uint8 images, N x C x H x W, with labels; both are moved to the device of the normalization.
+
+    Augmented, an image is padded with `pad` black pixels, cut back to its size at a random place, and mirrored
+    half the time: tensor operations for many images at once.
+    """
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, normalization: Normalization, pad: int = 4, flip: bool = True
+    ) -> None:
+        assert images.dtype == torch.uint8
+        assert len(images) == len(labels)
+        self.images = images.to(normalization.device).contiguous()
+        self.labels = labels.to(normalization.device, torch.int64)
+        self.normalization, self.pad, self.flip = normalization, pad, flip
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, order: Tensor, batch: int, key: int | None) -> Iterator[Batch]:
+        device = self.images.device
+        draws = None if key is None else self.draws(key).to(device)
+        for block in order.to(device).split(max(1, BLOCK // batch) * batch):
+            images = self.images[block]
+            if draws is not None:
+                images = cropped(images, self.pad, *draws[:, block])
+            yield from zip(self.normalization(images).split(batch), self.labels[block].split(batch), strict=True)
+
+    def draws(self, key: int) -> Tensor:
+        """3 x N integers: of each image how far down and to the right it is cut, and whether it is mirrored."""
+        generator = torch.Generator("cpu").manual_seed(key)
+        corners = torch.randint(2 * self.pad + 1, (2, len(self)), generator=generator, device="cpu")
+        mirrored = torch.randint(1 + self.flip, (1, len(self)), generator=generator, device="cpu")
+        return torch.cat([corners, mirrored])
+
+
+def cropped(images: Tensor, pad: int, down: Tensor, right: Tensor, mirrored: Tensor) -> Tensor:
+    """Each image padded by `pad` zeros all around, cut back to its size at (down, right), and mirrored where not 0.
+
+    >>> image = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).view(1, 1, 2, 2)
+    >>> cropped(image, 1, torch.tensor([2]), torch.tensor([1]), torch.tensor([1])).tolist()
+    [[[[4, 3], [0, 0]]]]
+    """
+    _, channels, height, width = images.shape
+    rows = torch.arange(height, device=images.device) + down[:, None]
+    columns = torch.arange(width, device=images.device)
+    columns = torch.where(mirrored[:, None] > 0, width - 1 - columns, columns) + right[:, None]
+    pixels = (rows * (width + 2 * pad))[:, :, None] + columns[:, None, :]  # of the padded image, counted row by row
+    padded = F.pad(images, (pad, pad, pad, pad))
+    return padded.flatten(2).gather(2, pixels.flatten(1)[:, None].expand(-1, channels, -1)).view_as(images)
