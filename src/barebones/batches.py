@@ -25,6 +25,11 @@ class Batches:
     """
 
     def __init__(self, source: Source | None, seed: int, device: torch.device) -> None:
+        if source is not None and not isinstance(source, Iterable) and not callable(source):
+            raise ValueError(
+                f"batches must be something to iterate over, or a function of the round, not a {type(source).__name__}"
+                + ("; wrap the data set in a DataLoader" if hasattr(source, "__getitem__") else "")
+            )
         self.source, self.seed, self.device = source, seed, device
         self._iterator: Iterator[Any] | None = None
         self._position = 0  # of the batch that comes next, counted over all passes
@@ -69,7 +74,9 @@ class Batches:
         if not source:
             raise ValueError("batches is empty; pass at least one (input, target) pair")
         for position in range(start, start + count):
-            yield on_device(source[position % len(source)], self.device)
+            with self._fetching("item", position):
+                batch = source[position % len(source)]
+            yield on_device(batch, self.device)
 
     def _replayed(self, start: int, count: int) -> Iterator[Any]:
         if start < self._position:

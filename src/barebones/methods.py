@@ -78,6 +78,6 @@ snip-mb, grasp, grasp-mb, grasp-taylor, iter-grasp, synflow, magnitude, random, 
     """
     if name in METHODS:
         return METHODS[name]
-    nearest = difflib.get_close_matches(name, METHODS, n=1)
+    nearest = difflib.get_close_matches(name.lower(), METHODS, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     raise ValueError(f"there is no method {name!r}; {hint}The names are {', '.join(METHODS)}")

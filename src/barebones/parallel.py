@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch.distributed
 from torch import Tensor, nn
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 def ranks(model: nn.Module) -> int:
     """How many processes share the work: those of a DistributedDataParallel model's group, else one."""
-    return _group(model).size() if type(model).__name__ == "DistributedDataParallel" else 1
+    group = _group(model)
+    return 1 if group is None else group.size()
 
 
 def mean_over_ranks(model: nn.Module, tensors: Iterable[Tensor]) -> None:
@@ -21,5 +23,8 @@ def mean_over_ranks(model: nn.Module, tensors: Iterable[Tensor]) -> None:
         tensor.div_(group.size())
 
 
-def _group(model: nn.Module) -> torch.distributed.ProcessGroup:
-    return model.process_group  # type: ignore[return-value]
+def _group(model: Any) -> Any:
+    """The process group of a DistributedDataParallel model, compiled or not; None of any other."""
+    while type(model).__name__ == "OptimizedModule":
+        model = model._orig_mod
+    return model.process_group if type(model).__name__ == "DistributedDataParallel" else None

@@ -17,7 +17,7 @@ from .batches import Batches, Source, first_sample, tensors
 from .masks import Masks, everything
 from .pieces import pieces
 from .rng import forked, reseed
-from .scope import Pattern, bare, layers, prunable
+from .scope import Pattern, bare, prunable
 
 Loss = Callable[[Any, Any], Tensor]
 Objective = Callable[[nn.Module, Any], Tensor]
@@ -106,7 +106,7 @@ class Probe:
         if masks is not None and not self._dense:
             self._dense = {name: p.data.clone() for name, p in self.parameters.items()}
         with ExitStack() as stack:
-            stack.enter_context(forked(self.device))
+            stack.enter_context(forked(self.device, seed=digest.text(self.seed, "round", index)))
             stack.enter_context(self._as_configured())
             stack.callback(self._take_off)
             if masks is not None:
@@ -185,6 +185,7 @@ class Probe:
         self.loss_value /= number
 
     def _evaluate(self, batch: Any, temperature: float) -> Tensor:
+        self._foreign = {t.data_ptr() for t in (*tensors(batch), *self.given.parameters(), *self.given.buffers())}
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
         with autocast, self._seeing():
             if self.objective is not None:
@@ -223,7 +224,7 @@ class Probe:
             torch.zeros_like(p, dtype=_at_least_float(p)) if g is None else g.to(_at_least_float(p))
             for g, p in zip(found, parameters, strict=True)
         ]
-        return result if create_graph else _unshared(result)
+        return result if create_graph else _unshared(result, self._foreign)
 
     def _average(self, total: list[Tensor]) -> None:
         if self._taken > 1:
@@ -237,7 +238,10 @@ class Probe:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for parameter, own in zip(self.parameters.values(), gradient, strict=True):
             for weight, g in pieces(parameter.data, own):
-                total += torch.dot(weight.copysign(g).view(-1), g.view(-1))  # |w| |g| is w with the sign of g, times g
+                if g.dim() == 1 and g.device.type == "cpu":  # |w| |g| is w with the sign of g, times g: one pass
+                    total += torch.dot(weight.copysign(g), g)
+                else:
+                    total += torch.linalg.vector_norm(weight * g, 1)
         self.saliency = total
 
     def _restricted(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -270,37 +274,37 @@ class Probe:
     @contextmanager
     def _as_configured(self) -> Iterator[None]:
         """Flags, buffers and precision as this probe wants them, and as they were after."""
-        modules = [module for _, module in layers(self.given)]
+        modules = list(self.given.modules())
         flags = [module.training for module in modules]
-        buffers = [(m, n, b, b.clone()) for m in modules for n, b in m._buffers.items() if b is not None]
+        buffers = [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
+        values = [(b, b.clone()) for _, own in buffers for b in own.values() if b is not None]
         frozen = [p for p in self.parameters.values() if not p.requires_grad]
-        tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         try:
             for module in modules:
-                if isinstance(module, _NormBase):
+                if isinstance(module, _NormBase):  # the norms with running statistics
                     module.training = self.bn == "batch"
             for parameter in frozen:
                 parameter.requires_grad_(True)
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
-            with torch.enable_grad():
+            with torch.enable_grad(), _tf32(self.device, self.precision != "fp32"):
                 yield
         finally:
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
             for parameter in frozen:
                 parameter.requires_grad_(False)
             for module, flag in zip(modules, flags, strict=True):
                 module.training = flag
-            for module, name, buffer, value in buffers:
+            for table, own in buffers:
+                table.clear()
+                table.update(own)
+            for buffer, value in values:
                 buffer.data.copy_(value)
-                module._buffers[name] = buffer
 
     def _take_off(self) -> None:
         if self._masks is not None:
             for name, parameter in self.parameters.items():
                 parameter.data.copy_(self._dense[name])
 
-    def _current_versions(self) -> list[int]:
-        return [p._version for p in self.parameters.values()]
+    def _current_versions(self) -> list[tuple[int, int]]:
+        return [(p._version, p.data_ptr()) for p in self.parameters.values()]
 
 
 def _callable(model: nn.Module) -> nn.Module:
@@ -312,6 +316,27 @@ def _callable(model: nn.Module) -> nn.Module:
     while type(inside).__name__ == "OptimizedModule":
         inside = inside._orig_mod  # type: ignore[assignment]
     return bare(model) if type(inside).__name__ in ("DataParallel", "DistributedDataParallel") else model
+
+
+@contextmanager
+def _tf32(device: torch.device, allowed: bool) -> Iterator[None]:
+    """Whether products on a GPU may round their factors to TF32, whatever the caller's switches say."""
+    if device.type != "cuda":
+        yield
+        return
+    matmul, conv = torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", None)
+    if conv is not None and hasattr(conv, "fp32_precision"):  # since torch 2.9; the older switches clash with these
+        switches, name, value = [matmul, conv], "fp32_precision", "tf32" if allowed else "ieee"
+    else:
+        switches, name, value = [matmul, torch.backends.cudnn], "allow_tf32", allowed  # type: ignore[assignment]
+    before = [getattr(switch, name) for switch in switches]
+    try:
+        for switch in switches:
+            setattr(switch, name, value)
+        yield
+    finally:
+        for switch, old in zip(switches, before, strict=True):
+            setattr(switch, name, old)
 
 
 def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
@@ -327,9 +352,12 @@ def _at_least_float(parameter: Tensor) -> torch.dtype:
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
-def _unshared(tensors: list[Tensor]) -> list[Tensor]:
-    """Tensors that may be changed in place: autograd hands out one for two weights that are added, or expands it."""
-    seen: set[int] = set()
+def _unshared(tensors: list[Tensor], foreign: set[int]) -> list[Tensor]:
+    """Tensors that may be changed in place.
+
+    Autograd may hand out one gradient for two weights that are added, an expanded one, or what a function saved.
+    """
+    seen = set(foreign)
     mine = []
     for tensor in tensors:
         if tensor.data_ptr() in seen or 0 in tensor.stride():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ from .paths import collapsed
 from .probe import Loss, Objective, Probe
 from .round import Record, Round
 from .schedules import SCHEDULES, Schedule
-from .scope import Pattern
+from .scope import Pattern, transposed
 from .selection import keep_top
 
 
@@ -51,7 +53,7 @@ def rounds(probe: Probe, method: Method, keep: int, after: Round | None = None) 
     [4, 2, 1]
     """
     for step in _steps(probe, method, keep, after, watch=True):
-        yield replace(step, masks={name: mask.clone() for name, mask in step.masks.items()})
+        yield _owned(step)
 
 
 def prune(
@@ -111,10 +113,10 @@ def prune(
     last = after
     for step in _steps(probe, plan, keep, after, watch=on_round is not None) if keep < total else ():
         if on_round is not None:
-            on_round(step)
+            on_round(_owned(step))
         records.append(replace(step, masks=dict.fromkeys(step.masks)))  # type: ignore[arg-type]  # numbers, not masks
         last = step
-    masks = last.masks if last is not None else everything(probe.weights)
+    masks = _owned(last).masks if last is not None else everything(probe.weights)
     dead = _collapsed(probe, masks, on_collapse)
     about = {
         "method": method if isinstance(method, str) else _name(method.criterion),
@@ -127,10 +129,17 @@ def prune(
     return Pruned(masks, [step.record for step in records], dead, last, about)
 
 
+def _owned(step: Round) -> Round:
+    """With masks of its own, so that whoever gets it cannot change the run."""
+    return replace(step, masks={name: mask.clone() for name, mask in step.masks.items()})
+
+
 def _steps(probe: Probe, method: Method, keep: int, after: Round | None, watch: bool) -> Iterator[Round]:
     """The rounds. An accelerator that nobody watches is asked only before the last whether all was finite."""
     weights = probe.weights
     total = size(weights)
+    if not 0 < keep <= total:
+        raise ValueError(f"keep={keep}: choose from 1 to the {total} prunable weights")
     counts = [total, *method.schedule(total, keep, method.rounds)]
     _check_counts(counts, keep, method)
     if (floor := sum(min(method.at_least, w.numel()) for w in weights.values())) > keep:
@@ -139,12 +148,13 @@ def _steps(probe: Probe, method: Method, keep: int, after: Round | None, watch: 
         )
     plan = _plan(probe, method, counts)
     source = digest.content(weights.values())
+    groups = transposed(probe.given)
     pending: list[tuple[int, Tensor]] = []
     masks = None
     first = 0
     if after is not None:
         _check_continues(after, plan, int(source), probe, method)
-        masks = {name: mask.to(probe.device) for name, mask in after.masks.items()}
+        masks = {name: after.masks[name].to(probe.device) for name in weights}
         first = after.index + 1
     for index in range(first, method.rounds):
         began = time.perf_counter()
@@ -158,11 +168,11 @@ def _steps(probe: Probe, method: Method, keep: int, after: Round | None, watch: 
             revives = method.revives(index)
             among = before
             if revives and before is not None:
-                among = None if method.revive_empty else _nonempty(before)
+                among = None if method.revive_empty else _nonempty(before, groups)
             prefer = before if revives else None
             masks = keep_top(scores, counts[index + 1], prefer=prefer, among=among, at_least=method.at_least)
             del scores, among
-            numbers = _numbers(before, masks, counts[index], revives)
+            numbers = _numbers(before, masks, counts[index], revives, groups)
             read = probe.batches_digest if probe.batches_digest is not None else torch.zeros_like(source)
             tally = torch.cat([numbers[:3], torch.stack([source, read]), numbers[3:]])
             measures = torch.stack([probe.saliency, probe.loss_value])
@@ -203,8 +213,6 @@ def _resolved(
 
 
 def _check_counts(counts: list[int], keep: int, method: Method) -> None:
-    if not 0 < keep <= counts[0]:
-        raise ValueError(f"keep={keep}: choose from 1 to the {counts[0]} prunable weights")
     shrinking = all(b <= a for a, b in itertools.pairwise(counts))
     if len(counts) != method.rounds + 1 or counts[-1] != keep or not shrinking:
         raise ValueError(
@@ -230,14 +238,16 @@ def _plan(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
 
 
 def _name(function: object) -> str:
-    function = getattr(function, "func", function)  # of a partial
+    if isinstance(function, functools.partial):
+        given = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
+        return f"{_name(function.func)}({', '.join(given)})"
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _check_continues(after: Round, plan: dict[str, Any], source: int, probe: Probe, method: Method) -> None:
     """Refuse to continue another run than the one that `after` belongs to."""
     if differing := [key for key in plan if plan[key] != after.plan.get(key)]:
-        was, now = ({key: p.get(key) for key in differing if key != "counts"} for p in (after.plan, plan))
+        was, now = ({key: str(p.get(key))[:40] for key in differing} for p in (after.plan, plan))
         raise ValueError(f"this round was made with other settings: {', '.join(differing)} (then {was}, now {now})")
     weights = probe.weights
     shapes = {name: w.shape for name, w in weights.items()}
@@ -280,43 +290,56 @@ def _refuse_bad(pending: list[tuple[int, Tensor]], names: list[str]) -> None:
             )
 
 
-def _nonempty(masks: Masks) -> Masks:
+def _nonempty(masks: Masks, groups: dict[str, int]) -> Masks:
     """Every weight of an output channel that keeps any."""
-    return {name: (_rows(m) | _rows(m).any(1, keepdim=True)).view(m.shape) for name, m in masks.items()}
+    views = {name: _by_output(mask, groups.get(name)) for name, mask in masks.items()}
+    return {
+        name: (v | v.any(1, keepdim=True).any(3, keepdim=True)).view(masks[name].shape) for name, v in views.items()
+    }
 
 
-def _rows(mask: Tensor) -> Tensor:
-    return mask.reshape(mask.shape[0], -1) if mask.dim() else mask.reshape(1, 1)
+def _by_output(mask: Tensor, groups: int | None) -> Tensor:
+    """The mask as (groups, inputs, outputs, rest), where a transposed layer has its inputs first."""
+    first, *rest = mask.shape or (1,)
+    if groups is None:
+        return mask.reshape(1, 1, first, math.prod(rest))
+    return mask.reshape(groups, first // groups, rest[0], math.prod(rest[1:]))
 
 
-def _in_empty_rows(before: Tensor, after: Tensor) -> Tensor:
+def _in_empty_channels(before: Tensor, after: Tensor) -> Tensor:
     """How many are kept now in output channels that kept none before."""
-    rows, used = _rows(after), _rows(before).view(torch.uint8).amax(1).bool()
-    if rows.device.type == "cpu":
-        return rows[~used].count_nonzero()
-    return (rows & ~used.unsqueeze(1)).count_nonzero()  # wherever indexing would wait
+    if before.numel() == 0:
+        return before.count_nonzero()
+    used = before.view(torch.uint8).amax((1, 3), keepdim=True).bool()
+    if after.shape[:2] == (1, 1) and after.device.type == "cpu":
+        return after[0, 0, ~used.view(-1)].count_nonzero()
+    return (after & ~used).count_nonzero()  # an index would wait for an accelerator
 
 
-def _numbers(before: Masks | None, after: Masks, kept: int, revives: bool) -> Tensor:
+def _numbers(before: Masks | None, after: Masks, kept: int, revives: bool, groups: dict[str, int]) -> Tensor:
     """Pruned, recovered, recovered into empty channels, then the kept weights of each layer; int64."""
     layers = torch.stack([m.count_nonzero() for m in after.values()])
     now = layers.sum()
     if before is None or not revives:  # nothing returns, so what went is the difference
         return torch.cat([torch.stack([kept - now, torch.zeros_like(now), torch.zeros_like(now)]), layers])
     stayed = torch.stack([(before[name] & mask).count_nonzero() for name, mask in after.items()]).sum()
-    empty = torch.stack([_in_empty_rows(before[name], mask) for name, mask in after.items()]).sum()
+    views = [(_by_output(before[name], groups.get(name)), _by_output(m, groups.get(name))) for name, m in after.items()]
+    empty = torch.stack([_in_empty_channels(old, new) for old, new in views]).sum()
     return torch.cat([torch.stack([kept - stayed, now - stayed, empty]), layers])
 
 
 def _collapsed(probe: Probe, masks: Masks, on_collapse: str) -> list[str]:
     """The layers that cut the network, warned or raised about."""
-    example = probe.call()
+    example, why = probe.call(), "there is no example= input"
+    dead, sentence = None, "no signal passes from input to output: {} cut the network"
     if example is not None:
-        dead = collapsed(probe.given, masks, example)
-        sentence = "no signal passes from input to output: {} cut the network"
-    else:
+        try:
+            dead = collapsed(probe.given, masks, example)
+        except ValueError as error:  # the masks are found, and one unusual module must not cost them
+            why = str(error)
+    if dead is None:
         dead = [name for name, mask in masks.items() if not mask.any()]
-        sentence = "{} keep no weight; whether a signal still passes was not checked for want of an example= input"
+        sentence = f"{{}} keep no weight; whether a signal still passes was not checked: {why}"
     if dead and on_collapse != "ignore":
         named_layers = ", ".join(dead[:5]) + (f" and {len(dead) - 5} more" if len(dead) > 5 else "")
         message = sentence.format(named_layers) + "; lower the sparsity, prune in more rounds or set at_least="

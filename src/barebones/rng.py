@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -25,7 +27,7 @@ def forked(device: torch.device, seed: int | None = None) -> Iterator[None]:
     generators = _generators(device)
     states = [g.get_state() for g in generators]
     python = random.getstate()
-    numpy = sys.modules.get("numpy.random")
+    numpy = _numpy_random()
     numpy_state = numpy.get_state() if numpy else None
     try:
         if seed is not None:
@@ -44,8 +46,13 @@ def reseed(device: torch.device, seed: int) -> None:
     for generator in _generators(device):
         generator.manual_seed(seed)
     random.seed(seed)
-    if numpy := sys.modules.get("numpy.random"):
+    if numpy := _numpy_random():
         numpy.seed(seed % 2**32)
+
+
+def _numpy_random() -> Any:
+    """NumPy's global generator, if NumPy is in use: it loads that part only when it is first asked for."""
+    return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:

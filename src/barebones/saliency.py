@@ -42,11 +42,16 @@ def saliency(
     if over not in ("kept", "all"):
         raise ValueError(f"over={over!r}: choose 'kept' (eq. 6) or 'all' (the zeroed weights too)")
     matched(model, masks)
-    probe = Probe(
-        model, batches, loss=loss, objective=objective, scope=list(masks), bn=bn, precision=precision, seed=seed
-    )
+    number = _length(batches) if count is None else count
+    if number < 1:
+        raise ValueError("batches is empty; pass at least one (input, target) pair, and count=1 or more")
+
+    def scope(name: str, _: object) -> bool:
+        return name in masks
+
+    probe = Probe(model, batches, loss=loss, objective=objective, scope=scope, bn=bn, precision=precision, seed=seed)
     ordered = {name: masks[name].to(probe.device) for name in probe.weights}
-    with probe.at(ordered, 0, 0, _length(batches) if count is None else count):
+    with probe.at(ordered, 0, 0, number):
         gradient = probe.gradient()
         if over == "kept":
             return float(probe.saliency)

@@ -50,6 +50,17 @@ def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return walk(model, "")
 
 
+def transposed(model: nn.Module) -> dict[str, int]:
+    """The weights whose first dimension is the input, as in transposed convolutions, and their groups."""
+    found = {}
+    for path, module in layers(model):
+        if isinstance(module, nn.modules.conv._ConvTransposeNd):
+            found[f"{path}.weight" if path else "weight"] = module.groups
+        elif "weight" in _weights_of(module) and type(module).__name__ == "Conv1D":
+            found[f"{path}.weight" if path else "weight"] = 1
+    return found
+
+
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Every parameter once (tied ones under their first name), by canonical name."""
     found: dict[str, nn.Parameter] = {}
@@ -73,8 +84,8 @@ def prunable(model: nn.Module, scope: Pattern | None = None, exclude: Pattern = 
     ['0.weight']
     """
     named = parameters(model)
-    chosen = _default(model, named) if scope is None else _matching(named, scope, "scope")
-    dropped = _matching({**dict.fromkeys(chosen), **named}, exclude, "exclude")  # type: ignore[dict-item]
+    chosen = _default(model, named) if scope is None else {n: named[n] for n in _matching(named, scope, "scope")}
+    dropped = _matching(named | chosen, exclude, "exclude")
     found = {name: named[name] for name in chosen if name in named and name not in dropped}
     for name in chosen:
         if name in dropped:
@@ -90,18 +101,19 @@ def prunable(model: nn.Module, scope: Pattern | None = None, exclude: Pattern = 
     return found
 
 
-def _default(model: nn.Module, named: dict[str, nn.Parameter]) -> list[str]:
+def _default(model: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """By name; a weight that is computed from others is there too, under its name, as the first of these."""
     names = {id(parameter): name for name, parameter in named.items()}
     embedded = {id(m.weight) for _, m in layers(model) if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    chosen: dict[str, None] = {}  # an ordered set
+    chosen: dict[str, nn.Parameter] = {}
     for path, module in layers(model):
         for attribute in _weights_of(module):
             parameter = module._parameters.get(attribute)
             if parameter is None:  # weight norm, spectral norm or torch.nn.utils.prune computes it
-                chosen[f"{path}.{attribute}" if path else attribute] = None
+                chosen[f"{path}.{attribute}" if path else attribute] = next(module.parameters())
             elif id(parameter) not in embedded:
-                chosen[names[id(parameter)]] = None
-    return list(chosen)
+                chosen[names[id(parameter)]] = parameter
+    return chosen
 
 
 def _weights_of(module: nn.Module) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .masks import Masks, Scores
 
-CHUNK = 1 << 20  # elements looked at together on the CPU: small enough to stay in its cache
+CHUNK = 1 << 20  # elements looked at together on the CPU, in its cache; a multiple of 8
 SAMPLE = 1 << 16  # elements sorted to bracket the threshold
 
 
@@ -33,8 +33,9 @@ def keep_top(
     parts = _comparable(scores)
     preferred, allowed = ([m[name].reshape(-1) for name in scores] if m is not None else None for m in (prefer, among))
     if at_least:
-        parts = _with_floor(parts, keep, preferred, allowed, at_least)
-    chosen = _top(parts, keep, preferred, allowed)
+        chosen = _top_with_floor(parts, keep, preferred, allowed, at_least)
+    else:
+        chosen = _top(parts, keep, preferred, allowed)
     return {name: mask.view(s.shape) for (name, s), mask in zip(scores.items(), chosen, strict=True)}
 
 
@@ -45,18 +46,22 @@ def _comparable(scores: Scores) -> list[Tensor]:
     return [s.detach().reshape(-1).to(dtype) for s in scores.values()]
 
 
-def _with_floor(
+def _top_with_floor(
     parts: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed: list[Tensor] | None, floor: int
 ) -> list[Tensor]:
-    """Each layer's best `floor` scores become infinite, so that no other layer can outbid them."""
+    """First each layer's own best, then the best of the rest."""
     floors = [min(floor, p.numel()) for p in parts]
     if sum(floors) > keep:
         raise ValueError(f"at_least={floor} asks for {sum(floors)} weights in all, but only {keep} are kept; lower it")
-    raised = []
-    for i, (part, count) in enumerate(zip(parts, floors, strict=True)):
-        own = _top([part], count, preferred and preferred[i : i + 1], allowed and allowed[i : i + 1])
-        raised.append(part.masked_fill(own[0], torch.inf))
-    return raised
+    own = [
+        _top([part], count, preferred and preferred[i : i + 1], allowed and allowed[i : i + 1])[0]
+        for i, (part, count) in enumerate(zip(parts, floors, strict=True))
+    ]
+    others = [~mask for mask in own]
+    if allowed is not None:
+        others = [other & a for other, a in zip(others, allowed, strict=True)]
+    rest = _top(parts, keep - sum(floors), preferred, others)
+    return [a | b for a, b in zip(own, rest, strict=True)]
 
 
 def _top(parts: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed: list[Tensor] | None) -> list[Tensor]:
@@ -216,6 +221,8 @@ def kth_largest(parts: list[Tensor], k: int) -> float:
         first, last = math.floor(centre - margin), math.ceil(centre + margin)
         high = float(sample[first]) if first >= 0 else math.inf
         low = float(sample[last]) if last < sample.numel() else -math.inf
+        if low == -math.inf and high == math.inf:
+            break  # so small a sample tells nothing
         beyond, inside = 0, []
         for chunk in _chunks(parts):
             beyond += int((chunk > high).count_nonzero())
