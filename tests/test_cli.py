@@ -1,0 +1,58 @@
+"""The command line: help, versions, and errors in one line."""
+
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from barebones import __version__
+from barebones.bench import core
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "barebones", *words], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["--help"], 0, "demo"),
+        (["--version"], 0, __version__),
+        (["bench", "core", "--help"], 0, "--rounds"),
+        (["prune-everything"], 2, "No such command"),
+        (["bench", "core", "--rounds", "0"], 2, "rounds"),
+        (["bench", "core", "--device", "abacus"], 2, "error: device='abacus'"),
+    ],
+)
+def test_words_get_an_answer_and_a_code(words, code, expected):
+    done = command(*words)
+    assert done.returncode == code
+    assert expected in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback():
+    done = command("--debug", "bench", "core", "--device", "abacus")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_the_core_benchmark_prints_its_three_tables(monkeypatch):
+    monkeypatch.setattr(core, "WIDTHS", (4, "pool", 8, "pool", 8, "pool", 8, "pool", 8))
+    monkeypatch.setattr(core, "_peak", lambda what, batch, device: 10_000_000 + len(what) * 1_000_000)
+    console = Console(record=True, width=120, file=io.StringIO())
+    core.run(console, rounds=2, repeats=1, batch=4, scores=100_000, device="cpu")
+    text = console.export_text()
+    assert re.search(r"force, 2 rounds .*\d\.\d{3}.*≤ 1\.05", text)
+    assert re.search(r"grasp, 1 batch .*≤ 1\.10", text)
+    assert re.search(r"snip-mb .*x the weights .*≤ 2\.5", text)
+    assert re.search(r"k = 0\.5% .*x .*≥ 2\.5 x", text)
+
+
+def test_the_peak_of_a_process_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(core, "WIDTHS", (4, "pool", 8, "pool", 8, "pool", 8, "pool", 8))
+    core.use("force", 4, "cpu")
+    assert int(capsys.readouterr().out) > 10_000_000
