@@ -245,7 +245,7 @@ def test_three_dimensions(seed: int, density: float) -> None:
 
 
 def attention_by_hand(net: Any, ids: Tensor) -> Tensor:
-    x = net.embed(ids) + net.position(torch.arange(ids.shape[1]))
+    x = net.embed(ids) + net.position(torch.arange(ids.shape[1], device=ids.device))
     q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in net.qkv(x).chunk(3, -1))
     scores = (q @ k.transpose(-2, -1) / 2).masked_fill(net.causal[: ids.shape[1], : ids.shape[1]] == 0, -torch.inf)
     mixed = F.dropout(F.softmax(scores, -1), 0.1, net.training) @ v

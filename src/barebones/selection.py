@@ -80,18 +80,39 @@ def _top(parts: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed
 
 def top_on_device(scores: Tensor, keep: int, prefer: Tensor | None = None) -> Tensor:
     """The mask of the `keep` highest of flat `scores`, in device operations alone: nothing waits for the host."""
-    if keep <= scores.numel() // 2:
-        threshold = scores.topk(keep, sorted=False).values.amin()
-    else:
-        threshold = scores.topk(scores.numel() - keep + 1, largest=False, sorted=False).values.amax()
-    above = scores > threshold
+    threshold = _kth_on_device(scores, keep)
+    chosen = scores > threshold
     tied = scores == threshold
-    needed = keep - above.sum()
-    rank = tied.cumsum(0, dtype=torch.int32)
-    if prefer is not None:
-        first = (tied & prefer).cumsum(0, dtype=torch.int32)
-        rank = torch.where(prefer, first, rank - first + first[-1])
-    return above | (tied & (rank <= needed))
+    needed = keep - chosen.sum()
+    for turn in [tied] if prefer is None else [tied & prefer, tied & ~prefer]:
+        turn &= turn.cumsum(0, dtype=torch.int32) <= needed
+        needed = needed - turn.sum()
+        chosen |= turn
+    return chosen
+
+
+def _kth_on_device(scores: Tensor, k: int) -> Tensor:
+    """The k-th largest, by torch's selection where few are taken from an end (it returns their indices, too)."""
+    few = max(1, scores.numel() // 8)
+    if k <= few:
+        return scores.topk(k, sorted=False).values.amin()
+    if scores.numel() - k < few:
+        return scores.topk(scores.numel() - k + 1, largest=False, sorted=False).values.amax()
+    # Else by halving the range of floats, as integers in the same order: the highest that at least k scores reach.
+    width, integer = (32, torch.int32) if scores.dtype == torch.float32 else (64, torch.int64)
+    magnitude = 2 ** (width - 1) - 1
+    infinity = torch.tensor(torch.inf, dtype=scores.dtype, device=scores.device)
+    high = infinity.view(integer).to(torch.int64)
+    low = -high - 1
+
+    def value(order: Tensor) -> Tensor:
+        return torch.where(order < 0, order ^ magnitude, order).to(integer).view(scores.dtype)
+
+    for _ in range(width):
+        middle = (low >> 1) + (high >> 1) + ((low | high) & 1)  # half-way, rounded up, without overflow
+        reached = (scores >= value(middle)).sum() >= k
+        low, high = torch.where(reached, middle, low), torch.where(reached, high, middle - 1)
+    return value(low)
 
 
 def _top_in_bracket(
