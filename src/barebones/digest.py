@@ -38,7 +38,8 @@ def content(tensors: Iterable[Tensor]) -> Tensor:
             even, rest = words[: rows * LENGTH].view(rows, LENGTH), words[rows * LENGTH :]
             part = (rest * factors[: rest.numel()]).sum() + words.numel()
             step = 4 if data.device.type == "cpu" else 256  # rows at a time: a cache's worth, or few calls
-            for start, block in zip(range(0, rows, step), even.split(step), strict=True):
+            for start in range(0, rows, step):
+                block = even[start : start + step]
                 odd = torch.arange(start, start + block.shape[0], device=data.device) * MIX | 1
                 part += ((block * factors).sum(1) * odd).sum()
             total = total * MIX + part.to(total.device)
