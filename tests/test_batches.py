@@ -210,7 +210,9 @@ def test_no_batches_are_an_error_only_where_they_are_needed():
     with pytest.raises(ValueError, match="needs data"):
         prune(tiny(), None, 0.5, "force")
     for name in ("random", "erk", "magnitude"):
-        prune(tiny(), None, 0.5, name)
+        with pytest.warns(UserWarning, match="was not checked: there is no example= input"):
+            prune(tiny(), None, 0.5, name)
+        prune(tiny(), None, 0.5, name, example=BATCHES[0][0])
     with pytest.raises(ValueError, match="example="):
         prune(tiny(), None, 0.5, "synflow")
     prune(tiny(), None, 0.5, "synflow", example=BATCHES[0][0])

@@ -25,6 +25,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         (["prune-everything"], 2, "No such command"),
         (["bench", "core", "--rounds", "0"], 2, "rounds"),
         (["bench", "core", "--device", "abacus"], 2, "error: device='abacus'"),
+        (["bench", "core", "--model", "resnet19"], 2, "resnet18"),
     ],
 )
 def test_words_get_an_answer_and_a_code(words, code, expected):
@@ -41,10 +42,9 @@ def test_debug_shows_the_traceback():
 
 
 def test_the_core_benchmark_prints_its_three_tables(monkeypatch):
-    monkeypatch.setattr(core, "WIDTHS", (4, "pool", 8, "pool", 8, "pool", 8, "pool", 8))
-    monkeypatch.setattr(core, "_peak", lambda what, batch, device: 10_000_000 + len(what) * 1_000_000)
+    monkeypatch.setattr(core, "_peak", lambda model, what, batch, device: 10_000_000 + len(what) * 1_000_000)
     console = Console(record=True, width=120, file=io.StringIO())
-    core.run(console, rounds=2, repeats=1, batch=4, scores=100_000, device="cpu")
+    core.run(console, model="mobilenet-v2", rounds=2, repeats=1, batch=4, scores=100_000, device="cpu")
     text = console.export_text()
     assert re.search(r"force, 2 rounds .*\d\.\d{3}.*≤ 1\.05", text)
     assert re.search(r"grasp, 1 batch .*≤ 1\.10", text)
@@ -52,7 +52,6 @@ def test_the_core_benchmark_prints_its_three_tables(monkeypatch):
     assert re.search(r"k = 0\.5% .*x .*≥ 2\.5 x", text)
 
 
-def test_the_peak_of_a_process_is_measured(monkeypatch, capsys):
-    monkeypatch.setattr(core, "WIDTHS", (4, "pool", 8, "pool", 8, "pool", 8, "pool", 8))
-    core.use("force", 4, "cpu")
+def test_the_peak_of_a_process_is_measured(capsys):
+    core.use("mobilenet-v2", "force", 4, "cpu")
     assert int(capsys.readouterr().out) > 10_000_000

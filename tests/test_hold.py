@@ -604,7 +604,8 @@ def test_parameters_added_to_the_optimizer_later():
     model = network()
     masks = random_masks(model)
     optimizer = optim.SGD(model[:4].parameters(), lr=0.1, momentum=0.9)
-    hold(model, masks, optimizer)
+    with pytest.warns(UserWarning, match=r"no optimizer given owns 5\.weight"):
+        hold(model, masks, optimizer)
     assert_held(model, masks)  # those of no optimizer too
     optimizer.add_param_group({"params": model[5].parameters(), "lr": 0.2})
     before = model[5].weight.clone()

@@ -215,10 +215,17 @@ def test_the_fingerprint_is_of_names_and_shapes_alone() -> None:
     assert len({fingerprint(w) for w in ({"a": a}, {"b": a}, {"a": a.T}, {"a": b}, {"a": a, "b": b}, {})}) == 6
 
 
-@pytest.mark.parametrize("key", ["kept", "prunable", "fingerprint", "library", "layout", "version", "format"])
-def test_reserved_keys_are_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ValueError, match=f"{key}: save_masks writes this itself"):
-        save_masks({}, tmp_path / "m", **{key: 1})
+def test_what_was_loaded_can_be_saved_again(tmp_path: Path) -> None:
+    save_masks({"w": torch.eye(3) > 0}, tmp_path / "m", method="force")
+    masks, about = load_masks(tmp_path / "m")
+    save_masks(masks, tmp_path / "n", **about)
+    assert (tmp_path / "n").read_bytes() == (tmp_path / "m").read_bytes()
+
+
+@pytest.mark.parametrize("key", ["kept", "prunable", "fingerprint", "library"])
+def test_what_the_masks_tell_is_not_taken_from_the_caller(tmp_path: Path, key: str) -> None:
+    save_masks({"w": torch.eye(3) > 0}, tmp_path / "m", **{key: "wrong"})
+    assert load_masks(tmp_path / "m")[1][key] != "wrong"
 
 
 def test_a_value_that_cannot_be_stored_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ def test_the_example_runs_as_written(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
-    assert "0.weight" in done.stdout
+    assert "300×64" in done.stdout
+    assert "Sparsity 95.00 %" in done.stdout
     masks, about = bb.load_masks(tmp_path / "masks.safetensors")
     assert about["method"] == "force"
     assert sum(int(m.sum()) for m in masks.values()) == round(0.05 * (64 * 300 + 300 * 10)) == about["kept"]

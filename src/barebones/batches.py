@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -58,7 +59,10 @@ class Batches:
 
     def _called(self, source: Callable[[int], Iterable[Any]], index: int) -> Iterator[Any]:
         with self._fetching("round", index):
-            iterator = iter(source(index))
+            returned = source(index)
+            if not isinstance(returned, Iterable):
+                raise ValueError(f"batches({index}) must return that round's batches, not {type(returned).__name__}")
+            iterator = iter(returned)
         number = 0
         while True:
             with self._fetching("round", index, number):
@@ -175,6 +179,8 @@ def tensors(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, list | tuple):
         for value in batch:
             yield from tensors(value)
+    elif is_dataclass(batch):
+        yield from tensors([getattr(batch, part.name) for part in fields(batch)])
 
 
 def first_sample(batch: Any) -> Any:
@@ -182,4 +188,4 @@ def first_sample(batch: Any) -> Any:
     sizes = {t.shape[0] if t.dim() else None for t in tensors(batch)}
     if len(sizes) != 1 or None in sizes:
         return batch
-    return mapped(batch, lambda leaf: leaf[:1] if isinstance(leaf, Tensor) else leaf)
+    return mapped(batch, lambda leaf: leaf[:1].clone() if isinstance(leaf, Tensor) else leaf)

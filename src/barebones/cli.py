@@ -49,6 +49,7 @@ def demo(
 
 @bench.command("core")
 def bench_core(
+    model: Annotated[str, typer.Option(help="A network for 32x32 images, such as resnet18 or vgg19.")] = "resnet18",
     rounds: Annotated[int, typer.Option(min=1, help="Pruning rounds, and bare passes beside them.")] = 5,
     repeats: Annotated[int, typer.Option(min=1, help="Times each side is measured; the median counts.")] = 3,
     batch: Annotated[int, typer.Option(min=2, help="Images in a batch.")] = 128,
@@ -58,7 +59,7 @@ def bench_core(
     """Pruning against bare gradients, its memory, and selection against a sorted topk."""
     from .bench.core import run
 
-    run(Console(), rounds=rounds, repeats=repeats, batch=batch, scores=scores, device=device)
+    run(Console(), model=model, rounds=rounds, repeats=repeats, batch=batch, scores=scores, device=device)
 
 
 def main() -> None:

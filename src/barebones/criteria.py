@@ -119,7 +119,7 @@ def _product(shape: tuple[int, ...]) -> int:
 
 def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
     """Doubles: of single-precision numbers too many would be equal."""
-    return torch.rand(like.shape, dtype=torch.float64, generator=generator).to(like.device)
+    return torch.rand(like.shape, dtype=torch.float64, generator=generator, device="cpu").to(like.device)
 
 
 def _ones(leaf: Any) -> Any:

@@ -16,8 +16,9 @@ MIX = 0x5851F42D4C957F2D  # an odd number, for the factors of rows and tensors
 def content(tensors: Iterable[Tensor]) -> Tensor:
     """A 64-bit digest of the bytes of some tensors in order, as an int64 scalar on the first one's device.
 
-    Words of eight bytes times fixed random odd numbers, summed modulo 2**64: integers only, so that it does
-    not depend on the device, the thread count or the memory format. It finds accidents, not forgeries.
+    Words of eight bytes, their high bits folded down, times fixed random odd numbers, summed modulo 2**64:
+    integers only, so that it does not depend on the device, the thread count or the memory format. It finds
+    accidents, not forgeries. Shapes and types count too.
 
     >>> a, b = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     >>> bool(content([a]) == content([a.clone()])), bool(content([a]) == content([b]))
@@ -36,20 +37,27 @@ def content(tensors: Iterable[Tensor]) -> Tensor:
         for words in (data[:whole].view(torch.int64), data[whole:].to(torch.int64)):
             rows = words.numel() // LENGTH
             even, rest = words[: rows * LENGTH].view(rows, LENGTH), words[rows * LENGTH :]
-            part = (rest * factors[: rest.numel()]).sum() + words.numel()
+            part = (_folded(rest) * factors[: rest.numel()]).sum() + words.numel()
             step = 4 if data.device.type == "cpu" else 256  # rows at a time: a cache's worth, or few calls
             for start in range(0, rows, step):
                 block = even[start : start + step]
                 odd = torch.arange(start, start + block.shape[0], device=data.device) * MIX | 1
-                part += ((block * factors).sum(1) * odd).sum()
+                part += ((_folded(block) * factors).sum(1) * odd).sum()
             total = total * MIX + part.to(total.device)
-    return torch.zeros((), dtype=torch.int64) if total is None else total
+        total = total * MIX + text(tuple(tensor.shape), str(tensor.dtype))
+    return torch.zeros((), dtype=torch.int64, device="cpu") if total is None else total
+
+
+def _folded(words: Tensor) -> Tensor:
+    """Else a sign bit, the highest, would vanish in the sum with any other."""
+    return words ^ (words >> 29)
 
 
 @functools.cache
 def _factors(device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(-(2**63), 2**63 - 1, (LENGTH,), generator=generator).bitwise_or_(1).to(device)
+    generator = torch.Generator("cpu").manual_seed(0)
+    numbers = torch.randint(-(2**63), 2**63 - 1, (LENGTH,), generator=generator, device="cpu")
+    return numbers.bitwise_or_(1).to(device)
 
 
 def text(*words: object) -> int:

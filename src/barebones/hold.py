@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -139,7 +140,7 @@ def hold(
     step, and any other has gradients cleared before a step and in its closure, weights and state after it, so that
     pruned weights reach no norm, trust ratio or preconditioner. Parameters keep their names and nothing is put on
     the model. `gradients=True` also clears each gradient as `backward` accumulates it, so that gradient clipping
-    and logged norms see the pruned network only.
+    and logged norms see the pruned network only. A copy of model and optimizer is not held: call `hold` on it.
 
     >>> model = nn.Linear(2, 1)
     >>> optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
@@ -164,6 +165,13 @@ def hold(
         owned |= theirs
     if not any(parameter in owned for _, parameter, _ in found):
         raise ValueError(f"the optimizer owns none of the {len(found)} masked parameters: {stale}")
+    loose = [name for name, parameter, _ in found if parameter.requires_grad and parameter not in owned]
+    if loose:
+        warnings.warn(
+            f"no optimizer given owns {', '.join(loose[:5])}{' and others' if len(loose) > 5 else ''}: these pruned "
+            "weights are zeroed now and not held; pass every optimizer that trains them",
+            stacklevel=2,
+        )
     bits = {}
     for _, parameter, mask in found:
         if not mask.all():  # laid out as the weight is, which is three times faster than otherwise

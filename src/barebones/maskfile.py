@@ -38,8 +38,7 @@ def save_masks(masks: Mapping[str, Tensor], path: files.Path, **about: Any) -> N
     >>> masks["w"].tolist(), about["method"], about["sparsity"], about["kept"]
     ([[True, False], [False, True]], 'force', 0.5, 2)
     """
-    if taken := sorted(about.keys() & set(RESERVED)):
-        raise ValueError(f"{', '.join(taken)}: save_masks writes this itself; leave it out or call it otherwise")
+    about = {name: value for name, value in about.items() if name not in RESERVED}  # so what was loaded can be saved
     tensors, layout = pack(masks)
     total, left = size(masks), sum(entry["kept"] for entry in layout.values())
     files.write(
@@ -150,7 +149,7 @@ def encode(mask: Tensor) -> tuple[str, Tensor]:
         encoding, data = encode_indices(flat.nonzero().flatten())
         if data.numel() < count:
             return encoding, data
-    padded = torch.zeros(8 * count, dtype=torch.uint8)
+    padded = torch.zeros(8 * count, dtype=torch.uint8, device="cpu")
     padded[: flat.numel()] = flat
     return "bits", (padded.view(-1, 8) << _shifts()).sum(1, dtype=torch.uint8)
 
@@ -175,7 +174,7 @@ def decode(encoding: str, data: Tensor, shape: Sequence[int]) -> Tensor:
     indices = decode_indices(encoding, data)
     if indices.numel() and int(indices[-1]) >= count:
         raise ValueError(f"it keeps weight {int(indices[-1])}, and there are {count}")
-    mask = torch.zeros(count, dtype=torch.bool)
+    mask = torch.zeros(count, dtype=torch.bool, device="cpu")
     mask[indices] = True
     return mask.view(tuple(shape))
 
@@ -192,7 +191,7 @@ def encode_indices(indices: Tensor) -> tuple[str, Tensor]:
     units = {name: gaps.numel() + int((gaps // (256**width - 1)).sum()) for name, width in WIDTHS.items()}
     encoding = min(WIDTHS, key=lambda name: units[name] * WIDTHS[name])
     escape = 256 ** WIDTHS[encoding] - 1
-    values = torch.full((units[encoding],), escape, dtype=torch.int32)
+    values = torch.full((units[encoding],), escape, dtype=torch.int32, device="cpu")
     values[(gaps // escape + 1).cumsum(0) - 1] = (gaps % escape).int()
     if encoding == "gaps8":
         return encoding, values.to(torch.uint8)
@@ -220,7 +219,7 @@ def decode_indices(encoding: str, data: Tensor) -> Tensor:
 
 
 def _shifts() -> Tensor:
-    return torch.arange(8, dtype=torch.uint8)
+    return torch.arange(8, dtype=torch.uint8, device="cpu")
 
 
 def _check_bytes(data: Tensor) -> None:

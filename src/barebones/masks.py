@@ -50,6 +50,9 @@ def agreement(a: Masks, b: Masks) -> Agreement:
     >>> float(agreement({"w": torch.tensor([True, True, False])}, {"w": torch.tensor([True, False, True])}))
     0.5
     """
+    for masks in (a, b):
+        if not isinstance(masks, Mapping) or any(m.dtype != torch.bool for m in masks.values()):
+            raise ValueError("masks is a dict from names to bool tensors; pass result.masks")
     if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
         differing = sorted(a.keys() ^ b.keys()) or [name for name in a if a[name].shape != b[name].shape]
         raise ValueError(f"the masks are of two different models; they differ in {', '.join(differing[:5])}")

@@ -37,6 +37,11 @@ class Method:
     at_least: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("rounds", "batches", "at_least"):
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"{name}={getattr(self, name)!r}: it is a whole number")
+        if not callable(self.criterion):
+            raise ValueError(f"criterion={self.criterion!r}: it is a function from a probe to scores")
         if self.rounds < 1:
             raise ValueError(f"rounds={self.rounds}: pruning needs at least one round")
         if self.batches < 1:

@@ -36,8 +36,8 @@ class Probe:
     are theta * c; outside of it, and whenever control leaves it, the model is what it was: parameters,
     buffers, gradients, flags and the global generators.
 
-    `weights` holds the dense theta by name, `masks` the current c, `keep` how many weights this round will
-    keep, and `generator` random numbers of this round's own.
+    `weights` holds the dense theta by name (to read, not to change), `masks` the current c, `keep` how many
+    weights this round will keep, and `generator` random numbers of this round's own.
     """
 
     keep: int
@@ -101,7 +101,7 @@ class Probe:
         if self._current_versions() != self._versions:
             raise ValueError("the model's weights were changed between two rounds; start again with a new probe")
         self._masks, self.index, self.keep, self._count = masks, index, keep, batches
-        self.generator = torch.Generator().manual_seed(digest.text(self.seed, "scores", index))
+        self.generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "scores", index))
         self._forget()
         if masks is not None and not self._dense:
             self._dense = {name: p.data.clone() for name, p in self.parameters.items()}
@@ -164,6 +164,11 @@ class Probe:
                 self.example = first_sample(((batch[0],), {}))
         return self.example
 
+    def weights_digest(self) -> Tensor:
+        """Of all that decides the scores and is not a batch: every parameter, and the buffers where norms use them."""
+        buffers = self.given.buffers() if self.bn == "eval" else ()
+        return digest.content([*self.given.parameters(), *buffers])
+
     def digest_of(self, index: int, count: int) -> Tensor:
         """The digest of the batches of one round, read for nothing else."""
         total = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -187,7 +192,7 @@ class Probe:
     def _evaluate(self, batch: Any, temperature: float) -> Tensor:
         self._foreign = {t.data_ptr() for t in (*tensors(batch), *self.given.parameters(), *self.given.buffers())}
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
-        with autocast, self._seeing():
+        with autocast, self._seeing(), self._cooled(temperature):
             if self.objective is not None:
                 value = self.objective(self.model, batch)
             else:
@@ -196,10 +201,7 @@ class Probe:
                         f"a batch is a pair (input, target), but this one is a {type(batch).__name__}; pass "
                         "objective=lambda model, batch: ... for batches of another form"
                     )
-                output = self.model(batch[0])
-                if temperature != 1.0 and isinstance(output, Tensor):
-                    output = output / temperature
-                value = self.loss(output, batch[1])
+                value = self.loss(self.model(batch[0]), batch[1])
         if not isinstance(value, Tensor) or value.numel() != 1:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"the loss must be a scalar tensor, not {shape}; reduce it with mean() or sum()")
@@ -263,9 +265,25 @@ class Probe:
             return
 
         def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.example = first_sample((args, kwargs))
+            self.example = first_sample((args, kwargs)) if self.example is None else self.example
 
         hook = self.model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextmanager
+    def _cooled(self, temperature: float) -> Iterator[None]:
+        """The model's output divided by the temperature, where it is a tensor."""
+        if temperature == 1.0:
+            yield
+            return
+
+        def divide(_: nn.Module, __: Any, output: Any) -> Any:
+            return output / temperature if isinstance(output, Tensor) else output
+
+        hook = self.model.register_forward_hook(divide)
         try:
             yield
         finally:
@@ -279,7 +297,10 @@ class Probe:
         buffers = [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
         values = [(b, b.clone()) for _, own in buffers for b in own.values() if b is not None]
         frozen = [p for p in self.parameters.values() if not p.requires_grad]
+        gradients = [(p, p.grad) for p in self.given.parameters()]
         try:
+            for parameter, _ in gradients:
+                parameter.grad = None  # an objective that calls backward() must not add to the caller's
             for module in modules:
                 if isinstance(module, _NormBase):  # the norms with running statistics
                     module.training = self.bn == "batch"
@@ -290,6 +311,8 @@ class Probe:
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
             for module, flag in zip(modules, flags, strict=True):
                 module.training = flag
             for table, own in buffers:
@@ -345,7 +368,7 @@ def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def _chained(total: Tensor, batch: Any) -> Tensor:
-    return total * digest.MIX + digest.content(tensors(batch)).to(total.device)
+    return total * digest.MIX + digest.content(tensors(batch)).to(total.device) + 1
 
 
 def _at_least_float(parameter: Tensor) -> torch.dtype:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from . import digest, maskfile
 from .batches import Source
@@ -34,7 +35,7 @@ class Pruned:
 
     masks: Masks
     rounds: list[Record]
-    collapsed: list[str]  # layers without a weight and without a way around: no signal passes
+    collapsed: list[str]  # layers that cut the network: empty ones with no way around, or where the signal ends
     last: Round | None = field(repr=False)  # to continue from; None where nothing was removed
     about: dict[str, Any] = field(repr=False)  # for the header of a mask file
 
@@ -43,7 +44,7 @@ class Pruned:
         maskfile.save_masks(self.masks, path, **self.about)
 
 
-def rounds(probe: Probe, method: Method, keep: int, after: Round | None = None) -> Iterator[Round]:
+def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = None) -> Iterator[Round]:
     """Prune round by round, down to `keep` weights. Between rounds the model is untouched; stop when you like.
 
     Pass the last `Round` as `after` to continue bit for bit where it stopped.
@@ -52,7 +53,9 @@ def rounds(probe: Probe, method: Method, keep: int, after: Round | None = None) 
     >>> [r.keep for r in rounds(probe, replace(named("force"), rounds=3), keep=1)]
     [4, 2, 1]
     """
-    for step in _steps(probe, method, keep, after, watch=True):
+    if not isinstance(probe, Probe):
+        raise ValueError(f"rounds() takes a bb.Probe(model, batches, ...), not a {type(probe).__name__}")
+    for step in _steps(probe, _row(method), keep, after, watch=True):
         yield _owned(step)
 
 
@@ -110,6 +113,8 @@ def prune(
     if keep == 0:
         raise ValueError(f"sparsity={sparsity} leaves none of the {total} prunable weights; lower it")
     records: list[Round] = []
+    if keep == total and after is not None:
+        raise ValueError("sparsity=0 removes nothing, so there is no run that after= could continue; leave one out")
     last = after
     for step in _steps(probe, plan, keep, after, watch=on_round is not None) if keep < total else ():
         if on_round is not None:
@@ -118,13 +123,21 @@ def prune(
         last = step
     masks = _owned(last).masks if last is not None else everything(probe.weights)
     dead = _collapsed(probe, masks, on_collapse)
+    weights = int(probe.weights_digest())
+    if last is not None and last.weights_digest != weights:
+        raise ValueError(
+            "the criterion, the loss or on_round changed the model's weights; score a copy of them instead"
+        )
     about = {
         "method": method if isinstance(method, str) else _name(method.criterion),
         "sparsity": sparsity,
         "rounds": plan.rounds if keep < total else 0,
         "batches_per_round": plan.batches,
+        "schedule": _name(plan.schedule),
+        "revive_until": plan.revive_until,
+        "at_least": plan.at_least,
         "seed": seed,
-        "weights": f"{int(digest.content(probe.weights.values())) % 2**64:016x}",
+        "weights": f"{weights % 2**64:016x}",
     }
     return Pruned(masks, [step.record for step in records], dead, last, about)
 
@@ -147,7 +160,7 @@ def _steps(probe: Probe, method: Method, keep: int, after: Round | None, watch: 
             f"at_least={method.at_least} asks for {floor} weights in all, but {keep} are kept; lower one of the two"
         )
     plan = _plan(probe, method, counts)
-    source = digest.content(weights.values())
+    source = probe.weights_digest()
     groups = transposed(probe.given)
     pending: list[tuple[int, Tensor]] = []
     masks = None
@@ -189,14 +202,11 @@ def _resolved(
     at_least: int | None,
 ) -> Method:
     """The method with the caller's changes."""
-    if isinstance(method, str):
-        row = named(method)
-        if row.rounds == 1 and rounds not in (None, 1):
-            raise ValueError(
-                f"{method} is one round by definition, not {rounds}; choose an iterative method, or pass a Method"
-            )
-    else:
-        row = method
+    row = _row(method)
+    if isinstance(method, str) and row.rounds == 1 and rounds not in (None, 1):
+        raise ValueError(
+            f"{method} is one round by definition, not {rounds}; choose an iterative method, or pass a Method"
+        )
     if isinstance(schedule, str):
         if schedule not in SCHEDULES:
             raise ValueError(f"there is no schedule {schedule!r}; the names are {', '.join(SCHEDULES)}")
@@ -210,6 +220,15 @@ def _resolved(
         "at_least": at_least,
     }
     return replace(row, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _row(method: str | Method) -> Method:
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str):
+        hint = "; wrap your criterion in bb.Method(...)" if callable(method) else ""
+        raise ValueError(f"method={method!r} is neither a name nor a bb.Method{hint}")
+    return named(method)
 
 
 def _check_counts(counts: list[int], keep: int, method: Method) -> None:
@@ -233,14 +252,19 @@ def _plan(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
         "at_least": method.at_least,
         "bn": probe.bn,
         "precision": probe.precision,
+        "training": digest.text([m.training for m in probe.given.modules() if not isinstance(m, _NormBase)]),
         "seed": probe.seed,
     }
 
 
 def _name(function: object) -> str:
     if isinstance(function, functools.partial):
-        given = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
+        values = [*enumerate(function.args), *function.keywords.items()]
+        given = [f"{key}={_name(value) if callable(value) else repr(value)}" for key, value in values]
         return f"{_name(function.func)}({', '.join(given)})"
+    if isinstance(function, nn.Module):
+        plain = {key: value for key, value in vars(function).items() if isinstance(value, int | float | str)}
+        return f"{function!r} {plain}"
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
@@ -274,7 +298,7 @@ def _not_finite(scores: Scores, probe: Probe) -> Tensor:
 
 def _has_not_finite(score: Tensor) -> Tensor:
     if score.device.type == "cpu" and score.is_floating_point() and score.sum().isfinite():
-        return torch.zeros((), dtype=torch.bool)  # the cheap way; a sum may overflow where no score does
+        return torch.zeros((), dtype=torch.bool, device="cpu")  # the cheap way; a sum may overflow where no score does
     return ~score.isfinite().all()
 
 
@@ -337,12 +361,14 @@ def _collapsed(probe: Probe, masks: Masks, on_collapse: str) -> list[str]:
             dead = collapsed(probe.given, masks, example)
         except ValueError as error:  # the masks are found, and one unusual module must not cost them
             why = str(error)
+    unchecked = dead is None
     if dead is None:
         dead = [name for name, mask in masks.items() if not mask.any()]
-        sentence = f"{{}} keep no weight; whether a signal still passes was not checked: {why}"
-    if dead and on_collapse != "ignore":
+        sentence = f"whether a signal passes from input to output was not checked: {why}; layers without a weight: {{}}"
+    if (dead or unchecked) and on_collapse != "ignore":
         named_layers = ", ".join(dead[:5]) + (f" and {len(dead) - 5} more" if len(dead) > 5 else "")
-        message = sentence.format(named_layers) + "; lower the sparsity, prune in more rounds or set at_least="
+        message = sentence.format(named_layers or "none")
+        message += "; lower the sparsity, prune in more rounds or set at_least=" if dead else ""
         if on_collapse == "raise":
             raise ValueError(message)
         warnings.warn(message, stacklevel=3)

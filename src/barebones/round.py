@@ -105,6 +105,6 @@ class Round:
             masks=maskfile.unpack(tensors, about["layout"]),
             seconds=about["seconds"],
             plan=about["plan"],
-            counts=torch.tensor(about["counts"], dtype=torch.int64),
-            measures=torch.tensor([float.fromhex(value) for value in about["measures"]], dtype=torch.float64),
+            counts=torch.tensor(about["counts"], dtype=torch.int64, device="cpu"),
+            measures=torch.tensor([*map(float.fromhex, about["measures"])], dtype=torch.float64, device="cpu"),
         )

@@ -173,6 +173,8 @@ def matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, nn
     >>> [(name, mask.shape) for name, _, mask in matched(nn.Linear(2, 1), {"weight": torch.ones(1, 2) > 0})]
     [('weight', torch.Size([1, 2]))]
     """
+    if not isinstance(masks, Mapping):
+        raise ValueError(f"masks is a dict from names to bool tensors, not a {type(masks).__name__}; pass result.masks")
     named = parameters(model)
     troubles = []
     for name, mask in masks.items():

@@ -21,8 +21,8 @@ def keep_top(
 
     Ties go to the weights that `prefer` keeps, then to the lower index: layers in the dict's order, each
     in logical row-major order whatever its memory format. Weights outside of `among` cannot be chosen,
-    whatever their score. `at_least` gives every layer its own best weights first, that many or as many as it
-    has. There must be no NaN.
+    whatever their score; there must be enough inside. `at_least` gives every layer its own best weights
+    first, that many or as many as it has. There must be no NaN.
 
     >>> keep_top({"a": torch.tensor([0.0, 3.0, 0.0]), "b": torch.tensor([2.0, 0.0])}, keep=3)
     {'a': tensor([ True,  True, False]), 'b': tensor([ True, False])}
@@ -50,7 +50,10 @@ def _top_with_floor(
     parts: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed: list[Tensor] | None, floor: int
 ) -> list[Tensor]:
     """First each layer's own best, then the best of the rest."""
-    floors = [min(floor, p.numel()) for p in parts]
+    sizes = [p.numel() for p in parts]
+    if allowed is not None and allowed[0].device.type == "cpu":  # elsewhere counting would wait
+        sizes = [int(a.count_nonzero()) for a in allowed]
+    floors = [min(floor, size) for size in sizes]
     if sum(floors) > keep:
         raise ValueError(f"at_least={floor} asks for {sum(floors)} weights in all, but only {keep} are kept; lower it")
     own = [
@@ -70,12 +73,17 @@ def _top(parts: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed
     on_host = parts[0].device.type == "cpu"
     if on_host and (masks := _top_in_bracket(parts, keep, preferred, allowed)):
         return masks
-    if allowed is not None:
-        parts = [torch.where(a, p, -torch.inf) for a, p in zip(allowed, parts, strict=True)]
     if on_host:
+        if allowed is not None:
+            if (most := sum(int(a.count_nonzero()) for a in allowed)) < keep:
+                raise ValueError(f"cannot keep {keep} weights among {most}")
+            parts = [torch.where(a, p, -torch.inf) for a, p in zip(allowed, parts, strict=True)]
         return _top_by_threshold(parts, keep, preferred)
-    wanted = None if preferred is None else torch.cat(preferred)
-    return list(top_on_device(torch.cat(parts), keep, wanted).split([p.numel() for p in parts]))
+    flat, wanted = torch.cat(parts), None if preferred is None else torch.cat(preferred)
+    if allowed is not None:
+        flat.masked_fill_(torch.cat(allowed).logical_not_(), -torch.inf)
+    chosen = list(top_on_device(flat, keep, wanted).split([p.numel() for p in parts]))
+    return chosen if allowed is None else [c & a for c, a in zip(chosen, allowed, strict=True)]
 
 
 def top_on_device(scores: Tensor, keep: int, prefer: Tensor | None = None) -> Tensor:
@@ -101,8 +109,7 @@ def _kth_on_device(scores: Tensor, k: int) -> Tensor:
     # Else by halving the range of floats, as integers in the same order: the highest that at least k scores reach.
     width, integer = (32, torch.int32) if scores.dtype == torch.float32 else (64, torch.int64)
     magnitude = 2 ** (width - 1) - 1
-    infinity = torch.tensor(torch.inf, dtype=scores.dtype, device=scores.device)
-    high = infinity.view(integer).to(torch.int64)
+    high = torch.full((), torch.inf, dtype=scores.dtype, device=scores.device).view(integer).to(torch.int64)
     low = -high - 1
 
     def value(order: Tensor) -> Tensor:
@@ -123,12 +130,13 @@ def _top_in_bracket(
     None where the sample misled or too many scores are equal; then the way by the threshold is taken.
     """
     low, high = _bracket(parts, keep, allowed)
-    masks, needed, few = [], keep, max(SAMPLE, sum(p.numel() for p in parts) // 8)
-    places: list[Tensor] = []  # of the scores inside the bracket: position over all parts
+    total = few = max(SAMPLE, sum(p.numel() for p in parts) // 8)  # how many inside are few enough
+    masks, needed = [], keep
+    places: list[Tensor] = []  # of the scores inside the bracket: where in their part
     values: list[Tensor] = []
-    start = 0
+    ends: list[int] = []  # how many there are up to the end of each part
     for i, part in enumerate(parts):
-        mask = torch.empty(part.shape, dtype=torch.bool)
+        mask = torch.empty(part.shape, dtype=torch.bool, device=part.device)
         for offset in range(0, part.numel(), CHUNK):
             piece = slice(offset, offset + CHUNK)
             inside = torch.ge(part[piece], low, out=mask[piece])
@@ -145,20 +153,23 @@ def _top_in_bracket(
             if needed <= 0 or few < 0:
                 return None
             values.append(part[piece][found])
-            places.append(found.add_(start + offset))
+            places.append(found.add_(offset))
         masks.append(mask)
-        start += part.numel()
+        ends.append(total - few)
     place, value = torch.cat(places), torch.cat(values)
     if value.numel() < needed:
         return None
     threshold = value.kthvalue(value.numel() - needed + 1).values
     tied = (value == threshold).nonzero().flatten()
     spare = tied.numel() - (needed - int((value > threshold).count_nonzero()))  # ties that must go
+    bounds = list(zip([0, *ends], ends, strict=False))  # of each part's share of the places
     if preferred is not None and spare:
-        wanted = _gathered(preferred, place[tied])
+        wanted = torch.cat([p[place[a:b]] for p, (a, b) in zip(preferred, bounds, strict=True)])[tied]
         tied = torch.cat([tied[wanted], tied[~wanted]])
-    losers = torch.cat([(value < threshold).nonzero().flatten(), tied[tied.numel() - spare :]])
-    _scatter_false(masks, place[losers])
+    loses = value < threshold
+    loses[tied[tied.numel() - spare :]] = True
+    for mask, (a, b) in zip(masks, bounds, strict=True):
+        mask[place[a:b][loses[a:b]]] = False
     return masks
 
 
@@ -182,26 +193,9 @@ def _true_indices(mask: Tensor) -> Tensor:
     """`mask.nonzero()` of a flat mask, found eight at a time."""
     whole = mask.numel() // 8 * 8
     words = mask[:whole].view(torch.int64).nonzero()
-    indices = (words * 8 + torch.arange(8)).flatten()
+    indices = (words * 8 + torch.arange(8, device=words.device)).flatten()
     indices = indices[mask[indices]]
     return torch.cat([indices, mask[whole:].nonzero().flatten() + whole])
-
-
-def _gathered(parts: list[Tensor], places: Tensor) -> Tensor:
-    """The elements at ascending places counted over all parts."""
-    starts = torch.tensor([0, *(p.numel() for p in parts)]).cumsum(0)
-    bounds = torch.searchsorted(places, starts).tolist()
-    return torch.cat(
-        [p[places[a:b] - s] for p, a, b, s in zip(parts, bounds[:-1], bounds[1:], starts.tolist(), strict=False)]
-    )
-
-
-def _scatter_false(masks: list[Tensor], places: Tensor) -> None:
-    starts = torch.tensor([0, *(m.numel() for m in masks)]).cumsum(0)
-    places = places.sort().values
-    bounds = torch.searchsorted(places, starts).tolist()
-    for mask, a, b, start in zip(masks, bounds[:-1], bounds[1:], starts.tolist(), strict=False):
-        mask[places[a:b] - start] = False
 
 
 def _top_by_threshold(parts: list[Tensor], keep: int, preferred: list[Tensor] | None) -> list[Tensor]:

@@ -22,30 +22,19 @@ from torch import Tensor, nn
 
 from ..masks import size
 from ..methods import METHODS
+from ..models import build, initialize
 from ..probe import Probe
 from ..prune import rounds as prune_rounds
 from ..scope import prunable
 from ..selection import keep_top
 
-WIDTHS = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512)
 SPARSITY = 0.995
 Batch = tuple[Tensor, Tensor]
 
 
-def network() -> nn.Module:
-    """VGG-16 for 32x32 images: 14.7 M prunable weights."""
-    torch.manual_seed(0)
-    modules: list[nn.Module] = []
-    channels = 3
-    for width in WIDTHS:
-        if isinstance(width, int):
-            conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-            nn.init.kaiming_normal_(conv.weight)
-            modules += [conv, nn.BatchNorm2d(width), nn.ReLU()]
-            channels = width
-        else:
-            modules.append(nn.MaxPool2d(2))
-    return nn.Sequential(*modules, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(channels, 10))
+def network(name: str) -> nn.Module:
+    """One of the paper's networks for 32x32 images, initialized."""
+    return initialize(build(name, 10, 32), generator=torch.Generator().manual_seed(0))
 
 
 def images(count: int, batch: int, device: str) -> list[Batch]:
@@ -85,18 +74,18 @@ def pruning(name: str, model: nn.Module, batches: list[Batch]) -> None:
         pass
 
 
-def run(console: Console, rounds: int, repeats: int, batch: int, scores: int, device: str) -> None:
+def run(console: Console, model: str, rounds: int, repeats: int, batch: int, scores: int, device: str) -> None:
     """Print the three tables."""
     if device != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}: no such accelerator here; choose cpu")
-    model = network().to(device)
-    weights = size(prunable(model))
+    subject = network(model).to(device)
+    weights = size(prunable(subject))
     where = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name()
     console.print(
-        f"VGG-16, {weights / 1e6:.1f} M prunable weights, batch {batch}, fp32; {where}, torch {torch.__version__}"
+        f"{model}, {weights / 1e6:.1f} M prunable weights, batch {batch}, fp32; {where}, torch {torch.__version__}"
     )
-    console.print(_speed(model, rounds, repeats, batch, device))
-    console.print(_memory(weights * 4, min(batch, 32), device))
+    console.print(_speed(subject, rounds, repeats, batch, device))
+    console.print(_memory(model, weights * 4, min(batch, 32) if device == "cpu" else batch, device))
     console.print(_selection(scores, repeats, device))
 
 
@@ -124,29 +113,29 @@ def _speed(model: nn.Module, rounds: int, repeats: int, batch: int, device: str)
     return table
 
 
-def _memory(weights: int, batch: int, device: str) -> Table:
+def _memory(model: str, weights: int, batch: int, device: str) -> Table:
     title = f"peak memory, batch {batch}, 3 rounds or batches"
     table = Table("memory", "peak, MB", "above bare", "target", title=title)
-    bare = _peak("bare", batch, device)
+    bare = _peak(model, "bare", batch, device)
     table.add_row("one plain gradient", f"{bare / 1e6:.0f}", "", "")
     for name in ("force", "iter-snip", "snip-mb"):
-        peak = _peak(name, batch, device)
+        peak = _peak(model, name, batch, device)
         table.add_row(name, f"{peak / 1e6:.0f}", f"{(peak - bare) / weights:.2f} x the weights", "≤ 2.5")
     return table
 
 
-def _peak(what: str, batch: int, device: str) -> int:
+def _peak(model: str, what: str, batch: int, device: str) -> int:
     """Bytes at the peak of a process of its own, which does nothing else."""
-    code = f"from barebones.bench.core import use; use({what!r}, {batch}, {device!r})"
+    code = f"from barebones.bench.core import use; use({model!r}, {what!r}, {batch}, {device!r})"
     # Large blocks from the system each time, and given back at once, so that the peak is what is in use.
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
-def use(what: str, batch: int, device: str) -> None:
+def use(name: str, what: str, batch: int, device: str) -> None:
     """Do one thing and print the peak of this process's memory in bytes."""
-    model = network().to(device)
+    model = network(name).to(device)
     batches = images(3, batch, device)
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
