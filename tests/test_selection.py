@@ -240,3 +240,19 @@ def test_many_values_at_the_sizes_the_search_is_made_for():
         masks = keep_top({"a": values[:150_000], "b": values[150_000:]}, keep)
         assert torch.equal(torch.cat([masks["a"], masks["b"]]), expected)
         assert torch.equal(top_on_device(values, keep), expected)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.2, 0.9])
+@pytest.mark.parametrize("total", [70_001, 100_000, 300_000])
+def test_nearly_all_of_few_allowed_weights(total, share):
+    """The sample sees about as many allowed weights as are to be kept, or fewer."""
+    generator = torch.Generator().manual_seed(total)
+    scores = {"a": torch.randn(total, generator=generator), "b": torch.randn(9, generator=generator)}
+    among = {n: torch.rand(s.shape, generator=generator) < share for n, s in scores.items()}
+    most = sum(int(m.sum()) for m in among.values())
+    flat = torch.cat([s.where(among[n], -torch.inf) for n, s in scores.items()])
+    for keep in {1, most // 2, most - 20, most - 1, most}:
+        chosen = torch.zeros(flat.numel(), dtype=torch.bool)
+        chosen[flat.sort(descending=True, stable=True).indices[:keep]] = True
+        found = keep_top(scores, keep, among=among)
+        assert torch.equal(torch.cat(list(found.values())), chosen)

@@ -185,7 +185,7 @@ def _bracket(parts: list[Tensor], keep: int, allowed: list[Tensor] | None) -> tu
     first, last = math.floor(centre - margin), math.ceil(centre + margin)
     sample = sample.sort(descending=True).values
     low = float(sample[last]) if last < size else -math.inf
-    high = float(sample[first]) if first >= 0 and centre > size / 16 else math.inf
+    high = float(sample[min(first, size - 1)]) if first >= 0 and size and centre > size / 16 else math.inf
     return low, high
 
 
@@ -263,7 +263,7 @@ def kth_largest(parts: list[Tensor], k: int) -> float:
 def _stride(total: int) -> int:
     """To a sample: coprime to the sizes of kernels and channels, of which it would else see the same places."""
     stride = math.ceil(total / SAMPLE)
-    while math.gcd(stride, 210) > 1:
+    while stride > 10 and math.gcd(stride, 210) > 1:
         stride += 1
     return stride
 

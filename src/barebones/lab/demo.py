@@ -29,8 +29,8 @@ from ..prune import prune
 from ..scope import prunable
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # how to make it, and the sparsity for every method
-    "VGG": (small_vgg, 0.99),
-    "ResNet": (small_resnet, 0.98),
+    "VGG": (small_vgg, 0.992),
+    "ResNet": (small_resnet, 0.985),
 }
 PROGRESSIVE = ("iter-snip", "force", "hybrid")
 METHODS = ("dense", "random", "snip", *PROGRESSIVE)

@@ -18,7 +18,7 @@ class SmallVGG(nn.Module):
     def __init__(self, classes: int = 10, width: int = 16, channels: int = 1) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for times in (1, 1, 0, 2, 2, 2, 0, 4, 4, 8):
+        for times in (1, 1, 0, 2, 2, 2, 0, 4, 8, 8):
             if times:
                 layers += [conv(channels, times * width, 3), nn.BatchNorm2d(times * width), nn.ReLU()]
                 channels = times * width
