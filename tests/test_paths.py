@@ -692,6 +692,8 @@ def test_masks_that_do_not_fit() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_gpu_finds_the_same(name: str) -> None:
+    if name == "packed lstm":
+        pytest.skip("its lengths must stay on the CPU, and an example goes where the model is")
     torch.manual_seed(0)
     model, example = COMPUTED[name]()
     masks = drawn(model, 1, 0.3)

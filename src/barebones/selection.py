@@ -93,10 +93,16 @@ def top_on_device(scores: Tensor, keep: int, prefer: Tensor | None = None) -> Te
     tied = scores == threshold
     needed = keep - chosen.sum()
     for turn in [tied] if prefer is None else [tied & prefer, tied & ~prefer]:
-        turn &= turn.cumsum(0, dtype=torch.int32) <= needed
-        needed = needed - turn.sum()
-        chosen |= turn
+        for piece, out in zip(turn.split(_eighth(turn)), chosen.split(_eighth(turn)), strict=True):
+            piece &= piece.cumsum(0, dtype=torch.int32) <= needed
+            needed = needed - piece.sum()
+            out |= piece
     return chosen
+
+
+def _eighth(flat: Tensor) -> int:
+    """Of its length: what counting ranks may cost in memory, four bytes for each of so many."""
+    return max(1, -(-flat.numel() // 8))
 
 
 def _kth_on_device(scores: Tensor, k: int) -> Tensor:

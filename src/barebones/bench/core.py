@@ -84,9 +84,14 @@ def run(console: Console, model: str, rounds: int, repeats: int, batch: int, sco
     console.print(
         f"{model}, {weights / 1e6:.1f} M prunable weights, batch {batch}, fp32; {where}, torch {torch.__version__}"
     )
-    console.print(_speed(subject, rounds, repeats, batch, device))
-    console.print(_memory(model, weights * 4, min(batch, 32) if device == "cpu" else batch, device))
-    console.print(_selection(scores, repeats, device))
+    for what, measure in {
+        "the time of pruning": lambda: _speed(subject, rounds, repeats, batch, device),
+        "its memory": lambda: _memory(model, weights * 4, min(batch, 32) if device == "cpu" else batch, device),
+        "the selection": lambda: _selection(scores, repeats, device),
+    }.items():
+        with console.status(f"measuring {what}"):
+            table = measure()
+        console.print(table)
 
 
 def _speed(model: nn.Module, rounds: int, repeats: int, batch: int, device: str) -> Table:

@@ -35,7 +35,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # how to make it
 PROGRESSIVE = ("iter-snip", "force", "hybrid")
 METHODS = ("dense", "random", "snip", *PROGRESSIVE)
 NAMES = {"snip": "SNIP", "iter-snip": "Iter SNIP", "force": "FORCE"}  # the others are called what they are
-EPOCHS = 10
+EPOCHS = 8
 SCORING_BATCH = 128
 BATCH, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 64, 0.2, 0.9, 5e-4
 CHANCE = 10.0  # %, of ten classes
@@ -240,8 +240,8 @@ def sentences(outcomes: dict[Case, Outcome]) -> list[str]:
         where = " and ".join(["near chance"] * at_chance + ["below random pruning"] * below) or "above random pruning"
         progressive = ", ".join(f"{NAMES.get(method, method)} {mean[method]:.0f} %" for method in PROGRESSIVE)
         said.append(
-            f"{network}: one-shot SNIP ends at {snip:.0f} %, {where} ({random:.0f} %); pruned progressively, the "
-            f"same network reaches {progressive} (dense: {mean['dense']:.0f} %)."
+            f"{network}: one-shot SNIP ends at {snip:.0f} %, {where} (random pruning: {random:.0f} %); pruned "
+            f"progressively, the same network reaches {progressive} (dense: {mean['dense']:.0f} %)."
         )
         learn = min(mean[method] for method in PROGRESSIVE) > max(LEARNT, random, snip)
         (shown if learn and (at_chance or below) else not_shown).append(network)
