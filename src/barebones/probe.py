@@ -306,7 +306,7 @@ class Probe:
                     module.training = self.bn == "batch"
             for parameter in frozen:
                 parameter.requires_grad_(True)
-            with torch.enable_grad(), _tf32(self.device, self.precision != "fp32"):
+            with torch.enable_grad(), tf32(self.device, self.precision != "fp32"):
                 yield
         finally:
             for parameter in frozen:
@@ -342,7 +342,7 @@ def _callable(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def _tf32(device: torch.device, allowed: bool) -> Iterator[None]:
+def tf32(device: torch.device, allowed: bool) -> Iterator[None]:
     """Whether products on a GPU may round their factors to TF32, whatever the caller's switches say."""
     if device.type != "cuda":
         yield

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..masks import size
 from ..methods import METHODS
 from ..models import build, initialize
-from ..probe import Probe
+from ..probe import Probe, tf32
 from ..prune import rounds as prune_rounds
 from ..scope import prunable
 from ..selection import keep_top
@@ -64,13 +64,28 @@ def bare_double_backward(model: nn.Module, batches: list[Batch]) -> None:
         torch.autograd.grad(gradients, weights, [g.detach() for g in gradients])
 
 
-def pruning(name: str, model: nn.Module, batches: list[Batch]) -> None:
-    """As many rounds, or batches in one round, as there are batches."""
+class Beside:
+    """Batches that make a bare pass before each is handed out, and know how long these took.
+
+    The speed of a shared machine wanders by more than what is to be measured; neighbours in time feel the same.
+    """
+
+    def __init__(self, model: nn.Module, batches: list[Batch], device: str) -> None:
+        self.model, self.batches, self.device, self.seconds = model, batches, device, 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            self.seconds += _seconds(partial(bare_gradients, self.model, [batch]), self.device)
+            yield batch
+
+
+def pruning(name: str, model: nn.Module, batches: Iterable[Batch], count: int) -> None:
+    """As many rounds, or batches in one round, as are counted."""
     row = METHODS[name]
-    count = {"batches": len(batches)} if row.rounds == 1 else {"rounds": len(batches)}
+    changes = {"batches": count} if row.rounds == 1 else {"rounds": count}
     probe = Probe(model, batches)
     keep = round((1 - SPARSITY) * size(probe.weights))
-    for _ in prune_rounds(probe, replace(row, **count), keep):  # type: ignore[arg-type]
+    for _ in prune_rounds(probe, replace(row, **changes), keep):  # type: ignore[arg-type]
         pass
 
 
@@ -89,33 +104,37 @@ def run(console: Console, model: str, rounds: int, repeats: int, batch: int, sco
         "its memory": lambda: _memory(model, weights * 4, min(batch, 32) if device == "cpu" else batch, device),
         "the selection": lambda: _selection(scores, repeats, device),
     }.items():
-        with console.status(f"measuring {what}"):
+        with console.status(f"measuring {what}"), tf32(torch.device(device), allowed=False):
             table = measure()
         console.print(table)
 
 
 def _speed(model: nn.Module, rounds: int, repeats: int, batch: int, device: str) -> Table:
     many, one = images(rounds, batch, device), images(1, batch, device)
-    work: dict[str, tuple[Callable[[], None], str]] = {
-        f"{rounds} bare gradients": (lambda: bare_gradients(model, many), ""),
-        f"force, {rounds} rounds": (lambda: pruning("force", model, many), f"{rounds} bare gradients"),
-        f"iter-snip, {rounds} rounds": (lambda: pruning("iter-snip", model, many), f"{rounds} bare gradients"),
-        f"snip-mb, {rounds} batches": (lambda: pruning("snip-mb", model, many), f"{rounds} bare gradients"),
-        "bare double backward": (lambda: bare_double_backward(model, one), ""),
-        "grasp, 1 batch": (lambda: pruning("grasp", model, one), "bare double backward"),
-    }
+    table = Table("time", "bare, s", "pruning, s", "ratio", "target", title="pruning against the bare passes it needs")
     bare_gradients(model, one)
+    for name, unit in {"force": "rounds", "iter-snip": "rounds", "snip-mb": "batches"}.items():
+        pairs = []
+        for _ in range(repeats):
+            beside = Beside(model, many, device)
+            total = _seconds(partial(pruning, name, model, beside, rounds), device)
+            pairs.append((beside.seconds, total - beside.seconds))
+        table.add_row(f"{name}, {rounds} {unit}", *_compared(pairs), "≤ 1.05" if device == "cpu" else "")
     bare_double_backward(model, one)
-    taken: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(repeats):  # interleaved, so that a slow moment of the machine meets all
-        for name, (call, _) in work.items():
-            taken[name].append(_seconds(call, device))
-    table = Table("time", "seconds", "ratio", "target", title="pruning against the bare passes it needs")
-    for name, (_, base) in work.items():
-        ratio = statistics.median(a / b for a, b in zip(taken[name], taken[base], strict=True)) if base else 1.0
-        target = "" if not base else "≤ 1.10" if "double" in base else "≤ 1.05"
-        table.add_row(name, f"{statistics.median(taken[name]):.2f}", f"{ratio:.3f}", target)
+    pairs = [
+        (
+            _seconds(partial(bare_double_backward, model, one), device),
+            _seconds(partial(pruning, "grasp", model, one, 1), device),
+        )
+        for _ in range(repeats)
+    ]
+    table.add_row("grasp, 1 batch", *_compared(pairs), "≤ 1.10" if device == "cpu" else "")
     return table
+
+
+def _compared(pairs: list[tuple[float, float]]) -> tuple[str, str, str]:
+    bare, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return f"{bare:.2f}", f"{ours:.2f}", f"{statistics.median(b / a for a, b in pairs):.3f}"
 
 
 def _memory(model: str, weights: int, batch: int, device: str) -> Table:
@@ -144,10 +163,11 @@ def use(name: str, what: str, batch: int, device: str) -> None:
     batches = images(3, batch, device)
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-    if what == "bare":
-        bare_gradients(model, batches[:1])
-    else:
-        pruning(what, model, batches)
+    with tf32(torch.device(device), allowed=False):
+        if what == "bare":
+            bare_gradients(model, batches[:1])
+        else:
+            pruning(what, model, batches, len(batches))
     print(_peak_of_this_process() if device == "cpu" else torch.cuda.max_memory_allocated())
 
 
