@@ -13,7 +13,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 def test_the_example_runs_as_written(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 18
+    assert len([line for line in code.splitlines() if line.strip()]) == 15
     env = {**os.environ, "PYTHONWARNINGS": "error", "COLUMNS": "120"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
