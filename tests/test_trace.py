@@ -534,7 +534,7 @@ def _rank(rank: int, port: int, folder: str) -> None:
 def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], list[dict[str, Tensor]]]]:
     folder = str(tmp_path_factory.mktemp("ranks"))
     torch.multiprocessing.spawn(_rank, (_free_port(), folder), nprocs=RANKS)
-    return [torch.load(f"{folder}/{rank}") for rank in range(RANKS)]
+    return [torch.load(f"{folder}/{rank}", weights_only=True) for rank in range(RANKS)]
 
 
 @pytest.mark.parametrize("kind", ["plain", "channels last", "compiled"])

@@ -124,6 +124,10 @@ def measured(cases: Sequence[Case], workers: int) -> Iterator[tuple[Sequence[Cas
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             outcomes = {running.pop(future): future.result() for future in ended}
             yield list(running.values())[:workers], outcomes  # they are taken in order
+    except BaseException:  # stopped: nobody waits for what the workers have begun
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
