@@ -12,13 +12,15 @@ FACE = ("__init__", "__main__")  # on no floor: the table of contents, and its d
 FLOORS = [  # top to bottom; a name is a module or a folder of them
     ["cli"],
     ["lab", "bench"],
-    ["shrink", "export", "account", "hold", "training", "saliency"],
+    ["training"],
+    ["shrink", "export", "account", "hold", "saliency"],
     ["prune"],
+    ["replay"],
     ["methods", "round"],
     ["criteria"],
     ["probe"],
     ["paths", "masks", "selection", "maskfile", "batches"],
-    ["scope", "schedules", "parallel", "digest", "files", "pieces", "rng"],
+    ["scope", "schedules", "parallel", "digest", "files", "pieces", "rng", "capture", "kernels"],
     ["models", "data", "version"],  # import nothing of ours
 ]
 SIDEWAYS = {("selection", "masks"), ("maskfile", "masks")}

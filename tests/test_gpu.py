@@ -1,6 +1,8 @@
 """On a GPU: the same selection without waiting for it, exact counts, no trace, and masks that agree with the CPU's."""
 
+import itertools
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +10,11 @@ from torch import nn
 
 import barebones as bb
 from barebones import digest
+from barebones.data import Data, TensorPart
+from barebones.data.normalization import Normalization
 from barebones.masks import kept
+from barebones.prune import _numbers
+from barebones.training import Plan, Training
 
 pytestmark = [
     pytest.mark.gpu,
@@ -122,3 +128,146 @@ def test_holding_and_accounting(options):
         optimizer.step()
     bb.audit(model, masks)
     assert bb.account(model, masks, batches()[0][0].cuda()).kept == kept(masks)
+
+
+def test_a_captured_gradient_gives_the_masks_of_an_eager_one():
+    """Round by round from the captured run's own masks; a whole trajectory is chaotic."""
+    model, data = network().cuda(), batches()
+    method = replace(bb.METHODS["force"], rounds=8)
+    keep = 400
+    captured = list(bb.rounds(bb.Probe(model, data, capture=True), method, keep))
+    for before, after in itertools.pairwise(captured):
+        eager = next(bb.rounds(bb.Probe(model, data), method, keep, after=before))
+        assert kept(after.masks) == after.keep
+        assert float(bb.agreement(after.masks, eager.masks)) > 0.99
+        assert after.saliency == pytest.approx(eager.saliency, rel=1e-3)
+        assert after.loss == pytest.approx(eager.loss, rel=1e-3)
+        host = [{name: m.cpu() for name, m in r.masks.items()} for r in (before, after)]
+        expected = _numbers(host[0], host[1], before.keep, True, {})
+        assert [after.pruned, after.recovered, after.recovered_empty] == expected[:3].tolist()
+        assert list(after.record.layers.values()) == expected[3:].tolist()
+
+
+def test_capturing_over_several_batches_averages_them():
+    model, data = network().cuda(), batches(8)
+    method = replace(bb.METHODS["iter-snip"], rounds=2, batches=4)
+    captured, eager = (
+        list(bb.rounds(bb.Probe(model, data, capture=capture), method, keep=400)) for capture in (True, False)
+    )
+    assert float(bb.agreement(captured[0].masks, eager[0].masks)) > 0.99
+    assert captured[0].saliency == pytest.approx(eager[0].saliency, rel=1e-3)
+
+
+def test_capturing_leaves_no_trace():
+    model = network().cuda()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    bb.prune(model, batches(), 0.9, "force", rounds=8, capture=True, precision="bf16")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_pruning_does_not_wait_for_the_device():
+    """From the captured rounds on, up to the last, nothing asks the device for an answer."""
+    model, data = network().cuda(), [(x.cuda(), y.cuda()) for x, y in batches()]
+    steps = bb.rounds(bb.Probe(model, data, capture=True), replace(bb.METHODS["force"], rounds=9), keep=400)
+    for _ in range(5):
+        next(steps)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            next(steps)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert kept(next(steps).masks) == 400
+
+
+def test_scores_that_are_not_finite_are_found_when_the_numbers_are_read():
+    model = network().cuda()
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = torch.nan
+    first = next(bb.rounds(bb.Probe(model, batches()), replace(bb.METHODS["force"], rounds=3), keep=400))
+    with pytest.raises(FloatingPointError, match="round 0"):
+        first.record  # noqa: B018
+    with pytest.raises(FloatingPointError, match="round 0"):
+        bb.prune(model, batches(), 0.9, "force", rounds=3)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_held_weights_are_cleared_with_one_launch(layout, dtype):
+    model = network().to("cuda", dtype, memory_format=layout)
+    masks = {name: torch.rand(p.shape, device="cuda") < 0.3 for name, p in bb.prunable(model).items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    handle = bb.hold(model, masks, optimizer)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(torch.nan)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    handle._clear_weights(optimizer)
+    for name, p in model.named_parameters():
+        expected = torch.where(masks[name], before[name], 0.0) if name in masks else before[name]
+        assert torch.equal(p.isnan(), expected.isnan())
+        assert not (p[~p.isnan()]).any()
+    model.to(memory_format=torch.channels_last)  # moved: the addresses are others now
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(1.0)
+    handle._clear_weights(optimizer)
+    bb.audit(model, masks)
+
+
+def small_data(device="cuda"):
+    generator = torch.Generator().manual_seed(3)
+    normalization = Normalization([0.5] * 3, [0.25] * 3, device=device)
+
+    def part(size):
+        labels = torch.randint(10, (size,), generator=generator)
+        pixels = (labels.view(-1, 1, 1, 1) * 25 + torch.randint(6, (size, 3, 16, 16), generator=generator)).byte()
+        return TensorPart(pixels, labels, normalization)
+
+    return Data("bands", 10, 16, 3, part(300), part(40), part(80))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_a_captured_step_trains_as_a_plain_one(precision):
+    data, plan = small_data(), Plan(epochs=4, batch=32, lr=0.05, weight_decay=5e-4, milestones=(0.5,))
+    ends = []
+    for captured in (False, True):
+        model = network().cuda()
+        model[7] = nn.Identity()  # dropout: a graph draws its numbers elsewhere
+        masks = bb.prune(model, data.train.scoring(32), 0.5, "snip").masks
+        training = Training(model, data, plan, masks, precision=precision, captured=captured)
+        epochs = [e for e in training.steps() if e is not None]
+        bb.audit(model, masks)
+        ends.append((epochs, model))
+    (plain, _), (graph, _) = ends
+    assert [e.lr for e in graph] == [0.05, 0.05, 0.005, 0.005]
+    for a, b in zip(plain, graph, strict=True):
+        assert b.loss == pytest.approx(a.loss, rel=0.2, abs=0.02)
+    assert graph[-1].test.top1 > 0.5
+
+
+def test_lanes_train_side_by_side_as_alone():
+    data, plan = small_data(), Plan(epochs=3, batch=32, lr=0.05, weight_decay=5e-4)
+
+    def start(seed):
+        model = network().cuda()
+        return Training(model, data, plan, seed=seed)
+
+    alone = []
+    for seed in range(3):
+        alone.append([e.loss for e in start(seed).steps() if e is not None])
+    lanes = [(start(seed).steps(), torch.cuda.Stream(), []) for seed in range(3)]
+    active = list(lanes)
+    while active:
+        for lane in list(active):
+            steps, stream, losses = lane
+            with torch.cuda.stream(stream):
+                try:
+                    if (epoch := next(steps)) is not None:
+                        losses.append(epoch.loss)
+                except StopIteration:
+                    active.remove(lane)
+    for expected, (_, _, losses) in zip(alone, lanes, strict=True):
+        assert losses == pytest.approx(expected, rel=0.05)

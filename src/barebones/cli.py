@@ -62,6 +62,23 @@ def bench_core(
     run(Console(), model=model, rounds=rounds, repeats=repeats, batch=batch, scores=scores, device=device)
 
 
+@bench.command("lab")
+def bench_lab(
+    model: Annotated[list[str] | None, typer.Option(help="Networks for 32x32 images; name several times.")] = None,
+    device: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cuda",
+    images: Annotated[int, typer.Option(min=256, help="Images in an epoch.")] = 45_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of FORCE.")] = 300,
+    repeats: Annotated[int, typer.Option(min=1, help="Times each side is measured; the median counts.")] = 3,
+    lanes: Annotated[int, typer.Option(min=1, help="Networks trained side by side.")] = 4,
+    precision: Annotated[str, typer.Option(help="Of the products: fp32, tf32 or bf16.")] = "bf16",
+    compiled: Annotated[bool, typer.Option("--compile", help="Let torch compile the networks.")] = False,
+) -> None:
+    """The training step with masks and without, an epoch, and FORCE against the gradients it needs."""
+    from .bench.lab import run
+
+    run(Console(), model or ["resnet50", "vgg19"], device, images, rounds, repeats, lanes, precision, compiled)
+
+
 def main() -> None:
     """Run the command line; what the user did wrong is one line and exit code 2, not a traceback."""
     try:

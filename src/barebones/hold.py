@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop, SparseAdam
 from torch.utils.hooks import RemovableHandle
 
+from . import kernels
 from .masks import Masks
 from .scope import matched, parameters
 
@@ -31,6 +32,7 @@ class Hold:
         self._bits = bits  # per parameter, integers of its width: -1 keeps, 0 prunes
         self._optimizers = optimizers
         self._hooks: list[RemovableHandle] = []
+        self._clearing: tuple[Any, kernels.Clearing] | None = None
         self.apply()
         for optimizer in optimizers:
             if type(optimizer) not in ELEMENTWISE:
@@ -101,8 +103,27 @@ class Hold:
         return (p for group in optimizer.param_groups for p in group["params"] if p in self._bits)
 
     def _clear_weights(self, optimizer: Optimizer) -> None:
-        for parameter in self._of(optimizer):
+        held = list(self._of(optimizer))
+        if held and (clearing := self._all_at_once(held)) is not None:
+            clearing(held)
+            return
+        for parameter in held:
             _clear(parameter, self._bits_of(parameter))
+
+    def _all_at_once(self, held: list[nn.Parameter]) -> kernels.Clearing | None:
+        """What clears all these weights with one launch, where they are on a GPU that has it."""
+        first = held[0]
+        if not kernels.available(first.device):
+            return None
+        layout = [(id(p), p.device, p.dtype, p.stride()) for p in held]
+        if self._clearing is None or self._clearing[0] != layout:
+            if any((p.device, p.element_size()) != (first.device, first.element_size()) for p in held):
+                return None
+            if not all(kernels.dense(p) for p in held):
+                return None
+            kept = [torch.empty_like(p, dtype=torch.bool).copy_(self._bits_of(p) != 0) for p in held]
+            self._clearing = layout, kernels.Clearing(held, kept)
+        return self._clearing[1]
 
     def _clear_gradients(self, optimizer: Optimizer) -> None:
         for parameter in self._of(optimizer):

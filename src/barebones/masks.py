@@ -31,6 +31,15 @@ def kept(masks: Mapping[str, Tensor]) -> int:
     return sum(int(m.count_nonzero()) for m in masks.values())
 
 
+def copied(masks: Masks) -> Masks:
+    """The same masks in memory of their own."""
+    if all(m.device.type == "cuda" for m in masks.values()):  # one launch, not one for each
+        flat = torch.cat([m.reshape(-1) for m in masks.values()])
+        parts = flat.split([m.numel() for m in masks.values()])
+        return {name: part.view(m.shape) for (name, m), part in zip(masks.items(), parts, strict=True)}
+    return {name: mask.clone() for name, mask in masks.items()}
+
+
 @dataclass(frozen=True)
 class Agreement:
     """How far two sets of masks keep the same weights: 1.0 is all, 0.0 is none."""

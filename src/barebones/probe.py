@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 
-from . import digest, parallel
-from .batches import Batches, Source, first_sample, tensors
-from .masks import Masks, everything
+from . import digest, kernels, parallel
+from .batches import Batches, Source, first_sample, mapped, tensors
+from .capture import Captured
+from .masks import Masks, Scores, everything
 from .pieces import pieces
 from .rng import forked, reseed
 from .scope import Pattern, bare, prunable
@@ -58,6 +60,7 @@ class Probe:
         exclude: Pattern = (),
         bn: str = "batch",
         precision: str = "fp32",
+        capture: bool = False,
         example: Any = None,
         seed: int = 0,
     ) -> None:
@@ -76,12 +79,19 @@ class Probe:
         if len(devices) > 1:
             raise ValueError(f"the prunable weights lie on several devices ({', '.join(map(str, devices))}); use one")
         self.device = devices.pop()
+        if capture and self.device.type != "cuda":
+            raise ValueError(f"capture=True records a CUDA graph, but the model is on {self.device}; leave it out")
         self.objective, self.loss = objective, LOSSES[loss] if isinstance(loss, str) else loss
         self.bn, self.precision, self.seed = bn, precision, seed
         self.batches = Batches(batches, seed, self.device)
+        self.capture = capture
+        self._gradients: dict[Any, Captured] = {}  # by the form of a batch and the temperature
+        self._covering = Captured(self._cover) if capture else self._cover
         self.example = example  # what the model is called with: an input, or (args, kwargs)
         self._dense: dict[str, Tensor] = {}  # copies of theta, made once a mask is first put on
         self._masks: Masks | None = None
+        self._all_at_once: kernels.Covering | None = None
+        self._pinned: Any = None  # the batch that a replay reads, in place of the next of the stream
         self._versions = self._current_versions()
         self._forget()
 
@@ -103,29 +113,97 @@ class Probe:
         self._masks, self.index, self.keep, self._count = masks, index, keep, batches
         self.generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "scores", index))
         self._forget()
-        if masks is not None and not self._dense:
-            self._dense = {name: p.data.clone() for name, p in self.parameters.items()}
+        if masks is not None:
+            self._remember()
         with ExitStack() as stack:
             stack.enter_context(forked(self.device, seed=digest.text(self.seed, "round", index)))
             stack.enter_context(self._as_configured())
             stack.callback(self._take_off)
             if masks is not None:
-                for name, parameter in self.parameters.items():
-                    for weight, mask, masked in pieces(self._dense[name], masks[name], parameter.data):
-                        torch.mul(weight, mask.to(weight.dtype), out=masked)
+                if self.device.type == "cuda":
+                    self._covering(torch.cat([masks[name].reshape(-1) for name in self.parameters]))
+                else:
+                    for name, parameter in self.parameters.items():
+                        for weight, mask, masked in pieces(self._dense[name], masks[name], parameter.data):
+                            torch.mul(weight, mask.to(weight.dtype), out=masked)
             yield self
+
+    @contextmanager
+    def covered(self, masks: Tensor, batch: Any) -> Iterator[None]:
+        """Within `at(None, ...)`: flat masks on, all gradients of this batch, masks off again. It can be captured."""
+        self._remember()
+        self._masks, self._pinned, capture = {}, batch, self.capture
+        self.capture = False  # this is within a capture
+        try:
+            self._cover(masks)
+            yield
+        finally:
+            self._take_off()
+            self._masks, self._pinned, self.capture = None, None, capture
+
+    def next_batch(self) -> Any:
+        """The round's only batch, and everything seeded for it."""
+        batch = next(self.batches.of(self.index, 1))
+        reseed(self.device, digest.text(self.seed, self.index, 0))
+        return batch
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process shares the gradients."""
+        return parallel.ranks(self.given) == 1
+
+    def _remember(self) -> None:
+        if not self._dense:
+            self._dense = {name: p.data.clone() for name, p in self.parameters.items()}
 
     def gradient(self, temperature: float = 1.0) -> dict[str, Tensor]:
         """The gradient of the loss at theta * c for every prunable weight, pruned ones too, at least float32.
 
-        Over several batches it is the mean of the signed gradients. The tensors belong to the caller.
+        Over several batches it is the mean of the signed gradients. The tensors belong to the caller; captured ones
+        are overwritten by the next gradient.
         """
         total: list[Tensor] = []
+        single = self.capture and self.batches.single(self._count)
         for batch in self._read():
-            total = _added(total, self._differentiate(self._evaluate(batch, temperature)))
+            value, noted, found = self._gradient_of(batch, temperature)
+            self.loss_value += value
+            total = _added(total, found if single or total or not self.capture else [g.clone() for g in found])
         self._average(total)
-        self._note_saliency(total)
+        if single and parallel.ranks(self.given) == 1:
+            self.saliency = noted
+        else:
+            self._note_saliency(total)
         return dict(zip(self.parameters, total, strict=True))
+
+    def _gradient_of(self, batch: Any, temperature: float) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Loss, S(theta, c) where it is captured, and gradient of one batch."""
+        if not self.capture:
+            value = self._evaluate(batch, temperature)
+            return value.detach().double(), value, self._differentiate(value)
+        leaves: list[Any] = []
+        form = mapped(batch, leaves.append)
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            raise ValueError("a batch with more than tensors in it cannot be captured; leave out capture=True")
+
+        def compute(*tensors: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+            places = iter(tensors)
+            value = self._evaluate(mapped(form, lambda _: next(places)), temperature)
+            found = self._differentiate(value)
+            return value.detach().double(), self._noted(found), found
+
+        return self._gradients.setdefault((repr(form), temperature), Captured(compute))(*leaves)
+
+    def _cover(self, masks: Tensor) -> None:
+        """Put flat masks on: the model's weights become theta * c."""
+        dense, weights = list(self._dense.values()), [p.data for p in self.parameters.values()]
+        if self._all_at_once is None and kernels.available(self.device) and kernels.Covering.fits(dense, weights):
+            self._all_at_once = kernels.Covering(dense, weights)
+        if self._all_at_once is not None:
+            self._all_at_once(masks)
+            return
+        parts = masks.split([p.numel() for p in self.parameters.values()])
+        for (name, parameter), mask in zip(self.parameters.items(), parts, strict=True):
+            torch.mul(self._dense[name], mask.view(parameter.shape), out=parameter.data)
 
     def hessian_product(self, temperature: float = 1.0) -> dict[str, Tensor]:
         """H g at theta * c over the weights that c keeps: (mean H)(mean g) over the round's batches.
@@ -139,7 +217,9 @@ class Probe:
             first = self.batches_digest
             total: list[Tensor] = []
             for batch in self._read():
-                own = self._differentiate(self._evaluate(batch, temperature), create_graph=True)
+                value = self._evaluate(batch, temperature)
+                self.loss_value += value.detach().double()
+                own = self._differentiate(value, create_graph=True)
                 if not vector:
                     vector = [g.detach() for g in own]
                     if parallel.ranks(self.given) > 1:
@@ -180,6 +260,11 @@ class Probe:
         """The round's batches, each under its own seed: what is random in the model repeats with the batch."""
         self.loss_value = torch.zeros((), dtype=torch.float64, device=self.device)
         self.batches_digest = read = torch.zeros((), dtype=torch.int64, device=self.device)
+        if self._pinned is not None:
+            self.batches_digest = _chained(read, self._pinned)
+            self._taken = 1
+            yield self._pinned
+            return
         number = 0
         for batch in self.batches.of(self.index, self._count):
             self.batches_digest = read = _chained(read, batch)
@@ -207,7 +292,6 @@ class Probe:
             raise ValueError(f"the loss must be a scalar tensor, not {shape}; reduce it with mean() or sum()")
         if not value.requires_grad:
             raise ValueError("the loss does not depend on the weights: it carries no gradient (detached, or no_grad?)")
-        self.loss_value += value.detach().double().reshape(())
         return value.reshape(())
 
     def _differentiate(
@@ -235,8 +319,16 @@ class Probe:
         if parallel.ranks(self.given) > 1:
             parallel.mean_over_ranks(self.given, total)
 
+    def _noted(self, gradient: list[Tensor]) -> Tensor:
+        """S(theta, c), with a few launches for all layers."""
+        products = torch._foreach_mul([p.data for p in self.parameters.values()], gradient)
+        return torch.stack(torch._foreach_norm(products, 1)).double().sum()
+
     def _note_saliency(self, gradient: list[Tensor]) -> None:
         """S(theta, c) of eq. 6: the sum over the kept weights of |theta dL/dtheta|; the model holds theta * c."""
+        if self._pinned is not None:
+            self.saliency = self._noted(gradient)
+            return
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for parameter, own in zip(self.parameters.values(), gradient, strict=True):
             for weight, g in pieces(parameter.data, own):
@@ -295,15 +387,16 @@ class Probe:
         modules = list(self.given.modules())
         flags = [module.training for module in modules]
         buffers = [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
-        values = [(b, b.clone()) for _, own in buffers for b in own.values() if b is not None]
+        kept = _Kept([b for _, own in buffers for b in own.values() if b is not None])
         frozen = [p for p in self.parameters.values() if not p.requires_grad]
         gradients = [(p, p.grad) for p in self.given.parameters()]
         try:
-            for parameter, _ in gradients:
-                parameter.grad = None  # an objective that calls backward() must not add to the caller's
+            for parameter, gradient in gradients:
+                if gradient is not None:
+                    parameter.grad = None  # an objective that calls backward() must not add to the caller's
             for module in modules:
                 if isinstance(module, _NormBase):  # the norms with running statistics
-                    module.training = self.bn == "batch"
+                    _set_training(module, self.bn == "batch")
             for parameter in frozen:
                 parameter.requires_grad_(True)
             with torch.enable_grad(), tf32(self.device, self.precision != "fp32"):
@@ -312,22 +405,64 @@ class Probe:
             for parameter in frozen:
                 parameter.requires_grad_(False)
             for parameter, gradient in gradients:
-                parameter.grad = gradient
+                if parameter.grad is not gradient:
+                    parameter.grad = gradient
             for module, flag in zip(modules, flags, strict=True):
-                module.training = flag
+                _set_training(module, flag)
             for table, own in buffers:
-                table.clear()
-                table.update(own)
-            for buffer, value in values:
-                buffer.data.copy_(value)
+                if list(map(id, table.values())) != list(map(id, own.values())):
+                    table.clear()
+                    table.update(own)
+            kept.put_back()
 
     def _take_off(self) -> None:
         if self._masks is not None:
-            for name, parameter in self.parameters.items():
-                parameter.data.copy_(self._dense[name])
+            torch._foreach_copy_([p.data for p in self.parameters.values()], [self._dense[n] for n in self.parameters])
 
     def _current_versions(self) -> list[tuple[int, int]]:
         return [(p._version, p.data_ptr()) for p in self.parameters.values()]
+
+
+def not_finite(scores: Scores, probe: Probe) -> Tensor:
+    """Whether the loss, then each layer's scores, hold anything that is not finite; a bool vector."""
+    loss = probe.loss_value.isinf() if probe.batches_digest is None else ~probe.loss_value.isfinite()
+    values = list(scores.values())
+    if loss.device.type == "cuda" and all(v.dtype == torch.float32 for v in values):  # a few launches for all layers
+        return torch.cat([loss.view(1), ~torch.stack(torch._foreach_norm(values, math.inf)).isfinite()])
+    flags = [loss, *(_has_not_finite(score) for score in scores.values())]
+    return torch.stack(flags)
+
+
+def _has_not_finite(score: Tensor) -> Tensor:
+    if score.device.type == "cpu" and score.is_floating_point() and score.sum().isfinite():
+        return torch.zeros((), dtype=torch.bool, device="cpu")  # the cheap way; a sum may overflow where no score does
+    return ~score.isfinite().all()
+
+
+class _Kept:
+    """The values of some tensors, to be put back; on an accelerator in few launches."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.values = [
+            (group, torch.cat([t.detach().reshape(-1) for t in group])) for group in _by_kind(tensors).values()
+        ]
+
+    def put_back(self) -> None:
+        for group, flat in self.values:
+            parts = flat.split([t.numel() for t in group])
+            torch._foreach_copy_([t.data for t in group], [p.view(t.shape) for p, t in zip(parts, group, strict=True)])
+
+
+def _by_kind(tensors: list[Tensor]) -> dict[Any, list[Tensor]]:
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return groups
+
+
+def _set_training(module: nn.Module, flag: bool) -> None:
+    if module.training != flag:
+        module.training = flag
 
 
 def _callable(model: nn.Module) -> nn.Module:

@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from . import digest, maskfile
+from . import digest, kernels, maskfile
 from .batches import Source
-from .masks import Masks, Scores, everything, size
+from .masks import Masks, Scores, copied, everything, size
 from .methods import Method, named
 from .paths import collapsed
-from .probe import Loss, Objective, Probe
+from .probe import Loss, Objective, Probe, not_finite
+from .replay import Replay
 from .round import Record, Round
 from .schedules import SCHEDULES, Schedule
 from .scope import Pattern, transposed
@@ -55,7 +56,7 @@ def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = 
     """
     if not isinstance(probe, Probe):
         raise ValueError(f"rounds() takes a bb.Probe(model, batches, ...), not a {type(probe).__name__}")
-    for step in _steps(probe, _row(method), keep, after, watch=True):
+    for step in _steps(probe, _row(method), keep, after):
         yield _owned(step)
 
 
@@ -77,6 +78,7 @@ def prune(
     exclude: Pattern = (),
     bn: str = "batch",
     precision: str = "fp32",
+    capture: bool = False,
     example: Any = None,
     on_collapse: str = "warn",
     on_round: Callable[[Round], None] | None = None,
@@ -88,7 +90,8 @@ def prune(
     `batches` is any re-iterable of (input, target) pairs, or a function from a round's index to its batches;
     `objective(model, batch)` replaces `loss(model(input), target)` where batches or outputs have another form.
     The options left at None are the method's own. `on_round` sees every `Round` as it ends, and with
-    `after=` the last of them pruning continues; `on_collapse` is "warn", "raise" or "ignore".
+    `after=` the last of them pruning continues; `on_collapse` is "warn", "raise" or "ignore". `capture=True` replays
+    the gradient as a CUDA graph, for models that do the same work with every batch.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randint(2, (16,)))]
@@ -103,10 +106,10 @@ def prune(
         )
     if on_collapse not in ("warn", "raise", "ignore"):
         raise ValueError(f"on_collapse={on_collapse!r}: choose 'warn', 'raise' or 'ignore'")
-    plan = _resolved(method, rounds, batches_per_round, schedule, revive_until, revive_empty, at_least)
+    plan = resolved(method, rounds, batches_per_round, schedule, revive_until, revive_empty, at_least)
     probe = Probe(
         model, batches, loss=loss, objective=objective, scope=scope, exclude=exclude, bn=bn, precision=precision,
-        example=example, seed=seed,
+        capture=capture, example=example, seed=seed,
     )  # fmt: skip
     total = size(probe.weights)
     keep = round((1 - sparsity) * total)
@@ -116,7 +119,7 @@ def prune(
     if keep == total and after is not None:
         raise ValueError("sparsity=0 removes nothing, so there is no run that after= could continue; leave one out")
     last = after
-    for step in _steps(probe, plan, keep, after, watch=on_round is not None) if keep < total else ():
+    for step in _steps(probe, plan, keep, after) if keep < total else ():
         if on_round is not None:
             on_round(_owned(step))
         records.append(replace(step, masks=dict.fromkeys(step.masks)))  # type: ignore[arg-type]  # numbers, not masks
@@ -144,11 +147,11 @@ def prune(
 
 def _owned(step: Round) -> Round:
     """With masks of its own, so that whoever gets it cannot change the run."""
-    return replace(step, masks={name: mask.clone() for name, mask in step.masks.items()})
+    return replace(step, masks=copied(step.masks))
 
 
-def _steps(probe: Probe, method: Method, keep: int, after: Round | None, watch: bool) -> Iterator[Round]:
-    """The rounds. An accelerator that nobody watches is asked only before the last whether all was finite."""
+def _steps(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterator[Round]:
+    """The rounds. An accelerator is not waited for: whether all was finite is asked with the numbers and at the end."""
     weights = probe.weights
     total = size(weights)
     if not 0 < keep <= total:
@@ -162,37 +165,45 @@ def _steps(probe: Probe, method: Method, keep: int, after: Round | None, watch: 
     plan = _plan(probe, method, counts)
     source = probe.weights_digest()
     groups = transposed(probe.given)
-    pending: list[tuple[int, Tensor]] = []
+    steps: list[Round] = []
     masks = None
     first = 0
     if after is not None:
         _check_continues(after, plan, int(source), probe, method)
         masks = {name: after.masks[name].to(probe.device) for name in weights}
         first = after.index + 1
+    replay = Replay(probe, method, source) if Replay.fits(probe, method, bool(groups)) else None
     for index in range(first, method.rounds):
         began = time.perf_counter()
         before = None if counts[index] == total else masks
-        with probe.at(before, index, counts[index + 1], method.batches):
-            scores = _checked_scores(method.criterion(probe), weights)
-            pending.append((index, _not_finite(scores, probe)))
-            if watch or probe.device.type == "cpu" or index + 1 == method.rounds:
-                _refuse_bad(pending, list(weights))
-                pending.clear()
-            revives = method.revives(index)
-            among = before
-            if revives and before is not None:
-                among = None if method.revive_empty else _nonempty(before, groups)
-            prefer = before if revives else None
-            masks = keep_top(scores, counts[index + 1], prefer=prefer, among=among, at_least=method.at_least)
-            del scores, among
-            numbers = _numbers(before, masks, counts[index], revives, groups)
-            read = probe.batches_digest if probe.batches_digest is not None else torch.zeros_like(source)
-            tally = torch.cat([numbers[:3], torch.stack([source, read]), numbers[3:]])
-            measures = torch.stack([probe.saliency, probe.loss_value])
-        yield Round(index, counts[index + 1], masks, time.perf_counter() - began, plan, tally, measures)
+        if replay is not None:
+            masks, tally, measures, bad = replay(before, index, counts[index + 1])
+        else:
+            with probe.at(before, index, counts[index + 1], method.batches):
+                scores = _checked_scores(method.criterion(probe), weights)
+                bad = not_finite(scores, probe)
+                if probe.device.type == "cpu":
+                    Round(index, 0, weights, 0.0, plan, bad, bad, bad).check()
+                revives = method.revives(index)
+                among = before
+                if revives and before is not None:
+                    among = None if method.revive_empty else _nonempty(before, groups)
+                prefer = before if revives else None
+                masks = keep_top(scores, counts[index + 1], prefer=prefer, among=among, at_least=method.at_least)
+                del scores, among
+                numbers = _numbers(before, masks, counts[index], revives, groups)
+                read = probe.batches_digest if probe.batches_digest is not None else torch.zeros_like(source)
+                tally = torch.cat([numbers[:3], torch.stack([source, read]), numbers[3:]])
+                measures = torch.stack([probe.saliency, probe.loss_value])
+        step = Round(index, counts[index + 1], masks, time.perf_counter() - began, plan, tally, measures, bad)
+        steps.append(replace(step, masks=dict.fromkeys(masks)))  # type: ignore[arg-type]  # numbers, not masks
+        if index + 1 == method.rounds:
+            for each in steps:
+                each.check()
+        yield step
 
 
-def _resolved(
+def resolved(
     method: str | Method,
     rounds: int | None,
     batches: int | None,
@@ -289,31 +300,6 @@ def _checked_scores(scores: Scores, weights: dict[str, Tensor]) -> Scores:
     return {name: scores[name] for name in weights}
 
 
-def _not_finite(scores: Scores, probe: Probe) -> Tensor:
-    """Whether the loss, then each layer's scores, hold anything that is not finite; a bool vector."""
-    loss = probe.loss_value.isinf() if probe.batches_digest is None else ~probe.loss_value.isfinite()
-    flags = [loss, *(_has_not_finite(score) for score in scores.values())]
-    return torch.stack(flags)
-
-
-def _has_not_finite(score: Tensor) -> Tensor:
-    if score.device.type == "cpu" and score.is_floating_point() and score.sum().isfinite():
-        return torch.zeros((), dtype=torch.bool, device="cpu")  # the cheap way; a sum may overflow where no score does
-    return ~score.isfinite().all()
-
-
-def _refuse_bad(pending: list[tuple[int, Tensor]], names: list[str]) -> None:
-    for index, bad in pending:
-        loss, *layers = bad.tolist()
-        where = [name for name, flag in zip(names, layers, strict=True) if flag]
-        if loss or where:
-            what = " and ".join(["the loss"] * loss + ["the scores"] * bool(where))
-            at = f" of {', '.join(where[:5])}{f' and {len(where) - 5} more' if len(where) > 5 else ''}" if where else ""
-            raise FloatingPointError(
-                f"round {index}: {what}{at} are not finite; check the data and the weights, or use a higher precision"
-            )
-
-
 def _nonempty(masks: Masks, groups: dict[str, int]) -> Masks:
     """Every weight of an output channel that keeps any."""
     views = {name: _by_output(mask, groups.get(name)) for name, mask in masks.items()}
@@ -342,6 +328,11 @@ def _in_empty_channels(before: Tensor, after: Tensor) -> Tensor:
 
 def _numbers(before: Masks | None, after: Masks, kept: int, revives: bool, groups: dict[str, int]) -> Tensor:
     """Pruned, recovered, recovered into empty channels, then the kept weights of each layer; int64."""
+    values = list(after.values())
+    if not groups and kernels.available(values[0].device):
+        flat = [None if ms is None else torch.cat([m.reshape(-1) for m in ms.values()]) for ms in (before, after)]
+        assert flat[1] is not None
+        return kernels.tally(flat[0], flat[1], tuple(tuple(m.shape) for m in values))
     layers = torch.stack([m.count_nonzero() for m in after.values()])
     now = layers.sum()
     if before is None or not revives:  # nothing returns, so what went is the difference

@@ -42,10 +42,24 @@ class Round:
     plan: dict[str, Any] = field(repr=False)  # what the run was asked to do; to continue, it must be asked the same
     counts: Tensor = field(repr=False)  # int64: pruned, recovered, recovered_empty, two digests, kept in each layer
     measures: Tensor = field(repr=False)  # float64: saliency, loss
+    bad: Tensor | None = field(default=None, repr=False)  # bool: whether the loss, then each layer, was not finite
+
+    def check(self) -> None:
+        """Raise a `FloatingPointError` if anything it computed with was not finite; an accelerator is waited for."""
+        if self.bad is None or not any(flags := self.bad.tolist()):
+            return
+        loss, *layers = flags
+        where = [name for name, flag in zip(self.masks, layers, strict=True) if flag]
+        what = " and ".join(["the loss"] * loss + ["the scores"] * bool(where))
+        at = f" of {', '.join(where[:5])}{f' and {len(where) - 5} more' if len(where) > 5 else ''}" if where else ""
+        raise FloatingPointError(
+            f"round {self.index}: {what}{at} are not finite; check the data and the weights, or use a higher precision"
+        )
 
     @cached_property
     def record(self) -> Record:
-        """The numbers, read from the device once."""
+        """The numbers, read from the device once; a `FloatingPointError` if they are not finite."""
+        self.check()
         pruned, recovered, recovered_empty, _, _, *kept = self.counts.tolist()
         saliency, loss = self.measures.tolist()
         layers = dict(zip(self.masks, kept, strict=True))
@@ -83,6 +97,7 @@ class Round:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it, atomically, as a safetensors file from which `rounds` can continue."""
+        self.check()
         tensors, layout = maskfile.pack(self.masks)
         about = {
             "index": self.index,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from . import kernels
 from .masks import Masks, Scores
 
 CHUNK = 1 << 20  # elements looked at together on the CPU, in its cache; a multiple of 8
@@ -80,6 +81,9 @@ def _top(parts: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed
             parts = [torch.where(a, p, -torch.inf) for a, p in zip(allowed, parts, strict=True)]
         return _top_by_threshold(parts, keep, preferred)
     flat, wanted = torch.cat(parts), None if preferred is None else torch.cat(preferred)
+    if kernels.available(flat.device):
+        among = None if allowed is None else torch.cat(allowed)
+        return list(kernels.top(flat, keep, wanted, among).split([p.numel() for p in parts]))
     if allowed is not None:
         flat.masked_fill_(torch.cat(allowed).logical_not_(), -torch.inf)
     chosen = list(top_on_device(flat, keep, wanted).split([p.numel() for p in parts]))

@@ -37,10 +37,12 @@ class Part(ABC):
         shuffle: bool = False,
         augment: bool = False,
         drop_last: bool = False,
+        skip: int = 0,
     ) -> Iterator[Batch]:
         """Every image once, as epoch `number` of the run `seed` sees it; `drop_last` leaves out a short last batch.
 
-        How an image is augmented depends on (seed, number) and the image, not on the batch it falls into.
+        How an image is augmented depends on (seed, number) and the image, not on the batch it falls into. The first
+        `skip` batches are left out without being read, for who has seen them.
         """
         if batch < 1:
             raise ValueError(f"a batch must hold at least one image, not {batch}")
@@ -52,6 +54,9 @@ class Part(ABC):
             if batch > len(self):
                 raise ValueError(f"a batch of {batch} is more than the {len(self)} images there are; ask for less")
             order = order[: len(self) // batch * batch]
+        order = order[skip * batch :]
+        if not len(order):
+            return iter(())
         return self.read(order, batch, mixed("augment", seed, number) if augment else None)
 
     def scoring(self, batch: int, seed: int = 0) -> Scoring:

@@ -1,0 +1,291 @@
+"""What the lab costs: the training step with and without masks, an epoch, and FORCE against the gradients it needs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from ..capture import Captured
+from ..data.normalization import Normalization
+from ..data.part import Data
+from ..data.tensors import TensorPart
+from ..masks import Masks, agreement
+from ..methods import METHODS
+from ..models import build, initialize
+from ..probe import PRECISIONS, Probe, tf32
+from ..prune import prune, rounds
+from ..saliency import saliency
+from ..scope import prunable
+from ..training import Epoch, Plan, Training, autocast
+
+SPARSITY = 0.995
+HELD_TARGET = {"resnet50": 0.02, "vgg19": 0.03}  # share of the step that holding may cost, and so on
+EPOCH_TARGET = {"resnet50": 2.8, "vgg19": 0.60}
+PRUNING_TARGET = {"resnet50": (4.0, 1.10), "vgg19": (1.2, 1.6)}
+
+
+def run(
+    console: Console,
+    models: list[str],
+    device: str,
+    images: int,
+    rounds_: int,
+    repeats: int,
+    lanes: int,
+    precision: str,
+    compiled: bool,
+) -> None:
+    """Print the tables, one network after the other."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: there is no CUDA device here; choose cpu")
+    where = torch.cuda.get_device_name() if device != "cpu" else f"{torch.get_num_threads()} threads"
+    how = f"{precision}, {'compiled' if compiled else 'not compiled'}"
+    console.print(f"{where}, torch {torch.__version__}, {how}, batch 128 of random 32x32 images", highlight=False)
+    with _choosing_algorithms():
+        data = random_images(images, device)
+        for name in models:
+            console.print(_training(name, data, repeats, lanes, precision, compiled))
+            console.print(_pruning(name, data, rounds_, repeats, precision))
+            console.print(_safety(name, data))
+
+
+def random_images(count: int, device: str) -> Data:
+    """As many images of noise as CIFAR-10 trains on, and fewer to validate and test with."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    normalization = Normalization([0.5] * 3, [0.25] * 3, device=device, channels_last=device != "cpu")
+
+    def part(size: int) -> TensorPart:
+        pixels = torch.randint(256, (size, 3, 32, 32), generator=generator, dtype=torch.uint8, device="cpu")
+        return TensorPart(pixels, torch.randint(10, (size,), generator=generator, device="cpu"), normalization)
+
+    return Data("noise", 10, 32, 3, part(count), part(max(128, count // 9)), part(max(128, count // 9)))
+
+
+def network(name: str, data: Data) -> nn.Module:
+    """Initialized, on the device of the data."""
+    model = initialize(build(name, data.classes, data.size), generator=torch.Generator("cpu").manual_seed(0))
+    assert isinstance(data.train, TensorPart)
+    device = data.train.images.device
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    return model.to(device, memory_format=layout)  # type: ignore[call-overload]
+
+
+def _training(name: str, data: Data, repeats: int, lanes: int, precision: str, compiled: bool) -> Table:
+    plan = Plan(epochs=1_000_000, batch=128, lr=0.1, weight_decay=5e-4)
+
+    def training(masked: bool) -> Training:
+        model = network(name, data)
+        masks = {n: torch.rand(p.shape, device=p.device) >= SPARSITY for n, p in prunable(model).items()}
+        return Training(model, data, plan, masks if masked else None, precision=precision, compiled=compiled)
+
+    free, held = training(False), training(True)
+    began = perf_counter()
+    sides = {"no masks": _stepper(free), "masks held": _stepper(held)}
+    for step in sides.values():
+        for _ in range(10 if free.device.type == "cuda" else 1):
+            step()
+    _wait(free.device)
+    ready = perf_counter() - began
+    count = 50 if free.device.type == "cuda" else 5
+    times = _beside({side: _many(step, count, free.device) for side, step in sides.items()}, repeats)
+    step_ms = {side: 1000 * seconds / count for side, seconds in times.items()}
+    cost = step_ms["masks held"] / step_ms["no masks"] - 1
+    table = Table(title=f"{name}: training, {len(data.train):,} images an epoch", title_justify="left")
+    for column in ("what", "measured", "target"):
+        table.add_column(column)
+    table.add_row("to the first replayed steps, both networks", f"{ready:.1f} s", "")
+    table.add_row("step without masks", f"{step_ms['no masks']:.3f} ms", "")
+    table.add_row("step with masks held", f"{step_ms['masks held']:.3f} ms", "")
+    table.add_row("holding costs", f"{cost:+.1%}", _most(HELD_TARGET.get(name), "{:.0%}"))
+    del free, sides
+    for width in dict.fromkeys((1, lanes)):
+        group = [held, *(training(True) for _ in range(width - 1))]
+        seconds, whole = _epochs(group)
+        target = _most(EPOCH_TARGET.get(name), "{:.2f} s")
+        beside = "alone" if width == 1 else f"{width} side by side, per network"
+        table.add_row(f"epoch, {beside}", f"{seconds:.3f} s", target)
+        table.add_row(f"epoch with validation, {beside}", f"{whole:.3f} s", "")
+    return table
+
+
+def _epochs(group: list[Training]) -> tuple[float, float]:
+    """Seconds for an epoch of each, taking turns, per network: of training alone, and with validation."""
+    streams = [torch.cuda.Stream() if t.device.type == "cuda" else None for t in group]
+    runs = [t.steps() for t in group]
+    _advance(runs, streams)  # the first epoch is for warming up
+    began = perf_counter()
+    trained = _advance(runs, streams)
+    return trained / len(group), (perf_counter() - began) / len(group)
+
+
+def _advance(runs: list[Iterator[Epoch | None]], streams: list[torch.cuda.Stream | None]) -> float:
+    """Every network to the end of its epoch, a step at a time in turns; seconds until the last had trained."""
+    active, seconds = list(range(len(runs))), 0.0
+    while active:
+        for i in list(active):
+            with torch.cuda.stream(streams[i]):
+                epoch = next(runs[i])
+            if epoch is not None:
+                active.remove(i)
+                seconds = max(seconds, epoch.seconds)
+    return seconds
+
+
+def _stepper(training: Training) -> Callable[[], None]:
+    """A step on one batch that stays where it is."""
+    images, labels = next(training.data.train.epoch(128, augment=True))
+    stream = torch.cuda.Stream() if training.device.type == "cuda" else None
+
+    def step() -> None:
+        with torch.cuda.stream(stream):
+            training.model.train()
+            training._learn(images, labels)
+
+    return step
+
+
+def _pruning(name: str, data: Data, count: int, repeats: int, precision: str) -> Table:
+    if precision not in PRECISIONS:
+        precision = "fp32"
+    model = network(name, data)
+    device = next(model.parameters()).device
+    capture = device.type == "cuda"
+    batches = data.train.scoring(128)
+    bare = _bare(model, batches, precision, capture)
+
+    def force() -> None:
+        prune(
+            model, batches, SPARSITY, replace(METHODS["force"], rounds=count),
+            precision=precision, capture=capture, on_collapse="ignore",
+        )  # fmt: skip
+
+    bare(10 if capture else 1)
+    began = perf_counter()
+    force()
+    _wait(device)
+    first = perf_counter() - began
+    times = _beside({"bare": _timed(lambda: bare(count), device), "force": _timed(force, device)}, repeats)
+    most, ratio = PRUNING_TARGET.get(name, (None, None))
+    table = Table(title=f"{name}: FORCE, {count} rounds to {SPARSITY:.1%}, {precision}", title_justify="left")
+    for column in ("what", "measured", "target"):
+        table.add_column(column)
+    table.add_row(f"{count} bare gradients" + (", captured" if capture else ""), f"{times['bare']:.3f} s", "")
+    table.add_row("FORCE, the first time in a process", f"{first:.3f} s", "")
+    table.add_row("FORCE", f"{times['force']:.3f} s", _most(most, "{:.1f} s"))
+    table.add_row("FORCE / bare", f"{times['force'] / times['bare']:.3f}", _most(ratio, "{:.2f}"))
+    return table
+
+
+def _bare(model: nn.Module, batches: object, precision: str, capture: bool) -> Callable[[int], None]:
+    """Forward and backward passes on the same stream of batches, and nothing else."""
+    weights = list(prunable(model).values())
+    device = weights[0].device
+
+    def gradient(images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        with tf32(device, precision != "fp32"):
+            with autocast(precision, device):
+                value = F.cross_entropy(model(images), labels)
+            return torch.autograd.grad(value, weights)
+
+    call = Captured(gradient) if capture else gradient
+
+    def passes(count: int) -> None:
+        left = count
+        while left:
+            for images, labels in batches:  # type: ignore[attr-defined]
+                call(images, labels)
+                left -= 1
+                if not left:
+                    break
+
+    return passes
+
+
+def _safety(name: str, data: Data) -> Table:
+    """How far one round in a lower precision agrees with fp32, and the saliency of what it keeps."""
+    model = network(name, data)
+    capture = next(model.parameters()).device.type == "cuda"
+    batches = [next(iter(data.train.scoring(128)))]
+    probe = Probe(model, batches)
+    keep = round((1 - SPARSITY) * sum(p.numel() for p in probe.parameters.values()))
+
+    def mask(precision: str) -> Masks:
+        own = Probe(model, batches, precision=precision)
+        return next(iter(rounds(own, METHODS["snip"], keep))).masks
+
+    def force(precision: str, seed: int) -> float:
+        row = replace(METHODS["force"], rounds=60)
+        found = prune(
+            model, data.train.scoring(128, seed), SPARSITY, row, precision=precision, capture=capture,
+            on_collapse="ignore", seed=seed,
+        )  # fmt: skip
+        return saliency(model, found.masks, data.train.scoring(128, 1234), count=10)
+
+    exact = mask("fp32")
+    seeds = range(3 if capture else 1)
+    table = Table(title=f"{name}: precision of the scores, {SPARSITY:.1%}", title_justify="left")
+    for column in ("precision", "one-round agreement with fp32", "S of FORCE's masks, fp32, 60 rounds", "±"):
+        table.add_column(column)
+    for precision in PRECISIONS if capture else ("fp32", "bf16"):
+        values = [force(precision, seed) for seed in seeds]
+        spread = f"{statistics.stdev(values):.2f}" if len(values) > 1 else ""
+        agreed = float(agreement(exact, mask(precision)))
+        table.add_row(precision, f"{agreed:.4f}", f"{statistics.fmean(values):.2f}", spread)
+    return table
+
+
+@contextmanager
+def _choosing_algorithms() -> Iterator[None]:
+    """cuDNN looks for its fastest algorithms, as in the lab."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _timed(work: Callable[[], None], device: torch.device) -> Callable[[], float]:
+    def measure() -> float:
+        _wait(device)
+        began = perf_counter()
+        work()
+        _wait(device)
+        return perf_counter() - began
+
+    return measure
+
+
+def _many(step: Callable[[], None], count: int, device: torch.device) -> Callable[[], float]:
+    def work() -> None:
+        for _ in range(count):
+            step()
+
+    return _timed(work, device)
+
+
+def _beside(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """The median seconds of each side, measured in turns."""
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(repeats):
+        for side, measure in sides.items():
+            times[side].append(measure())
+    return {side: statistics.median(values) for side, values in times.items()}
+
+
+def _most(value: float | None, form: str) -> str:
+    return "" if value is None else "≤ " + form.format(value)

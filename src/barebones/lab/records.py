@@ -1,0 +1,219 @@
+"""Records: one row for each run folder, with the mean and deviation over seeds, as CSV, Parquet and a short table."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ..files import atomically
+from .experiment import Experiment
+from .run import EXPERIMENT, RESULT
+
+FAILURE = "failure.json"  # in a run folder, beside what a run writes
+CSV, PARQUET = "records.csv", "records.parquet"
+DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
+
+Row = dict[str, Any]
+
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+SETTINGS: dict[str, type] = {f.name: _TYPES[str(f.type).partition(" | ")[0]] for f in fields(Experiment)}
+RESULTS: dict[str, type] = {
+    "status": str,  # done, failed or unreadable
+    "reason": str,  # why, where it is not done
+    "top1": float,  # of the test images, after the last epoch; accuracies are fractions of 1
+    "top5": float,
+    "best_validation_epoch": int,
+    "best_validation": float,
+    "top1_at_best_validation": float,  # of the test images, after that epoch
+    "effective_sparsity": float,
+    "collapsed": bool,
+    "collapsed_layers": str,  # their names, with spaces between them
+    "prune_seconds": float,
+    "train_seconds": float,
+    "folder": str,
+    "seeds": int,  # that are done, of the runs that differ in the seed alone
+    "top1_mean": float,
+    "top1_std": float,  # of a sample; empty for one seed
+}
+COLUMNS = SETTINGS | RESULTS
+
+
+def records(runs: Path) -> list[Row]:
+    """One row of `COLUMNS` for each folder in `runs` that holds a result or a failure, sorted by what was run."""
+    runs = Path(runs)
+    if not runs.is_dir():
+        raise ValueError(f"there is no folder {runs}; name the one that holds the run folders")
+    rows = [row for folder in runs.iterdir() if folder.is_dir() and (row := record(folder))]
+    order = ("data", "model", "method", "sparsity", "seed", "folder")
+    rows.sort(key=lambda row: [(row[name] is None, row[name]) for name in order])
+    return with_statistics(rows)
+
+
+def record(folder: Path) -> Row | None:
+    """The row of one run folder, without the statistics of its group; None where nothing has ended."""
+    blank: Row = dict.fromkeys(COLUMNS) | {"folder": folder.name}
+    for name, parse in ((RESULT, _result), (FAILURE, _failure)):
+        if not (folder / name).exists():
+            continue
+        try:
+            content = read(folder / name)
+            return blank | _settings(content["experiment"]) | parse(content)
+        except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
+            return blank | _remembered(folder) | {"status": UNREADABLE, "reason": f"{name}: {_short(error)}"}
+    return None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; whatever is no object is a `ValueError`."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return content
+
+
+def with_statistics(rows: Sequence[Row]) -> list[Row]:
+    """The rows with `seeds`, `top1_mean` and `top1_std` of their groups: the runs that differ in the seed alone.
+
+    >>> rows = [{"method": "snip", "seed": s, "status": "done", "top1": a} for s, a in enumerate([0.5, 0.7])]
+    >>> [(r["seeds"], round(r["top1_mean"], 3), round(r["top1_std"], 3)) for r in with_statistics(rows)]
+    [(2, 0.6, 0.141), (2, 0.6, 0.141)]
+    """
+    found: dict[tuple[Any, ...], dict[int, float]] = {}  # a copied folder does not count twice
+    for row in rows:
+        if row["status"] == DONE and row["top1"] is not None:
+            found.setdefault(_group(row), {})[row["seed"]] = row["top1"]
+    return [row | _statistics(list(found.get(_group(row), {}).values())) for row in rows]
+
+
+def _statistics(accuracies: Sequence[float]) -> Row:
+    return {
+        "seeds": len(accuracies),
+        "top1_mean": fmean(accuracies) if accuracies else None,
+        "top1_std": stdev(accuracies) if len(accuracies) > 1 else None,
+    }
+
+
+def _group(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in SETTINGS if name != "seed")
+
+
+def write(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write records.csv and, where pyarrow is installed, records.parquet; the files that were written."""
+    text = io.StringIO(newline="")
+    lines = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
+    lines.writeheader()
+    lines.writerows(rows)
+    written = [folder / CSV]
+    with atomically(written[0]) as file:
+        file.write(text.getvalue().encode())
+    if parquet := _parquet(rows):
+        written.append(folder / PARQUET)
+        with atomically(written[1]) as file:
+            file.write(parquet)
+    return written
+
+
+def _parquet(rows: Sequence[Row]) -> bytes | None:
+    """The rows as a Parquet file; None without pyarrow, which `pip install 'barebones[lab]'` brings."""
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        return None
+    kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
+    schema = arrow.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    sink = io.BytesIO()
+    parquet.write_table(arrow.Table.from_pylist(list(rows), schema=schema), sink)
+    return sink.getvalue()
+
+
+def summary(rows: Sequence[Row]) -> Table:
+    """One line for each group: the mean and standard deviation of the test accuracy over its seeds."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["method"] is not None:
+            groups.setdefault(_group(row), []).append(row)
+    firsts = [group[0] for group in groups.values()]
+    shown = Table(title="Test accuracy, mean ± standard deviation over seeds", title_justify="left")
+    for name in ("data", "network", "method"):
+        shown.add_column(name)
+    for name in ("sparsity %", "accuracy %", "seeds"):
+        shown.add_column(name, justify="right")
+    with_more = any(_differences(row, firsts) for row in firsts)
+    for name in ["with"] * with_more + ["not done"] * any(row["status"] != DONE for row in rows):
+        shown.add_column(name)
+    for group in groups.values():
+        row, lost = group[0], sum(row["status"] != DONE for row in group)
+        cells = [row["data"], row["model"], row["method"], f"{100 * row['sparsity']:g}", _spread(row)]
+        cells += [str(row["seeds"])] + [_differences(row, firsts)] * with_more + [str(lost) if lost else ""]
+        shown.add_row(*map(Text, cells[: len(shown.columns)]))
+    return shown
+
+
+def _spread(row: Row) -> str:
+    if row["top1_mean"] is None:
+        return "–"
+    return f"{100 * row['top1_mean']:.2f}" + (f" ± {100 * row['top1_std']:.2f}" if row["top1_std"] is not None else "")
+
+
+def _differences(row: Row, others: Sequence[Row]) -> str:
+    """What tells it from the others that the first columns show alike."""
+    alike = [other for other in others if all(row[n] == other[n] for n in ("data", "model", "method", "sparsity"))]
+    names = [n for n in SETTINGS if n != "seed" and any(other[n] != row[n] for other in alike)]
+    return ", ".join(f"{name.replace('_', '-')} {row[name]}" for name in names)
+
+
+def _settings(experiment: Mapping[str, Any]) -> Row:
+    return Experiment.from_dict(experiment).to_dict()
+
+
+def _remembered(folder: Path) -> Row:
+    """What was run there, if at least that can be read."""
+    try:
+        content = read(folder / EXPERIMENT)
+        return _settings(content.get("experiment", content))
+    except (ValueError, TypeError, OSError, RecursionError):
+        return {}
+
+
+def _result(content: Mapping[str, Any]) -> Row:
+    best = content["best_validation"] or {}
+    return {
+        "status": DONE,
+        "top1": _number(content["test"]["top1"]),
+        "top5": _number(content["test"].get("top5")),
+        "best_validation_epoch": None if (epoch := _number(best.get("epoch"))) is None else int(epoch),
+        "best_validation": _number(best.get("validation")),
+        "top1_at_best_validation": _number(best.get("test")),
+        "effective_sparsity": _number(content["effective_sparsity"]),
+        "collapsed": bool(content["collapsed"]),
+        "collapsed_layers": " ".join(content["collapsed"]),
+        "prune_seconds": _number(content["seconds"].get("prune")),
+        "train_seconds": _number(content["seconds"].get("train")),
+    }
+
+
+def _failure(content: Mapping[str, Any]) -> Row:
+    return {"status": FAILED, "reason": str(content["reason"])}
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
+
+
+def _short(error: Exception) -> str:
+    text = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return text.splitlines()[0][:200] if text else type(error).__name__

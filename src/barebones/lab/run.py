@@ -1,0 +1,452 @@
+"""A run: one experiment in one folder; a stage that is finished is not done again, one that was begun goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import digest, files, maskfile
+from ..account import account
+from ..data import Data
+from ..data import load as load_data
+from ..hold import audit
+from ..masks import Masks, everything
+from ..models import build, initialize
+from ..prune import prune
+from ..rng import forked
+from ..round import Round
+from ..scope import parameters, prunable
+from ..training import Epoch, Plan, Training
+from ..version import __version__
+from .experiment import DENSE, FILE, Experiment
+from .metrics import Line, Metrics, read
+
+RESULT, EXPERIMENT, MASK, WEIGHTS = "result.json", "experiment.json", "mask.safetensors", "weights.safetensors"
+ROUND, CHECKPOINT = "round.safetensors", "checkpoint.safetensors"  # of what is under way
+PRETRAINED, PRETRAINING = "pretrained.safetensors", "pretraining.safetensors"
+LOCK = "lock"
+SPARE = 16 * 2**20  # bytes, for everything but weights
+FLUSH = 1.0  # seconds between looks at the numbers of a pruning on an accelerator, which each look delays
+WEIGHTS_KIND, WEIGHTS_VERSION = "barebones-weights", 1
+
+
+Steps = Generator[None, None, dict[str, Any]]  # of a run; its value is the result
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how to run; nothing of it is part of an experiment."""
+
+    runs: Path = Path("runs")  # holds a folder for each run
+    device: str = "cpu"
+    data_root: Path | None = None
+    download: bool = False
+    compiled: bool = False
+    captured: bool = True
+    save_every: float = 30.0  # seconds between checkpoints
+    tensorboard: bool = False
+    mask: Path | None = None  # the file to train, for the method "file"
+
+    def folder(self, experiment: Experiment) -> Path:
+        """Of the experiment's run."""
+        return self.runs / experiment.folder
+
+
+class Stopped(Exception):
+    """The run was asked to stop; what it had done is saved."""
+
+
+def run(
+    experiment: Experiment,
+    place: Place,
+    report: Callable[[Line], None] = lambda line: None,
+    stopping: Callable[[], bool] = lambda: False,
+    until: str = "train",
+) -> Steps:
+    """Prune, train, test: one training step for each `next`, the result at the end as the generator's value.
+
+    Every finished round and epoch is a line for `report`. When `stopping()` turns true the run saves itself and raises
+    `Stopped`. With `until="prune"` it ends at the mask.
+    """
+    folder = place.folder(experiment)
+    if (result := finished(folder, experiment)) is not None:
+        return result
+    device = torch.device(place.device)
+    network = Network(experiment, place, device)
+    with _reserved(folder, experiment, network.bytes):
+        metrics = Metrics(folder, report, place.tensorboard)
+        try:
+            work = _Work(experiment, place, folder, network, metrics, stopping)
+            if experiment.pretrain:
+                yield from work.pretrain()
+            masks, about = work.masks()
+            if until == "prune":
+                return about
+            return (yield from work.train(masks, about))
+        finally:
+            metrics.close()
+
+
+def result_of(steps: Steps) -> dict[str, Any]:
+    """Exhaust a run and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, Any] | None:
+    """The result of a run that has one."""
+    try:
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{folder / RESULT} cannot be read ({error}); delete it to run this again") from None
+    if not isinstance(result, dict) or (experiment is not None and result.get("experiment") != experiment.to_dict()):
+        raise ValueError(f"{folder / RESULT} is the result of something else; delete it to run this again")
+    return result
+
+
+def progress(folder: Path) -> str:
+    """In words, how far a run is."""
+    if (folder / RESULT).exists():
+        return "finished"
+    lines = read(folder / "metrics.jsonl")
+    if (folder / MASK).exists():
+        epochs = [line for line in lines if line["stage"] == "train"]
+        return f"pruned; trained {epochs[-1]['epoch'] + 1} of {epochs[-1]['epochs']} epochs" if epochs else "pruned"
+    if lines:
+        last = lines[-1]
+        what = "round" if last["stage"] == "prune" else "epoch"
+        return f"{last['stage']}: {last[what] + 1} of {last[what + 's']} {what}s"
+    return "begun" if folder.exists() else "not begun"
+
+
+class Network:
+    """The experiment's data and network at its initial weights, on the device."""
+
+    def __init__(self, experiment: Experiment, place: Place, device: torch.device) -> None:
+        self.experiment, self.device = experiment, device
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("there is no CUDA device here; use --device cpu")
+        self.data = _data(experiment.data, place.data_root, place.device, place.download)
+        self.model = self.initial()
+        self.bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    def initial(self) -> nn.Module:
+        """The network at initialization: always the same weights for the same seed."""
+        experiment, data = self.experiment, self.data
+        with forked(torch.device("cpu"), seed=digest.text(experiment.seed, "build")):
+            model = build(experiment.model, data.classes, data.size, data.channels)
+        generator = torch.Generator("cpu").manual_seed(digest.text(experiment.seed, "init"))
+        initialize(model, experiment.init, generator)
+        if self.device.type == "cuda":
+            return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+
+@lru_cache(maxsize=2)
+def _data(name: str, root: Path | None, device: str, download: bool) -> Data:
+    """Read once in a process, however many runs use it."""
+    return load_data(name, root, device, download, channels_last=device.startswith("cuda"))
+
+
+class _Work:
+    """The stages of a run. Each leaves a file; where the file is, the stage is over."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        place: Place,
+        folder: Path,
+        network: Network,
+        metrics: Metrics,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.experiment, self.place, self.folder, self.network = experiment, place, folder, network
+        self.metrics, self.stopping = metrics, stopping
+        self.model, self.data = network.model, network.data
+        self.saved = monotonic()
+
+    def pretrain(self) -> Iterator[None]:
+        """Dense epochs before pruning, at the first learning rate."""
+        done = self.folder / PRETRAINED
+        if not done.exists():
+            plan = replace(self.experiment.plan(self.experiment.pretrain), milestones=())
+            yield from self._training("pretrain", plan, None, self.folder / PRETRAINING)
+            write_weights(self.model, done)
+            (self.folder / PRETRAINING).unlink(missing_ok=True)
+        read_weights(self.model, done)
+
+    def masks(self) -> tuple[Masks, dict[str, Any]]:
+        """From the file, where pruning is over; else by pruning."""
+        path = self.folder / MASK
+        if not path.exists():
+            if self.experiment.method == FILE:
+                _copy_mask(self.place.mask, path, self.experiment)
+            elif self.experiment.method == DENSE:
+                self._keep(everything(prunable(self.model)), [], 0.0, method=DENSE)
+            else:
+                self._prune()
+        masks, about = maskfile.load_masks(path, self.model)
+        masks = {name: mask.to(self.network.device) for name, mask in masks.items()}
+        if "account" not in about:  # of a stranger's file
+            about["account"], about["collapsed"] = _account(self.model, masks, self.data)
+        return masks, about
+
+    def _prune(self) -> None:
+        experiment, method = self.experiment, self.experiment.pruning()
+        partial = self.folder / ROUND
+        after = Round.load(partial) if partial.exists() else None
+        self.metrics.rewind("prune", after.index + 1 if after else 0)
+        lines = [line for line in read(self.metrics.path) if line["stage"] == "prune"]
+        before, began = (lines[-1]["elapsed"] if lines else 0.0), monotonic()
+        waiting: list[Round] = []
+        flushed = monotonic()
+
+        def flush() -> None:
+            nonlocal flushed
+            flushed = monotonic()
+            for step in waiting:
+                numbers = asdict(step.record)
+                number = numbers.pop("index")
+                elapsed = before + monotonic() - began
+                self.metrics(
+                    {"stage": "prune", "round": number, "rounds": method.rounds, **numbers, "elapsed": elapsed}
+                )
+            waiting.clear()
+
+        def watch(step: Round) -> None:
+            waiting.append(replace(step, masks=dict.fromkeys(step.masks)))  # type: ignore[arg-type]  # numbers alone
+            stop = self.stopping()
+            if stop or self.network.device.type == "cpu" or monotonic() - flushed > FLUSH:
+                flush()
+            if step.index + 1 < method.rounds and (stop or self._due()):
+                step.save(partial)
+            if stop:
+                raise Stopped
+
+        result = prune(
+            self.model,
+            self.data.train.scoring(experiment.plan().batch, experiment.seed),
+            experiment.sparsity,
+            method,
+            experiment.loss,
+            precision=experiment.scoring_precision or "fp32",
+            capture=self.place.captured and self.network.device.type == "cuda",
+            on_collapse="ignore",
+            on_round=watch,
+            after=after,
+            seed=experiment.seed,
+        )
+        flush()
+        self._keep(result.masks, result.collapsed, before + monotonic() - began, **result.about)
+        partial.unlink(missing_ok=True)
+
+    def _keep(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
+        own, dead = _account(self.model, masks, self.data)
+        about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
+        about |= {"collapsed": collapsed or dead, "account": own}
+        maskfile.save_masks(masks, self.folder / MASK, **about)
+
+    def train(self, masks: Masks, about: dict[str, Any]) -> Steps:
+        """Train to the end, test, and write the result; the last file is the result."""
+        experiment = self.experiment
+        if experiment.rewind:
+            self.model = self.network.initial()
+        plan, held = experiment.plan(), None if experiment.method == DENSE else masks
+        training = yield from self._training("train", plan, held, self.folder / CHECKPOINT)
+        audit(self.model, held or {})
+        last = training.last
+        test = last.test if last is not None else training.evaluate(self.data.test)
+        assert test is not None
+        write_weights(self.model, self.folder / WEIGHTS)
+        lines = read(self.metrics.path)
+        result = {
+            "experiment": experiment.to_dict(),
+            "id": experiment.id,
+            "test": asdict(test),
+            "best_validation": training.best and asdict(training.best),
+            **about["account"],
+            "collapsed": about["collapsed"],
+            "seconds": {
+                "prune": about.get("seconds", 0.0),
+                "train": sum(line["seconds"] for line in lines if line["stage"] == "train"),
+            },
+            "plan": asdict(plan),
+            "weights": f"{int(digest.content(self.model.parameters())) % 2**64:016x}",
+            "environment": environment(self.place),
+        }
+        write_json(self.folder / RESULT, result)
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        return result
+
+    def _training(
+        self, stage: str, plan: Plan, masks: Masks | None, checkpoint: Path
+    ) -> Generator[None, None, Training]:
+        """One training, from its checkpoint on where there is one; saved now and then and when asked to stop."""
+        training = Training(
+            self.model,
+            self.data,
+            plan,
+            masks,
+            seed=self.experiment.seed,
+            precision=self.experiment.precision or "fp32",
+            captured=self.place.captured,
+            compiled=self.place.compiled,
+        )
+        if checkpoint.exists():
+            training.load(checkpoint)
+        self.metrics.rewind(stage, training.epoch)
+        for epoch in training.steps():
+            if epoch is not None:
+                self.metrics(_line(stage, epoch, plan.epochs))
+            over = training.epoch == plan.epochs
+            stop = self.stopping()
+            if stop or over or self._due():
+                training.save(checkpoint)
+            if stop and not over:
+                raise Stopped
+            yield
+        return training
+
+    def _due(self) -> bool:
+        if monotonic() - self.saved < self.place.save_every:
+            return False
+        self.saved = monotonic()
+        return True
+
+
+def _line(stage: str, epoch: Epoch, epochs: int) -> Line:
+    """An epoch as a line of metrics."""
+    numbers = asdict(epoch)
+    return {"stage": stage, "epoch": numbers.pop("index"), "epochs": epochs, **numbers}
+
+
+def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any], list[str]]:
+    """What the masks keep, in a few numbers; and the layers that cut the network."""
+    example = next(data.test.epoch(1))[0]
+    trouble = None
+    try:
+        full = account(model, masks, example)
+    except ValueError as error:  # a module that cannot be followed; the counts need no path
+        full, trouble = account(model, masks), str(error)
+    return {
+        "prunable": full.total,
+        "kept": full.kept,
+        "effective": full.effective,
+        "sparsity": full.sparsity,
+        "effective_sparsity": full.effective_sparsity,
+        "flops_dense": full.flops_dense,
+        "flops_effective": full.flops_effective,
+        "flops_shrunk": full.flops_shrunk,
+        "not_followed": trouble,
+    }, full.collapsed or []
+
+
+def environment(place: Place) -> dict[str, Any]:
+    """What the bits of a result may depend on."""
+    device = torch.device(place.device)
+    return {
+        "barebones": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "compiled": place.compiled,
+        "captured": place.captured and device.type == "cuda",
+    }
+
+
+def _copy_mask(source: Path | None, target: Path, experiment: Experiment) -> None:
+    if source is None:
+        raise ValueError("the masks to train are not there yet; name their file with --mask FILE")
+    content = source.read_bytes()
+    if sha256(content).hexdigest() != experiment.mask:
+        raise ValueError(f"{source} has changed since it was read; start again")
+    with files.atomically(target) as file:
+        file.write(content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file, whole or not at all."""
+    with files.atomically(path) as file:
+        file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_weights(model: nn.Module, path: Path) -> None:
+    """The network's state, tied weights once, under its own names."""
+    tensors = {**parameters(model), **dict(model.named_buffers())}
+    files.write(path, tensors, WEIGHTS_KIND, WEIGHTS_VERSION, {})
+
+
+def read_weights(model: nn.Module, path: Path) -> None:
+    """Put the state that `write_weights` wrote into a network of the same kind."""
+    tensors, _ = files.read(path, WEIGHTS_KIND, WEIGHTS_VERSION)
+    with torch.no_grad():
+        for name, tensor in {**parameters(model), **dict(model.named_buffers())}.items():
+            if name not in tensors or tensors[name].shape != tensor.shape:
+                raise ValueError(f"{path} holds the weights of another network: {name} differs")
+            tensor.copy_(tensors[name])
+
+
+@contextmanager
+def _reserved(folder: Path, experiment: Experiment, weights: int) -> Iterator[None]:
+    """The folder, for this process alone, with room for what will be written, if it is not there already."""
+    _make(folder)
+    with open(folder / LOCK, "a") as lock:
+        _lock(lock, folder)
+        _check_room(folder, 2 * 2 * weights + weights + SPARE)  # a checkpoint beside the one it replaces; the weights
+        for stale in folder.glob(".*.tmp"):  # of a process that was killed as it wrote
+            stale.unlink(missing_ok=True)
+        path = folder / EXPERIMENT
+        if not path.exists():
+            write_json(path, experiment.to_dict())
+        elif json.loads(path.read_text(encoding="utf-8")) != experiment.to_dict():
+            raise ValueError(f"{path} is another experiment; move that folder away")
+        yield
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot make the run's folder ({error.strerror})", str(folder)) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(13, "cannot write into the run's folder", str(folder))
+
+
+def _lock(file: Any, folder: Path) -> None:
+    """Held until the file is closed, be it by a SIGKILL."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs in one folder are then nobody's business but the user's
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ValueError(f"another process is at work in {folder}; wait for it, or stop it first") from None
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    with suppress(OSError):  # a file system that does not say
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise ValueError(
+                f"{folder} needs about {needed / 1e6:.0f} MB, and its disk has {free / 1e6:.0f} MB; make room first"
+            )

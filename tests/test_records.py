@@ -1,0 +1,197 @@
+"""Records: a row for each run folder whatever is in it, right means and deviations, and the same table in two files."""
+
+import csv
+import importlib
+import importlib.util
+import io
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from barebones.lab import records
+from barebones.lab.experiment import Experiment
+
+SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1).resolved()
+
+
+def result(experiment: Experiment, top1: float = 0.9, **changes) -> dict:
+    return {
+        "experiment": experiment.to_dict(),
+        "test": {"top1": top1, "top5": None, "loss": 0.3},
+        "best_validation": {"epoch": 12, "validation": 0.92, "test": 0.89},
+        "sparsity": 0.9,
+        "effective_sparsity": 0.95,
+        "collapsed": [],
+        "seconds": {"prune": 1.5, "train": 20.0},
+        "environment": {},
+    } | changes
+
+
+def written(runs: Path, experiment: Experiment, content: object = None, name: str = "result.json") -> Path:
+    folder = runs / experiment.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content or result(experiment)))
+    return folder
+
+
+def seeded(seed: int, **changes) -> Experiment:
+    return Experiment.from_dict(SMALL.to_dict() | {"seed": seed} | changes)
+
+
+def test_a_row_holds_what_was_run_and_what_came_of_it(tmp_path):
+    written(tmp_path, SMALL, result(SMALL, collapsed=["conv2", "fc"]))
+    (row,) = records.records(tmp_path)
+    assert list(row) == list(records.COLUMNS)
+    assert {name: row[name] for name in records.SETTINGS} == SMALL.to_dict()
+    assert {name: value for name, value in row.items() if name not in records.SETTINGS} == {
+        "status": "done",
+        "reason": None,
+        "top1": 0.9,
+        "top5": None,
+        "best_validation_epoch": 12,
+        "best_validation": 0.92,
+        "top1_at_best_validation": 0.89,
+        "effective_sparsity": 0.95,
+        "collapsed": True,
+        "collapsed_layers": "conv2 fc",
+        "prune_seconds": 1.5,
+        "train_seconds": 20.0,
+        "folder": SMALL.folder,
+        "seeds": 1,
+        "top1_mean": 0.9,
+        "top1_std": None,
+    }
+
+
+def test_unfinished_runs_are_no_rows_and_a_result_outweighs_an_old_failure(tmp_path):
+    written(tmp_path, seeded(0), seeded(0).to_dict(), "experiment.json")
+    written(tmp_path, seeded(1))
+    written(tmp_path, seeded(1), {"experiment": seeded(1).to_dict(), "reason": "no luck"}, "failure.json")
+    written(tmp_path, seeded(2), {"experiment": seeded(2).to_dict(), "reason": "no luck"}, "failure.json")
+    (tmp_path / "notes.txt").write_text("not a folder")
+    rows = records.records(tmp_path)
+    assert [(row["seed"], row["status"], row["reason"]) for row in rows] == [
+        (1, "done", None),
+        (2, "failed", "no luck"),
+    ]
+    assert [row["seeds"] for row in rows] == [1, 1]  # those that are done
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "null", "\x00\x01", "[" * 100_000, '{"test": {"top1": 1}}'),
+        json.dumps(result(SMALL) | {"test": {"top1": "high"}}),
+        json.dumps(result(SMALL) | {"test": None}),
+        json.dumps(result(SMALL) | {"experiment": {"modell": "vgg19"}}),
+        json.dumps(result(SMALL) | {"collapsed": 3}),
+        json.dumps(result(SMALL) | {"best_validation": [1]}),
+        json.dumps(result(SMALL) | {"best_validation": {"epoch": "last"}}),
+    ],
+)
+def test_garbage_spoils_one_row_alone(tmp_path, content):
+    written(tmp_path, seeded(1))
+    folder = written(tmp_path, SMALL, content or " ")
+    good, bad = sorted(records.records(tmp_path), key=lambda row: row["status"])
+    assert (good["status"], good["seeds"]) == ("done", 1)
+    assert (bad["status"], bad["folder"], bad["method"]) == ("unreadable", SMALL.folder, None)
+    assert bad["reason"].startswith("result.json: ")
+    (folder / "experiment.json").write_text(json.dumps(SMALL.to_dict()))
+    rows = records.records(tmp_path)
+    assert sorted((row["method"], row["status"]) for row in rows) == [("snip", "done"), ("snip", "unreadable")]
+    records.write(rows, tmp_path)
+
+
+def test_bytes_that_are_no_text_are_unreadable(tmp_path):
+    (written(tmp_path, SMALL) / "result.json").write_bytes(b"\xff\xfe\xff")
+    assert [row["status"] for row in records.records(tmp_path)] == ["unreadable"]
+
+
+def test_a_missing_folder_is_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no folder .*name the one"):
+        records.records(tmp_path / "nothing")
+
+
+accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=6)
+
+
+@given(st.dictionaries(st.sampled_from([0.5, 0.9, 0.99]), accuracies, min_size=1), st.randoms())
+def test_means_and_deviations_are_those_of_the_group(groups, random):
+    rows = [
+        dict.fromkeys(records.COLUMNS) | {"sparsity": sparsity, "seed": seed, "status": "done", "top1": top1}
+        for sparsity, values in groups.items()
+        for seed, top1 in enumerate(values)
+    ]
+    rows.append(rows[0] | {"seed": 99, "status": "failed", "top1": None})
+    rows.append(rows[0])  # a copy of a folder
+    random.shuffle(rows)
+    for row in records.with_statistics(rows):
+        values = groups[row["sparsity"]]
+        assert row["seeds"] == len(values)
+        assert row["top1_mean"] == pytest.approx(fmean(values))
+        assert (row["top1_std"] is None) == (len(values) == 1)
+        assert row["top1_std"] is None or row["top1_std"] == pytest.approx(stdev(values), abs=1e-12)
+
+
+def table(tmp_path: Path) -> list[dict]:
+    written(tmp_path, seeded(0), result(seeded(0), 0.5, best_validation=None))
+    written(tmp_path, seeded(1), result(seeded(1), 0.7))
+    failure = {"experiment": seeded(2).to_dict(), "reason": 'it said "no", twice\nand left'}
+    written(tmp_path, seeded(2), failure, "failure.json")
+    return records.records(tmp_path)
+
+
+def test_the_csv_holds_every_row(tmp_path):
+    rows = table(tmp_path)
+    path = records.write(rows, tmp_path)[0]
+    with path.open(newline="") as file:
+        read = list(csv.DictReader(file))
+    assert list(read[0]) == list(records.COLUMNS)
+    assert read == [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
+
+
+def test_without_pyarrow_there_is_the_csv_alone(tmp_path, monkeypatch):
+    def absent(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    assert records.write(table(tmp_path), tmp_path) == [tmp_path / "records.csv"]
+    assert not (tmp_path / "records.parquet").exists()
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("pyarrow"), reason="needs pyarrow")
+def test_the_parquet_file_is_the_same_table_with_types(tmp_path):
+    parquet = importlib.import_module("pyarrow.parquet")
+    rows = table(tmp_path)
+    assert records.write(rows, tmp_path) == [tmp_path / "records.csv", tmp_path / "records.parquet"]
+    read = parquet.read_table(tmp_path / "records.parquet")
+    assert read.to_pylist() == rows
+    assert read.column_names == list(records.COLUMNS)
+    kinds = {name: str(kind) for name, kind in zip(read.column_names, read.schema.types, strict=True)}
+    assert (kinds["seed"], kinds["top1"], kinds["collapsed"], kinds["model"]) == ("int64", "double", "bool", "string")
+    assert str(parquet.read_schema(records.write([], tmp_path)[1]).field("seed").type) == "int64"  # of no rows too
+
+
+def shown(rows: list[dict]) -> list[str]:
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(records.summary(rows))
+    return [line for line in console.export_text().splitlines() if line.startswith("│")]
+
+
+def test_the_summary_has_a_line_for_each_group(tmp_path):
+    written(tmp_path, seeded(0, method="random"))
+    first, second = shown(table(tmp_path))
+    assert " ".join(first.split()) == "│ digits │ small-vgg │ random │ 90 │ 90.00 │ 1 │ │"
+    assert " ".join(second.split()) == "│ digits │ small-vgg │ snip │ 90 │ 60.00 ± 14.14 │ 2 │ 1 │"
+
+
+def test_the_summary_tells_alike_groups_apart(tmp_path):
+    for epochs in (1, 5):
+        written(tmp_path, seeded(0, epochs=epochs))
+    lines = shown(records.records(tmp_path))
+    assert sorted(line.split("│")[7].strip() for line in lines) == ["epochs 1", "epochs 5"]
