@@ -188,7 +188,7 @@ def test_scores_that_are_not_finite_are_found_when_the_numbers_are_read():
         model[0].weight[0, 0, 0, 0] = torch.nan
     first = next(bb.rounds(bb.Probe(model, batches()), replace(bb.METHODS["force"], rounds=3), keep=400))
     with pytest.raises(FloatingPointError, match="round 0"):
-        first.record  # noqa: B018
+        first.record
     with pytest.raises(FloatingPointError, match="round 0"):
         bb.prune(model, batches(), 0.9, "force", rounds=3)
 
@@ -245,7 +245,7 @@ def test_a_captured_step_trains_as_a_plain_one(precision):
     assert [e.lr for e in graph] == [0.05, 0.05, 0.005, 0.005]
     for a, b in zip(plain, graph, strict=True):
         assert b.loss == pytest.approx(a.loss, rel=0.2, abs=0.02)
-    assert graph[-1].test.top1 > 0.5
+    assert graph[-1].loss < 0.8 * graph[0].loss
 
 
 def test_lanes_train_side_by_side_as_alone():

@@ -49,7 +49,7 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["size", "number"])  # else each value of a kind is compiled anew
     def _count(scores, allowed, counts, state, size, number,  # type: ignore[no-untyped-def]
-               WIDE: tl.constexpr, AMONG: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+               WIDE: tl.constexpr, AMONG: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
         """Pass `number`: of the scores that begin with the digits found so far, how many have each next digit."""
         width: tl.constexpr = 64 if WIDE else 32
         shift = width - 8 * (number + 1)
@@ -58,12 +58,20 @@ if triton is not None:
         low = tl.load(state).to(tl.int64 if WIDE else tl.int32)
         offsets = tl.arange(0, BLOCK)
         total = tl.zeros((256,), tl.int32)
+        absent = tl.zeros((BLOCK,), tl.int32)
         for start in range(tl.program_id(0) * BLOCK, size, tl.num_programs(0) * BLOCK):
             keys, valid, _places = _keys(scores, allowed, start, size, offsets, WIDE, AMONG)
             valid = valid & ((number == 0) | ((keys >> above) == (low >> above)))
             digit = ((keys >> shift) & 255) ^ flip
-            total += tl.histogram(tl.where(valid, digit, 0).to(tl.int32), 256)  # the others as zeros ...
-            total -= tl.where(tl.arange(0, 256) == 0, tl.sum((~valid).to(tl.int32), 0), 0)  # ... taken off again
+            many = True
+            if FEW:  # after the first digits there are few left, most often
+                many = tl.sum(valid.to(tl.int32), 0) * 8 > BLOCK
+            if many:
+                total += tl.histogram(tl.where(valid, digit, 0).to(tl.int32), 256)  # the absent as zeros ...
+                absent += (~valid).to(tl.int32)
+            else:
+                tl.atomic_add(counts + digit, 1, mask=valid)
+        total -= tl.where(tl.arange(0, 256) == 0, tl.sum(absent, 0), 0)  # ... taken off again
         tl.atomic_add(counts + tl.arange(0, 256), total)
 
     @triton.jit(do_not_specialize=["number"])
@@ -146,9 +154,9 @@ if triton is not None:
         In memory the inputs of a channels-last weight come last, behind the pixels of its kernel; `inputs` is their
         number, and 1 for a weight that lies in its logical order.
         """
-        block = tl.program_id(0).to(tl.int64)
+        block = tl.program_id(0)
         owner = tl.load(owners + block)
-        places = tl.load(starts + block) + tl.arange(0, BLOCK)
+        places = tl.load(starts + block) + tl.arange(0, BLOCK)  # 32 bits: to divide by them is much cheaper
         size = tl.load(sizes + 2 * owner)  # of the weight, and of one of its output channels
         row = tl.load(sizes + 2 * owner + 1)
         number = tl.load(inputs + owner)
@@ -160,6 +168,29 @@ if triton is not None:
         keeps = tl.load(masks + tl.load(firsts + owner) + logical, mask=there, other=0)
         values = tl.load(source + places, mask=there)
         tl.store(target + places, values * keeps.to(tl.float32), mask=there)
+
+    @triton.jit(do_not_specialize=["first", "size", "row", "layer", "place"])
+    def _score(gradient, weights, masks, scores, sums, bad, first, size, row, layer, place,  # type: ignore[no-untyped-def]
+               PIXELS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+        """|weight * gradient| of a layer into its place among flat scores, their sum over the kept, what is not finite.
+
+        Counted in logical order; where gradient and weight lie channels-last, PIXELS is the size of a kernel, else 1.
+        """
+        places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        there = places < size
+        memory = places
+        if PIXELS > 1:
+            inside = places % row
+            memory = places - inside + (inside % PIXELS) * (row // PIXELS) + inside // PIXELS
+        values = tl.abs(
+            tl.load(gradient + memory, mask=there, other=0.0) * tl.load(weights + memory, mask=there, other=0.0)
+        )
+        tl.store(scores + first + places, values, mask=there)
+        keeps = tl.load(masks + first + places, mask=there, other=0)
+        tl.store(sums + place + tl.program_id(0), tl.sum(tl.where(keeps != 0, values, 0.0), 0))
+        broken = tl.sum((~(values < float("inf"))).to(tl.int32), 0)
+        if broken > 0:
+            tl.atomic_or(bad + layer, 1)
 
     @triton.jit
     def _clear(addresses, owners, starts, sizes, kept, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -194,13 +225,41 @@ def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among:
     wanted = scores if prefer is None else prefer.view(torch.int8)
     how = {"WIDE": wide, "AMONG": among is not None, "BLOCK": BLOCK, "num_warps": 8}
     for number in range(width // 8):
-        _count[(min(blocks, PROGRAMS),)](scores, allowed, counts, state, size, number, **how)
+        few = number >= (3 if wide else 2)
+        _count[(min(blocks, PROGRAMS),)](scores, allowed, counts, state, size, number, FEW=few, **how)
         _settle[(1,)](counts, state, number, WIDE=wide)
     how |= {"PREFER": prefer is not None}
     _count_ties[(blocks,)](scores, allowed, wanted, state, ties, size, **how)
     ranks = ties.cumsum(0, dtype=torch.int32)
     _choose[(blocks,)](scores, allowed, wanted, state, ties, ranks, chosen.view(torch.int8), size, **how)
     return chosen
+
+
+def score(gradients: Sequence[Tensor], weights: Sequence[Tensor], masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Flat |weight * gradient|, its sum over what flat masks keep, and of each layer whether any is not finite."""
+    device, sizes = masks.device, [w.numel() for w in weights]
+    flat = torch.empty(sum(sizes), dtype=torch.float32, device=device)
+    blocks = [triton.cdiv(size, BLOCK) for size in sizes]
+    sums = torch.empty(sum(blocks), dtype=torch.float32, device=device)
+    bad = torch.zeros(len(sizes), dtype=torch.int32, device=device)
+    first = place = 0
+    for layer, (g, w, count) in enumerate(zip(gradients, weights, blocks, strict=True)):
+        if not alike(g, w):
+            g, w = g.contiguous(), w.contiguous()
+        row = w[0].numel() if w.dim() else 1
+        pixels = 1 if w.is_contiguous() else row // w.shape[1]
+        _score[(count,)](
+            g, w, masks.view(torch.int8), flat, sums, bad, first, w.numel(), row, layer, place,
+            PIXELS=pixels, BLOCK=BLOCK,
+        )  # fmt: skip
+        first, place = first + w.numel(), place + count
+    return flat, sums.double().sum(), bad != 0
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two float32 tensors lie alike in memory, in logical order or channels-last."""
+    plain = b.is_contiguous() or (b.dim() == 4 and b.is_contiguous(memory_format=torch.channels_last))
+    return plain and a.stride() == b.stride() and a.dtype == b.dtype == torch.float32
 
 
 def tally(before: Tensor | None, after: Tensor, shapes: tuple[tuple[int, ...], ...]) -> Tensor:
@@ -244,6 +303,14 @@ def in_memory_order(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
+def _split(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Blocks over tensors of these sizes: the number of the tensor that each is of, and where in it it starts."""
+    counts = [triton.cdiv(size, BLOCK) for size in sizes]
+    owners = torch.arange(len(sizes), device="cpu").repeat_interleave(torch.tensor(counts, device="cpu"))
+    starts = torch.cat([torch.arange(count, device="cpu") * BLOCK for count in counts])
+    return owners.int().to(device), starts.int().to(device)
+
+
 class Covering:
     """Writes dense weights times masks into the weights of a model, all with one launch.
 
@@ -254,14 +321,11 @@ class Covering:
         device = weights[0].device
         sizes = [w.numel() for w in weights]
         rows = [w[0].numel() if w.dim() else 1 for w in weights]
-        blocks = [triton.cdiv(size, BLOCK) for size in sizes]
-        self.owners = (
-            torch.arange(len(sizes), device="cpu").repeat_interleave(torch.tensor(blocks, device="cpu")).to(device)
-        )
-        self.starts = torch.cat([torch.arange(count, device="cpu") * BLOCK for count in blocks]).to(device)
-        self.sizes = torch.tensor([*zip(sizes, rows, strict=True)], device="cpu").to(device)
+        self.owners, self.starts = _split(sizes, device)
+        self.sizes = torch.tensor([*zip(sizes, rows, strict=True)], dtype=torch.int32, device="cpu").to(device)
         self.firsts = torch.tensor([0, *sizes[:-1]], device="cpu").cumsum(0).to(device)
-        self.inputs = torch.tensor([1 if w.is_contiguous() else w.shape[1] for w in weights], device="cpu").to(device)
+        inputs = [1 if w.is_contiguous() else w.shape[1] for w in weights]
+        self.inputs = torch.tensor(inputs, dtype=torch.int32, device="cpu").to(device)
         self.dense, self.weights = (
             torch.tensor([t.data_ptr() for t in ts], device="cpu").to(device) for ts in (dense, weights)
         )
@@ -269,12 +333,7 @@ class Covering:
     @staticmethod
     def fits(dense: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
         """Whether they are as they must be."""
-        return all(
-            a.stride() == b.stride()
-            and a.dtype == b.dtype == torch.float32
-            and (b.is_contiguous() or (b.dim() == 4 and b.is_contiguous(memory_format=torch.channels_last)))
-            for a, b in zip(dense, weights, strict=True)
-        )
+        return all(alike(a, b) for a, b in zip(dense, weights, strict=True))
 
     def __call__(self, masks: Tensor) -> None:
         """Put flat masks on."""
@@ -292,13 +351,7 @@ class Clearing:
         self.device, self.width = tensors[0].device, tensors[0].element_size()
         sizes = [t.numel() for t in tensors]
         blocks = [triton.cdiv(size, BLOCK) for size in sizes]
-        self.owners = (
-            torch.arange(len(sizes), device="cpu")
-            .repeat_interleave(torch.tensor(blocks, device="cpu"))
-            .int()
-            .to(self.device)
-        )
-        self.starts = torch.cat([torch.arange(count, device="cpu") * BLOCK for count in blocks]).to(self.device)
+        self.owners, self.starts = _split(sizes, self.device)
         self.sizes = torch.tensor(sizes, device=self.device)
         self.kept = torch.ones(sum(blocks) * BLOCK, dtype=torch.int8, device=self.device)
         place = 0

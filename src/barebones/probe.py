@@ -129,10 +129,13 @@ class Probe:
             yield self
 
     @contextmanager
-    def covered(self, masks: Tensor, batch: Any) -> Iterator[None]:
-        """Within `at(None, ...)`: flat masks on, all gradients of this batch, masks off again. It can be captured."""
+    def covered(self, masks: Tensor, batch: Any, noting: bool) -> Iterator[None]:
+        """Within `at(None, ...)`: flat masks on, all gradients of this batch, masks off again. It can be captured.
+
+        Without `noting` the saliency is left to who is inside.
+        """
         self._remember()
-        self._masks, self._pinned, capture = {}, batch, self.capture
+        self._masks, self._pinned, capture, self._noting = {}, batch, self.capture, noting
         self.capture = False  # this is within a capture
         try:
             self._cover(masks)
@@ -246,8 +249,10 @@ class Probe:
 
     def weights_digest(self) -> Tensor:
         """Of all that decides the scores and is not a batch: every parameter, and the buffers where norms use them."""
-        buffers = self.given.buffers() if self.bn == "eval" else ()
-        return digest.content([*self.given.parameters(), *buffers])
+        every = [*self.given.parameters(), *(self.given.buffers() if self.bn == "eval" else ())]
+        large = [t for t in every if t.dim() > 1]
+        rows = _by_kind([t for t in every if t.dim() <= 1])  # many small ones, of each kind in one row
+        return digest.content([*large, *(torch.cat([t.reshape(-1) for t in row]) for row in rows.values())])
 
     def digest_of(self, index: int, count: int) -> Tensor:
         """The digest of the batches of one round, read for nothing else."""
@@ -327,7 +332,8 @@ class Probe:
     def _note_saliency(self, gradient: list[Tensor]) -> None:
         """S(theta, c) of eq. 6: the sum over the kept weights of |theta dL/dtheta|; the model holds theta * c."""
         if self._pinned is not None:
-            self.saliency = self._noted(gradient)
+            if self._noting:
+                self.saliency = self._noted(gradient)
             return
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for parameter, own in zip(self.parameters.values(), gradient, strict=True):

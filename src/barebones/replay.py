@@ -34,6 +34,7 @@ class Replay:
         """Whether this run can be replayed whole; if not, its gradient alone may be."""
         plain = method.criterion in CRITERIA and not method.at_least and method.revive_empty and not transposed
         floats = all(p.dtype == torch.float32 for p in probe.parameters.values())
+        floats = floats and sum(p.numel() for p in probe.parameters.values()) < 2**31
         alone = probe.batches.single(method.batches) and probe.alone
         return probe.capture and plain and floats and alone and kernels.available(probe.device)
 
@@ -55,10 +56,17 @@ class Replay:
 
     def _round(self, revives: bool, before: Tensor, keep: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
         probe, places = self.probe, iter(leaves)
-        with probe.covered(before, mapped(self._form, lambda _: next(places))):
-            scores = self.method.criterion(probe)
-            bad = not_finite(scores, probe)
-            flat = torch.cat([score.reshape(-1) for score in scores.values()])
+        fused = self.method.criterion is criteria.saliency  # its product, S and the flags in one pass
+        with probe.covered(before, mapped(self._form, lambda _: next(places)), noting=not fused):
+            if fused:
+                weights = probe.weights
+                gradient = [*probe.gradient().values()]
+                flat, probe.saliency, layers = kernels.score(gradient, [*weights.values()], before)
+                bad = torch.cat([~probe.loss_value.isfinite().view(1), layers])
+            else:
+                scores = self.method.criterion(probe)
+                bad = not_finite(scores, probe)
+                flat = torch.cat([score.reshape(-1) for score in scores.values()])
             chosen = kernels.top(flat, keep, before if revives else None, None if revives else before)
             numbers = kernels.tally(before, chosen, tuple(tuple(shape) for shape in self.shapes.values()))
             assert probe.batches_digest is not None
