@@ -1,21 +1,80 @@
-"""The command line: `barebones demo`, `barebones bench core`."""
+"""The command line: one subcommand each, its options taken from the dataclasses that the Python side uses."""
 
 from __future__ import annotations
 
+import inspect
+import json
+import os
+import shutil
+import signal
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from .lab.experiment import Experiment
+    from .lab.run import Place
 
 app = typer.Typer(
     name="barebones",
     help="Strip a neural network to its bare bones before training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
 )
 bench = typer.Typer(help="Measure speed and memory on this machine, as ratios within one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+
+Runs = Annotated[Path, typer.Option(help="Folder that holds a folder for each run.", rich_help_panel="Where and how")]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.", rich_help_panel="Where and how")
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(help="Folder with the data set; else $BAREBONES_DATA or a cache.", rich_help_panel="Where and how"),
+]
+Download = Annotated[
+    bool, typer.Option("--download", help="Fetch the data set if it is not there.", rich_help_panel="Where and how")
+]
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Let torch compile the network; by default on a GPU from 100 epochs on.",
+        rich_help_panel="Where and how",
+    ),
+]
+Capture = Annotated[
+    bool,
+    typer.Option(
+        "--capture/--no-capture",
+        help="Replay training steps and pruning rounds as CUDA graphs (on a GPU).",
+        rich_help_panel="Where and how",
+    ),
+]
+SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.", rich_help_panel="Where and how")]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Log for TensorBoard, too.", rich_help_panel="Where and how")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]
+PLACE = {
+    "runs": (Runs, Path("runs")),
+    "device": (Device, "auto"),
+    "data_root": (DataRoot, None),
+    "download": (Download, False),
+    "compiled": (Compile, None),
+    "captured": (Capture, True),
+    "save_every": (SaveEvery, 30.0),
+    "tensorboard": (TensorBoard, False),
+}
+PANELS = {"Pruning": ("rounds", "pretrain"), "Training": ("epochs", "precision")}  # the first and last option of each
 
 
 def _version(wanted: bool) -> None:
@@ -36,7 +95,294 @@ def options(
     """Options that stand before the command; `main` looks for --debug itself."""
 
 
-@app.command()
+def _with_options(unset: bool = False, experiment: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator: the options of an experiment, those of a place, and the command's own.
+
+    With `unset` an option of the experiment that is not given is None, whatever its default.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        wanted = [p for p in own.values() if p.kind is not p.VAR_KEYWORD]
+        if experiment:
+            wanted = [*_experiment_options(unset), *wanted]
+        for name, (kind, default) in PLACE.items():
+            wanted.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+        wanted = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in wanted]
+        command.__signature__ = inspect.Signature(wanted)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in wanted}
+        return command
+
+    return decorate
+
+
+def _experiment_options(unset: bool) -> list[inspect.Parameter]:
+    from .lab.experiment import Experiment
+
+    hints, found, panel = get_type_hints(Experiment), [], "Experiment"
+    for option in fields(Experiment):
+        if option.name == "mask":
+            continue
+        panel = next((title for title, names in PANELS.items() if option.name == names[0]), panel)
+        kind, default = hints[option.name], option.default
+        if kind is bool:
+            flag = typer.Option(f"--{option.name}", help=option.metadata["help"], rich_help_panel=panel)
+        else:
+            paper = "the device's" if "precision" in option.name else "the paper's, or the method's"
+            shown = "as in the mask" if unset else paper if default is None else default
+            flag = typer.Option(help=option.metadata["help"], rich_help_panel=panel, show_default=str(shown))
+            kind = kind | None if unset else kind
+            default = None if unset else default
+        annotation = Annotated[kind, flag]  # type: ignore[valid-type]
+        found.append(
+            inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+    return found
+
+
+def _parted(options: dict[str, Any]) -> tuple[dict[str, Any], Place]:
+    """The options of the experiment, and the place."""
+    from .lab.run import Place
+
+    place = {name: options.pop(name) for name in PLACE}
+    place["device"] = _device(place["device"])
+    return options, Place(**place)
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is unknown; choose cpu, cuda, cuda:N or auto")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device here; use --device cpu")
+    return name
+
+
+@app.command(rich_help_panel="Experiments")
+@_with_options()
+def prune(
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the mask file here.")] = None,
+    dry_run: DryRun = False,
+    **options: Any,
+) -> None:
+    """Find the masks of a network before training, and account for what they keep.
+
+    barebones prune --data digits --model small-vgg --sparsity 0.99 -o mask.safetensors
+    """
+    from .lab.experiment import DENSE, Experiment
+    from .lab.run import MASK
+    from .lab.show import kept
+
+    chosen, place = _parted(options)
+    given = Experiment(**chosen)
+    if given.method == DENSE:
+        raise ValueError("method dense prunes nothing; choose another, or use barebones train")
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent} to write {out.name} into; make it first")
+    about = _perform(given, place, dry_run, until="prune")
+    if about is not None:
+        path = place.folder(given.resolved(place.device)) / MASK
+        if out is not None:
+            shutil.copyfile(path, out)
+        for sentence in kept(about["account"] | {"collapsed": about["collapsed"]}):
+            _print(sentence)
+        _print(f"The masks are in {out or path}")
+
+
+@app.command(rich_help_panel="Experiments")
+@_with_options(unset=True)
+def train(
+    mask: Annotated[
+        Path | None, typer.Option(help="Mask file to hold through training; without one, the dense network is trained.")
+    ] = None,
+    dry_run: DryRun = False,
+    **options: Any,
+) -> None:
+    """Train a network under the masks of a file, from the weights they were found for.
+
+    barebones train --mask mask.safetensors
+    """
+    from .lab.experiment import DENSE, Experiment
+
+    chosen, place = _parted(options)
+    said = {name: value for name, value in chosen.items() if value is not None and value is not False}
+    if "method" in said:
+        raise ValueError("train does not prune, so --method means nothing here; use barebones run")
+    if mask is None:
+        given = Experiment(**said, method=DENSE)
+    else:
+        given, place = _for_mask(mask, said), replace(place, mask=mask)
+    _conclude(given, place, dry_run)
+
+
+def _for_mask(path: Path, said: dict[str, Any]) -> Experiment:
+    """The experiment that trains the masks of a file: that which made them, with what was said changed."""
+    from .lab.experiment import FILE, Experiment
+    from .maskfile import load_masks
+
+    _, about = load_masks(path)
+    base = about.get("experiment") or {}
+    if not base and not {"model", "data"} <= said.keys():
+        raise ValueError(f"{path} does not say what it was made for; name --model and --data")
+    maker = Experiment.from_dict(base)
+    pruned = {"rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision"}
+    if wrong := sorted((pruned | {"sparsity", "pretrain", "rewind"}) & said.keys()):
+        raise ValueError(f"the masks are found already, so --{', --'.join(wrong).replace('_', '-')} means nothing here")
+    if maker.pretrain:
+        raise ValueError(f"{path} was found after pretraining; barebones run repeats that and goes on to train")
+    content: dict[str, Any] = {
+        "method": FILE,
+        "mask": sha256(path.read_bytes()).hexdigest(),
+        "sparsity": float(about["sparsity"]),
+    }
+    return Experiment.from_dict(maker.to_dict() | dict.fromkeys(pruned) | content | said)
+
+
+@app.command(rich_help_panel="Experiments")
+@_with_options()
+def run(dry_run: DryRun = False, **options: Any) -> None:
+    """Prune, train and test: one experiment from start to end.
+
+    What is finished is not done again: the same command continues a run that was stopped or killed.
+
+    barebones run --data digits --model small-vgg --method force --sparsity 0.99
+    """
+    from .lab.experiment import Experiment
+
+    chosen, place = _parted(options)
+    _conclude(Experiment(**chosen), place, dry_run)
+
+
+def _conclude(given: Experiment, place: Place, dry_run: bool) -> None:
+    from .lab.show import summary
+
+    result = _perform(given, place, dry_run)
+    if result is not None:
+        for sentence in summary(result, place.folder(given.resolved(place.device))):
+            _print(sentence)
+
+
+def _perform(given: Experiment, place: Place, dry_run: bool, until: str = "train") -> dict[str, Any] | None:
+    """Run an experiment here, watched; or only say what it would be."""
+    from .lab import run as lab
+    from .lab.show import plan, watching
+
+    if ":" in given.model:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: a network of your own is most often beside you
+    experiment = given.resolved(place.device)
+    folder = place.folder(experiment)
+    if dry_run:
+        _explain(given, experiment, place, plan(experiment, given))
+        return None
+    console = Console(stderr=True)
+    hint = f"stopped, and saved in {folder}; the same command goes on from there"
+    with _stoppable(hint) as stopping, watching(console) as report:
+        return lab.result_of(lab.run(experiment, place, report, stopping, until))
+
+
+def _explain(given: Experiment, experiment: Experiment, place: Place, table: Any) -> None:
+    """What a run would do, without reading data or writing anything."""
+    from .data import SHAPES
+    from .lab.run import progress
+    from .models import build
+    from .scope import prunable
+
+    _console().print(table)
+    weights = sum(p.numel() for p in prunable(build(experiment.model, *SHAPES[experiment.data])).values())
+    left = round((1 - experiment.sparsity) * weights)
+    _print(f"{experiment.model} has {weights:,} prunable weights; {left:,} would be left.")
+    if experiment.rounds is not None:
+        _print(f"Pruning: {experiment.rounds} rounds of {experiment.batches} batches of {experiment.batch} images.")
+    _print(f"Training: {experiment.epochs} epochs on {place.device}.")
+    folder = place.folder(experiment)
+    _print(f"The run's folder is {folder}: {progress(folder)}.")
+
+
+@app.command(rich_help_panel="Experiments")
+@_with_options(experiment=False)
+def sweep(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A name (smoke, cifar10, early-pruning), file.py:function, module:function, or a .toml or .json grid."
+        ),
+    ],
+    jobs: Annotated[int | None, typer.Option(min=1, help="Experiments at once; by default as many as fit.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run those that failed again.")] = False,
+    dry_run: DryRun = False,
+    **options: Any,
+) -> None:
+    """Run many experiments, several at once, and write one table of all results.
+
+    Finished ones are skipped, so the same command continues a sweep. The exit code is 1 if any experiment failed.
+
+    barebones sweep smoke
+    """
+    from .lab.recipes import experiments
+    from .lab.run import progress
+    from .lab.sweep import sweep as perform
+
+    _, place = _parted(options)
+    sys.path.insert(0, os.getcwd())
+    listed = [experiment.resolved(place.device) for experiment in experiments(recipe)]
+    if dry_run:
+        for experiment in dict.fromkeys(listed):
+            _print(f"{experiment.folder}: {progress(place.folder(experiment))}")
+        _print(f"{len(set(listed))} experiments in {place.runs}")
+        return
+    with _stoppable("") as stopping:
+        outcome = perform(listed, place, jobs=jobs, retry_failed=retry_failed, console=_console(), stopping=stopping)
+        if stopping():
+            raise typer.Exit(stopping.code)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+@app.command("inspect", rich_help_panel="Experiments")
+def inspect_(
+    path: Annotated[Path, typer.Argument(help="A mask file, or the folder of a run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")] = False,
+) -> None:
+    """Print what is in a mask file, or how far a run is and what came of it."""
+    from .lab.run import EXPERIMENT, finished, progress
+    from .lab.show import mask_file, summary
+
+    if not path.exists():
+        raise ValueError(f"there is no {path}")
+    if path.is_dir():
+        record = path / EXPERIMENT
+        if not record.exists():
+            raise ValueError(f"{path} is not the folder of a run: it has no {EXPERIMENT}")
+        result = finished(path)
+        found = {
+            "experiment": json.loads(record.read_text(encoding="utf-8")),
+            "state": progress(path),
+            "result": result,
+        }
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
+            return
+        for name, value in found["experiment"].items():
+            _print(f"{name:18} {value}")
+        _print(f"State: {found['state']}.")
+        for sentence in summary(result, path) if result else ():
+            _print(sentence)
+        return
+    header, layers, plain = mask_file(path)
+    if as_json:
+        typer.echo(json.dumps(plain, indent=2))
+        return
+    _console().print(header, layers)
+
+
+@app.command(rich_help_panel="Look and measure")
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="How often to repeat each run, with other numbers.")] = 3,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training; the default fits two minutes.")] = None,
@@ -72,11 +418,55 @@ def bench_lab(
     lanes: Annotated[int, typer.Option(min=1, help="Networks trained side by side.")] = 4,
     precision: Annotated[str, typer.Option(help="Of the products: fp32, tf32 or bf16.")] = "bf16",
     compiled: Annotated[bool, typer.Option("--compile", help="Let torch compile the networks.")] = False,
+    data_root: Annotated[Path | None, typer.Option(help="CIFAR-10, to compare precisions on; else noise.")] = None,
 ) -> None:
     """The training step with masks and without, an epoch, and FORCE against the gradients it needs."""
     from .bench.lab import run
 
-    run(Console(), model or ["resnet50", "vgg19"], device, images, rounds, repeats, lanes, precision, compiled)
+    models = model or ["resnet50", "vgg19"]
+    run(Console(), models, device, images, rounds, repeats, lanes, precision, compiled, data_root)
+
+
+class _Stopping:
+    """Whether a signal has asked to stop, and the exit code that tells so."""
+
+    def __init__(self) -> None:
+        self.code = 0
+
+    def __call__(self) -> bool:
+        return self.code != 0
+
+    def ask(self, number: int, frame: object) -> None:
+        """Take a signal: the first asks to stop, the second stops."""
+        if self.code:
+            raise KeyboardInterrupt
+        self.code = 128 + number
+        Console(stderr=True).print("stopping as soon as this is saved; again to stop at once")
+
+
+@contextmanager
+def _stoppable(hint: str) -> Iterator[_Stopping]:
+    """Ctrl-C and SIGTERM ask to stop, and what stops says how to go on."""
+    from .lab.run import Stopped
+
+    stopping = _Stopping()
+    before = {number: signal.signal(number, stopping.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    except Stopped:
+        Console(stderr=True, soft_wrap=True).print(hint, highlight=False)
+        raise typer.Exit(stopping.code) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _console() -> Console:
+    return Console()
+
+
+def _print(text: str) -> None:
+    Console(soft_wrap=True).print(text, highlight=False, markup=False)
 
 
 def main() -> None:
@@ -89,5 +479,13 @@ def main() -> None:
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
         if "--debug" in sys.argv:
             raise
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {error}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print("[red]error:[/red]", _in_words(error), highlight=False, markup=True)
         sys.exit(2)
+
+
+def _in_words(error: BaseException) -> str:
+    from rich.markup import escape
+
+    if isinstance(error, OSError) and error.strerror:
+        return escape(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+    return escape(str(error))

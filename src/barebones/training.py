@@ -44,8 +44,8 @@ class Plan:
     momentum: float = 0.9
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 0."""
-        passed = sum(epoch >= round(at * self.epochs) for at in self.milestones)
+        """The learning rate of an epoch, counted from 0; the first has the full one, however few there are."""
+        passed = sum(epoch >= max(1, round(at * self.epochs)) for at in self.milestones)
         return self.lr / 10**passed
 
 

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -15,6 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from ..capture import Captured
+from ..data import load
 from ..data.normalization import Normalization
 from ..data.part import Data
 from ..data.tensors import TensorPart
@@ -43,6 +45,7 @@ def run(
     lanes: int,
     precision: str,
     compiled: bool,
+    data_root: Path | None = None,
 ) -> None:
     """Print the tables, one network after the other."""
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -55,7 +58,7 @@ def run(
         for name in models:
             console.print(_training(name, data, repeats, lanes, precision, compiled))
             console.print(_pruning(name, data, rounds_, repeats, precision))
-            console.print(_safety(name, data))
+            console.print(_safety(name, data if data_root is None else load("cifar10", data_root, device)))
 
 
 def random_images(count: int, device: str) -> Data:
@@ -211,16 +214,17 @@ def _bare(model: nn.Module, batches: object, precision: str, capture: bool) -> C
 
 
 def _safety(name: str, data: Data) -> Table:
-    """How far one round in a lower precision agrees with fp32, and the saliency of what it keeps."""
+    """How far one round in a lower precision agrees with fp32, beside what another batch changes; and the saliency.
+
+    Both kinds of masks are measured in fp32, on batches that none of them has seen.
+    """
     model = network(name, data)
     capture = next(model.parameters()).device.type == "cuda"
-    batches = [next(iter(data.train.scoring(128)))]
-    probe = Probe(model, batches)
-    keep = round((1 - SPARSITY) * sum(p.numel() for p in probe.parameters.values()))
+    keep = round((1 - SPARSITY) * sum(p.numel() for p in prunable(model).values()))
 
-    def mask(precision: str) -> Masks:
-        own = Probe(model, batches, precision=precision)
-        return next(iter(rounds(own, METHODS["snip"], keep))).masks
+    def snip(precision: str, seed: int) -> Masks:
+        probe = Probe(model, data.train.scoring(128, seed), precision=precision)
+        return next(iter(rounds(probe, METHODS["snip"], keep))).masks
 
     def force(precision: str, seed: int) -> float:
         row = replace(METHODS["force"], rounds=60)
@@ -230,16 +234,18 @@ def _safety(name: str, data: Data) -> Table:
         )  # fmt: skip
         return saliency(model, found.masks, data.train.scoring(128, 1234), count=10)
 
-    exact = mask("fp32")
     seeds = range(3 if capture else 1)
-    table = Table(title=f"{name}: precision of the scores, {SPARSITY:.1%}", title_justify="left")
-    for column in ("precision", "one-round agreement with fp32", "S of FORCE's masks, fp32, 60 rounds", "±"):
+    exact = {seed: snip("fp32", seed) for seed in range(len(seeds) + 1)}
+    table = Table(title=f"{name}: precision of the scores, {data.name}, {SPARSITY:.1%}", title_justify="left")
+    for column in ("scores in", "one round: agrees with fp32", "S of FORCE's masks, 60 rounds", "±"):
         table.add_column(column)
     for precision in PRECISIONS if capture else ("fp32", "bf16"):
         values = [force(precision, seed) for seed in seeds]
         spread = f"{statistics.stdev(values):.2f}" if len(values) > 1 else ""
-        agreed = float(agreement(exact, mask(precision)))
+        agreed = statistics.fmean(float(agreement(exact[seed], snip(precision, seed))) for seed in seeds)
         table.add_row(precision, f"{agreed:.4f}", f"{statistics.fmean(values):.2f}", spread)
+    other = statistics.fmean(float(agreement(exact[seed], exact[seed + 1])) for seed in seeds)
+    table.add_row("fp32, another batch", f"{other:.4f}", "", "")
     return table
 
 

@@ -17,7 +17,7 @@ from .folder import FolderPart
 from .part import Batch, Data, Part, Request, Scoring
 from .tensors import TensorPart
 
-__all__ = ["DATA", "Batch", "Data", "FolderPart", "Part", "Scoring", "Split", "TensorPart", "digits", "load"]
+__all__ = ["DATA", "SHAPES", "Batch", "Data", "FolderPart", "Part", "Scoring", "Split", "TensorPart", "digits", "load"]
 
 DATA: dict[str, Callable[[Request], Data]] = {
     "cifar10": partial(cifar.load, "cifar10"),
@@ -25,6 +25,13 @@ DATA: dict[str, Callable[[Request], Data]] = {
     "tiny-imagenet": tiny_imagenet.load,
     "imagenet": imagenet.load,
     "digits": _load_digits,
+}
+SHAPES = {  # classes, pixels along a side and channels of each, for who wants to know before reading it
+    "cifar10": (10, 32, 3),
+    "cifar100": (100, 32, 3),
+    "tiny-imagenet": (200, 64, 3),
+    "imagenet": (1000, 224, 3),
+    "digits": (10, 8, 1),
 }
 MOST_WORKERS = 16
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
 
 from ..data import DATA
 from ..methods import METHODS, Method
-from ..models import SCHEMES
+from ..models import MODELS, SCHEMES
 from ..probe import LOSSES
 from ..probe import PRECISIONS as SCORING_PRECISIONS
 from ..prune import resolved as resolved_method
@@ -37,7 +37,7 @@ class Experiment:
     300
     """
 
-    model: str = _option("resnet50", "Network: a name (see the models page), or package.module:factory.")
+    model: str = _option("resnet50", f"Network: {', '.join(MODELS)}; or package.module:factory for one of yours.")
     data: str = _option("cifar10", f"Data set: {', '.join(DATA)}.")
     method: str = _option("force", f"How to prune: {', '.join(METHODS)}; or dense, for no pruning.")
     sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 up to 1.")
@@ -50,7 +50,7 @@ class Experiment:
     at_least: int | None = _option(None, "Weights that every layer keeps at least.")
     loss: str = _option("cross-entropy", f"Loss of the scores: {', '.join(LOSSES)}.")
     init: str = _option("kaiming-fan-in", f"Initialization: {', '.join(SCHEMES)}.")
-    scoring_precision: str | None = _option(None, f"Of the scores: {', '.join(SCORING_PRECISIONS)}.")
+    scoring_precision: str | None = _option(None, f"Precision of the scores: {', '.join(SCORING_PRECISIONS)}.")
     pretrain: int = _option(0, "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).")
     rewind: bool = _option(False, "After --pretrain, train from the initial weights, not from the pretrained ones.")
     mask: str | None = _option(None, "SHA-256 of the mask file that is trained (method file).")
@@ -60,7 +60,7 @@ class Experiment:
     lr: float | None = _option(None, "Learning rate at the start.")
     momentum: float = _option(0.9, "Momentum of SGD.")
     weight_decay: float | None = _option(None, "Weight decay of SGD.")
-    precision: str | None = _option(None, f"Of training: {', '.join(PRECISIONS)}.")
+    precision: str | None = _option(None, f"Precision of training: {', '.join(PRECISIONS)}.")
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -75,8 +75,8 @@ class Experiment:
             value = getattr(self, name)
             if value is not None and value not in known:
                 near = difflib.get_close_matches(str(value).lower(), list(known), n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"{_spoken(name)} {value!r} is unknown{hint} Choose one of {', '.join(known)}")
+                hint = f"; did you mean {near[0]!r}? Else" if near else ""
+                raise ValueError(f"{_spoken(name)} {value!r} is unknown{hint or ';'} choose one of {', '.join(known)}")
         if not 0 <= self.sparsity < 1:
             hint = f"; did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
             raise ValueError(f"sparsity {self.sparsity} is no fraction to remove, from 0 up to 1{hint}")
@@ -204,6 +204,3 @@ def _typed(option: Any, value: Any) -> Any:
 
 def _spoken(name: str) -> str:
     return name.replace("_", "-")
-
-
-assert all(f.default is not MISSING for f in fields(Experiment))

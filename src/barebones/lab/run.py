@@ -25,6 +25,7 @@ from ..data import load as load_data
 from ..hold import audit
 from ..masks import Masks, everything
 from ..models import build, initialize
+from ..probe import Probe
 from ..prune import prune
 from ..rng import forked
 from ..round import Round
@@ -39,6 +40,7 @@ ROUND, CHECKPOINT = "round.safetensors", "checkpoint.safetensors"  # of what is 
 PRETRAINED, PRETRAINING = "pretrained.safetensors", "pretraining.safetensors"
 LOCK = "lock"
 SPARE = 16 * 2**20  # bytes, for everything but weights
+PAYS = 100  # epochs from which on compiling a network (half a minute) is won back on a GPU
 FLUSH = 1.0  # seconds between looks at the numbers of a pruning on an accelerator, which each look delays
 WEIGHTS_KIND, WEIGHTS_VERSION = "barebones-weights", 1
 
@@ -54,7 +56,7 @@ class Place:
     device: str = "cpu"
     data_root: Path | None = None
     download: bool = False
-    compiled: bool = False
+    compiled: bool | None = None  # None: on a GPU, for as many epochs as pay for it
     captured: bool = True
     save_every: float = 30.0  # seconds between checkpoints
     tensorboard: bool = False
@@ -63,6 +65,10 @@ class Place:
     def folder(self, experiment: Experiment) -> Path:
         """Of the experiment's run."""
         return self.runs / experiment.folder
+
+    def compiles(self, epochs: int) -> bool:
+        """Whether torch compiles a network that trains for so many epochs."""
+        return self.device.startswith("cuda") and epochs >= PAYS if self.compiled is None else self.compiled
 
 
 class Stopped(Exception):
@@ -144,6 +150,8 @@ class Network:
         self.experiment, self.device = experiment, device
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here; use --device cpu")
+        if device.type == "cuda":
+            torch.backends.cudnn.benchmark = True  # all batches but the last are of one size: looking around pays
         self.data = _data(experiment.data, place.data_root, place.device, place.download)
         self.model = self.initial()
         self.bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
@@ -207,6 +215,9 @@ class _Work:
         masks = {name: mask.to(self.network.device) for name, mask in masks.items()}
         if "account" not in about:  # of a stranger's file
             about["account"], about["collapsed"] = _account(self.model, masks, self.data)
+        if self.experiment.method == FILE:  # other initial weights are allowed, but worth a word
+            own = int(Probe(self.model).weights_digest()) % 2**64
+            about["found_for_these_weights"] = about.get("weights") == f"{own:016x}"
         return masks, about
 
     def _prune(self) -> None:
@@ -284,13 +295,14 @@ class _Work:
             "best_validation": training.best and asdict(training.best),
             **about["account"],
             "collapsed": about["collapsed"],
+            "found_for_these_weights": about.get("found_for_these_weights", True),
             "seconds": {
                 "prune": about.get("seconds", 0.0),
                 "train": sum(line["seconds"] for line in lines if line["stage"] == "train"),
             },
             "plan": asdict(plan),
             "weights": f"{int(digest.content(self.model.parameters())) % 2**64:016x}",
-            "environment": environment(self.place),
+            "environment": environment(self.place, plan.epochs),
         }
         write_json(self.folder / RESULT, result)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
@@ -308,7 +320,7 @@ class _Work:
             seed=self.experiment.seed,
             precision=self.experiment.precision or "fp32",
             captured=self.place.captured,
-            compiled=self.place.compiled,
+            compiled=self.place.compiles(plan.epochs),
         )
         if checkpoint.exists():
             training.load(checkpoint)
@@ -359,7 +371,7 @@ def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any]
     }, full.collapsed or []
 
 
-def environment(place: Place) -> dict[str, Any]:
+def environment(place: Place, epochs: int) -> dict[str, Any]:
     """What the bits of a result may depend on."""
     device = torch.device(place.device)
     return {
@@ -368,7 +380,7 @@ def environment(place: Place) -> dict[str, Any]:
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
-        "compiled": place.compiled,
+        "compiled": place.compiles(epochs),
         "captured": place.captured and device.type == "cuda",
     }
 

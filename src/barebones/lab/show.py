@@ -1,0 +1,123 @@
+"""Showing: a run as it goes on, what came of it, what is in a mask file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..maskfile import load_masks
+from .experiment import Experiment
+from .metrics import COUNTED, Line
+
+
+@contextmanager
+def watching(console: Console) -> Iterator[Any]:
+    """A function that shows lines of metrics: as bars on a terminal, else as a line now and then."""
+    if not console.is_terminal:
+        yield lambda line: _say(console, line)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True) as progress:
+        bars: dict[str, Any] = {}
+
+        def show(line: Line) -> None:
+            stage, number, total = _counted(line)
+            if stage not in bars:
+                bars[stage] = progress.add_task(stage, total=total, completed=number - 1, note="")
+            progress.update(bars[stage], completed=number, note=note(line))
+
+        yield show
+
+
+def _counted(line: Line) -> tuple[str, int, int]:
+    what = COUNTED[line["stage"]]
+    return line["stage"], line[what] + 1, line[what + "s"]
+
+
+def _say(console: Console, line: Line) -> None:
+    """Every epoch, and every tenth of the rounds."""
+    stage, number, total = _counted(line)
+    if stage != "prune" or number == total or number % max(1, total // 10) == 0:
+        what = COUNTED[stage]
+        console.print(f"{stage}: {what} {number} of {total}, {note(line)}", highlight=False, soft_wrap=True)
+
+
+def note(line: Line) -> str:
+    """A line of metrics in a few words."""
+    if line["stage"] == "prune":
+        saliency = line["saliency"]
+        known = "" if saliency is None or saliency != saliency else f", saliency {saliency:.4g}"
+        return f"{line['keep']:,} weights left, {line['recovered']:,} recovered{known}"
+    parts = [f"loss {line['loss']:.4f}", f"accuracy {line['accuracy']:.2%}"]
+    for part in ("validation", "test"):
+        if line[part] is not None:
+            parts.append(f"{part} {line[part]['top1']:.2%}")
+    return ", ".join([*parts, f"lr {line['lr']:g}", f"{line['images_per_second']:,.0f} images/s"])
+
+
+def plan(experiment: Experiment, given: Experiment) -> Table:
+    """Every value of an experiment, and where it comes from."""
+    table = Table("setting", "value", "from", title="experiment", title_justify="left")
+    for option in fields(experiment):
+        value, said = getattr(experiment, option.name), getattr(given, option.name)
+        if value is not None:
+            source = "default" if said == option.default else "you"
+            table.add_row(option.name, str(value), "data set and method" if said is None else source)
+    return table
+
+
+def summary(result: dict[str, Any], folder: Path) -> Iterator[str]:
+    """What came of a run, in sentences."""
+    test, best, seconds = result["test"], result["best_validation"], result["seconds"]
+    five = f", {test['top5']:.2%} top-5" if test["top5"] is not None else ""
+    yield f"Test accuracy after the last epoch: {test['top1']:.2%}{five}."
+    if best is not None:
+        yield (
+            f"Best validation accuracy {best['validation']:.2%} after epoch {best['epoch'] + 1}; "
+            f"test accuracy there: {best['test']:.2%}."
+        )
+    yield from kept(result)
+    if not result.get("found_for_these_weights", True):
+        yield "These masks were found for other initial weights than the ones trained here."
+    yield f"Pruning took {seconds['prune']:.1f} s, training {seconds['train']:.1f} s. All of it is in {folder}"
+
+
+def kept(about: dict[str, Any]) -> Iterator[str]:
+    """What the masks of a run keep, in sentences."""
+    effective = about.get("effective_sparsity")
+    known = "" if effective is None else f"; effective sparsity {effective:.3%}"
+    left = f"{about['kept']:,} of {about['prunable']:,} prunable weights are left"
+    yield f"{left}: sparsity {about['sparsity']:.3%}{known}."
+    if about.get("collapsed"):
+        names = about["collapsed"]
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        yield f"No signal passes from input to output: {', '.join(names[:5])}{more} cut the network."
+
+
+def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
+    """What is in a mask file: how it was made, the layers, and both as plain values."""
+    masks, about = load_masks(path)
+    layers = {
+        name: {"shape": list(m.shape), "total": m.numel(), "kept": int(m.count_nonzero())} for name, m in masks.items()
+    }
+    header = Table("what", "value", title=str(path), title_justify="left")
+    for name, value in about.items():
+        if name == "experiment":
+            value = Experiment.from_dict(value).folder
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {inner}" for key, inner in value.items() if inner is not None)
+        header.add_row(name, "none" if value == [] else str(value))
+    table = Table("layer", "shape", "weights", "kept", "density", title_justify="left")
+    for name, layer in layers.items():
+        shape = "×".join(map(str, layer["shape"]))
+        density = f"{layer['kept'] / max(layer['total'], 1):.4%}"
+        style = "red" if layer["kept"] == 0 else None
+        table.add_row(name, shape, f"{layer['total']:,}", f"{layer['kept']:,}", density, style=style)
+    return header, table, {"about": about, "layers": layers}
