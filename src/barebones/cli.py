@@ -128,7 +128,8 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
         if kind is bool:
             flag = typer.Option(f"--{option.name}", help=option.metadata["help"], rich_help_panel=panel)
         else:
-            paper = "the device's" if "precision" in option.name else "the paper's, or the method's"
+            own = {"precision": "bf16 on a GPU, else fp32", "scoring_precision": "fp32"}
+            paper = own.get(option.name, "the paper's, or the method's")
             shown = "as in the mask" if unset else paper if default is None else default
             flag = typer.Option(help=option.metadata["help"], rich_help_panel=panel, show_default=str(shown))
             kind = kind | None if unset else kind

@@ -92,7 +92,7 @@ class Experiment:
             raise ValueError("rewind goes back to the weights before --pretrain, which is 0; set both or none")
 
     def resolved(self, device: str = "cpu") -> Experiment:
-        """With every None replaced by the paper's value, and the precisions by what suits the device."""
+        """With every None replaced by the paper's value, and the precision of training by what suits the device."""
         paper = protocol(self.data, self.model)
         fast = "bf16" if device.startswith("cuda") else "fp32"
         changes: dict[str, Any] = {
@@ -116,7 +116,7 @@ class Experiment:
                 "schedule": schedule,
                 "revive_until": row.revive_until,
                 "at_least": row.at_least,
-                "scoring_precision": fast,
+                "scoring_precision": "fp32",  # a fraction of the training's cost even so, and the faithful one
             }
         return replace(self, **{n: v for n, v in changes.items() if getattr(self, n) is None or n == "sparsity"})
 

@@ -189,7 +189,7 @@ class _Work:
         self.experiment, self.place, self.folder, self.network = experiment, place, folder, network
         self.metrics, self.stopping = metrics, stopping
         self.model, self.data = network.model, network.data
-        self.saved = monotonic()
+        self.saved, self.cost = monotonic(), 0.0  # when it was last saved, and how many seconds that took
 
     def pretrain(self) -> Iterator[None]:
         """Dense epochs before pruning, at the first learning rate."""
@@ -248,7 +248,7 @@ class _Work:
             if stop or self.network.device.type == "cpu" or monotonic() - flushed > FLUSH:
                 flush()
             if step.index + 1 < method.rounds and (stop or self._due()):
-                step.save(partial)
+                self._save(lambda: step.save(partial))
             if stop:
                 raise Stopped
 
@@ -331,17 +331,21 @@ class _Work:
             over = training.epoch == plan.epochs
             stop = self.stopping()
             if stop or over or self._due():
-                training.save(checkpoint)
+                self._save(lambda: training.save(checkpoint))
             if stop and not over:
                 raise Stopped
             yield
         return training
 
     def _due(self) -> bool:
-        if monotonic() - self.saved < self.place.save_every:
-            return False
+        """Whether it is time to save: now and then, and so seldom that it costs a fiftieth of the time at most."""
+        return monotonic() - self.saved >= max(self.place.save_every, 50 * self.cost if self.place.save_every else 0)
+
+    def _save(self, save: Callable[[], None]) -> None:
+        began = monotonic()
+        save()
         self.saved = monotonic()
-        return True
+        self.cost = self.saved - began
 
 
 def _line(stage: str, epoch: Epoch, epochs: int) -> Line:

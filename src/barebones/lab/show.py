@@ -104,7 +104,7 @@ def kept(about: dict[str, Any]) -> Iterator[str]:
 def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
     """What is in a mask file: how it was made, the layers, and both as plain values."""
     masks, about = load_masks(path)
-    layers = {
+    layers: dict[str, dict[str, Any]] = {
         name: {"shape": list(m.shape), "total": m.numel(), "kept": int(m.count_nonzero())} for name, m in masks.items()
     }
     header = Table("what", "value", title=str(path), title_justify="left")
