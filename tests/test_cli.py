@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from barebones import __version__
-from barebones.bench import core
+from barebones.bench import core, lab
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -50,6 +50,18 @@ def test_the_core_benchmark_prints_its_three_tables(monkeypatch):
     assert re.search(r"grasp, 1 batch .*≤ 1\.10", text)
     assert re.search(r"snip-mb .*x the weights .*≤ 2\.5", text)
     assert re.search(r"k = 0\.5% .*x .*≥ 2\.5 x", text)
+
+
+def test_the_lab_benchmark_prints_its_tables():
+    console = Console(record=True, width=120, file=io.StringIO())
+    lab.run(
+        console, ["small-resnet"], "cpu", images=256, rounds_=2, repeats=1, lanes=2, precision="bf16", compiled=False
+    )
+    text = console.export_text()
+    assert re.search(r"holding costs .*%", text)
+    assert re.search(r"epoch, 2 side by side, per network .* s", text)
+    assert re.search(r"FORCE / bare +│ \d", text)
+    assert re.search(r"bf16 +│ 0\.\d{4}", text)
 
 
 def test_the_peak_of_a_process_is_measured(capsys):

@@ -617,3 +617,21 @@ def test_without_pillow_the_extra_is_named(tiny: Path, imagenet: Path, monkeypat
     for name, root in (("tiny-imagenet", tiny), ("imagenet", imagenet)):
         with pytest.raises(ImportError, match=r"pip install 'barebones\[data\]'"):
             data.load(name, root)
+
+
+def test_the_shapes_are_those_of_the_data():
+    digits = data.load("digits")
+    assert data.SHAPES["digits"] == (digits.classes, digits.size, digits.channels)
+    assert data.SHAPES.keys() == data.DATA.keys()
+    assert {name: data.SHAPES[name][0] for name in cifar.LAYOUTS} == {"cifar10": 10, "cifar100": 100}
+
+
+@pytest.mark.parametrize("skip", [0, 1, 7, 20, 21, 50])
+def test_skipped_batches_are_left_out_and_the_others_are_the_same(skip):
+    part = data.load("digits").train
+    every = list(part.epoch(64, seed=3, number=2, shuffle=True, augment=True))
+    rest = list(part.epoch(64, seed=3, number=2, shuffle=True, augment=True, skip=skip))
+    assert len(rest) == max(0, len(every) - skip)
+    for (images, labels), (expected, theirs) in zip(rest, every[skip:], strict=True):
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, theirs)

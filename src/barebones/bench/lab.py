@@ -58,7 +58,8 @@ def run(
         for name in models:
             console.print(_training(name, data, repeats, lanes, precision, compiled))
             console.print(_pruning(name, data, rounds_, repeats, precision))
-            console.print(_safety(name, data if data_root is None else load("cifar10", data_root, device)))
+            real = data if data_root is None else load("cifar10", data_root, device)
+            console.print(_safety(name, real, min(60, rounds_)))
 
 
 def random_images(count: int, device: str) -> Data:
@@ -213,7 +214,7 @@ def _bare(model: nn.Module, batches: object, precision: str, capture: bool) -> C
     return passes
 
 
-def _safety(name: str, data: Data) -> Table:
+def _safety(name: str, data: Data, count: int) -> Table:
     """How far one round in a lower precision agrees with fp32, beside what another batch changes; and the saliency.
 
     Both kinds of masks are measured in fp32, on batches that none of them has seen.
@@ -227,7 +228,7 @@ def _safety(name: str, data: Data) -> Table:
         return next(iter(rounds(probe, METHODS["snip"], keep))).masks
 
     def force(precision: str, seed: int) -> float:
-        row = replace(METHODS["force"], rounds=60)
+        row = replace(METHODS["force"], rounds=count)
         found = prune(
             model, data.train.scoring(128, seed), SPARSITY, row, precision=precision, capture=capture,
             on_collapse="ignore", seed=seed,
@@ -237,7 +238,7 @@ def _safety(name: str, data: Data) -> Table:
     seeds = range(3 if capture else 1)
     exact = {seed: snip("fp32", seed) for seed in range(len(seeds) + 1)}
     table = Table(title=f"{name}: precision of the scores, {data.name}, {SPARSITY:.1%}", title_justify="left")
-    for column in ("scores in", "one round: agrees with fp32", "S of FORCE's masks, 60 rounds", "±"):
+    for column in ("scores in", "one round: agrees with fp32", f"S of FORCE's masks, {count} rounds", "±"):
         table.add_column(column)
     for precision in PRECISIONS if capture else ("fp32", "bf16"):
         values = [force(precision, seed) for seed in seeds]
