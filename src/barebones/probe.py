@@ -183,10 +183,7 @@ class Probe:
         if not self.capture:
             value = self._evaluate(batch, temperature)
             return value.detach().double(), value, self._differentiate(value)
-        leaves: list[Any] = []
-        form = mapped(batch, leaves.append)
-        if not all(isinstance(leaf, Tensor) for leaf in leaves):
-            raise ValueError("a batch with more than tensors in it cannot be captured; leave out capture=True")
+        form, leaves = taken_apart(batch)
 
         def compute(*tensors: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
             places = iter(tensors)
@@ -506,6 +503,15 @@ def tf32(device: torch.device, allowed: bool) -> Iterator[None]:
 def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
     compiled = any(type(m).__name__ == "OptimizedModule" or m._compiled_call_impl for m in model.modules())
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def taken_apart(batch: Any) -> tuple[Any, list[Tensor]]:
+    """The form of a batch and the tensors in it; `mapped` puts others in their places."""
+    leaves: list[Any] = []
+    form = mapped(batch, leaves.append)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise ValueError("a batch with more than tensors in it cannot be captured; leave out capture=True")
+    return form, leaves
 
 
 def _chained(total: Tensor, batch: Any) -> Tensor:

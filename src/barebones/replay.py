@@ -12,7 +12,7 @@ from .batches import mapped
 from .capture import Captured
 from .masks import Masks
 from .methods import Method
-from .probe import Probe, not_finite
+from .probe import Probe, not_finite, taken_apart
 
 CRITERIA = (criteria.saliency, criteria.gradient_norm)  # that do the same work in every round
 
@@ -44,9 +44,7 @@ class Replay:
         total = sum(shape.numel() for shape in self.shapes.values())
         before = torch.ones(total, dtype=torch.bool, device=device) if masks is None else _flat(masks)
         with probe.at(None, index, keep, self.method.batches):
-            batch = probe.next_batch()
-            leaves: list[Tensor] = []
-            self._form = mapped(batch, leaves.append)
+            self._form, leaves = taken_apart(probe.next_batch())
             wanted = torch.full((), keep, dtype=torch.int64, device=device)
             chosen, *numbers = self._rounds[self.method.revives(index)](before, wanted, *leaves)
             counts, measures, bad = (t.clone() for t in numbers)  # the next replay writes where they were
