@@ -13,7 +13,7 @@ FLOORS = [  # top to bottom; a name is a module or a folder of them
     ["cli"],
     ["lab", "bench"],
     ["training"],
-    ["shrink", "export", "account", "hold", "saliency"],
+    ["shrink", "export", "account", "hold", "saliency", "theory"],
     ["prune"],
     ["replay"],
     ["methods", "round"],

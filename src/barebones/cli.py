@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -177,6 +176,7 @@ def prune(
 
     barebones prune --data digits --model small-vgg --sparsity 0.99 -o mask.safetensors
     """
+    from .files import atomically
     from .lab.experiment import DENSE, Experiment
     from .lab.run import MASK
     from .lab.show import kept
@@ -187,11 +187,14 @@ def prune(
         raise ValueError("method dense prunes nothing; choose another, or use barebones train")
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} to write {out.name} into; make it first")
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file to write the masks to")
     about = _perform(given, place, dry_run, until="prune")
     if about is not None:
         path = place.folder(given.resolved(place.device)) / MASK
         if out is not None:
-            shutil.copyfile(path, out)
+            with atomically(out) as file:
+                file.write(path.read_bytes())
         for sentence in kept(about["account"] | {"collapsed": about["collapsed"]}):
             _print(sentence)
         _print(f"The masks are in {out or path}")
@@ -217,6 +220,8 @@ def train(
     if "method" in said:
         raise ValueError("train does not prune, so --method means nothing here; use barebones run")
     if mask is None:
+        if "sparsity" in said:
+            raise ValueError("without --mask the dense network is trained: leave out --sparsity, or use barebones run")
         given = Experiment(**said, method=DENSE)
     else:
         given, place = _for_mask(mask, said), replace(place, mask=mask)
@@ -352,7 +357,7 @@ def inspect_(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")] = False,
 ) -> None:
     """Print what is in a mask file, or how far a run is and what came of it."""
-    from .lab.run import EXPERIMENT, finished, progress
+    from .lab.run import EXPERIMENT, finished, progress, recorded
     from .lab.show import mask_file, summary
 
     if not path.exists():
@@ -363,7 +368,7 @@ def inspect_(
             raise ValueError(f"{path} is not the folder of a run: it has no {EXPERIMENT}")
         result = finished(path)
         found = {
-            "experiment": json.loads(record.read_text(encoding="utf-8")),
+            "experiment": recorded(record),
             "state": progress(path),
             "result": result,
         }
@@ -442,7 +447,7 @@ class _Stopping:
         if self.code:
             raise KeyboardInterrupt
         self.code = 128 + number
-        Console(stderr=True).print("stopping as soon as this is saved; again to stop at once")
+        os.write(2, b"stopping as soon as this is saved; again to stop at once\n")  # rich may be what was interrupted
 
 
 @contextmanager
@@ -455,7 +460,7 @@ def _stoppable(hint: str) -> Iterator[_Stopping]:
     try:
         yield stopping
     except Stopped:
-        Console(stderr=True, soft_wrap=True).print(hint, highlight=False)
+        Console(stderr=True, soft_wrap=True).print(hint, highlight=False, markup=False)
         raise typer.Exit(stopping.code) from None
     finally:
         for number, handler in before.items():

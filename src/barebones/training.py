@@ -153,6 +153,10 @@ class Training:
                     f"epoch {self.epoch}: the training loss is not finite; lower the learning rate, or use fp32"
                 )
             validation, test = self._judge(last=self.epoch + 1 == plan.epochs)
+            if not all(math.isfinite(judged.loss) for judged in (validation, test) if judged is not None):
+                raise FloatingPointError(
+                    f"epoch {self.epoch}: after it the network's outputs are not finite; lower the learning rate"
+                )
             self.last = Epoch(self.epoch, rate, loss / count, hits / count, validation, test, seconds, count / seconds)
             self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
             self.tally.zero_()
@@ -218,10 +222,13 @@ class Training:
         """Go on from a file that `save` wrote for the same network; returns the `about` it was given."""
         tensors, about = files.read(path, KIND, VERSION)
         state, named = about["state"], parameters(self.model)
-        missing = {f"weight {name}" for name in named} - tensors.keys()
-        if missing or any(tensors[f"weight {name}"].shape != p.shape for name, p in named.items()):
+        own = {f"weight {name}": p for name, p in named.items()}
+        own |= {f"buffer {name}": b for name, b in self.model.named_buffers()}
+        theirs = {name for name in tensors if name.startswith(("weight ", "buffer "))}
+        if own.keys() != theirs or any(tensors[name].shape != t.shape for name, t in own.items()):
             raise ValueError(f"{path} is a checkpoint of another network")
         with torch.no_grad():
+            self.optimizer.state.clear()
             for name, p in named.items():
                 p.copy_(tensors[f"weight {name}"])
                 if f"momentum {name}" in tensors:

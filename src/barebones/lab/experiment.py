@@ -63,6 +63,10 @@ class Experiment:
     precision: str | None = _option(None, f"Precision of training: {', '.join(PRECISIONS)}.")
 
     def __post_init__(self) -> None:
+        for option in fields(self):  # 1 and 1.0 are one experiment, and have one name
+            value = getattr(self, option.name)
+            if option.type.startswith("float") and isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, option.name, float(value))
         for name, known in (
             ("data", DATA),
             ("method", (*METHODS, DENSE, FILE)),
@@ -79,7 +83,7 @@ class Experiment:
                 raise ValueError(f"{_spoken(name)} {value!r} is unknown{hint or ';'} choose one of {', '.join(known)}")
         if not 0 <= self.sparsity < 1:
             hint = f"; did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
-            raise ValueError(f"sparsity {self.sparsity} is no fraction to remove, from 0 up to 1{hint}")
+            raise ValueError(f"sparsity {self.sparsity:g} is no fraction to remove, from 0 up to 1{hint}")
         for name, least in (("rounds", 1), ("batches", 1), ("epochs", 0), ("batch", 2), ("pretrain", 0), ("seed", 0)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{_spoken(name)} {value} is too few; it is at least {least}")

@@ -39,7 +39,7 @@ class Metrics:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(_finite(line)) + "\n")
         if self.board is not None:
-            self.board(line)
+            self.board(_finite(line))
         self.report(line)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ def read(path: Path) -> list[Line]:
         try:
             line = json.loads(row)
             _place(line)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             break  # nothing after a broken line can be trusted to be in order
         found.append(line)
     return found

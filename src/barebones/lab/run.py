@@ -88,7 +88,8 @@ def run(
     `Stopped`. With `until="prune"` it ends at the mask.
     """
     folder = place.folder(experiment)
-    if (result := finished(folder, experiment)) is not None:
+    if (result := finished(folder, experiment)) is not None and until == "train":
+        (folder / CHECKPOINT).unlink(missing_ok=True)  # if it was killed between the two
         return result
     device = torch.device(place.device)
     network = Network(experiment, place, device)
@@ -119,7 +120,7 @@ def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, An
     """The result of a run that has one."""
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError) as error:
         raise ValueError(f"{folder / RESULT} cannot be read ({error}); delete it to run this again") from None
@@ -154,7 +155,28 @@ class Network:
             torch.backends.cudnn.benchmark = True  # all batches but the last are of one size: looking around pays
         self.data = _data(experiment.data, place.data_root, place.device, place.download)
         self.model = self.initial()
+        self._check()
         self.bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    def _check(self) -> None:
+        """That the network takes these images and tells these classes apart: else one sentence, not a traceback."""
+        images, flags = next(self.data.test.epoch(2))[0], [m.training for m in self.model.modules()]
+        try:
+            with torch.no_grad(), forked(self.device):
+                shape = tuple(self.model.eval()(images).shape)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, IndexError, TypeError, AttributeError) as error:  # a stranger's network may do anything
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ValueError(f"{self.experiment.model} does not take the images of {self.data.name} ({why})") from error
+        finally:
+            for module, flag in zip(self.model.modules(), flags, strict=True):
+                module.training = flag
+        if shape != (len(images), self.data.classes):
+            raise ValueError(
+                f"{self.experiment.model} gives outputs of shape {shape} for {len(images)} images of {self.data.name}, "
+                f"which has {self.data.classes} classes"
+            )
 
     def initial(self) -> nn.Module:
         """The network at initialization: always the same weights for the same seed."""
@@ -198,7 +220,7 @@ class _Work:
             plan = replace(self.experiment.plan(self.experiment.pretrain), milestones=())
             yield from self._training("pretrain", plan, None, self.folder / PRETRAINING)
             write_weights(self.model, done)
-            (self.folder / PRETRAINING).unlink(missing_ok=True)
+        (self.folder / PRETRAINING).unlink(missing_ok=True)
         read_weights(self.model, done)
 
     def masks(self) -> tuple[Masks, dict[str, Any]]:
@@ -211,6 +233,7 @@ class _Work:
                 self._keep(everything(prunable(self.model)), [], 0.0, method=DENSE)
             else:
                 self._prune()
+        (self.folder / ROUND).unlink(missing_ok=True)
         masks, about = maskfile.load_masks(path, self.model)
         masks = {name: mask.to(self.network.device) for name, mask in masks.items()}
         if "account" not in about:  # of a stranger's file
@@ -433,9 +456,17 @@ def _reserved(folder: Path, experiment: Experiment, weights: int) -> Iterator[No
         path = folder / EXPERIMENT
         if not path.exists():
             write_json(path, experiment.to_dict())
-        elif json.loads(path.read_text(encoding="utf-8")) != experiment.to_dict():
+        elif recorded(path) != experiment.to_dict():
             raise ValueError(f"{path} is another experiment; move that folder away")
         yield
+
+
+def recorded(path: Path) -> Any:
+    """What is in an experiment.json."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); move its folder away") from None
 
 
 def _make(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -107,13 +108,13 @@ def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
     layers: dict[str, dict[str, Any]] = {
         name: {"shape": list(m.shape), "total": m.numel(), "kept": int(m.count_nonzero())} for name, m in masks.items()
     }
-    header = Table("what", "value", title=str(path), title_justify="left")
+    header = Table("what", "value", title=escape(str(path)), title_justify="left")
     for name, value in about.items():
         if name == "experiment":
             value = Experiment.from_dict(value).folder
         if isinstance(value, dict):
             value = ", ".join(f"{key} {inner}" for key, inner in value.items() if inner is not None)
-        header.add_row(name, "none" if value == [] else str(value))
+        header.add_row(escape(name), "none" if value == [] else escape(str(value)))
     table = Table("layer", "shape", "weights", "kept", "density", title_justify="left")
     for name, layer in layers.items():
         shape = "×".join(map(str, layer["shape"]))

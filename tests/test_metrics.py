@@ -1,0 +1,254 @@
+"""Metrics: the same lines however often a run was interrupted, and the same numbers in TensorBoard."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barebones.lab.experiment import Experiment
+from barebones.lab.metrics import Metrics, read
+from barebones.lab.run import Place, Stopped, result_of, run
+
+EPOCH = {"loss", "accuracy", "lr", "images_per_second", "seconds", "validation", "test", "epoch", "epochs", "stage"}
+ROUND = {"keep", "pruned", "recovered", "saliency", "loss", "seconds", "layers", "round", "rounds", "stage"}
+CLOCK = ("seconds", "elapsed", "images_per_second")
+
+NETWORK = """
+from torch import nn
+
+def tiny():
+    return nn.Sequential(nn.Conv2d(1, 4, 3, 2, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+                         nn.Linear(36, 10))
+"""
+
+
+def line(stage: str, number: int, **numbers) -> dict:
+    what = "round" if stage == "prune" else "epoch"
+    return {"stage": stage, what: number, what + "s": 9, **numbers}
+
+
+LINES = [
+    *(line("pretrain", n, loss=n / 3) for n in range(2)),
+    *(line("prune", n, keep=100 - n, layers={"a": 3}) for n in range(3)),
+    *(line("train", n, loss=n / 7, test={"top1": n / 9, "top5": None}) for n in range(4)),
+]
+
+
+def written(folder: Path, lines=LINES, end: str = "") -> Path:
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines) + end)
+    return path
+
+
+def metrics(folder: Path, **options) -> tuple[Metrics, list]:
+    seen: list = []
+    return Metrics(folder, seen.append, **options), seen
+
+
+def test_lines_are_appended_reported_and_read_back(tmp_path):
+    log, seen = metrics(tmp_path)
+    assert read(tmp_path / "metrics.jsonl") == []
+    for number, one in enumerate(LINES):
+        log(one)
+        assert read(log.path) == LINES[: number + 1]
+    assert seen == LINES
+    assert log.path.read_text().count("\n") == len(LINES)
+    log.close()
+
+
+def test_a_file_that_is_not_there_has_no_lines(tmp_path):
+    assert read(tmp_path / "metrics.jsonl") == []
+
+
+def test_every_cut_of_a_file_leaves_whole_lines_and_is_mended(tmp_path):
+    path = written(tmp_path, LINES[:4])
+    whole = path.read_bytes()
+    ends = [i for i, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        count = sum(end <= cut for end in ends)  # a line that lacks nothing but its end is whole
+        log, seen = metrics(tmp_path)
+        assert read(path) == LINES[:count]
+        assert path.read_bytes() == b"".join(json.dumps(one).encode() + b"\n" for one in LINES[:count])
+        assert seen == []
+    log(LINES[4])
+    assert read(path) == LINES[:5]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "garbage",
+        "[1, 2]",
+        "3",
+        "null",
+        "{}",
+        '{"stage": "train"}',
+        '{"stage": "nap", "epoch": 3}',
+        '{"stage": ["train"], "epoch": 3}',
+        '{"stage": "train", "epoch": null}',
+        '{"stage": "train", "epoch": "x"}',
+        '{"stage": "train", "epoch": NaN}',
+        '{"stage": "train", "epoch": Infinity}',
+        "\x00\x00\x00",
+        "[" * 100_000,
+    ],
+    ids=lambda row: row[:30].replace("\x00", "0"),
+)
+def test_what_is_no_line_of_ours_ends_the_file(row, tmp_path):
+    path = written(tmp_path, LINES[:3], row + "\n" + json.dumps(LINES[3]) + "\n")
+    assert read(path) == LINES[:3]
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_at_the_end_are_too_much(tmp_path_factory, tail):
+    folder = tmp_path_factory.mktemp("metrics")
+    path = written(folder, LINES[:3])
+    path.write_bytes(path.read_bytes() + tail)
+    assert read(path)[:3] == LINES[:3]
+
+
+@pytest.mark.parametrize(
+    ("stage", "after", "count"),
+    [
+        ("pretrain", 0, 0),
+        ("pretrain", 1, 1),
+        ("pretrain", 2, 2),
+        ("prune", 0, 2),
+        ("prune", 2, 4),
+        ("prune", 3, 5),
+        ("train", 0, 5),
+        ("train", 3, 8),
+        ("train", 4, 9),
+        ("train", 100, 9),
+    ],
+)
+def test_rewinding_forgets_what_comes_after(stage, after, count, tmp_path):
+    path = written(tmp_path)
+    log, _ = metrics(tmp_path)
+    log.rewind(stage, after)
+    assert read(path) == LINES[:count]
+    log(LINES[0])
+    assert read(path) == [*LINES[:count], LINES[0]]
+
+
+def test_numbers_that_json_does_not_know_are_null(tmp_path):
+    log, seen = metrics(tmp_path)
+    log(line("prune", 0, saliency=math.nan, loss=math.inf, layers={"a": -math.inf, "b": 1}))
+    text = log.path.read_text()
+    found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert (found["saliency"], found["loss"], found["layers"]) == (None, None, {"a": None, "b": 1})
+    assert math.isnan(seen[0]["saliency"])
+
+
+def timeless(lines: list) -> list:
+    return [{name: value for name, value in one.items() if name not in CLOCK} for one in lines]
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch) -> Experiment:
+    (tmp_path / "nets_for_metrics.py").write_text(NETWORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    return Experiment("nets_for_metrics:tiny", "digits", "force", 0.8, rounds=4, epochs=4, batch=128).resolved()
+
+
+def interrupted(experiment: Experiment, place: Place, after: int) -> None:
+    """Run until it has asked `after` times whether to stop, and been told so."""
+    asked = iter(range(10_000))
+    with pytest.raises(Stopped):
+        result_of(run(experiment, place, stopping=lambda: next(asked) >= after))
+
+
+def test_a_run_has_a_line_for_every_round_and_epoch(experiment, tmp_path):
+    place, seen = Place(tmp_path / "runs"), []
+    result = result_of(run(experiment, place, seen.append))
+    lines = read(place.folder(experiment) / "metrics.jsonl")
+    assert timeless(lines) == timeless(seen)
+    assert [(one["stage"], one.get("round", one.get("epoch"))) for one in lines] == [
+        *(("prune", n) for n in range(4)),
+        *(("train", n) for n in range(4)),
+    ]
+    rounds, epochs = lines[:4], lines[4:]
+    assert all(one.keys() >= ROUND and one["rounds"] == 4 for one in rounds)
+    assert all(one.keys() >= EPOCH and one["epochs"] == 4 for one in epochs)
+    kept = [result["prunable"], *(one["keep"] for one in rounds)]
+    for one, before, now in zip(rounds, kept, kept[1:], strict=False):
+        assert before - one["pruned"] + one["recovered"] == now == sum(one["layers"].values())
+        assert one["saliency"] > 0
+    assert kept[-1] == result["kept"] == round(0.2 * result["prunable"])
+    assert [one["lr"] for one in epochs] == pytest.approx([0.1, 0.1, 0.01, 0.001])  # digits: at 1/2 and 3/4
+    assert all(one["images_per_second"] == pytest.approx(1294 / one["seconds"]) for one in epochs)
+    assert epochs[-1]["test"] == result["test"]
+
+
+def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = accumulator.EventAccumulator(str(folder), size_guidance={accumulator.SCALARS: 0})
+    found.Reload()
+    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def scalars(lines: list) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard is to show, in its 32 bits."""
+    found: dict[str, list[tuple[int, float]]] = {}
+
+    def add(prefix: str, number: int, values: dict) -> None:
+        for name, value in values.items():
+            if name in ("stage", "round", "rounds", "epoch", "epochs", "layers") or value is None:
+                continue
+            if isinstance(value, dict):
+                add(f"{prefix}/{name}", number, value)
+            else:
+                found.setdefault(f"{prefix}/{name}", []).append((number, torch.tensor(value).float().item()))
+
+    for one in lines:
+        add(one["stage"], one.get("round", one.get("epoch")), one)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("method", "stops"),
+    [*(("force", stops) for stops in ((), (0,), (2, 9), (15,), (16, 3, 0))), ("magnitude", ()), ("magnitude", (15,))],
+    ids=str,
+)
+def test_tensorboard_shows_what_the_lines_say(method, stops, experiment, tmp_path):
+    pytest.importorskip("tensorboard")
+    if method == "magnitude":
+        experiment = replace(experiment, method=method, rounds=1, revive_until=0.0)
+    place = Place(tmp_path / "runs", tensorboard=True, save_every=0)
+    folder = place.folder(experiment)
+    for stop in stops:
+        interrupted(experiment, place, stop)
+        assert events(folder / "tensorboard") == scalars(read(folder / "metrics.jsonl"))
+    result_of(run(experiment, place))
+    lines = read(folder / "metrics.jsonl")
+    shown = events(folder / "tensorboard")
+    assert shown == scalars(lines)
+    assert {"prune/keep", "prune/pruned", "prune/recovered"} <= shown.keys()
+    assert {"train/loss", "train/accuracy", "train/lr", "train/images_per_second"} <= shown.keys()
+    assert {"train/validation/top1", "train/test/top1"} <= shown.keys()
+    assert ("prune/saliency" in shown) == (method == "force")
+    plain = Place(tmp_path / "plain")
+    result_of(run(experiment, plain))
+    assert timeless(lines) == timeless(read(plain.folder(experiment) / "metrics.jsonl"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_tensorboard_saw_beyond_the_checkpoint_is_taken_back(tmp_path):
+    pytest.importorskip("tensorboard")
+    log, _ = metrics(tmp_path, tensorboard=True)
+    for one in LINES:
+        log(one)  # and killed: nothing is closed
+    again, _ = metrics(tmp_path, tensorboard=True)
+    again.rewind("train", 2)
+    assert events(tmp_path / "tensorboard") == scalars(LINES[:7])
+    again(line("train", 2, loss=5.0))
+    again.close()
+    assert events(tmp_path / "tensorboard") == scalars([*LINES[:7], line("train", 2, loss=5.0)])
+    log.close()
