@@ -222,7 +222,7 @@ class Training:
         """Go on from a file that `save` wrote for the same network; returns the `about` it was given."""
         tensors, about = files.read(path, KIND, VERSION)
         state, named = about["state"], parameters(self.model)
-        own = {f"weight {name}": p for name, p in named.items()}
+        own: dict[str, Tensor] = {f"weight {name}": p for name, p in named.items()}
         own |= {f"buffer {name}": b for name, b in self.model.named_buffers()}
         theirs = {name for name in tensors if name.startswith(("weight ", "buffer "))}
         if own.keys() != theirs or any(tensors[name].shape != t.shape for name, t in own.items()):
