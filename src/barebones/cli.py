@@ -389,6 +389,35 @@ def inspect_(
 
 
 @app.command(rich_help_panel="Look and measure")
+def report(
+    runs: Annotated[Path, typer.Argument(help="Folder that holds the run folders, or one of them.")] = Path("runs"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write the page into.")] = Path("report.html"),
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Without the effective weights of each layer, which cost a second for each mask."),
+    ] = False,
+) -> None:
+    """Write one page about all runs: tables, charts, layers, comparisons. It needs nothing but a browser.
+
+    barebones report runs -o report.html
+    """
+    from rich.progress import Progress
+
+    from .lab.report import write
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading runs")
+        found = write(runs, out, not quick, lambda done, all: bar.update(task, completed=done, total=all))["runs"]
+    states = [run["status"] for run in found]
+    parts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+    for run in found:
+        for problem in run["problems"]:
+            _print(f"{run['folder']} cannot be read in full: {problem}")
+    _print(f"{len(found)} runs ({parts}) are in {out}; open it in a browser.")
+
+
+@app.command(rich_help_panel="Look and measure")
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="How often to repeat each run, with other numbers.")] = 3,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training; the default fits two minutes.")] = None,
