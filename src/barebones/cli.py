@@ -351,6 +351,55 @@ def sweep(
         raise typer.Exit(1)
 
 
+@app.command(rich_help_panel="Experiments")
+@_with_options(experiment=False)
+def figure(
+    name: Annotated[str | None, typer.Argument(help="A figure; --list names them. all: every one.")] = None,
+    every: Annotated[bool, typer.Option("--list", help="Name all figures, with what they show and cost.")] = False,
+    scale: Annotated[
+        str | None, typer.Option(help="smoke (digits), short or paper (the full protocol).", show_default="smoke")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Only draw what is in this folder: runs, or NAME.csv.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for NAME.png, NAME.svg, NAME.csv.")] = Path(
+        "figures"
+    ),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Experiments at once; by default as many as fit.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run those that failed again.")] = False,
+    **options: Any,
+) -> None:
+    """Draw a figure of the paper: run what is missing, write the picture and the numbers behind it.
+
+    barebones figure layers
+    """
+    from .lab.figures import FIGURES, Work, listed, named
+    from .lab.figures import figure as drawn
+
+    if every:
+        _console().print(listed())
+        return
+    if name is None:
+        raise ValueError("which figure? barebones figure --list names all")
+    wanted = list(FIGURES) if name == "all" else [name]
+    named(wanted[0])
+    _, place = _parted(options)
+    with _stoppable("stopped; the same command goes on from what is finished") as stopping:
+        work = Work(place, _console(), jobs, retry_failed, stopping)
+        for each in wanted:
+            try:
+                for path in drawn(each, scale, out, work, source):
+                    _print(str(path))
+            except (ValueError, OSError) as error:
+                if len(wanted) == 1:
+                    raise
+                _print(f"{each}: {error}")
+                work.failed.append(each)
+    if work.failed:
+        _print(f"not drawn, or not complete: {', '.join(work.failed)}")
+        raise typer.Exit(1)
+
+
 @app.command("inspect", rich_help_panel="Experiments")
 def inspect_(
     path: Annotated[Path, typer.Argument(help="A mask file, or the folder of a run.")],

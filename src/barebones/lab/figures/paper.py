@@ -1,0 +1,107 @@
+"""The paper's own numbers: every accuracy, time and share that its text and tables state, and where it stands.
+
+What can only be read off its plots is not here. Accuracies are fractions of 1, as everywhere in the lab; the networks
+are those of the lab's names. GRASP and SNIP of the larger data sets read T x B batches, so they are our "-mb" rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+EXACT, ABOUT, ABOVE = "exact", "about", "above"  # "above" is a lower bound
+
+
+class Reference(NamedTuple):
+    """A test accuracy that the paper states."""
+
+    data: str
+    model: str
+    method: str
+    sparsity: float
+    top1: float
+    top5: float | None = None
+    seconds: float | None = None  # to the mask, on a Tesla K40m
+    rounds: int | None = None
+    batches: int | None = None
+    says: str = EXACT
+    where: str = ""
+
+
+class Shares(NamedTuple):
+    """A row of the paper's table of weights per layer type: percentages, and millions of parameters."""
+
+    data: str
+    model: str
+    conv: float
+    fully_connected: float
+    batchnorm: float
+    bias: float
+    prunable: float
+    millions: float
+
+
+TEXT, COST = "section 5.1", "figure 4, right"
+_BOTH = ("resnet50", "vgg19")
+
+
+def _cifar10() -> Iterable[Reference]:
+    """What the text says of CIFAR-10."""
+    for model in _BOTH:
+        yield Reference("cifar10", model, "snip", 0.99, 0.10, says=ABOUT, where=TEXT)
+        yield Reference("cifar10", model, "snip-mb", 0.99, 0.90, says=ABOUT, where=TEXT)  # "almost 90 %"
+        for method in ("snip", "snip-mb", "grasp", "grasp-mb"):  # "one-shot approaches", nearly 10 %
+            yield Reference("cifar10", model, method, 0.999, 0.10, says=ABOUT, where=TEXT)
+        for method in ("force", "iter-snip"):
+            yield Reference("cifar10", model, method, 0.999, 0.80, says=ABOVE, where=TEXT)
+    yield Reference("cifar10", "resnet50", "random", 0.99, 0.75, says=ABOUT, where=TEXT)
+    yield Reference("cifar10", "vgg19", "random", 0.99, 0.82, says=ABOUT, where=TEXT)
+
+
+def _cost() -> Iterable[Reference]:
+    """Time to the mask and accuracy at 99.5 %, ResNet-50 on CIFAR-10; 300 rounds or batches are the default."""
+    for method, rounds, batches, seconds, top1 in (
+        ("snip", 1, 1, 14, 0.100),
+        ("grasp", 1, 1, 47, 0.192),
+        ("force", 20, 1, 57, 0.879),
+        ("iter-snip", 20, 1, 57, 0.889),
+        ("snip-mb", 1, 300, 4.8 * 60, 0.761),
+        ("force", 300, 1, 11.6 * 60, 0.900),
+        ("iter-snip", 300, 1, 11.6 * 60, 0.890),
+        ("grasp-mb", 1, 300, 50.7 * 60, 0.885),
+    ):
+        yield Reference("cifar10", "resnet50", method, 0.995, top1, None, seconds, rounds, batches, EXACT, COST)
+
+
+def _imagenet() -> Iterable[Reference]:
+    """Top-1 and top-5 at 90 and 95 %: VGG-19 with batch-norm, then ResNet-50."""
+    yield Reference("imagenet", "vgg19", "dense", 0.0, 0.731, 0.913, where="table 1")
+    yield Reference("imagenet", "resnet50", "dense", 0.0, 0.756, 0.928, where="table 1")
+    for method, *numbers in (
+        ("force", 70.2, 89.5, 65.8, 86.8, 64.9, 86.5, 59.0, 82.3),
+        ("iter-snip", 69.8, 89.5, 65.9, 86.9, 63.7, 85.5, 54.7, 78.9),
+        ("grasp-mb", 69.5, 89.2, 67.6, 87.8, 65.4, 86.7, 46.2, 66.0),
+        ("snip-mb", 68.5, 88.8, 63.8, 86.0, 61.5, 83.9, 44.3, 69.6),
+        ("random", 64.2, 86.0, 56.6, 81.0, 64.6, 86.0, 57.2, 80.8),
+    ):
+        places = [(model, sparsity) for model in ("vgg19", "resnet50") for sparsity in (0.90, 0.95)]
+        for number, (model, sparsity) in enumerate(places):
+            top1, top5 = (round(value / 100, 4) for value in numbers[2 * number : 2 * number + 2])
+            yield Reference("imagenet", model, method, sparsity, top1, top5, where="table 1")
+
+
+BELOW_RANDOM = ("snip", "grasp")  # with one batch: printed in red in the table of costs
+
+ACCURACIES: tuple[Reference, ...] = (*_cifar10(), *_cost(), *_imagenet())
+
+
+PARAMETERS: tuple[Shares, ...] = (  # appendix A, table 2; "bias" includes that of batch-norm
+    Shares("cifar10", "resnet50", 99.69, 0.09, 0.11, 0.11, 99.78, 23.52),
+    Shares("cifar10", "vgg19", 99.92, 0.03, 0.03, 0.03, 99.95, 20.04),
+    Shares("cifar100", "resnet50", 98.91, 0.86, 0.11, 0.11, 99.78, 23.71),
+    Shares("cifar100", "vgg19", 99.69, 0.25, 0.03, 0.03, 99.94, 20.08),
+    Shares("tiny-imagenet", "resnet50", 98.06, 1.71, 0.11, 0.11, 99.78, 23.91),
+    Shares("tiny-imagenet", "vgg19", 99.44, 0.51, 0.03, 0.03, 99.94, 20.13),
+    Shares("imagenet", "resnet50", 91.77, 8.01, 0.10, 0.11, 99.79, 25.56),
+    Shares("imagenet", "vgg19", 13.93, 86.05, 0.01, 0.01, 99.98, 143.68),
+)
