@@ -432,7 +432,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = runner.invoke(app, ["figure", "--list"])
     assert told.exit_code == 0
     for name in FIGURES:
-        assert f" {name} " in told.output
+        assert f"{name} " in told.output
     place = ["--runs", str(tmp_path / "runs"), "--device", "cpu", "-o", str(tmp_path / "out")]
     drawn = runner.invoke(app, ["figure", "parameters", *place])
     assert drawn.exit_code == 0

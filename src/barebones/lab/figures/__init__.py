@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
 from . import accuracy, saliency, structure, style, tables, theory, tidy
 from .sources import SCALES, Analysis, Runs, Work
@@ -162,11 +163,10 @@ def _found(name: str, scale: str | None, folder: Path) -> Rows:
 
 def listed() -> Table:
     """All figures, each with a sentence and what it costs."""
-    shown = Table(title="barebones figure NAME", title_justify="left", show_lines=True)
-    shown.add_column("NAME", no_wrap=True)
-    shown.add_column("shows")
-    for scale, where in zip(SCALES, ("two CPU cores", "one H200, about", "one H200, about"), strict=True):
-        shown.add_column(f"{scale}\n({where})")
+    where = "smoke on two CPU cores, short and paper about so long on one H200"
+    shown = Table.grid(padding=(0, 2))
+    shown.title, shown.title_justify = f"barebones figure NAME --scale SCALE: {where}", "left"
     for name, one in FIGURES.items():
-        shown.add_row(name, one.about, *(one.source.cost(scale) for scale in SCALES))
+        costs = "; ".join(f"{scale}: {one.source.cost(scale)}" for scale in SCALES)
+        shown.add_row(Text(name, style="bold", no_wrap=True), Text.assemble(one.about, "\n", (costs, "dim")))
     return shown
