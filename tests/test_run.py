@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 import barebones as bb
-from barebones import digest, files
+from barebones import digest, files, maskfile
 from barebones.lab import run as lab
 from barebones.lab.experiment import Experiment
 from barebones.lab.metrics import read
@@ -769,7 +768,7 @@ def test_progress_is_told_in_words(stage, short, place):
 
 def trained_from(path: Path, maker: Experiment, **changes) -> Experiment:
     own = dict.fromkeys(("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision"))
-    content = {"method": "file", "mask": sha256(path.read_bytes()).hexdigest()}
+    content = {"method": "file", "mask": maskfile.content(load_masks(path)[0])}
     return replace(maker, **own, **content, **changes)
 
 
@@ -814,9 +813,35 @@ def test_masks_that_changed_or_are_not_there_are_refused(short, place, tmp_path)
         result_of(run(experiment, place))
     with pytest.raises(ValueError, match="does not match the model"):
         result_of(run(experiment, replace(place, mask=path, runs=tmp_path / "other")))
-    path.write_bytes(path.read_bytes() + b" ")
+    save_masks({"w": torch.eye(2) < 1}, path)
     with pytest.raises(ValueError, match="has changed since it was read"):
         result_of(run(experiment, replace(place, mask=path)))
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(ValueError, match="damaged"):
+        result_of(run(experiment, replace(place, mask=path)))
+
+
+def test_the_same_masks_in_two_files_are_one_experiment(short, tmp_path):
+    masks = {"w": torch.eye(2) > 0}
+    save_masks(masks, tmp_path / "a", seconds=1.0)
+    save_masks(masks, tmp_path / "b", seconds=2.0)
+    assert trained_from(tmp_path / "a", short).id == trained_from(tmp_path / "b", short).id
+
+
+def test_a_round_is_not_saved_before_its_lines_are_written(short, place, monkeypatch):
+    """As on an accelerator, where lines wait: a checkpoint past a line would lose it for ever."""
+    saved = []
+
+    def save(self, path):
+        lines = read(place.folder(short) / "metrics.jsonl")
+        saved.append((self.index, [line["round"] for line in lines]))
+
+    monkeypatch.setattr(lab, "FLUSH", 1e9)
+    monkeypatch.setattr(bb.Round, "save", save)
+    monkeypatch.setattr(lab, "_watches_every_round", lambda device: False)
+    result_of(run(short, replace(place, save_every=0)))
+    assert saved
+    assert all(lines == list(range(index + 1)) for index, lines in saved)
 
 
 def test_the_initial_weights_depend_on_the_seed_alone(short, place):

@@ -67,6 +67,19 @@ def swept(experiments, place, **options) -> tuple[Outcome, str]:
 ALL = [short(), short("odd_models:fails"), short("odd_models:kills"), short("odd_models:kills_once"), short()]
 
 
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    place, (experiment, *_) = Place(tmp_path / "runs"), ALL
+    there = place.folder(experiment.resolved())
+    there.mkdir(parents=True)
+    with open(there / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        outcome, text = swept([experiment], place, jobs=1)
+    assert (outcome.done, outcome.failed, outcome.stopped) == (0, 0, 1)
+    assert "another process is at work" in text
+    assert not (there / "failure.json").exists()
+
+
 @pytest.mark.slow
 def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monkeypatch, capfd):
     (tmp_path / "odd_models.py").write_text(MODELS)
@@ -88,7 +101,7 @@ def recorded(place: Place, outcome: Outcome, text: str) -> None:
     assert (outcome.done, outcome.failed, outcome.stopped, outcome.skipped) == (2, 2, 0, 0)
     failed, killed = (json.loads((folder(place, one) / "failure.json").read_text()) for one in ALL[1:3])
     assert failed["experiment"] == ALL[1].resolved().to_dict()
-    assert (failed["reason"], failed["attempts"]) == ("RuntimeError: no [luck]", 1)
+    assert (failed["reason"], failed["attempts"]) == ("odd_models:fails raised RuntimeError: no [luck]", 1)
     assert 'raise RuntimeError("no [luck]' in failed["traceback"]
     assert killed["reason"] == "the process was killed (signal 9, SIGKILL); out of memory?"
     assert killed["attempts"] == 2

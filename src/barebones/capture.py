@@ -59,15 +59,16 @@ class Captured:
     @contextmanager
     def _aside(self, tensors: tuple[Tensor, ...]) -> Iterator[None]:
         """Off the default stream, on which nothing can be captured."""
-        current = torch.cuda.current_stream()
-        if current != torch.cuda.default_stream():
-            yield
-            return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            yield
-        current.wait_stream(self._stream)
+        with torch.cuda.device(tensors[0].device):
+            current = torch.cuda.current_stream()
+            if current != torch.cuda.default_stream():
+                yield
+                return
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                yield
+            current.wait_stream(self._stream)
         for tensor in tensors:  # else its memory could be given to others while it is still read
             tensor.record_stream(self._stream)

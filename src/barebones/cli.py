@@ -7,10 +7,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -130,7 +129,10 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
             own = {"precision": "bf16 on a GPU, else fp32", "scoring_precision": "fp32"}
             paper = own.get(option.name, "the paper's, or the method's")
             shown = "as in the mask" if unset else paper if default is None else default
-            flag = typer.Option(help=option.metadata["help"], rich_help_panel=panel, show_default=str(shown))
+            flag = typer.Option(
+                help=option.metadata["help"], rich_help_panel=panel, show_default=str(shown),
+                autocompletion=_completion(option.name),
+            )  # fmt: skip
             kind = kind | None if unset else kind
             default = None if unset else default
         annotation = Annotated[kind, flag]  # type: ignore[valid-type]
@@ -138,6 +140,25 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
             inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
     return found
+
+
+def _completion(name: str) -> Callable[[str], list[str]] | None:
+    """For the shell: the values of an option that has names for them."""
+    from .data import DATA
+    from .methods import METHODS
+    from .models import MODELS, SCHEMES
+    from .schedules import SCHEDULES
+
+    known: dict[str, Iterable[str]] = {
+        "model": MODELS,
+        "data": DATA,
+        "method": [*METHODS, "dense"],
+        "schedule": SCHEDULES,
+        "init": SCHEMES,
+    }
+    if name not in known:
+        return None
+    return lambda incomplete: [value for value in known[name] if value.startswith(incomplete)]
 
 
 def _parted(options: dict[str, Any]) -> tuple[dict[str, Any], Place]:
@@ -231,21 +252,22 @@ def train(
 def _for_mask(path: Path, said: dict[str, Any]) -> Experiment:
     """The experiment that trains the masks of a file: that which made them, with what was said changed."""
     from .lab.experiment import FILE, Experiment
+    from .maskfile import content as content_of
     from .maskfile import load_masks
 
-    _, about = load_masks(path)
+    masks, about = load_masks(path)
     base = about.get("experiment") or {}
     if not base and not {"model", "data"} <= said.keys():
         raise ValueError(f"{path} does not say what it was made for; name --model and --data")
     maker = Experiment.from_dict(base)
     pruned = {"rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision"}
-    if wrong := sorted((pruned | {"sparsity", "pretrain", "rewind"}) & said.keys()):
+    if wrong := sorted((pruned | {"loss", "pretrain", "rewind", "sparsity"}) & said.keys()):
         raise ValueError(f"the masks are found already, so --{', --'.join(wrong).replace('_', '-')} means nothing here")
     if maker.pretrain:
         raise ValueError(f"{path} was found after pretraining; barebones run repeats that and goes on to train")
     content: dict[str, Any] = {
         "method": FILE,
-        "mask": sha256(path.read_bytes()).hexdigest(),
+        "mask": content_of(masks),
         "sparsity": float(about["sparsity"]),
     }
     return Experiment.from_dict(maker.to_dict() | dict.fromkeys(pruned) | content | said)
@@ -303,6 +325,8 @@ def _explain(given: Experiment, experiment: Experiment, place: Place, table: Any
     _console().print(table)
     weights = sum(p.numel() for p in prunable(build(experiment.model, *SHAPES[experiment.data])).values())
     left = round((1 - experiment.sparsity) * weights)
+    if left == 0:
+        raise ValueError(f"sparsity {experiment.sparsity:g} leaves none of the {weights:,} prunable weights; lower it")
     _print(f"{experiment.model} has {weights:,} prunable weights; {left:,} would be left.")
     if experiment.rounds is not None:
         _print(f"Pruning: {experiment.rounds} rounds of {experiment.batches} batches of {experiment.batch} images.")
@@ -560,9 +584,12 @@ def main() -> None:
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped")
         sys.exit(130)
-    except (ValueError, ImportError, OSError, FloatingPointError) as error:
-        if "--debug" in sys.argv:
+    except (ValueError, ImportError, OSError, FloatingPointError, RuntimeError) as error:
+        full = type(error).__name__ == "OutOfMemoryError"
+        if "--debug" in sys.argv or (isinstance(error, RuntimeError) and not full):
             raise
+        if full:
+            error = ValueError("the device has too little memory for this; use a smaller --batch or another --device")
         Console(stderr=True, soft_wrap=True).print("[red]error:[/red]", _in_words(error), highlight=False, markup=True)
         sys.exit(2)
 

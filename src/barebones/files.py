@@ -34,6 +34,7 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
     ...     before, os.listdir(folder)
     (False, ['note'])
     """
+    name = os.fspath(path)
     target = os.path.realpath(path)  # a link stays a link
     if os.path.exists(target) and not os.path.isfile(target):
         raise ValueError(f"{os.fspath(path)} is a folder or a device; name a file to write")
@@ -49,9 +50,11 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk, say, which names nothing
+            raise OSError(error.errno, f"cannot write ({error.strerror}); what was there is untouched", name) from None
         raise
     with suppress(OSError):  # not every system can open or sync a folder
         descriptor = os.open(folder, os.O_RDONLY)

@@ -119,7 +119,7 @@ class Hold:
         if self._clearing is None or self._clearing[0] != layout:
             if any((p.device, p.element_size()) != (first.device, first.element_size()) for p in held):
                 return None
-            if not all(kernels.dense(p) for p in held):
+            if first.element_size() < 2 or not all(kernels.dense(p) for p in held):
                 return None
             kept = [torch.empty_like(p, dtype=torch.bool).copy_(self._bits_of(p) != 0) for p in held]
             self._clearing = layout, kernels.Clearing(held, kept)

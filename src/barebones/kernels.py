@@ -224,14 +224,15 @@ def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among:
     allowed = scores if among is None else among.view(torch.int8)  # a pointer is needed, if only to be passed over
     wanted = scores if prefer is None else prefer.view(torch.int8)
     how = {"WIDE": wide, "AMONG": among is not None, "BLOCK": BLOCK, "num_warps": 8}
-    for number in range(width // 8):
-        few = number >= (3 if wide else 2)
-        _count[(min(blocks, PROGRAMS),)](scores, allowed, counts, state, size, number, FEW=few, **how)
-        _settle[(1,)](counts, state, number, WIDE=wide)
-    how |= {"PREFER": prefer is not None}
-    _count_ties[(blocks,)](scores, allowed, wanted, state, ties, size, **how)
-    ranks = ties.cumsum(0, dtype=torch.int32)
-    _choose[(blocks,)](scores, allowed, wanted, state, ties, ranks, chosen.view(torch.int8), size, **how)
+    with torch.cuda.device_of(scores):  # Triton launches on the current device
+        for number in range(width // 8):
+            few = number >= (3 if wide else 2)
+            _count[(min(blocks, PROGRAMS),)](scores, allowed, counts, state, size, number, FEW=few, **how)
+            _settle[(1,)](counts, state, number, WIDE=wide)
+        how |= {"PREFER": prefer is not None}
+        _count_ties[(blocks,)](scores, allowed, wanted, state, ties, size, **how)
+        ranks = ties.cumsum(0, dtype=torch.int32)
+        _choose[(blocks,)](scores, allowed, wanted, state, ties, ranks, chosen.view(torch.int8), size, **how)
     return chosen
 
 
@@ -248,10 +249,11 @@ def score(gradients: Sequence[Tensor], weights: Sequence[Tensor], masks: Tensor)
             g, w = g.contiguous(), w.contiguous()
         row = w[0].numel() if w.dim() else 1
         pixels = 1 if w.is_contiguous() else row // w.shape[1]
-        _score[(count,)](
-            g, w, masks.view(torch.int8), flat, sums, bad, first, w.numel(), row, layer, place,
-            PIXELS=pixels, BLOCK=BLOCK,
-        )  # fmt: skip
+        with torch.cuda.device_of(flat):
+            _score[(count,)](
+                g, w, masks.view(torch.int8), flat, sums, bad, first, w.numel(), row, layer, place,
+                PIXELS=pixels, BLOCK=BLOCK,
+            )  # fmt: skip
         first, place = first + w.numel(), place + count
     return flat, sums.double().sum(), bad != 0
 
@@ -270,7 +272,8 @@ def tally(before: Tensor | None, after: Tensor, shapes: tuple[tuple[int, ...], .
     starts, layers = _channels(shapes, device)
     old = (after if before is None else before).view(torch.int8)
     found = torch.empty(3, layers.numel(), dtype=torch.int32, device=device)
-    _tally[(layers.numel(),)](old, after.view(torch.int8), starts, found, OLD=before is not None, BLOCK=1024)
+    with torch.cuda.device_of(after):
+        _tally[(layers.numel(),)](old, after.view(torch.int8), starts, found, OLD=before is not None, BLOCK=1024)
     had, now, both = found.to(torch.int64)
     kept = torch.zeros(len(shapes), dtype=torch.int64, device=device).index_add_(0, layers, now)
     return torch.cat([torch.stack([(had - both).sum(), (now - both).sum(), (now * (had == 0)).sum()]), kept])
@@ -337,10 +340,11 @@ class Covering:
 
     def __call__(self, masks: Tensor) -> None:
         """Put flat masks on."""
-        _cover[(self.owners.numel(),)](
-            self.dense, self.weights, masks.view(torch.int8), self.owners, self.starts, self.sizes, self.firsts,
-            self.inputs, BLOCK=BLOCK,
-        )  # fmt: skip
+        with torch.cuda.device_of(masks):
+            _cover[(self.owners.numel(),)](
+                self.dense, self.weights, masks.view(torch.int8), self.owners, self.starts, self.sizes, self.firsts,
+                self.inputs, BLOCK=BLOCK,
+            )  # fmt: skip
 
 
 class Clearing:
@@ -365,6 +369,7 @@ class Clearing:
         places = tuple(t.data_ptr() for t in tensors)
         if places != self.places:  # they may have moved
             self.places, self.addresses = places, torch.tensor(places, device=self.device)
-        _clear[(self.owners.numel(),)](
-            self.addresses, self.owners, self.starts, self.sizes, self.kept, WIDTH=self.width, BLOCK=BLOCK
-        )
+        with torch.cuda.device_of(self.kept):
+            _clear[(self.owners.numel(),)](
+                self.addresses, self.owners, self.starts, self.sizes, self.kept, WIDTH=self.width, BLOCK=BLOCK
+            )

@@ -91,6 +91,18 @@ def load_masks(
     return {name: mask.to(named[name].device) for name, mask in masks.items()}, about
 
 
+def content(masks: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the masks themselves, whatever file they are in.
+
+    >>> content({"w": torch.eye(2) > 0}) == content({"w": torch.eye(2) > 0.5})
+    True
+    """
+    found = sha256(fingerprint(masks).encode())
+    for name in sorted(masks):
+        found.update(masks[name].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
     """A digest of names and shapes, in whatever order: equal for masks and for the weights they belong to.
 

@@ -87,6 +87,8 @@ class Experiment:
         for name, least in (("rounds", 1), ("batches", 1), ("epochs", 0), ("batch", 2), ("pretrain", 0), ("seed", 0)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{_spoken(name)} {value} is too few; it is at least {least}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed {self.seed} is too large; it is below 2**63")
         for name in ("lr", "weight_decay", "momentum"):
             if (value := getattr(self, name)) is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{_spoken(name)} {value} must be 0 or more")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -69,6 +68,10 @@ class Place:
     def compiles(self, epochs: int) -> bool:
         """Whether torch compiles a network that trains for so many epochs."""
         return self.device.startswith("cuda") and epochs >= PAYS if self.compiled is None else self.compiled
+
+
+class Busy(ValueError):
+    """Another process is at work on the run."""
 
 
 class Stopped(Exception):
@@ -152,6 +155,7 @@ class Network:
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here; use --device cpu")
         if device.type == "cuda":
+            torch.cuda.set_device(device)
             torch.backends.cudnn.benchmark = True  # all batches but the last are of one size: looking around pays
         self.data = _data(experiment.data, place.data_root, place.device, place.download)
         self.model = self.initial()
@@ -166,8 +170,8 @@ class Network:
                 shape = tuple(self.model.eval()(images).shape)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, IndexError, TypeError, AttributeError) as error:  # a stranger's network may do anything
-            why = next(iter(str(error).splitlines()), type(error).__name__)
+        except Exception as error:  # a stranger's network may raise anything
+            why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no reason given')}"
             raise ValueError(f"{self.experiment.model} does not take the images of {self.data.name} ({why})") from error
         finally:
             for module, flag in zip(self.model.modules(), flags, strict=True):
@@ -268,26 +272,28 @@ class _Work:
         def watch(step: Round) -> None:
             waiting.append(replace(step, masks=dict.fromkeys(step.masks)))  # type: ignore[arg-type]  # numbers alone
             stop = self.stopping()
-            if stop or self.network.device.type == "cpu" or monotonic() - flushed > FLUSH:
+            if stop or _watches_every_round(self.network.device) or monotonic() - flushed > FLUSH:
                 flush()
             if step.index + 1 < method.rounds and (stop or self._due()):
+                flush()  # a line that the checkpoint is past would never be written
                 self._save(lambda: step.save(partial))
             if stop:
                 raise Stopped
 
-        result = prune(
-            self.model,
-            self.data.train.scoring(experiment.plan().batch, experiment.seed),
-            experiment.sparsity,
-            method,
-            experiment.loss,
-            precision=experiment.scoring_precision or "fp32",
-            capture=self.place.captured and self.network.device.type == "cuda",
-            on_collapse="ignore",
-            on_round=watch,
-            after=after,
-            seed=experiment.seed,
-        )
+        with _deterministic():
+            result = prune(
+                self.model,
+                self.data.train.scoring(experiment.plan().batch, experiment.seed),
+                experiment.sparsity,
+                method,
+                experiment.loss,
+                precision=experiment.scoring_precision or "fp32",
+                capture=self.place.captured and self.network.device.type == "cuda",
+                on_collapse="ignore",
+                on_round=watch,
+                after=after,
+                seed=experiment.seed,
+            )
         flush()
         self._keep(result.masks, result.collapsed, before + monotonic() - began, **result.about)
         partial.unlink(missing_ok=True)
@@ -320,6 +326,7 @@ class _Work:
             "collapsed": about["collapsed"],
             "found_for_these_weights": about.get("found_for_these_weights", True),
             "seconds": {
+                "pretrain": sum(line["seconds"] for line in lines if line["stage"] == "pretrain"),
                 "prune": about.get("seconds", 0.0),
                 "train": sum(line["seconds"] for line in lines if line["stage"] == "train"),
             },
@@ -340,7 +347,7 @@ class _Work:
             self.data,
             plan,
             masks,
-            seed=self.experiment.seed,
+            seed=self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage),
             precision=self.experiment.precision or "fp32",
             captured=self.place.captured,
             compiled=self.place.compiles(plan.epochs),
@@ -369,6 +376,23 @@ class _Work:
         save()
         self.saved = monotonic()
         self.cost = self.saved - began
+
+
+def _watches_every_round(device: torch.device) -> bool:
+    """Whether looking at the numbers of each round costs nothing: an accelerator would be waited for."""
+    return device.type == "cpu"
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """cuDNN takes the same algorithm each time: a pruning that was interrupted must end with the same masks."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 def _line(stage: str, epoch: Epoch, epochs: int) -> Line:
@@ -416,7 +440,8 @@ def _copy_mask(source: Path | None, target: Path, experiment: Experiment) -> Non
     if source is None:
         raise ValueError("the masks to train are not there yet; name their file with --mask FILE")
     content = source.read_bytes()
-    if sha256(content).hexdigest() != experiment.mask:
+    masks, _ = maskfile.load_masks(source)
+    if maskfile.content(masks) != experiment.mask:
         raise ValueError(f"{source} has changed since it was read; start again")
     with files.atomically(target) as file:
         file.write(content)
@@ -487,7 +512,7 @@ def _lock(file: Any, folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise ValueError(f"another process is at work in {folder}; wait for it, or stop it first") from None
+        raise Busy(f"another process is at work in {folder}; wait for it, or stop it first") from None
 
 
 def _check_room(folder: Path, needed: int) -> None:

@@ -227,6 +227,9 @@ class Crew:
         elif event.kind == "done":
             job.accuracy, job.reason = about["result"]["test"]["top1"], ""
             yield self._end(job, DONE)
+        elif event.kind == "failed" and about.get("busy"):
+            job.reason = about["reason"]  # it is in good hands
+            yield self._end(job, STOPPED)
         elif event.kind == "failed" and (about["full"] or about["broken"]) and beside:
             yield self._again(job, about["reason"])  # perhaps not its own fault
         elif event.kind == "failed":
@@ -409,7 +412,7 @@ def said(job: Job) -> str:
         return f"done     {job.label}: test accuracy {percent(job.accuracy)}, {clock(job.ended - job.began)}"
     if job.state == QUEUED:
         return f"again    {job.label}, alone: {job.reason}"
-    return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state == FAILED else "")
+    return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state in (FAILED, STOPPED) and job.reason else "")
 
 
 def table(crew: Crew, now: float, height: int) -> Group:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from .experiment import Experiment
-from .run import Place, Stopped, run
+from .run import Busy, Place, Stopped, run
 
 BROKEN = 70  # exit code of a worker whose CUDA context is of no more use
 LOOK = 0.1  # seconds between looks into the pipe
@@ -287,6 +287,7 @@ class Lane:
         full = _is_memory(error)
         broken = self.stream is not None and not full and _breaks(error)
         about = {"reason": reason(error), "traceback": traceback.format_exc(), "full": full, "broken": broken}
+        about["busy"] = isinstance(error, Busy)
         self.wire.tell("failed", self.folder, **about)
         if broken:  # every other lane would fail too; ending in order could hang
             os._exit(BROKEN)
@@ -319,7 +320,7 @@ def _is_memory(error: BaseException) -> bool:
 
 def _breaks(error: BaseException) -> bool:
     """Whether the CUDA context cannot be used any more after this error."""
-    if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
+    if isinstance(error, torch.AcceleratorError) or ("CUDA error" in str(error) and not isinstance(error, ValueError)):
         return True
     try:
         torch.cuda.synchronize()

@@ -109,7 +109,10 @@ def _imported(name: str, classes: int) -> nn.Module:
             signature.bind(*args, **words)
         except TypeError:
             continue
-        model = factory(*args, **words)
+        try:
+            model = factory(*args, **words)
+        except (Exception, SystemExit) as error:  # as above
+            raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
         if not isinstance(model, nn.Module):
             raise ValueError(f"{name} returned {type(model).__name__}; a factory must return an nn.Module")
         return model
