@@ -165,6 +165,19 @@ def test_mean_and_deviation_of_a_point() -> None:
         assert (row["seeds"], round(row["mean"], 6), round(row["std"], 6)) == (3, 0.6, 0.1)
 
 
+def test_a_seed_counts_once_and_a_single_one_has_no_deviation() -> None:
+    base = replace(accuracy.cifar10("paper")[0], method="force", sparsity=0.99)
+    one, two = made_up(base) | {"top1": 0.5}, made_up(replace(base, seed=1)) | {"top1": 0.7}
+    other = made_up(replace(base, precision="bf16")) | {"top1": 0.1}
+    for found, seeds, std in (([one, other], 1, None), ([one, other, two], 2, 0.141421)):
+        rows = [row for row in accuracy.rows(found) if row["source"] == "ours"]
+        assert [row["top1"] for row in rows] == [0.5, 0.7][:seeds]
+        assert {row["seeds"] for row in rows} == {seeds}
+        assert {row["std"] and round(row["std"], 6) for row in rows} == {std}
+    missing = accuracy.rows([one | {"top1": None}, other])
+    assert [(row["top1"], row["mean"]) for row in missing if row["source"] == "ours"] == [(0.1, 0.1)]
+
+
 def test_a_sweep_is_run_once_and_drawn_from_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(accuracy.GRID, "smoke", ((0.9,), range(2)))
     monkeypatch.setattr(accuracy, "SMOKE_METHODS", ("snip", "force"))
@@ -214,6 +227,62 @@ def test_failed_runs_leave_a_gap_and_are_told(tmp_path: Path, monkeypatch: pytes
     written = figure("mobilenet", "smoke", tmp_path, work)
     assert len(cells(written[2])) == 3
     assert work.failed == ["mobilenet"]
+
+
+def test_failed_runs_in_a_folder_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = accuracy.mobilenet("smoke")
+    failed = made_up(listed[3]) | {"status": "failed", "top1": None}
+    stranger = made_up(replace(listed[3], epochs=7)) | {"status": "failed", "top1": None}
+    again = made_up(replace(listed[3], precision="bf16"))
+    for others, told in (([failed], ["mobilenet"]), ([stranger], []), ([failed, again], [])):
+        found = [made_up(one) for one in listed[:3]] + others
+        monkeypatch.setattr(records, "records", lambda runs, found=found: found)
+        work = working(tmp_path)
+        written = figure("mobilenet", "smoke", tmp_path / "out", work, source=tmp_path)
+        assert len(cells(written[2])) == 3 + (again in others)
+        assert work.failed == told
+
+
+def test_a_table_of_another_scale_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, work = FIGURES["mobilenet"].source, working(tmp_path)
+    assert isinstance(source, Runs)
+    found = [made_up(one) for one in source.experiments("short")]
+    monkeypatch.setattr(records, "records", lambda runs: found)
+    written = figure("mobilenet", "short", tmp_path, work, source=tmp_path)
+    assert {row["scale"] for row in cells(written[2])} == {"short"}
+    found = []
+    again = figure("mobilenet", "short", tmp_path / "a", work, source=tmp_path)
+    assert again[2].read_bytes() == written[2].read_bytes()
+    with pytest.raises(ValueError, match=r"at scale paper \(mobilenet\.csv there is of short"):
+        figure("mobilenet", "paper", tmp_path / "b", work, source=tmp_path)
+    found = [made_up(one) for one in source.experiments("paper")]
+    assert {row["scale"] for row in cells(figure("mobilenet", "paper", tmp_path / "b", work, source=tmp_path)[2])} == {
+        "paper"
+    }
+    tidy.write([{k: v for k, v in row.items() if k != "scale"} for row in tidy.read(written[2])], written[2])
+    found = []
+    with pytest.raises(ValueError, match="no scale it tells"):
+        figure("mobilenet", "short", tmp_path / "c", work, source=tmp_path)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_foreign_and_torn_tables_are_told_in_a_sentence(name: str, tmp_path: Path) -> None:
+    work, path = working(tmp_path), tmp_path / f"{name}.csv"
+    columns = FIGURES[name].source.columns
+    head = ",".join(columns)
+    for text, told in (
+        ("a,b\n1,2\n", "it has no column"),
+        (f"{head}\n1,2\n", "row 1 has 2 fields"),
+        (f"{head}\n" + "," * (len(columns) - 1), "its last line has no end"),
+        (f"{head}\n" + ",".join(["ours"] * len(columns)) + "\n", "'ours' is no number for"),
+        (f"{head}\n" + ",".join(["3"] * len(columns)) + "\n", "'3' is no word for"),
+        (f"{head}\n" + "," * (len(columns) - 1) + "\n", "holds values that .* cannot be drawn from"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=told) as caught:
+            figure(name, None, tmp_path / "out", work, source=tmp_path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_stopped_sweep_draws_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,6 +378,21 @@ def test_emptied_layers_are_marked() -> None:
     assert [list(line.get_xdata()) for line in crosses] == [[2]]
 
 
+def test_only_the_lower_error_bar_is_cut() -> None:
+    row = {"data": "digits", "model": "small-vgg", "method": "snip", "kind": "one-shot", "layer": 1, "cut": False}
+    shares = (0.0, 0.0, 0.9)
+    rows = [row | {"seed": s, "kept": 9, "density": d, "density_all": 0.5} for s, d in enumerate(shares)]
+    rows += [one | {"density": 0.9, "density_all": 0.9} for one in rows]
+    for one in rows[:2]:
+        one["kept"] = 0
+    with style.styled():
+        drawn = FIGURES["consistency"].draw(rows)
+    [bars] = [bars for axes in drawn.axes for bars in axes.containers]
+    mean, std = tidy.spread(shares)
+    ends = bars[2][0].get_segments()[1][:, 1]
+    assert list(ends) == pytest.approx([0.05 * mean, mean + std])
+
+
 def test_evolution_adds_up() -> None:
     rows = list(analyses.evolution(TINY["evolution"], Place()))
     total = sum(p.numel() for name, p in started().model.named_parameters() if name.endswith("weight") and p.dim() > 1)
@@ -351,6 +435,11 @@ def test_parameters_are_those_of_the_networks() -> None:
     theirs = source.finish([])
     assert theirs[0]["total"] == 23_520_000
     assert theirs[0]["prunable"] == 99.78
+    both = source.finish(
+        list(analyses.parameters({"pairs": [(one.data, one.model) for one in paper.PARAMETERS]}, Place()))
+    )
+    with style.styled():
+        assert FIGURES["parameters"].draw(both).get_size_inches()[0] <= style.PAGE + 1e-6
 
 
 def test_theory_is_that_of_the_library() -> None:
@@ -360,6 +449,9 @@ def test_theory_is_that_of_the_library() -> None:
         (one.step, one.gap, one.gap_anywhere) for one in direct
     ]
     assert {row["keep"] for row in rows} == {3}
+    with style.styled():
+        drawn = FIGURES["theory"].draw(rows)
+    assert not {line.get_color() for line in drawn.axes[0].lines} & set(COLOURS.values())
 
 
 def test_analyses_leave_the_threads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

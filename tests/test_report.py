@@ -166,6 +166,19 @@ def test_seeds_are_averaged(found: dict[str, Any]) -> None:
     assert (alone["accuracy"], alone["deviation"], alone["states"]) == (None, None, {"unfinished": 1})
 
 
+def test_all_means_of_a_group_are_over_the_same_finished_runs(tmp_path: Path) -> None:
+    put(tmp_path, "force", 0.98, 0, 0.9)
+    put(tmp_path, "force", 0.98, 1, 0.8)
+    put(tmp_path, "force", 0.98, 1, 0.8, name="z-copy")
+    put(tmp_path, "force", 0.98, 2, None, dead="features.20.weight")
+    found = gather(tmp_path, effective=False)
+    [group] = found["groups"]
+    runs = [the({"runs": [r for r in found["runs"] if r["folder"] != "z-copy"]}, seed=seed) for seed in (0, 1)]
+    assert (group["seeds"], group["prune_seconds"]) == (2, pytest.approx(1.0))
+    assert group["effective_sparsity"] == pytest.approx(fmean(run["effective_sparsity"] for run in runs))
+    assert group["states"] == {"done": 3, "unfinished": 1}
+
+
 def test_settings_that_tell_groups_apart_are_named(tmp_path: Path) -> None:
     put(tmp_path, "force", seed=0)
     put(tmp_path, "force", seed=0, rounds=9)

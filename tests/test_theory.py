@@ -426,6 +426,8 @@ def test_it_is_drawn():
     axes = theory.draw_gaps(gaps_by_step([tanh_network([2, 2, 2], seed=seed) for seed in range(5)], keep=3))
     assert "step size" in axes.get_xlabel()
     assert len(axes.get_legend().get_texts()) == 2
+    for line in axes.lines:  # greys: no method's colour
+        assert len(set(matplotlib.colors.to_rgb(line.get_color()))) == 1
     matplotlib.pyplot.close(axes.figure)
 
 

@@ -346,10 +346,9 @@ def draw_gaps(rows: Sequence[StepGap], axes: Any = None) -> Any:
         axes = pyplot.subplots(figsize=(4.5, 3.2), layout="constrained")[1]
     steps = [row.step for row in rows]
     inside, anywhere = [row.gap for row in rows], [row.gap_anywhere for row in rows]
-    axes.errorbar(steps, inside, [row.error for row in rows], marker="o", label="exchanges within $c_t$")
-    axes.errorbar(
-        steps, anywhere, [row.error_anywhere for row in rows], marker="s", linestyle="--", label="with any weight"
-    )
+    errors, errors_anywhere = [row.error for row in rows], [row.error_anywhere for row in rows]
+    axes.errorbar(steps, inside, errors, color="0.13", marker="o", label="exchanges within $c_t$")  # no method's colour
+    axes.errorbar(steps, anywhere, errors_anywhere, color="0.45", marker="s", linestyle="--", label="with any weight")
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.set_xlabel("step size $|c_t| - |c_{t+1}|$ (weights)")
     axes.set_ylabel("local-optimality gap of $c_{t+1}$")

@@ -132,33 +132,55 @@ def figure(name: str, scale: str | None, out: Path, work: Work, source: Path | N
     """Run what is missing, draw, and write NAME.png, NAME.svg and NAME.csv into `out`; the files that were written.
 
     With `source` nothing is run: the rows are those of NAME.csv there, or of the run folders in it. Without a scale
-    that is the largest of which anything is there; else it is smoke.
+    that is the largest of which anything is there; else it is smoke. A NAME.csv of another scale than the one given is
+    passed over. What the figure lacks is told in `work.failed`.
     """
     wanted = named(name)
     if scale is not None and scale not in SCALES:
         raise ValueError(f"scale {scale!r} is unknown; choose one of {', '.join(SCALES)}")
     style.require_matplotlib()
-    rows = wanted.source.made(name, scale or "smoke", work) if source is None else _found(name, scale, source)
+    read: Path | None = None
+    if source is None:
+        rows = _scaled(wanted.source.made(name, scale or "smoke", work), scale or "smoke")
+    else:
+        rows, read = _found(name, scale, source, work)
     out.mkdir(parents=True, exist_ok=True)
     table = out / f"{name}.csv"
-    with style.styled():
-        drawn = style.save(wanted.draw(rows), out / name)
+    try:
+        with style.styled():
+            drawn = style.save(wanted.draw(rows), out / name)
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        if read is None:
+            raise
+        said = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        raise ValueError(f"{read} holds values that {name} cannot be drawn from ({said})") from error
     tidy.write(rows, table)
     return [*drawn, table]
 
 
-def _found(name: str, scale: str | None, folder: Path) -> Rows:
+def _scaled(rows: Rows, scale: str) -> Rows:
+    return [{"scale": scale} | row for row in rows]
+
+
+def _found(name: str, scale: str | None, folder: Path, work: Work) -> tuple[Rows, Path | None]:
+    """The rows, and the table that they were read from."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; name one that holds run folders or {name}.csv")
+    source, other = FIGURES[name].source, ""
     if (path := folder / f"{name}.csv").exists():
-        return tidy.read(path)
+        rows = tidy.read(path, source.columns)
+        told = {row.get("scale") for row in rows}
+        if scale is None or told == {scale}:
+            return rows, path
+        said = " and ".join(sorted(map(str, told - {None}))) or "no scale it tells"
+        other = f" ({path.name} there is of {said}: it is drawn without --scale)"
     for each in [scale] if scale else reversed(SCALES):
         try:
-            return FIGURES[name].source.found(name, each, folder)
+            return _scaled(source.found(name, each, folder, work), each), None
         except ValueError as error:
             last = error
     tried = f"at scale {scale}" if scale else "at any scale"
-    raise ValueError(f"{last} {tried}; without --from, barebones figure {name} runs what is missing")
+    raise ValueError(f"{last} {tried}{other}; without --from, barebones figure {name} runs what is missing")
 
 
 def listed() -> Table:

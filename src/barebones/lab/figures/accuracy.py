@@ -12,7 +12,7 @@ from ..protocols import protocol
 from ..recipes import COMPARED, NETWORKS, SPARSITIES
 from . import paper, style
 from .paper import ABOVE, Reference
-from .sources import Row, Rows
+from .sources import COLUMNS, Row, Rows
 from .tidy import grouped, spread
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ Pair = tuple[str, str]  # data set and network
 
 def cifar10(scale: str) -> list[Experiment]:
     """All methods on CIFAR-10."""
-    return compared(scale, product(["cifar10"], NETWORKS), COMPARED)
+    return compared(scale, product(["cifar10"], _one(scale, NETWORKS)), COMPARED)
 
 
 def cifar100(scale: str) -> list[Experiment]:
@@ -113,10 +113,6 @@ def _one(scale: str, names: Sequence[str]) -> Sequence[str]:
     return names[-1:] if scale == "smoke" else names
 
 
-COLUMNS = (
-    "data", "model", "method", "sparsity", "seed", "rounds", "batches", "pretrain", "epochs", "top1", "top5",
-    "top1_at_best_validation", "effective_sparsity", "collapsed", "prune_seconds", "train_seconds",
-)  # fmt: skip
 OURS, PAPER = "ours", "paper"
 
 
@@ -137,11 +133,16 @@ def _drawn(reference: Reference) -> bool:
 
 
 def measured(records: Sequence[Row], *point: str) -> Rows:
-    """The runs as rows; `mean`, `std` and `seeds` are of those that share a point of the plot."""
+    """The runs as rows, one for each seed; `mean`, `std` and `seeds` are of those that share a point of the plot.
+
+    Of several runs of one seed, copies or those of another precision, it is the first that has an accuracy.
+    """
     found = []
-    for runs in grouped(records, *point).values():
+    for group in grouped(records, *point).values():
+        some = [run for run in group if run["top1"] is not None] or group
+        runs = [same[0] for same in grouped(some, "seed").values()]
         mean, std = spread(run["top1"] for run in runs)
-        about = {"mean": mean, "std": std, "seeds": len(runs)}
+        about = {"mean": mean, "std": std if len(runs) > 1 else None, "seeds": len(runs)}
         found += [{"source": OURS} | {name: run[name] for name in COLUMNS} | about for run in runs]
     return found
 

@@ -20,7 +20,7 @@ from ..experiment import Experiment
 from ..run import Network, Place
 from .sources import Row, Settings
 
-EVALUATION = 10_000  # seed of the batches that masks are compared on; none that a mask is found with
+EVALUATION = 10_000  # seed of the batches that masks are compared on: other batches of the same training images
 
 
 def saliency_against_rounds(settings: Settings, place: Place) -> Iterator[Row]:

@@ -32,6 +32,7 @@ ROUNDS = Analysis(
         },
     },
     {"smoke": "10 s", "short": "3 min", "paper": "30 min"},
+    ("data", "model", "method", "sparsity", "rounds", "relative"),
     analyses.relative,
 )  # fmt: skip
 
@@ -52,6 +53,7 @@ SCATTER = Analysis(
         },
     },
     {"smoke": "5 s", "short": "30 s", "paper": "4 min"},
+    ("data", "model", "sparsity", "pruned", "sparsified"),
 )  # fmt: skip
 
 

@@ -22,6 +22,10 @@ from .tidy import Row, Rows
 
 SCALES = ("smoke", "short", "paper")
 DEVICE_ONLY = ("precision", "scoring_precision")  # what follows from the device, not from the figure
+COLUMNS = (
+    "data", "model", "method", "sparsity", "seed", "rounds", "batches", "pretrain", "epochs", "top1", "top5",
+    "top1_at_best_validation", "effective_sparsity", "collapsed", "prune_seconds", "train_seconds",
+)  # fmt: skip
 Settings = Mapping[str, Any]
 
 # Seconds of an epoch on one H200, with four side by side: (data, network). The CIFAR ones of ResNet-50 and VGG-19 were
@@ -33,6 +37,7 @@ SECONDS = {
     ("imagenet", "resnet50"): 600.0, ("imagenet", "vgg19"): 1200.0,
 }  # fmt: skip
 PRUNING = 15.0  # seconds, about, to a mask there
+SMOKE = (8.0, 0.7)  # seconds on a CPU, about: to start and draw, and of each run
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,13 @@ class Runs:
     rows: Callable[[Sequence[Row]], Rows]
     free: tuple[str, ...] = ("sparsity", "seed")  # what may differ from the experiments where runs are only drawn
     jobs: int | None = None  # at once; None for as many as fit
+    columns: tuple[str, ...] = ("source", *COLUMNS, "mean", "std", "seeds")  # without which it cannot be drawn
 
     def cost(self, scale: str) -> str:
         """In words."""
         listed = set(self.experiments(scale))
         if scale == "smoke":
-            return f"{len(listed)} runs, 10 s"
+            return f"{len(listed)} runs, {SMOKE[0] + len(listed) * SMOKE[1] / (self.jobs or 2):.0f} s"
         hours = sum(_seconds(one) for one in listed) / 3600
         time = f"{hours:.0f} h" if hours >= 10 else f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
         return f"{len(listed)} runs, {time}"
@@ -83,11 +89,14 @@ class Runs:
         done = [row for row in records.records(work.place.runs) if row["folder"] in wanted]
         return self._rows(name, done, work.place.runs)
 
-    def found(self, name: str, scale: str, folder: Path) -> Rows:
-        """The rows of the runs in a folder that belong to the figure; nothing is run."""
+    def found(self, name: str, scale: str, folder: Path, work: Work) -> Rows:
+        """The rows of the runs in a folder that belong to the figure; nothing is run, and failed ones are told."""
         kinds = {_kind(one.resolved().to_dict(), self.free) for one in self.experiments(scale)}
-        done = [row for row in records.records(folder) if row["method"] and _kind(row, self.free) in kinds]
-        return self._rows(name, done, folder)
+        own = [row for row in records.records(folder) if row["method"] and _kind(row, self.free) in kinds]
+        rows = self._rows(name, own, folder)
+        done = {_kind(row) for row in own if row["status"] == records.DONE}
+        work.failed.extend([name] * any(_kind(row) not in done for row in own))
+        return rows
 
     def _rows(self, name: str, found: Iterable[Row], folder: Path) -> Rows:
         done = [row for row in found if row["status"] == records.DONE]
@@ -103,6 +112,7 @@ class Analysis:
     compute: Callable[[Settings, Place], Iterator[Row]]
     settings: Mapping[str, Settings]  # of each scale
     costs: Mapping[str, str]
+    columns: tuple[str, ...]  # without which it cannot be drawn
     finish: Callable[[Rows], Rows] = field(default=lambda rows: rows)  # adds what needs all rows
 
     def cost(self, scale: str) -> str:
@@ -118,7 +128,7 @@ class Analysis:
         """The rows, computed unless they were before."""
         path = self.cache(name, scale, work.place.runs)
         if path.exists():
-            return tidy.read(path)
+            return tidy.read(path, self.columns)
         rows: Rows = []
         with threads(1 if scale == "smoke" else None):
             for row in self.compute(self.settings[scale], work.place):
@@ -130,12 +140,12 @@ class Analysis:
         tidy.write(rows, path)
         return tidy.read(path)
 
-    def found(self, name: str, scale: str, folder: Path) -> Rows:
+    def found(self, name: str, scale: str, folder: Path, work: Work) -> Rows:
         """The rows that were kept in a folder; nothing is computed."""
         path = self.cache(name, scale, folder)
         if not path.exists():
             raise ValueError(f"{folder} holds neither {name}.csv nor {path.name}, the numbers of the figure {name}")
-        return tidy.read(path)
+        return tidy.read(path, self.columns)
 
 
 @contextmanager
@@ -149,7 +159,7 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _kind(settings: Mapping[str, Any], free: tuple[str, ...]) -> tuple[Any, ...]:
+def _kind(settings: Mapping[str, Any], free: tuple[str, ...] = ()) -> tuple[Any, ...]:
     """What an experiment and a record must agree in."""
     names = [f.name for f in fields(Experiment) if f.name not in (*free, *DEVICE_ONLY)]
     dense = settings["method"] == "dense"  # whose sparsity is none

@@ -35,6 +35,7 @@ LAYERS = Analysis(
         "paper": {"pairs": BOTH, "seeds": [0], "sparsity": 0.999, "methods": FOUR, "given": {}},
     },
     {"smoke": "5 s", "short": "1 min", "paper": "5 min"},
+    ("data", "model", "method", "sparsity", "layer", "kept", "density"),
 )  # fmt: skip
 
 EVOLUTION = Analysis(
@@ -45,6 +46,7 @@ EVOLUTION = Analysis(
         "paper": {"pairs": CIFAR10, "seeds": [0], "sparsity": 0.995, "rounds": 300, "methods": ["iter-snip", "force"]},
     },
     {"smoke": "3 s", "short": "15 s", "paper": "1 min"},
+    ("data", "model", "method", "sparsity", "round", "pruned_share", "recovered_share", "recovered_empty_share"),
 )
 
 CONSISTENCY = Analysis(
@@ -66,6 +68,7 @@ CONSISTENCY = Analysis(
         },
     },
     {"smoke": "8 s", "short": "1 min", "paper": "5 min"},
+    ("data", "model", "method", "seed", "kind", "layer", "kept", "density", "density_all", "cut"),
 )  # fmt: skip
 
 
@@ -173,7 +176,7 @@ def _fate(axes: Axes, some: Rows, floor: float, dotted: bool, **how: Any) -> Non
     axes.errorbar(
         [x for x, _, _ in left],
         [mean for _, mean, _ in left],
-        [min(std, 0.95 * mean) for _, mean, std in left] if dotted else None,
+        [[min(std, 0.95 * mean) for _, mean, std in left], [std for *_, std in left]] if dotted else None,
         marker="o" if dotted else None,
         markeredgewidth=0,
         elinewidth=0.6,

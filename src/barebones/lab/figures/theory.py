@@ -19,6 +19,7 @@ GAPS = Analysis(
         "paper": {"widths": [3, 2, 3], "keeps": [3, 4, 5], "networks": 1000, "swaps": 1},
     },
     {"smoke": "5 s", "short": "10 s (CPU)", "paper": "2 min (CPU)"},
+    ("widths", "keep", "networks", "step", "gap", "error", "gap_anywhere", "error_anywhere"),
 )
 
 
@@ -27,8 +28,8 @@ def draw_gaps(rows: Rows) -> Canvas:
     keeps = grouped(rows, "keep")
     figure, [panels] = style.panels(1, len(keeps), height=2.8)
     lines = {
-        "exchanges within the mask before the step": ("gap", "error", style.colour("iter-snip"), "o", "-"),
-        "exchanges with any weight": ("gap_anywhere", "error_anywhere", style.colour("force"), "s", "--"),
+        "exchanges within the mask before the step": ("gap", "error", style.INK, "o", "-"),
+        "exchanges with any weight": ("gap_anywhere", "error_anywhere", style.GREY, "s", "--"),
     }
     for axes, (keep, own) in zip(panels, keeps.items(), strict=True):
         x = [row["step"] for row in own]

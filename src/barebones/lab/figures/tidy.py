@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -13,6 +14,7 @@ from ...files import atomically
 
 Row = dict[str, Any]
 Rows = list[Row]
+WORDS = ("source", "data", "model", "method", "kind", "widths")  # columns without numbers
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
@@ -26,15 +28,33 @@ def write(rows: Sequence[Row], path: Path) -> None:
         file.write(text.getvalue().encode())
 
 
-def read(path: Path) -> Rows:
-    """What `write` wrote: numbers as numbers, empty cells as None; a file of another kind is a `ValueError`."""
+def read(path: Path, columns: Sequence[str] = ()) -> Rows:
+    """What `write` wrote: numbers as numbers, empty cells as None; a file of another kind is a `ValueError`.
+
+    So is one that lacks any of these columns, or whose lines are not all as long as the first.
+    """
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            rows = [{name: value_of(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
-    except (UnicodeDecodeError, csv.Error, AttributeError) as error:
+            text = file.read()
+        lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
+    except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is no table of numbers as barebones figure writes it ({error})") from None
-    if not rows:
+    if len(lines) < 2:
         raise ValueError(f"{path} holds no rows; delete it to compute them again")
+    head, *body = lines
+    if missing := [name for name in columns if name not in head]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(f"{path} is not the table of this figure: it has no column {missing[0]!r}{more}")
+    for number, line in enumerate(body, 1):
+        if len(line) != len(head):
+            raise ValueError(f"{path} is damaged: row {number} has {len(line)} fields, and its head {len(head)}")
+    if not text.endswith(("\n", "\r")):
+        raise ValueError(f"{path} is damaged: its last line has no end")
+    rows = [{name: value_of(cell) for name, cell in zip(head, line, strict=True)} for line in body]
+    for row, name in product(rows, columns):
+        if isinstance(row[name], str) != (name in WORDS) and row[name] is not None:
+            kind = "word" if name in WORDS else "number"
+            raise ValueError(f"{path} is not the table of this figure: {str(row[name])[:40]!r} is no {kind} for {name}")
     return rows
 
 

@@ -314,8 +314,9 @@ def _groups(runs: Sequence[Row]) -> list[Row]:
 def _group(indices: Sequence[int], runs: Sequence[Row], others: Sequence[Row | None]) -> Row:
     own = [runs[index] for index in indices]
     settings = own[0]["settings"]
-    done = {(run["settings"] or {}).get("seed"): run for run in own if run["status"] == DONE}  # a copy counts once
-    accuracies = [run["accuracy"] for run in done.values() if run["accuracy"] is not None]
+    seeds = {(run["settings"] or {}).get("seed"): run for run in own if run["status"] == DONE}  # a copy counts once
+    done = [run for run in seeds.values() if run["accuracy"] is not None]
+    accuracies = [run["accuracy"] for run in done]
     states = [run["status"] for run in own]
     group: Row = {name: None if settings is None else settings[name] for name in KEY}
     return group | {
@@ -324,9 +325,9 @@ def _group(indices: Sequence[int], runs: Sequence[Row], others: Sequence[Row | N
         "accuracy": _mean(accuracies),
         "deviation": stdev(accuracies) if len(accuracies) > 1 else None,
         "seeds": len(accuracies),
-        "effective_sparsity": _mean([run["effective_sparsity"] for run in own]),
-        "prune_seconds": _mean([run["seconds"]["prune"] for run in own]),
-        "train_seconds": _mean([run["seconds"]["train"] for run in done.values()]),
+        "effective_sparsity": _mean([run["effective_sparsity"] for run in done]),
+        "prune_seconds": _mean([run["seconds"]["prune"] for run in done]),
+        "train_seconds": _mean([run["seconds"]["train"] for run in done]),
         "collapsed": sum(bool(run["collapsed"]) for run in own),
         "states": {state: states.count(state) for state in (DONE, UNFINISHED, FAILED, UNREADABLE) if state in states},
     }
