@@ -461,6 +461,15 @@ def test_analyses_leave_the_threads_alone(tmp_path: Path, monkeypatch: pytest.Mo
         assert torch.get_num_threads() == 2
 
 
+@pytest.mark.slow
+def test_every_figure_at_smoke_scale(tmp_path: Path) -> None:
+    place = ["--runs", str(tmp_path / "runs"), "--device", "cpu", "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["figure", "all", "--scale", "smoke", *place])
+    assert done.exit_code == 0, done.output
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg")}
+
+
 def test_numbers_of_the_paper() -> None:
     of = {(one.data, one.model, one.method, one.sparsity, one.rounds): one for one in paper.ACCURACIES}
     assert len(of) == len(paper.ACCURACIES)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 COLUMN, PAGE = 3.5, 7.0  # inches: the width of a column, and of two
+SPAN = (0.9, 0.99, 0.999, 0.9999)  # sparsities that every axis of them shows
 DPI = 220
 INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#b22222"
 DEPTH = "viridis"  # for what is ordered: layers, sparsities
@@ -155,11 +156,11 @@ def save(figure: Canvas, stem: Path) -> list[Path]:
 
 
 def density_axis(axes: Axes, sparsities: Iterable[float], room: float = 1.25) -> None:
-    """A logarithmic axis of the density, from left to right ever sparser, labelled with the sparsity."""
+    """A logarithmic axis of the density, from 90 to 99.99 % sparse or further, labelled with the sparsity."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    there = sorted(set(sparsities))
-    axes.set_xlim(room * (1 - there[0]), (1 - there[-1]) / room)  # before the scale, which a single value would upset
+    there = sorted({*sparsities, *SPAN})
+    axes.set_xlim(room * (1 - there[0]), (1 - there[-1]) / room)
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_locator(FixedLocator([1 - s for s in there]))
