@@ -324,6 +324,6 @@ def _breaks(error: BaseException) -> bool:
         return True
     try:
         torch.cuda.synchronize()
-    except Exception:
+    except RuntimeError:  # what torch raises for every CUDA error: that it does is the answer
         return True
     return False
