@@ -34,17 +34,17 @@ FIGURES: dict[str, Figure] = {
     "cifar10": Figure(
         "Accuracy against sparsity on CIFAR-10, ResNet-50 and VGG-19, all methods; below it the upper end, zoomed.",
         Runs(accuracy.cifar10, accuracy.rows),
-        accuracy.draw_zoomed,
+        accuracy.draw,
     ),
     "cifar100": Figure(
         "Accuracy against sparsity on CIFAR-100, ResNet-50 and VGG-19, with the upper end zoomed.",
         Runs(accuracy.cifar100, accuracy.rows),
-        accuracy.draw_zoomed,
+        accuracy.draw,
     ),
     "tiny-imagenet": Figure(
         "Accuracy against sparsity on Tiny-ImageNet, ResNet-50 and VGG-19, with the upper end zoomed.",
         Runs(accuracy.tiny_imagenet, accuracy.rows),
-        accuracy.draw_zoomed,
+        accuracy.draw,
     ),
     "mobilenet": Figure(
         "Accuracy against sparsity of MobileNet-v2 on CIFAR-10: a network with a tenth of the weights.",

@@ -161,27 +161,16 @@ def references(records: Sequence[Row], wanted: Callable[[Reference], bool]) -> R
 
 
 def draw(found: Rows) -> Canvas:
-    """A panel for each network: lines and bands of ours, hollow marks of the paper's."""
-    return _panels(found, zoomed=False)
-
-
-def draw_zoomed(found: Rows) -> Canvas:
-    """The same, and below each panel its upper end."""
-    return _panels(found, zoomed=True)
-
-
-def _panels(found: Rows, zoomed: bool) -> Canvas:
+    """A panel for each network, and one of its upper end: lines and bands of ours, hollow marks of the paper's."""
     pairs = list(dict.fromkeys((row["data"], row["model"]) for row in found))
     columns = min(len(pairs), 2)
     lines = -(-len(pairs) // columns)
-    height = 2.35 if columns > 1 else 2.9 - 0.25 * zoomed
-    figure, grid = style.panels(lines * (2 if zoomed else 1), columns, height)
+    figure, grid = style.panels(2 * lines, columns, 2.35 if columns > 1 else 2.65)
     for number, pair in enumerate(pairs):
         own = [row for row in found if (row["data"], row["model"]) == pair]
         line, column = divmod(number, columns)
         _panel(grid[line][column], own, style.title(*pair) + _schedule(own))
-        if zoomed:
-            _zoom(grid[lines + line][column], own, style.title(*pair) + ", zoomed")
+        _zoom(grid[lines + line][column], own, style.title(*pair) + ", zoomed")
     for row in grid:
         row[0].set_ylabel("test accuracy (%)")
         for axes in row[len(pairs) :]:

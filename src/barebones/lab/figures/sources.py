@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from . import tidy
 from .tidy import Row, Rows
 
 SCALES = ("smoke", "short", "paper")
+ALONE = "alone"  # the folder, within that of the runs, of those that run one at a time
 DEVICE_ONLY = ("precision", "scoring_precision")  # what follows from the device, not from the figure
 COLUMNS = (
     "data", "model", "method", "sparsity", "seed", "rounds", "batches", "pretrain", "epochs", "top1", "top5",
@@ -74,10 +75,11 @@ class Runs:
     def made(self, name: str, scale: str, work: Work) -> Rows:
         """The rows, after a sweep over what is missing."""
         listed = [one.resolved(work.place.device) for one in self.experiments(scale)]
+        place = replace(work.place, runs=self._folder(work.place.runs))
         outcome = sweep(
             listed,
-            work.place,
-            jobs=work.jobs or self.jobs,
+            place,
+            jobs=self.jobs or work.jobs,
             retry_failed=work.retry_failed,
             console=work.console,
             stopping=work.stopping,
@@ -86,11 +88,16 @@ class Runs:
             raise Stopped
         work.failed.extend([name] * bool(outcome.failed))
         wanted = {one.folder for one in listed}
-        done = [row for row in records.records(work.place.runs) if row["folder"] in wanted]
-        return self._rows(name, done, work.place.runs)
+        done = [row for row in records.records(place.runs) if row["folder"] in wanted]
+        return self._rows(name, done, place.runs)
+
+    def _folder(self, runs: Path) -> Path:
+        """Where its runs are. Those whose times are told share no device, and so no folder, with those of others."""
+        return runs / ALONE if self.jobs == 1 else runs
 
     def found(self, name: str, scale: str, folder: Path, work: Work) -> Rows:
         """The rows of the runs in a folder that belong to the figure; nothing is run, and failed ones are told."""
+        folder = self._folder(folder) if self._folder(folder).is_dir() else folder
         kinds = {_kind(one.resolved().to_dict(), self.free) for one in self.experiments(scale)}
         own = [row for row in records.records(folder) if row["method"] and _kind(row, self.free) in kinds]
         rows = self._rows(name, own, folder)
