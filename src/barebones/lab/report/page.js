@@ -735,7 +735,10 @@ if (troubled.length) $("troubles").append(h("div", { class: "word bad" }, `${plu
 $("made").textContent = `Made by barebones ${data.version}. The page holds everything it shows and needs no network.`;
 for (const name of METHOD_KEYS) { choices(name); $(`by-${name}`).addEventListener("change", select); }
 let waiting = 0;
-$("text").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(select, 120); });
+/* Typing is let finish; leaving the field is not, or the charts would be redrawn under the focus that went to them. */
+const sift = () => { if (!waiting) return; clearTimeout(waiting); waiting = 0; select(); };
+$("text").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(sift, 120); });
+$("text").addEventListener("change", sift);
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("filters").addEventListener("reset", () => setTimeout(select));
 for (const radio of document.querySelectorAll("input[name=rows]")) radio.addEventListener("change", () => { table(); });
