@@ -12,6 +12,7 @@ from .saliency import saliency
 from .schedules import SCHEDULES, exponential, linear, one_shot, settle
 from .scope import prunable
 from .selection import keep_top
+from .shrink import Shrunk, shrink
 from .version import __version__
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Record",
     "Round",
     "Scores",
+    "Shrunk",
     "__version__",
     "account",
     "agreement",
@@ -43,4 +45,5 @@ __all__ = [
     "saliency",
     "save_masks",
     "settle",
+    "shrink",
 ]

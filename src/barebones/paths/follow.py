@@ -112,7 +112,7 @@ def trace(model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward:
             args, kwargs = mode.inputs(call(example), devices[0] if len(devices) == 1 else None)
             with _standing_in(model, {id(named[name]): bit for name, bit in bits.items()}):
                 with mode:
-                    outputs = [t for t in _tensors(model(*args, **kwargs)) if t.is_floating_point()]
+                    outputs = [t for t in tensors(model(*args, **kwargs)) if t.is_floating_point()]
                 ends = [t.sum() for t in outputs if t.requires_grad]
                 if not ends:
                     raise ValueError("no output of it is a float tensor that depends on its input or its weights")
@@ -185,14 +185,14 @@ def _standing_in(model: nn.Module, bits: dict[int, Tensor]) -> Iterator[None]:
                 (attributes[key].extend if type(content) is list else attributes[key].update)(content)
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
+def tensors(tree: Any) -> Iterator[Tensor]:
     """The tensors in what a model returns: itself, or in tuples, lists, dicts and dataclasses."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, Mapping):
-        yield from _tensors(list(tree.values()))
+        yield from tensors(list(tree.values()))
     elif is_dataclass(tree):
-        yield from _tensors([getattr(tree, part.name) for part in fields(tree)])
+        yield from tensors([getattr(tree, part.name) for part in fields(tree)])
     elif isinstance(tree, list | tuple):
         for part in tree:
-            yield from _tensors(part)
+            yield from tensors(part)
