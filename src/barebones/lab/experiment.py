@@ -61,6 +61,7 @@ class Experiment:
     momentum: float = _option(0.9, "Momentum of SGD.")
     weight_decay: float | None = _option(None, "Weight decay of SGD.")
     precision: str | None = _option(None, f"Precision of training: {', '.join(PRECISIONS)}.")
+    shrink: bool = _option(False, "Train the network without the channels that carry no signal.")
 
     def __post_init__(self) -> None:
         for option in fields(self):  # 1 and 1.0 are one experiment, and have one name
@@ -112,6 +113,8 @@ class Experiment:
             wrong = [name for name in (*PRUNING, "rewind") if getattr(self, name)]
             if wrong:
                 raise ValueError(f"method dense prunes nothing, so {', '.join(map(_spoken, wrong))} mean nothing")
+            if self.shrink:
+                raise ValueError("method dense prunes nothing, so there is nothing to shrink")
             changes |= {"sparsity": 0.0}
         elif self.method != FILE:
             row = self.pruning(paper.rounds, paper.batches)
@@ -161,7 +164,8 @@ class Experiment:
     @property
     def id(self) -> str:
         """The first 10 hexadecimal digits of the hash of everything in it."""
-        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:10]
+        hashed = {name: value for name, value in asdict(self).items() if name not in LATER or value != LATER[name]}
+        return sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:10]
 
     @property
     def folder(self) -> str:
@@ -179,6 +183,13 @@ class Experiment:
         """Plain values, for JSON."""
         return asdict(self)
 
+    def is_record(self, values: Any) -> bool:
+        """Whether these plain values, of a file that may be older than an option, are this experiment."""
+        try:
+            return isinstance(values, Mapping) and Experiment.from_dict(values) == self
+        except ValueError:
+            return False
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
         """From plain values; a name that it does not have is a `ValueError`."""
@@ -191,6 +202,7 @@ class Experiment:
         return cls(**{name: _typed(known[name], value) for name, value in values.items()})
 
 
+LATER: dict[str, Any] = {"shrink": False}  # options that came later: at these values, older runs keep their names
 PRUNING = ("rounds", "batches", "schedule", "revive_until", "at_least", "pretrain")
 
 

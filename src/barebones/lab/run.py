@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -29,14 +29,17 @@ from ..prune import prune
 from ..rng import forked
 from ..round import Round
 from ..scope import parameters, prunable
+from ..shrink import Shrunk, shrink
 from ..training import Epoch, Plan, Training
 from ..version import __version__
 from .experiment import DENSE, FILE, Experiment
 from .metrics import Line, Metrics, read
+from .small import account_of, images_per_second, wide
 
 RESULT, EXPERIMENT, MASK, WEIGHTS = "result.json", "experiment.json", "mask.safetensors", "weights.safetensors"
 ROUND, CHECKPOINT = "round.safetensors", "checkpoint.safetensors"  # of what is under way
 PRETRAINED, PRETRAINING = "pretrained.safetensors", "pretraining.safetensors"
+SHRUNK = "shrunk.json"  # what became of the network, and how fast it trains
 LOCK = "lock"
 SPARE = 16 * 2**20  # bytes, for everything but weights
 PAYS = 100  # epochs from which on compiling a network (half a minute) is won back on a GPU
@@ -127,7 +130,8 @@ def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, An
         return None
     except (ValueError, OSError) as error:
         raise ValueError(f"{folder / RESULT} cannot be read ({error}); delete it to run this again") from None
-    if not isinstance(result, dict) or (experiment is not None and result.get("experiment") != experiment.to_dict()):
+    known = isinstance(result, dict)
+    if not known or (experiment is not None and not experiment.is_record(result.get("experiment"))):
         raise ValueError(f"{folder / RESULT} is the result of something else; delete it to run this again")
     return result
 
@@ -310,8 +314,14 @@ class _Work:
         if experiment.rewind:
             self.model = self.network.initial()
         plan, held = experiment.plan(), None if experiment.method == DENSE else masks
+        small = self._shrunk(masks) if experiment.shrink else None
+        if small is not None:
+            self.model, held = small.module, small.masks
         training = yield from self._training("train", plan, held, self.folder / CHECKPOINT)
         audit(self.model, held or {})
+        if small is not None:
+            self.model = small.expand()  # what is kept is the network that everybody knows
+            audit(self.model, masks)
         last = training.last
         test = last.test if last is not None else training.evaluate(self.data.test)
         assert test is not None
@@ -331,12 +341,27 @@ class _Work:
                 "train": sum(line["seconds"] for line in lines if line["stage"] == "train"),
             },
             "plan": asdict(plan),
+            "shrunk": json.loads((self.folder / SHRUNK).read_text(encoding="utf-8")) if small is not None else None,
             "weights": f"{int(digest.content(self.model.parameters())) % 2**64:016x}",
             "environment": environment(self.place, plan.epochs),
         }
         write_json(self.folder / RESULT, result)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
         return result
+
+    def _shrunk(self, masks: Masks) -> Shrunk:
+        """The small network, always the same; what it is like and how fast is in a file of its own."""
+        images = next(self.data.test.epoch(2))[0]
+        small = shrink(self.model, masks, images, multiple_of=wide(self.network.device), before_training=True)
+        if next(small.module.parameters(), None) is None:
+            raise ValueError("nothing is left to train once the network is shrunk: no signal passes through it")
+        if not (path := self.folder / SHRUNK).exists():
+            pace = partial(
+                images_per_second, data=self.data, plan=self.experiment.plan(), seed=self.experiment.seed,
+                precision=self.experiment.precision or "fp32", captured=self.place.captured,
+            )  # fmt: skip
+            write_json(path, account_of(small, self.model, masks, images[:1], pace))
+        return small
 
     def _training(
         self, stage: str, plan: Plan, masks: Masks | None, checkpoint: Path
@@ -481,7 +506,7 @@ def _reserved(folder: Path, experiment: Experiment, weights: int) -> Iterator[No
         path = folder / EXPERIMENT
         if not path.exists():
             write_json(path, experiment.to_dict())
-        elif recorded(path) != experiment.to_dict():
+        elif not experiment.is_record(recorded(path)):
             raise ValueError(f"{path} is another experiment; move that folder away")
         yield
 

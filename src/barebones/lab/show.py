@@ -85,6 +85,8 @@ def summary(result: dict[str, Any], folder: Path) -> Iterator[str]:
             f"test accuracy there: {best['test']:.2%}."
         )
     yield from kept(result)
+    if small := result.get("shrunk"):
+        yield from shrunk(small)
     if not result.get("found_for_these_weights", True):
         yield "These masks were found for other initial weights than the ones trained here."
     yield f"Pruning took {seconds['prune']:.1f} s, training {seconds['train']:.1f} s. All of it is in {folder}"
@@ -100,6 +102,19 @@ def kept(about: dict[str, Any]) -> Iterator[str]:
         names = about["collapsed"]
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         yield f"No signal passes from input to output: {', '.join(names[:5])}{more} cut the network."
+
+
+def shrunk(small: dict[str, Any]) -> Iterator[str]:
+    """What became of a network that was trained small, in sentences."""
+    before, after = small["parameters"]
+    yield f"Shrunk from {before:,} to {after:,} parameters, and to {small['flops']:.1%} of the dense FLOPs."
+    pace = small["images_per_second"]
+    if pace is not None:
+        times = pace["shrunk"] / pace["masked"]
+        yield (
+            f"It trains {times:.2f} times as fast as the masked network: "
+            f"{pace['shrunk']:,.0f} images/s against {pace['masked']:,.0f}."
+        )
 
 
 def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:

@@ -1,0 +1,91 @@
+"""Runs on the shrunk network: they end like the others, leave the network that everybody knows, and tell both speeds."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import barebones as bb
+from barebones.lab import show
+from barebones.lab import small as small_networks
+from barebones.lab.experiment import Experiment
+from barebones.lab.run import Network, Place, Stopped, read_weights, result_of, run
+from barebones.training import evaluate
+
+pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch) -> None:
+    monkeypatch.setattr(small_networks, "LONG", 0.0)
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    return Experiment(
+        "small-resnet", "digits", "iter-snip", 0.97, seed=1, rounds=10, epochs=3, batch=64, shrink=True
+    ).resolved()
+
+
+def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp_path):
+    place = Place(tmp_path)
+    small = result_of(run(experiment, place))
+    masked = result_of(run(replace(experiment, shrink=False), place))
+    assert small["kept"] == masked["kept"]
+    assert small["test"]["top1"] == pytest.approx(masked["test"]["top1"], abs=0.08)
+    assert small["test"]["top1"] > 0.6
+
+    folder = place.folder(experiment)
+    network = Network(experiment, place, torch.device("cpu"))
+    read_weights(network.model, folder / "weights.safetensors")
+    masks, _ = bb.load_masks(folder / "mask.safetensors", network.model)
+    bb.audit(network.model, masks)
+    again = evaluate(network.model, network.data.test, 256, "fp32", 10)
+    assert again.top1 == pytest.approx(small["test"]["top1"], abs=0.003)  # other shapes round differently
+
+    told = small["shrunk"]
+    assert told == json.loads((folder / "shrunk.json").read_text())
+    before, after = told["parameters"]
+    assert before == sum(p.numel() for p in network.model.parameters())
+    assert after < before / 2
+    assert 0 < told["flops"] < 1
+    assert told["images_per_second"].keys() == {"masked", "shrunk"}
+    assert all(pace > 0 for pace in told["images_per_second"].values())
+    words = " ".join(show.summary(small, folder))
+    assert f"to {after:,} parameters" in words
+    assert "times as fast as the masked network" in words
+    assert masked["shrunk"] is None
+
+
+def test_a_shrunk_run_that_was_stopped_ends_the_same(experiment, tmp_path):
+    whole = result_of(run(experiment, Place(tmp_path / "whole", save_every=0)))
+    for after in (9, 12, 40):
+        place, asked = Place(tmp_path / str(after), save_every=0), iter(range(100_000))
+        with pytest.raises(Stopped):
+            result_of(run(experiment, place, stopping=lambda asked=asked, after=after: next(asked) >= after))
+        assert result_of(run(experiment, place))["weights"] == whole["weights"]
+
+
+def test_a_run_without_epochs_has_no_speeds(experiment, tmp_path):
+    result = result_of(run(replace(experiment, epochs=0), Place(tmp_path)))
+    assert result["shrunk"]["images_per_second"] is None
+    assert "times as fast" not in " ".join(show.summary(result, tmp_path))
+
+
+def test_nothing_can_be_shrunk_where_nothing_is_pruned():
+    with pytest.raises(ValueError, match="nothing to shrink"):
+        Experiment("small-vgg", "digits", "dense", shrink=True).resolved()
+
+
+def test_a_record_from_before_the_option_is_still_the_run(experiment, tmp_path):
+    masked, place = replace(experiment, shrink=False, epochs=1), Place(tmp_path)
+    first = result_of(run(masked, place))
+    for name in ("experiment.json", "result.json"):
+        path = place.folder(masked) / name
+        values = json.loads(path.read_text())
+        del values.get("experiment", values)["shrink"]
+        path.write_text(json.dumps(values))
+    assert result_of(run(masked, place))["weights"] == first["weights"]
+    (place.folder(masked) / "result.json").unlink()
+    assert result_of(run(masked, place))["weights"] == first["weights"]
