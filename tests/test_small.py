@@ -1,4 +1,4 @@
-"""Runs on the shrunk network: they end like the others, leave the network that everybody knows, and tell both speeds."""
+"""Runs on the shrunk network: they end like the others, leave the whole network behind, and tell both speeds."""
 
 import json
 from dataclasses import replace

@@ -1,6 +1,8 @@
 """Strip a neural network to its bare bones before training: prune at initialization, keep it sparse, account for it."""
 
 from .account import Account, account
+from .export import Exported, to_onnx, to_program, to_sparse
+from .fold import folded
 from .hold import Hold, audit, hold
 from .maskfile import load_masks, save_masks
 from .masks import Agreement, Masks, Scores, agreement
@@ -14,12 +16,14 @@ from .scope import prunable
 from .selection import keep_top
 from .shrink import Shrunk, shrink
 from .version import __version__
+from .weightfile import Weights, load_weights, save_weights
 
 __all__ = [
     "METHODS",
     "SCHEDULES",
     "Account",
     "Agreement",
+    "Exported",
     "Hold",
     "Masks",
     "Method",
@@ -29,21 +33,28 @@ __all__ = [
     "Round",
     "Scores",
     "Shrunk",
+    "Weights",
     "__version__",
     "account",
     "agreement",
     "audit",
     "exponential",
+    "folded",
     "hold",
     "keep_top",
     "linear",
     "load_masks",
+    "load_weights",
     "one_shot",
     "prunable",
     "prune",
     "rounds",
     "saliency",
     "save_masks",
+    "save_weights",
     "settle",
     "shrink",
+    "to_onnx",
+    "to_program",
+    "to_sparse",
 ]

@@ -72,7 +72,7 @@ PLACE = {
     "save_every": (SaveEvery, 30.0),
     "tensorboard": (TensorBoard, False),
 }
-PANELS = {"Pruning": ("rounds", "pretrain"), "Training": ("epochs", "precision")}  # the first and last option of each
+PANELS = {"Pruning": ("rounds", "pretrain"), "Training": ("epochs", "shrink")}  # the first and last option of each
 
 
 def _version(wanted: bool) -> None:
@@ -488,6 +488,69 @@ def report(
         for problem in run["problems"]:
             _print(f"{run['folder']} cannot be read in full: {problem}")
     _print(f"{len(found)} runs ({parts}) are in {out}; open it in a browser.")
+
+
+@app.command(rich_help_panel="Look and measure")
+def export(
+    source: Annotated[
+        Path, typer.Argument(help="Folder of a finished run; or a mask file, for the untrained network.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: NAME.onnx, NAME.pt2 or NAME.safetensors.")],
+    kind: Annotated[
+        str | None, typer.Option("--format", help="onnx, torch or sparse.", show_default="by the name of the file")
+    ] = None,
+    shrink: Annotated[bool, typer.Option("--shrink", help="Cut the removed channels out first.")] = False,
+    fold: Annotated[bool, typer.Option(help="Fold batch-norm into the layer before it (onnx and torch).")] = True,
+    model: Annotated[str | None, typer.Option(help="Network, for a mask file that does not say.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data set, for a mask file that does not say.")] = None,
+) -> None:
+    """Write a sparse network for others: as ONNX, as a program of torch.export, or as a compact file of its weights.
+
+    barebones export runs/RUN -o network.onnx
+    """
+    from .export import to_onnx, to_program, to_sparse
+    from .lab import stored
+    from .maskfile import load_masks
+    from .weightfile import dense_bytes
+
+    formats = {"onnx": ".onnx", "torch": ".pt2", "sparse": ".safetensors"}
+    named = kind or {suffix: name for name, suffix in formats.items()}.get(out.suffix.lower())
+    if named not in formats:
+        what = f"format {kind!r} is unknown" if kind else f"the name {out.name} does not tell the format"
+        raise ValueError(
+            f"{what}; use --format {', '.join(formats)}, or a name that ends in {', '.join(formats.values())}"
+        )
+    if out.is_dir() or not out.parent.is_dir():
+        raise ValueError(f"{out} is a folder; name a file" if out.is_dir() else f"there is no folder {out.parent}")
+    if not source.exists():
+        raise ValueError(f"there is no {source}")
+    sys.path.insert(0, os.getcwd())  # as for `run`: a network of your own is most often beside you
+    if source.is_dir():
+        if model or data:
+            raise ValueError("the run says what it was made of; --model and --data are for mask files")
+        experiment, network, masks = stored.trained(source)
+    else:
+        said = {name: value for name, value in (("model", model), ("data", data)) if value}
+        experiment = _for_mask(source, said)
+        network = stored.initial(experiment)
+        masks, _ = load_masks(source, network)
+    example, dense = stored.example(experiment), dense_bytes(network)
+    if shrink:
+        from .shrink import shrink as shrunk
+
+        small = shrunk(network, masks, example)
+        network, masks = small.module, small.masks
+    if named == "sparse":
+        done = to_sparse(network, masks, out, experiment=experiment.to_dict(), shrunk=shrink)
+    else:
+        done = (to_onnx if named == "onnx" else to_program)(network, masks, example, out, fold=fold)
+    times = dense / done.bytes
+    _print(f"{out}: {done.bytes:,} bytes; the dense checkpoint's {dense:,} are {times:.3g} times as many.")
+    checked = {"onnx": "In onnxruntime", "torch": "Loaded again"}.get(named)
+    far = f"its outputs differ by {done.difference:.2g} of the largest at most."
+    _print(f"{checked}, {far}" if checked else "Loaded again, it is the same bit for bit.")
+    if not source.is_dir():
+        _print("This is the network before training; name the folder of a run for a trained one.")
 
 
 @app.command(rich_help_panel="Look and measure")
