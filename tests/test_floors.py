@@ -11,6 +11,7 @@ FACE = ("__init__", "__main__")  # on no floor: the table of contents, and its d
 
 FLOORS = [  # top to bottom; a name is a module or a folder of them
     ["cli"],
+    ["options"],
     ["lab", "bench"],
     ["training"],
     ["shrink", "sparse", "export", "account", "hold", "saliency", "theory"],

@@ -15,6 +15,7 @@ from .schedules import SCHEDULES, exponential, linear, one_shot, settle
 from .scope import prunable
 from .selection import keep_top
 from .shrink import Shrunk, shrink
+from .sparse import sparsify_for_cpu
 from .version import __version__
 from .weightfile import Weights, load_weights, save_weights
 
@@ -54,6 +55,7 @@ __all__ = [
     "save_weights",
     "settle",
     "shrink",
+    "sparsify_for_cpu",
     "to_onnx",
     "to_program",
     "to_sparse",

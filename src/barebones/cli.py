@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from .options import DryRun, Source, SourceData, SourceModel, known_device, parted, with_options
+
 if TYPE_CHECKING:
+    from torch import nn
+
     from .lab.experiment import Experiment
     from .lab.run import Place
+    from .masks import Masks
 
 app = typer.Typer(
     name="barebones",
@@ -29,50 +33,6 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure speed and memory on this machine, as ratios within one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-
-Runs = Annotated[Path, typer.Option(help="Folder that holds a folder for each run.", rich_help_panel="Where and how")]
-Device = Annotated[
-    str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.", rich_help_panel="Where and how")
-]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(help="Folder with the data set; else $BAREBONES_DATA or a cache.", rich_help_panel="Where and how"),
-]
-Download = Annotated[
-    bool, typer.Option("--download", help="Fetch the data set if it is not there.", rich_help_panel="Where and how")
-]
-Compile = Annotated[
-    bool | None,
-    typer.Option(
-        "--compile/--no-compile",
-        help="Let torch compile the network; by default on a GPU from 100 epochs on.",
-        rich_help_panel="Where and how",
-    ),
-]
-Capture = Annotated[
-    bool,
-    typer.Option(
-        "--capture/--no-capture",
-        help="Replay training steps and pruning rounds as CUDA graphs (on a GPU).",
-        rich_help_panel="Where and how",
-    ),
-]
-SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.", rich_help_panel="Where and how")]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Log for TensorBoard, too.", rich_help_panel="Where and how")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]
-PLACE = {
-    "runs": (Runs, Path("runs")),
-    "device": (Device, "auto"),
-    "data_root": (DataRoot, None),
-    "download": (Download, False),
-    "compiled": (Compile, None),
-    "captured": (Capture, True),
-    "save_every": (SaveEvery, 30.0),
-    "tensorboard": (TensorBoard, False),
-}
-PANELS = {"Pruning": ("rounds", "pretrain"), "Training": ("epochs", "shrink")}  # the first and last option of each
 
 
 def _version(wanted: bool) -> None:
@@ -93,101 +53,8 @@ def options(
     """Options that stand before the command; `main` looks for --debug itself."""
 
 
-def _with_options(unset: bool = False, experiment: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator: the options of an experiment, those of a place, and the command's own.
-
-    With `unset` an option of the experiment that is not given is None, whatever its default.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True).parameters
-        wanted = [p for p in own.values() if p.kind is not p.VAR_KEYWORD]
-        if experiment:
-            wanted = [*_experiment_options(unset), *wanted]
-        for name, (kind, default) in PLACE.items():
-            wanted.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
-        wanted = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in wanted]
-        command.__signature__ = inspect.Signature(wanted)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in wanted}
-        return command
-
-    return decorate
-
-
-def _experiment_options(unset: bool) -> list[inspect.Parameter]:
-    from .lab.experiment import Experiment
-
-    hints, found, panel = get_type_hints(Experiment), [], "Experiment"
-    for option in fields(Experiment):
-        if option.name == "mask":
-            continue
-        panel = next((title for title, names in PANELS.items() if option.name == names[0]), panel)
-        kind, default = hints[option.name], option.default
-        if kind is bool:
-            flag = typer.Option(f"--{option.name}", help=option.metadata["help"], rich_help_panel=panel)
-        else:
-            own = {"precision": "bf16 on a GPU, else fp32", "scoring_precision": "fp32"}
-            paper = own.get(option.name, "the paper's, or the method's")
-            shown = "as in the mask" if unset else paper if default is None else default
-            flag = typer.Option(
-                help=option.metadata["help"], rich_help_panel=panel, show_default=str(shown),
-                autocompletion=_completion(option.name),
-            )  # fmt: skip
-            kind = kind | None if unset else kind
-            default = None if unset else default
-        annotation = Annotated[kind, flag]  # type: ignore[valid-type]
-        found.append(
-            inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
-    return found
-
-
-def _completion(name: str) -> Callable[[str], list[str]] | None:
-    """For the shell: the values of an option that has names for them."""
-    from .data import DATA
-    from .methods import METHODS
-    from .models import MODELS, SCHEMES
-    from .schedules import SCHEDULES
-
-    known: dict[str, Iterable[str]] = {
-        "model": MODELS,
-        "data": DATA,
-        "method": [*METHODS, "dense"],
-        "schedule": SCHEDULES,
-        "init": SCHEMES,
-    }
-    if name not in known:
-        return None
-    return lambda incomplete: [value for value in known[name] if value.startswith(incomplete)]
-
-
-def _parted(options: dict[str, Any]) -> tuple[dict[str, Any], Place]:
-    """The options of the experiment, and the place."""
-    from .lab.run import Place
-
-    place = {name: options.pop(name) for name in PLACE}
-    place["device"] = _device(place["device"])
-    return options, Place(**place)
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"device {name!r} is unknown; choose cpu, cuda, cuda:N or auto")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device here; use --device cpu")
-    return name
-
-
 @app.command(rich_help_panel="Experiments")
-@_with_options()
+@with_options()
 def prune(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the mask file here.")] = None,
     dry_run: DryRun = False,
@@ -202,7 +69,7 @@ def prune(
     from .lab.run import MASK
     from .lab.show import kept
 
-    chosen, place = _parted(options)
+    chosen, place = parted(options)
     given = Experiment(**chosen)
     if given.method == DENSE:
         raise ValueError("method dense prunes nothing; choose another, or use barebones train")
@@ -222,7 +89,7 @@ def prune(
 
 
 @app.command(rich_help_panel="Experiments")
-@_with_options(unset=True)
+@with_options(unset=True)
 def train(
     mask: Annotated[
         Path | None, typer.Option(help="Mask file to hold through training; without one, the dense network is trained.")
@@ -236,7 +103,7 @@ def train(
     """
     from .lab.experiment import DENSE, Experiment
 
-    chosen, place = _parted(options)
+    chosen, place = parted(options)
     said = {name: value for name, value in chosen.items() if value is not None and value is not False}
     if "method" in said:
         raise ValueError("train does not prune, so --method means nothing here; use barebones run")
@@ -274,7 +141,7 @@ def _for_mask(path: Path, said: dict[str, Any]) -> Experiment:
 
 
 @app.command(rich_help_panel="Experiments")
-@_with_options()
+@with_options()
 def run(dry_run: DryRun = False, **options: Any) -> None:
     """Prune, train and test: one experiment from start to end.
 
@@ -284,7 +151,7 @@ def run(dry_run: DryRun = False, **options: Any) -> None:
     """
     from .lab.experiment import Experiment
 
-    chosen, place = _parted(options)
+    chosen, place = parted(options)
     _conclude(Experiment(**chosen), place, dry_run)
 
 
@@ -336,7 +203,7 @@ def _explain(given: Experiment, experiment: Experiment, place: Place, table: Any
 
 
 @app.command(rich_help_panel="Experiments")
-@_with_options(experiment=False)
+@with_options(experiment=False)
 def sweep(
     recipe: Annotated[
         str,
@@ -359,7 +226,7 @@ def sweep(
     from .lab.run import progress
     from .lab.sweep import sweep as perform
 
-    _, place = _parted(options)
+    _, place = parted(options)
     sys.path.insert(0, os.getcwd())
     listed = [experiment.resolved(place.device) for experiment in experiments(recipe)]
     if dry_run:
@@ -376,7 +243,7 @@ def sweep(
 
 
 @app.command(rich_help_panel="Experiments")
-@_with_options(experiment=False)
+@with_options(experiment=False)
 def figure(
     name: Annotated[str | None, typer.Argument(help="A figure; --list names them. all: every one.")] = None,
     every: Annotated[bool, typer.Option("--list", help="Name all figures, with what they show and cost.")] = False,
@@ -407,7 +274,7 @@ def figure(
         raise ValueError("which figure? barebones figure --list names all")
     wanted = list(FIGURES) if name == "all" else [name]
     named(wanted[0])
-    _, place = _parted(options)
+    _, place = parted(options)
     with _stoppable("stopped; the same command goes on from what is finished") as stopping:
         work = Work(place, _console(), jobs, retry_failed, stopping)
         for each in wanted:
@@ -490,19 +357,65 @@ def report(
     _print(f"{len(found)} runs ({parts}) are in {out}; open it in a browser.")
 
 
+def _stored(source: Path, model: str | None, data: str | None) -> tuple[Experiment, nn.Module, Masks]:
+    """What a run's folder or a mask file stands for: the experiment, the network on the CPU, the masks."""
+    from .lab import stored
+    from .maskfile import load_masks
+
+    if not source.exists():
+        raise ValueError(f"there is no {source}")
+    sys.path.insert(0, os.getcwd())  # as for `run`: a network of your own is most often beside you
+    if source.is_dir():
+        if model or data:
+            raise ValueError("the run says what it was made of; --model and --data are for mask files")
+        return stored.trained(source)
+    experiment = _for_mask(source, {name: value for name, value in (("model", model), ("data", data)) if value})
+    network = stored.initial(experiment)
+    return experiment, network, load_masks(source, network)[0]
+
+
+@app.command(rich_help_panel="Look and measure")
+def shrink(
+    source: Source,
+    multiple_of: Annotated[int, typer.Option(min=1, help="Keep idle channels up to a multiple of this.")] = 1,
+    before_training: Annotated[
+        bool, typer.Option("--before-training", help="Take shifts of channels without input for pruned, too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it for programs.")] = False,
+    model: SourceModel = None,
+    data: SourceData = None,
+) -> None:
+    """Show what is left of a network without the channels that carry no signal; run and export take --shrink.
+
+    barebones shrink mask.safetensors
+    """
+    from .account import account
+    from .lab import stored
+    from .shrink import shrink as shrunk
+
+    experiment, network, masks = _stored(source, model, data)
+    example = stored.example(experiment)
+    small = shrunk(network, masks, example, multiple_of=multiple_of, before_training=before_training)
+    dense, left = account(network, masks, example[:1]).flops_dense, account(small.module, {}, example[:1]).flops_dense
+    if as_json:
+        typer.echo(json.dumps(small.plan.to_dict() | {"flops": [dense, left]}, indent=2))
+        return
+    _console().print(small.plan)
+    if dense:
+        _print(f"FLOPs of an image: {dense:,} dense, {left:,} shrunk ({(left or 0) / dense:.1%}).")
+
+
 @app.command(rich_help_panel="Look and measure")
 def export(
-    source: Annotated[
-        Path, typer.Argument(help="Folder of a finished run; or a mask file, for the untrained network.")
-    ],
+    source: Source,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: NAME.onnx, NAME.pt2 or NAME.safetensors.")],
     kind: Annotated[
         str | None, typer.Option("--format", help="onnx, torch or sparse.", show_default="by the name of the file")
     ] = None,
     shrink: Annotated[bool, typer.Option("--shrink", help="Cut the removed channels out first.")] = False,
     fold: Annotated[bool, typer.Option(help="Fold batch-norm into the layer before it (onnx and torch).")] = True,
-    model: Annotated[str | None, typer.Option(help="Network, for a mask file that does not say.")] = None,
-    data: Annotated[str | None, typer.Option(help="Data set, for a mask file that does not say.")] = None,
+    model: SourceModel = None,
+    data: SourceData = None,
 ) -> None:
     """Write a sparse network for others: as ONNX, as a program of torch.export, or as a compact file of its weights.
 
@@ -510,7 +423,6 @@ def export(
     """
     from .export import to_onnx, to_program, to_sparse
     from .lab import stored
-    from .maskfile import load_masks
     from .weightfile import dense_bytes
 
     formats = {"onnx": ".onnx", "torch": ".pt2", "sparse": ".safetensors"}
@@ -522,18 +434,7 @@ def export(
         )
     if out.is_dir() or not out.parent.is_dir():
         raise ValueError(f"{out} is a folder; name a file" if out.is_dir() else f"there is no folder {out.parent}")
-    if not source.exists():
-        raise ValueError(f"there is no {source}")
-    sys.path.insert(0, os.getcwd())  # as for `run`: a network of your own is most often beside you
-    if source.is_dir():
-        if model or data:
-            raise ValueError("the run says what it was made of; --model and --data are for mask files")
-        experiment, network, masks = stored.trained(source)
-    else:
-        said = {name: value for name, value in (("model", model), ("data", data)) if value}
-        experiment = _for_mask(source, said)
-        network = stored.initial(experiment)
-        masks, _ = load_masks(source, network)
+    experiment, network, masks = _stored(source, model, data)
     example, dense = stored.example(experiment), dense_bytes(network)
     if shrink:
         from .shrink import shrink as shrunk
@@ -596,6 +497,34 @@ def bench_lab(
 
     models = model or ["resnet50", "vgg19"]
     run(Console(), models, device, images, rounds, repeats, lanes, precision, compiled, data_root)
+
+
+@bench.command("speed")
+def bench_speed(
+    mask: Source,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes; name several times.")] = None,
+    train_batch: Annotated[int, typer.Option(min=0, help="Batch size of the training step; 0 for none.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Times each side is measured at least; the median counts.")] = 5,
+    device: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="Of the training step: fp32, tf32 or bf16.")] = "fp32",
+    model: SourceModel = None,
+    data: SourceData = None,
+) -> None:
+    """Whether pruning pays on this machine: dense, masked, shrunk and sparse side by side, time and memory.
+
+    barebones bench speed mask.safetensors
+    """
+    from .bench.speed import run
+    from .lab import stored
+
+    if precision not in ("fp32", "tf32", "bf16"):
+        raise ValueError(f"precision {precision!r} is unknown; choose fp32, tf32 or bf16")
+    place = known_device(device)
+    experiment, network, masks = _stored(mask, model, data)
+    run(
+        Console(), network, masks, stored.example(experiment), batches=batch or [1, 64], train_batch=train_batch,
+        repeats=repeats, device=place, precision=precision,
+    )  # fmt: skip
 
 
 class _Stopping:

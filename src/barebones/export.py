@@ -64,7 +64,7 @@ def to_onnx(
         made = torch.onnx.export(program, (), dynamo=True, verbose=False)
         assert made is not None
         blob = _bare(made.model_proto).SerializeToString()
-    gap = _checked(plain, examples, _session(blob), "onnxruntime")
+    gap = _checked(plain, examples, session(blob), "onnxruntime")
     return _written(path, blob, model, gap)
 
 
@@ -85,7 +85,7 @@ def to_program(
         if _without_code(blob):
             program = torch.export.load(io.BytesIO(blob))
         module = program.module()
-    gap = _checked(plain, examples, lambda args, kwargs: module(*args, **kwargs), "torch.export")
+    gap = _checked(plain, examples, module, "torch.export")
     return _written(path, blob, model, gap)
 
 
@@ -154,16 +154,21 @@ def _bare(proto: Any) -> Any:
     return proto
 
 
-def _session(blob: bytes) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Tensor]]:
-    """A function that runs an ONNX model in onnxruntime."""
+def session(blob: bytes, threads: int = 0, arena: bool = True) -> Callable[..., list[Tensor]]:
+    """A function that runs an ONNX model in onnxruntime, on so many threads (0: as it likes).
+
+    Without `arena` it keeps no memory for the next call.
+    """
     runtime = _required("onnxruntime")
     quiet = runtime.SessionOptions()
     quiet.log_severity_level = 3  # errors alone
+    quiet.intra_op_num_threads = threads
+    quiet.enable_cpu_mem_arena = arena
     with _explained("onnxruntime cannot load what was exported"):
         session = runtime.InferenceSession(blob, quiet, providers=["CPUExecutionProvider"])
     names = [taken.name for taken in session.get_inputs()]
 
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    def run(*args: Any, **kwargs: Any) -> list[Tensor]:
         with _explained("onnxruntime cannot run what was exported"):
             taken = {name: tensor.numpy() for name, tensor in zip(names, _flat((args, kwargs)), strict=True)}
             return [torch.from_numpy(array) for array in session.run(None, taken)]
@@ -176,7 +181,7 @@ def _checked(plain: nn.Module, examples: list[Any], run: Callable[..., Any], whe
     gap = 0.0
     for args, kwargs in examples:
         with torch.no_grad(), _quietly():
-            found = run(args, kwargs)
+            found = run(*args, **kwargs)
         wanted = outputs(plain, (args, kwargs))
         gap = max(gap, difference(_flat(wanted), _flat(found)))
     if gap > (most := tolerance(plain)):

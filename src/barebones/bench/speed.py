@@ -1,0 +1,334 @@
+"""The advisor: what pruning wins on this machine, against the dense network in the same run."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from ..account import account
+from ..capture import Captured
+from ..export import session, to_onnx
+from ..fold import difference, folded, tolerance
+from ..hold import hold
+from ..masks import Masks
+from ..probe import tf32
+from ..shrink import Shrunk, shrink
+from ..sparse import choices, sparsify_for_cpu
+from ..training import autocast
+
+PAYS = 1.1  # times as fast as dense, from which on it is worth a word
+SECONDS = 5.0  # that measuring one batch size takes, at least
+TURN, CALLS, PAUSE = 0.1, 10, 0.02  # seconds and calls of one turn at most, and seconds before it
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+Forward = Callable[[Tensor], Any]
+
+
+@dataclass
+class Way:
+    """One way to run the network: what it is, and what was measured, by batch size."""
+
+    name: str
+    forward: Forward | None  # None where it cannot run here
+    weights: int = 0  # bytes
+    note: str = ""
+    lean: Forward | None = None  # the same without memory that it sets aside for later, to measure memory by
+    seconds: dict[int, float] = field(default_factory=dict)
+    ratio: dict[int, float] = field(default_factory=dict)  # times as fast as dense, median of the rounds
+    memory: dict[int, int | None] = field(default_factory=dict)  # bytes above what the process held before
+
+
+def run(
+    console: Console,
+    model: nn.Module,
+    masks: Masks,
+    example: Tensor,
+    *,
+    batches: list[int],
+    train_batch: int,
+    repeats: int,
+    device: str,
+    precision: str,
+) -> None:
+    """Print the tables and what follows from them, for a network with its weights dense; it stays as it is."""
+    small = shrink(model, masks, example, multiple_of=8 if device != "cpu" else 1)
+    where = torch.cuda.get_device_name() if device != "cpu" else f"{torch.get_num_threads()} threads"
+    whole, left = account(model, masks, example[:1]), account(small.module, small.masks, example[:1])
+    flops = whole.flops_dense or 1
+    console.print(
+        f"{where}, torch {torch.__version__}. Of {whole.total:,} prunable weights {whole.sparsity:.2%} are removed. "
+        f"Shrinking leaves {(left.flops_dense or 0) / flops:.1%} of the dense FLOPs; "
+        f"those of kept weights on a path are {(whole.flops_effective or 0) / flops:.1%}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if device == "cpu":
+        with console.status("making the networks") as status:
+            ways = _ways(model, small, example, status.update)
+        for batch in batches:
+            with console.status(f"measuring batch {batch}"):
+                _measure(ways, example, batch, repeats)
+        with console.status("measuring memory"):
+            for way in ways:
+                for batch in batches:
+                    way.memory[batch] = _peak(way, _images(example, batch))
+        for batch in batches:
+            console.print(_table(ways, batch))
+        console.print("\n".join(_advice(ways, batches)), highlight=False, soft_wrap=True, markup=False)
+    if train_batch:
+        with console.status("measuring the training step"):
+            table = _training(model, masks, small, example, train_batch, repeats, torch.device(device), precision)
+        console.print(table)
+
+
+def _ways(model: nn.Module, small: Shrunk, example: Tensor, say: Callable[[str], None]) -> list[Way]:
+    """Every way to run it, dense first; each that claims to be the masked network is compared with it."""
+    dense, masked, shrunk = (deepcopy(network).eval() for network in (model, small.expand(), small.module))
+    ways = [
+        Way("dense PyTorch", dense, _bytes(dense)),
+        Way("dense, batch-norm folded", folded(dense, example), _bytes(dense)),
+        Way("masked", masked, _bytes(masked)),
+        Way("shrunk", shrunk, _bytes(shrunk)),
+        Way("shrunk, batch-norm folded", folded(shrunk, example), _bytes(shrunk)),
+    ]
+    say("measuring which layers are faster sparse")
+    sparse = sparsify_for_cpu(shrunk, small.masks, example)
+    ways.append(Way("shrunk + sparse", sparse, _bytes(sparse)))
+    say("exporting to onnxruntime")
+    ways += [_onnx("dense onnxruntime", dense, example), _onnx("shrunk onnxruntime", shrunk, example)]
+    wanted = _outputs(masked, example)
+    for way in ways:
+        if way.forward is not None and not way.name.startswith("dense"):
+            gap = difference(wanted, _outputs(way.forward, example))
+            if gap > tolerance(masked):
+                raise ValueError(f"{way.name} computes something else: outputs differ by {gap:.2g} of the largest")
+    return ways
+
+
+def _onnx(name: str, network: nn.Module, example: Tensor) -> Way:
+    """The network in onnxruntime, with as many threads as torch has."""
+    if absent := [p for p in ("onnx", "onnxscript", "onnxruntime") if find_spec(p) is None]:
+        return Way(name, None, 0, f"Without onnxruntime: {absent[0]} is not here; pip install 'barebones[export]'")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        to_onnx(network, {}, example, path)
+        blob = path.read_bytes()
+    threads = torch.get_num_threads()
+    return Way(name, session(blob, threads), len(blob), lean=session(blob, threads, arena=False))
+
+
+def _measure(ways: list[Way], example: Tensor, batch: int, repeats: int) -> None:
+    """All ways in turns, so that they share what else the machine does; the median counts.
+
+    Threads of the way before may still spin for work: each turn begins with a pause and a call that does not count.
+    """
+    images, able = _images(example, batch), [way for way in ways if way.forward is not None]
+    times: dict[str, list[float]] = {way.name: [] for way in able}
+    with torch.inference_mode():
+        for way in able:
+            _timed(way, images)
+        began = perf_counter()
+        while len(times[able[0].name]) < repeats or perf_counter() - began < SECONDS:
+            for way in able:
+                sleep(PAUSE)
+                first = _timed(way, images)
+                turn = [_timed(way, images) for _ in range(max(1, min(CALLS, int(TURN / first))))]
+                times[way.name].append(statistics.median(turn))
+    dense = times[able[0].name]
+    for way in able:
+        own = times[way.name]
+        way.seconds[batch] = statistics.median(own)
+        way.ratio[batch] = statistics.median(a / b for a, b in zip(dense, own, strict=True))
+
+
+def _timed(way: Way, images: Tensor) -> float:
+    assert way.forward is not None
+    began = perf_counter()
+    way.forward(images)
+    return perf_counter() - began
+
+
+def _peak(way: Way, images: Tensor) -> int | None:
+    """Bytes that a forward pass takes beyond what was held before; None where the system does not tell."""
+    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    forward = way.lean or way.forward
+    if forward is None or not status.exists():
+        return None
+    gc.collect()
+    with _given_back(), torch.inference_mode():
+        try:
+            reset.write_text("5")  # Linux: the peak begins anew
+        except OSError:
+            return None
+        before = _told(status, "VmRSS")
+        forward(images)
+        return max(0, _told(status, "VmHWM") - before)
+
+
+def _told(status: Path, what: str) -> int:
+    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith(what))
+
+
+@contextmanager
+def _given_back() -> Iterator[None]:
+    """Large blocks come from the system and go back to it at once, so that the peak is what is in use."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        trim, option = libc.malloc_trim, libc.mallopt
+    except (OSError, AttributeError):  # not glibc
+        yield
+        return
+    option(M_MMAP_THRESHOLD, 65536)
+    option(M_TRIM_THRESHOLD, 0)
+    trim(0)
+    try:
+        yield
+    finally:
+        option(M_MMAP_THRESHOLD, 32 * 2**20)
+        option(M_TRIM_THRESHOLD, 64 * 2**20)
+
+
+def _table(ways: list[Way], batch: int) -> Table:
+    table = Table(title=f"inference, float32, batch {batch}", title_justify="left")
+    table.add_column("network")
+    for column in ("ms", "× dense", "memory, MB", "weights, MB"):
+        table.add_column(column, justify="right")
+    for way in ways:
+        if way.forward is None:
+            table.add_row(way.name)
+            continue
+        held = way.memory.get(batch)
+        table.add_row(
+            way.name,
+            f"{1e3 * way.seconds[batch]:.2f}",
+            f"{way.ratio[batch]:.2f}",
+            "" if held is None else f"{held / 1e6:.1f}",
+            f"{way.weights / 1e6:.2f}",
+        )
+    return table
+
+
+def _advice(ways: list[Way], batches: list[int]) -> Iterator[str]:
+    """What follows from the table, plainly."""
+    dense = [way for way in ways if way.name.startswith("dense") and way.forward is not None]
+    pruned = [way for way in ways if not way.name.startswith("dense") and way.forward is not None]
+    for batch in batches:
+        rival = max(dense, key=lambda way: way.ratio[batch])
+        best = max(pruned, key=lambda way: way.ratio[batch])
+        win = rival.seconds[batch] / best.seconds[batch]
+        if win >= PAYS:
+            yield (
+                f"Batch {batch}: {best.name} is the fastest, {best.ratio[batch]:.1f} times dense PyTorch"
+                + (f" and {win:.1f} times the fastest dense way ({rival.name})." if rival is not dense[0] else ".")
+            )
+        else:
+            yield (
+                f"Batch {batch}: pruning does not pay here. {best.name}, the fastest pruned way, runs at "
+                f"{win:.2f} times the speed of {rival.name}."
+            )
+    yield from dict.fromkeys(way.note for way in ways if way.note)
+    sparse = next(way for way in ways if way.name == "shrunk + sparse")
+    assert isinstance(sparse.forward, nn.Module)
+    for batch in batches:
+        chosen = [choice for choice in choices(sparse.forward) if choice.shape[0] == batch]
+        count = sum(choice.chosen.startswith("sparse") for choice in chosen)
+        why = next((choice.reason for choice in chosen if choice.reason), "")
+        yield f"Batch {batch}: {count} of {len(chosen)} layers are faster sparse here." + (f" ({why})" if why else "")
+
+
+def _training(
+    model: nn.Module,
+    masks: Masks,
+    small: Shrunk,
+    example: Tensor,
+    batch: int,
+    repeats: int,
+    device: torch.device,
+    precision: str,
+) -> Table:
+    """The step of SGD (forward, backward, update, masks) of the dense, the masked and the shrunk network in turns."""
+    sides = {
+        "dense": _step(model, None, example, batch, device, precision),
+        "masked": _step(model, masks, example, batch, device, precision),
+        "shrunk": _step(small.module, small.masks, example, batch, device, precision),
+    }
+    count = 20 if device.type == "cuda" else 1
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for step in sides.values():
+        for _ in range(10 if device.type == "cuda" else 1):
+            step()
+    for _ in range(repeats):
+        for name, step in sides.items():
+            _wait(device)
+            began = perf_counter()
+            for _ in range(count):
+                step()
+            _wait(device)
+            times[name].append((perf_counter() - began) / count)
+    how = ", CUDA graph" if device.type == "cuda" else ""
+    table = Table(title=f"training step, batch {batch}, {precision}{how}", title_justify="left")
+    for column in ("network", "ms", "× dense"):
+        table.add_column(column, justify="left" if column == "network" else "right")
+    for name, own in times.items():
+        ratio = statistics.median(a / b for a, b in zip(times["dense"], own, strict=True))
+        table.add_row(name, f"{1e3 * statistics.median(own):.2f}", f"{ratio:.2f}")
+    return table
+
+
+def _step(
+    model: nn.Module, masks: Masks | None, example: Tensor, batch: int, device: torch.device, precision: str
+) -> Callable[[], None]:
+    layout = torch.channels_last if device.type == "cuda" and example.dim() == 4 else torch.contiguous_format
+    network: nn.Module = deepcopy(model).train().to(device, memory_format=layout)  # type: ignore[call-overload]
+    images = _images(example, batch).to(device, memory_format=layout)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4, fused=True)
+    if masks is not None:
+        hold(network, {name: mask.to(device) for name, mask in masks.items()}, optimizer)
+    with torch.no_grad():
+        classes = network(images).shape[1]
+    labels = torch.arange(batch, device=device) % classes
+
+    def learn(images: Tensor, labels: Tensor) -> None:
+        with tf32(device, precision != "fp32"):
+            with autocast(precision, device):
+                loss = F.cross_entropy(network(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    call = Captured(learn) if device.type == "cuda" else learn
+    return lambda: call(images, labels)
+
+
+def _images(example: Tensor, batch: int) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(batch)
+    return torch.randn(batch, *example.shape[1:], generator=generator)
+
+
+def _outputs(forward: Forward, example: Tensor) -> Any:
+    with torch.no_grad():
+        return forward(example)
+
+
+def _bytes(network: nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in (*network.parameters(), *network.buffers()))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

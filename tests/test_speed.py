@@ -1,0 +1,106 @@
+"""The advisor and the commands around small networks: what they print, refuse and leave behind; never how fast."""
+
+import json
+import re
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import barebones as bb
+from barebones.bench import speed
+from barebones.cli import app
+from barebones.lab import stored
+from barebones.lab.experiment import Experiment
+
+pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
+
+EXPERIMENT = Experiment("small-resnet", "digits", "random", 0.97, rounds=1, epochs=1).resolved()
+
+
+@pytest.fixture(scope="module")
+def mask(tmp_path_factory) -> str:
+    """A mask file that says what it is for."""
+    path = tmp_path_factory.mktemp("masks") / "mask.safetensors"
+    model = stored.initial(EXPERIMENT)
+    generator = torch.Generator().manual_seed(0)
+    masks = {n: torch.rand(p.shape, generator=generator) < 0.03 for n, p in bb.prunable(model).items()}
+    bb.save_masks(masks, path, method="random", experiment=EXPERIMENT.to_dict())
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch) -> None:
+    monkeypatch.setattr(speed, "SECONDS", 0.0)
+    monkeypatch.setattr(speed, "PAUSE", 0.0)
+
+
+def said(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+    assert done.exit_code == code, done.output
+    if code == 0 and done.exception:
+        raise done.exception
+    return done.output
+
+
+def test_the_advisor_prints_every_way_and_a_verdict(mask):
+    words = said("bench", "speed", mask, "--batch", "1", "--batch", "3", "--repeats", "1", "--train-batch", "4")
+    for batch in (1, 3):
+        assert f"inference, float32, batch {batch}" in words
+        assert re.search(rf"Batch {batch}: .*(is the fastest|pruning does not pay)", words)
+        assert re.search(rf"Batch {batch}: \d+ of \d+ layers are faster sparse", words)
+    for name in ("dense PyTorch", "masked", "shrunk", "shrunk + sparse", "dense onnxruntime", "shrunk onnxruntime"):
+        assert len(re.findall(rf"{re.escape(name)}\b", words)) >= 2
+    assert "training step, batch 4, fp32" in words
+    assert "96.98% are removed" in words
+
+
+def test_where_pruning_does_not_pay_it_is_said():
+    ways = [
+        speed.Way("dense PyTorch", torch.nn.Identity(), seconds={1: 1.0}, ratio={1: 1.0}),
+        speed.Way("masked", torch.nn.Identity(), seconds={1: 1.0}, ratio={1: 1.0}),
+        speed.Way("shrunk + sparse", torch.nn.Identity(), seconds={1: 1.2}, ratio={1: 0.83}),
+        speed.Way("dense onnxruntime", torch.nn.Identity(), seconds={1: 0.5}, ratio={1: 2.0}),
+    ]
+    first = next(speed._advice(ways, [1]))
+    assert first == (
+        "Batch 1: pruning does not pay here. masked, the fastest pruned way, runs at 0.50 times the speed of "
+        "dense onnxruntime."
+    )
+    ways[2].seconds[1], ways[2].ratio[1] = 0.1, 10.0
+    assert "shrunk + sparse is the fastest, 10.0 times dense PyTorch and 5.0 times" in next(speed._advice(ways, [1]))
+
+
+def test_onnxruntime_may_be_absent(mask, monkeypatch):
+    monkeypatch.setattr(speed, "find_spec", lambda name: None)
+    words = said("bench", "speed", mask, "--batch", "1", "--repeats", "1", "--train-batch", "0")
+    assert "pip install 'barebones[export]'" in words
+    assert "training step" not in words
+
+
+def test_shrink_shows_the_plan(mask):
+    words = said("shrink", mask)
+    assert re.search(r"Parameters 55,834 → [\d,]+ \(", words)
+    assert "FLOPs of an image" in words
+    told = json.loads(said("shrink", mask, "--json", "--multiple-of", "4"))
+    assert told["parameters"][0] == 55_834
+    assert told["flops"][1] < told["flops"][0]
+    assert all(layer["outputs"][1] % 4 == 0 or layer["outputs"][1] == layer["outputs"][0] for layer in told["layers"])
+
+
+@pytest.mark.parametrize("command", [("shrink",), ("bench", "speed")])
+def test_what_is_not_there_or_no_mask_is_an_error(command, tmp_path):
+    with pytest.raises(ValueError, match="there is no"):
+        CliRunner().invoke(app, [*command, str(tmp_path / "none")], catch_exceptions=False)
+    (tmp_path / "garbage").write_bytes(b"garbage")
+    with pytest.raises(ValueError, match="garbage"):
+        CliRunner().invoke(app, [*command, str(tmp_path / "garbage")], catch_exceptions=False)
+    with pytest.raises(ValueError, match="not the folder of a run"):
+        CliRunner().invoke(app, [*command, str(tmp_path)], catch_exceptions=False)
+
+
+def test_an_unknown_precision_or_device_is_an_error(mask):
+    with pytest.raises(ValueError, match="precision 'fp64' is unknown"):
+        CliRunner().invoke(app, ["bench", "speed", mask, "--precision", "fp64"], catch_exceptions=False)
+    with pytest.raises(ValueError, match="device 'tpu' is unknown"):
+        CliRunner().invoke(app, ["bench", "speed", mask, "--device", "tpu"], catch_exceptions=False)
