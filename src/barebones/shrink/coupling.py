@@ -97,7 +97,8 @@ def _marked(value: Any, sources: list[Any]) -> Any:
     """An input that autograd sees, through a step of its own: what is added to it cannot lose channels."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
-    marked = value.detach().requires_grad_() * 1
+    with torch.enable_grad():
+        marked = value.detach().clone().requires_grad_() * 1
     sources.append(marked.grad_fn)
     return marked
 
@@ -144,7 +145,12 @@ class _Tracing:
         channels = list(range(count)) if channels is None else channels
         self.roots.append(torch.tensor(channels) + root.start)
         whole, entangled = set(), False
-        for item in self.graph.get_pruning_group(module, pruner.prune_out_channels, channels):
+        try:
+            group = self.graph.get_pruning_group(module, pruner.prune_out_channels, channels)
+        except Exception:  # it cannot follow some function behind this layer
+            self.stays.append(self.roots[-1])
+            return {id(module)}, False
+        for item in group:
             node, own = item.dep.target, torch.tensor(item.root_idxs) + root.start
             kind = node.type.name
             entangled |= kind in ("SPLIT", "UNBIND", "SLICE", "EXPAND")
@@ -155,6 +161,8 @@ class _Tracing:
             elif isinstance(node.module, nn.Parameter) or kind in LAYERS:
                 side = self.side(item.dep, node)
                 size = self.width(node, side)
+                if size is None:  # one and the same for all channels, as of a PReLU
+                    continue
                 place = self.place(node.module, side, size)
                 if max(item.idxs) >= size:
                     self.stays.append(own)
@@ -190,7 +198,7 @@ class _Tracing:
             return "both"
         return "out" if dep.handler == pruner.prune_out_channels else "in"
 
-    def width(self, node: Any, side: str) -> int:
+    def width(self, node: Any, side: str) -> int | None:
         return (self.graph.get_in_channels if side == "in" else self.graph.get_out_channels)(node)
 
     def place(self, layer: Any, side: str, size: int) -> Place:
@@ -202,7 +210,8 @@ class _Tracing:
 
     def labelled(self) -> Coupling:
         label = torch.arange(self.size)
-        a, b = (torch.cat(ends) if ends else torch.empty(0, dtype=torch.long) for ends in zip(*self.edges, strict=True))
+        none = torch.empty(0, dtype=torch.long)
+        a, b = (torch.cat([none, *(edge[end] for edge in self.edges)]) for end in (0, 1))
         while True:  # the smallest number that a channel is coupled with
             least = torch.minimum(label[a], label[b])
             after = label.scatter_reduce(0, a, least, "amin").scatter_reduce(0, b, least, "amin")
@@ -213,7 +222,7 @@ class _Tracing:
         found = self.found
         found.label = label
         found.fixed, found.doubtful = torch.ones(self.size, dtype=torch.bool), torch.zeros(self.size, dtype=torch.bool)
-        found.fixed[label[torch.cat(self.roots)]] = False  # what nobody writes, an input say, stays
+        found.fixed[label[torch.cat([none, *self.roots])]] = False  # what nobody writes, an input say, stays
         for own in self.stays:
             found.fixed[label[own]] = True
         for own in self.doubts:
@@ -254,6 +263,11 @@ def _tied(model: nn.Module) -> set[int]:
             if parameter is not None:
                 owners.setdefault(id(parameter), set()).add(id(module))
     return {module for shared in owners.values() if len(shared) > 1 for module in shared}
+
+
+def copied(tree: Any) -> Any:
+    """Inputs that a model may write to."""
+    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, tree)
 
 
 @contextmanager

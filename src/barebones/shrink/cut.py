@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..scope import parameters
@@ -25,13 +26,14 @@ class Blank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Zeros of the shape that the layer would return, plus its bias."""
         if self.geometry is None:
-            shape = (*x.shape[:-1], self.channels)
-            blank = x.new_zeros(shape)
-            return blank if self.bias is None else blank + self.bias
+            return self._said(x, x.shape[:-1])
         places = len(self.geometry)
         sizes = [size(length) for size, length in zip(self.geometry, x.shape[-places:], strict=True)]
-        blank = x.new_zeros((*x.shape[: -places - 1], self.channels, *sizes))
-        return blank if self.bias is None else blank + self.bias.view(-1, *[1] * places)
+        return self._said(x, (*x.shape[: -places - 1], *sizes)).movedim(-1, -places - 1)
+
+    def _said(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """Of no input a linear layer makes its bias."""
+        return F.linear(x.new_zeros((*shape, 0)), x.new_zeros((self.channels, 0)), self.bias)
 
     def extra_repr(self) -> str:
         """Its width."""
@@ -62,22 +64,21 @@ def _geometry(conv: Any) -> list[_Size]:
     return sizes
 
 
-def indexed(model: nn.Module) -> nn.Module:
-    """A copy in which every parameter and float buffer holds the numbers of its own places, row by row."""
-    copy = deepcopy(model)
-    done: set[int] = set()
-    for module in copy.modules():
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for table in tables:
-            for name, tensor in table.items():
-                if tensor is None or not tensor.is_floating_point() or id(tensor) in done:
-                    continue
-                count = torch.arange(tensor.numel(), dtype=torch.double, device="cpu").view(tensor.shape)
-                if isinstance(tensor, nn.Parameter):
-                    tensor.data = count
-                else:
-                    table[name] = count
-                done.add(id(tensor))
+def indexed(model: nn.Module, biases: Mapping[str, Tensor]) -> nn.Module:
+    """A copy in which every parameter and float buffer holds the numbers of its own places, row by row.
+
+    `biases` are by layer; one that has none gets one.
+    """
+    numbers: dict[int, Any] = {}  # what deepcopy takes instead of a copy
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            count = torch.arange(tensor.numel(), dtype=torch.double, device="cpu").view(tensor.shape)
+            numbers[id(tensor)] = nn.Parameter(count) if isinstance(tensor, nn.Parameter) else count
+    copy = deepcopy(model, numbers)
+    for name, values in biases.items():
+        layer = copy.get_submodule(name)
+        if layer.bias is None:
+            layer.bias = nn.Parameter(torch.arange(values.numel(), dtype=torch.double, device="cpu"))
     return copy
 
 
@@ -105,8 +106,9 @@ def cut(model: nn.Module, removed: Removed, graph: Any) -> dict[str, str]:
 
 def _blank(model: nn.Module, name: str, layer: Any, sides: Mapping[str, Tensor]) -> str:
     """No channel is left on one side of it: it says zeros, or its bias; or it passes on nothing."""
-    if "both" in sides:
-        replacement: nn.Module = nn.Identity()
+    replacement: nn.Module
+    if "both" in sides:  # no channel goes on, but a convolution still changes the size
+        replacement = Blank(layer, 0, None) if isinstance(layer, nn.modules.conv._ConvNd) else nn.Identity()
     else:
         outs = ~sides["out"] if "out" in sides else None
         width = getattr(layer, "out_channels", None) or layer.out_features
@@ -142,17 +144,22 @@ def _cut_groups(conv: Any, sides: Mapping[str, Tensor]) -> None:
     conv.groups, conv.in_channels, conv.out_channels = len(left), int(stay_in.sum()), int(stay_out.sum())
 
 
-def filled(small: nn.Module, source: nn.Module) -> dict[str, Tensor]:
-    """Give an indexed and cut model the values of the model it comes from; returns the numbers, by name."""
+def filled(small: nn.Module, source: nn.Module, biases: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give an indexed and cut model the values of the model it comes from, and of `biases` (by parameter) more.
+
+    Returns the numbers, by name. A bias that there was not before is a constant, which is not trained.
+    """
     original = parameters(source)
     buffers = dict(source.named_buffers())
     origin = {}
     for name, parameter in parameters(small).items():
-        values = original[name]
+        values = original[name].detach() if name in original else torch.zeros_like(biases[name])
+        if name in biases:
+            values = values + biases[name]
         origin[name] = parameter.data.long()
-        parameter.data = values.detach().flatten()[origin[name].to(values.device)].clone()
+        parameter.data = _in_format_of(values, values.flatten()[origin[name].to(values.device)])
         parameter.grad = None
-        parameter.requires_grad_(values.requires_grad)
+        parameter.requires_grad_(name in original and original[name].requires_grad)
     for path, module in small.named_modules():
         for last, buffer in module._buffers.items():
             name = f"{path}.{last}" if path else last
@@ -164,31 +171,42 @@ def filled(small: nn.Module, source: nn.Module) -> dict[str, Tensor]:
     return origin
 
 
+def _in_format_of(values: Tensor, fewer: Tensor) -> Tensor:
+    """As channels last, where the values are."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(values.dim())
+    if last is None or values.is_contiguous() or not values.is_contiguous(memory_format=last):
+        return fewer
+    return fewer.contiguous(memory_format=last)
+
+
 def scattered(target: nn.Module, small: nn.Module, origin: Mapping[str, Tensor]) -> None:
     """Put the values of a cut model back to the places that they come from."""
     with torch.no_grad():
         for kind in ("named_parameters", "named_buffers"):
             whole = dict(getattr(target, kind)())
             for name, value in getattr(small, kind)():
+                if name not in whole:
+                    continue
                 if name in origin:
                     numbers = origin[name].flatten().to(whole[name].device)
                     flat = whole[name].detach().clone(memory_format=torch.contiguous_format).flatten()
                     flat[numbers] = value.detach().flatten().to(flat)
                     whole[name].copy_(flat.view(whole[name].shape))
-                elif name in whole and whole[name].shape == value.shape:
+                elif whole[name].shape == value.shape:
                     whole[name].copy_(value)
 
 
 def rows(mask: Tensor, layer: Any) -> Tensor:
     """Which inputs each output of a layer reads: (outputs, inputs), any place of the kernel."""
     reads = mask.flatten(2).any(2) if mask.dim() > 2 else mask
-    if getattr(layer, "transposed", False):
-        return reads.T
+    blocks = reads.chunk(getattr(layer, "groups", 1))
+    return torch.block_diag(*([block.T for block in blocks] if getattr(layer, "transposed", False) else blocks))
+
+
+def cells(reads: Tensor, layer: Any) -> Tensor:
+    """The way back from `rows`: of the shape of the layer's weight, each kernel as a whole."""
     groups = getattr(layer, "groups", 1)
-    if groups == 1:
-        return reads
-    spread = torch.zeros(reads.shape[0], groups, reads.shape[1], dtype=torch.bool)
-    per = reads.shape[0] // groups
-    for g in range(groups):
-        spread[g * per : (g + 1) * per, g] = reads[g * per : (g + 1) * per]
-    return spread.flatten(1)
+    blocks = reads.view(groups, reads.shape[0] // groups, groups, -1)
+    blocks = torch.stack([blocks[g, :, g] for g in range(groups)])
+    bits = (blocks.transpose(1, 2) if getattr(layer, "transposed", False) else blocks).flatten(0, 1)
+    return bits.view(*bits.shape, *[1] * (layer.weight.dim() - 2))

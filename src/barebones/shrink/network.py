@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_map
 from ..masks import Masks
 from ..paths import call, tensors
 from ..rng import forked
-from ..scope import bare, matched, parameters
-from .coupling import Coupling, coupling
-from .cut import Removed, cut, filled, indexed, scattered
-from .removal import Choice, Reader, choose, readers
+from ..scope import bare, layers, matched, parameters
+from .coupling import Coupling, copied, coupling
+from .cut import Removed, cells, cut, filled, indexed, scattered
+from .removal import Choice, Reader, choose, readers, severed
 from .signals import constants, reached
 
 TOLERANCE = {torch.double: 1e-6, torch.float: 1e-3}  # of the largest output, by what the comparison is computed in
@@ -97,22 +97,18 @@ class Shrunk:
     plan: Plan
     _large: nn.Module = field(repr=False)
     _origin: dict[str, Tensor] = field(repr=False)
-    _folded: dict[str, Tensor] = field(repr=False)
 
     def expand(self) -> nn.Module:
         """A network of the original architecture that computes what `module` computes now, trained or not.
 
-        Pruned weights are zero. What was removed has the values it had, so a state dict of it loads anywhere.
+        Its state dict loads into the original. Pruned weights are zero, and what was removed has the values it had;
+        only weights between what was removed and what was not are zero, if they brought no more than a constant:
+        a zero that training may have moved, or what a bias has taken over.
         """
         large = deepcopy(self._large)
         scattered(large, self.module, self._origin)
-        named = parameters(large)
-        with torch.no_grad():
-            for name, constant in self._folded.items():
-                if name in named and name in self._origin:
-                    numbers = self._origin[name].to(constant.device)
-                    named[name].view(-1)[numbers.to(named[name].device)] -= constant[numbers].to(named[name])
-        return large.train(self.module.training)
+        _like_before(large, self.module)
+        return large
 
 
 def shrink(
@@ -149,9 +145,10 @@ def shrink(
         raise ModuleNotFoundError(
             'shrinking needs Torch-Pruning, which is not installed: pip install "barebones[shrink]"'
         )
-    if multiple_of < 1:
+    if not isinstance(multiple_of, int) or multiple_of < 1:
         raise ValueError(f"multiple_of is a whole number of channels, 1 or more, not {multiple_of}")
-    return _Shrinking(bare(model), masks, example, multiple_of, before_training).run()
+    with torch.inference_mode(False):
+        return _Shrinking(bare(model), masks, example, multiple_of, before_training).run()
 
 
 class _Failed(Exception):
@@ -164,8 +161,9 @@ class _Trial:
 
     small: nn.Module
     origin: dict[str, Tensor]
-    folded: dict[str, Tensor]
     removed: Removed
+    severed: dict[str, Tensor]
+    counts: dict[str, int]  # of the constants that were folded, by layer
 
 
 class _Shrinking:
@@ -180,19 +178,21 @@ class _Shrinking:
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.large = _masked(deepcopy(model), masks)
         self.exact, self.dtype = self._exact()
-        self.inputs = self._inputs()
+        self.trains = True  # it runs in train mode
+        self.inputs, self.modes = self._inputs()
+        self.wanted: list[tuple[bool, Any, list[Tensor]]] = []
         self.shifts: dict[str, int] = {}
         self.left: dict[str, str] = {}
 
     def run(self) -> Shrunk:
         try:
-            coupled = coupling(deepcopy(self.exact), self._cast(self.example))
+            coupled = coupling(_aside(self.exact), self._cast(self.example))
         except Exception as error:
             raise ValueError(f"could not find the coupled channels of {type(self.model).__name__}: {error}") from error
-        layers = dict(self.exact.named_modules())
-        reading = self._readers(coupled, layers)
+        reading = self._readers(coupled)
         if self.before_training:
-            reading = self._without_shifts(coupled, layers, reading)
+            reading = self._without_shifts(coupled, reading)
+        self.wanted = self._wanted()
         trial = self._best(coupled, reading)
         return self._shrunk(trial)
 
@@ -200,47 +200,58 @@ class _Shrinking:
         """The masked model in double precision, where that runs: then rounding is no reason to differ."""
         double = deepcopy(self.large).double()
         try:
-            _run(deepcopy(double), tree_map(_doubled, self.example), self.device)
+            _run(_aside(double).eval(), tree_map(_doubled, self.example), self.device)
+            return double, torch.double
         except Exception:  # it insists on its own precision; if it does not run at all, that is told below
-            _run(deepcopy(self.large), self.example, self.device)
-            return deepcopy(self.large), torch.float
-        return double, torch.double
+            own = deepcopy(self.large)
+        try:
+            _run(_aside(own).eval(), self.example, self.device)
+        except Exception as error:
+            raise ValueError(
+                f"{type(self.model).__name__} does not run on the example ({_first_line(error)}); pass what it is "
+                "called with: an input, a tuple of arguments, a dict of them by name, or (args, kwargs)"
+            ) from error
+        return own, torch.float
 
     def _cast(self, tree: Any) -> Any:
         return tree_map(_doubled, tree) if self.dtype == torch.double else tree
 
-    def _inputs(self) -> list[Any]:
-        """What to compare on: the example, and random ones, of twice its size where the model takes that."""
+    def _inputs(self) -> tuple[list[Any], tuple[bool, ...]]:
+        """What to compare on: the example, and random ones, of twice its size where the model takes that.
+
+        And the modes: eval, train, and eval with the statistics of that; or eval alone, where train mode is random.
+        """
         example = self._cast(self.example)
         with forked(self.device, seed=0):
             wide = tree_map(lambda value: _random(value, 2), example)
             like = tree_map(lambda value: _random(value, 1), example)
-        for mode in (False, True):
+        for inputs in (wide, like):  # a model may insist on its batch size, and batch-norm on more than one value
             try:
-                _run(deepcopy(self.exact).train(mode), wide, self.device)
-            except Exception:  # a batch of another size, or its batch-norm on one value alone
-                return [example, like]
-        return [example, wide]
+                runs = [_run(_without_dropout(_aside(self.exact)).train(), inputs, self.device, s) for s in (0, 1)]
+            except Exception:
+                continue
+            random = any(not torch.equal(a, b) for a, b in zip(*runs, strict=True))
+            return [example, inputs], (False,) if random else (False, True, False)
+        self.trains = False
+        return [example, like], (False,)
 
-    def _readers(self, coupled: Coupling, layers: Mapping[str, nn.Module]) -> list[Reader]:
-        names = {name: layers[name] for (name, side) in coupled.places if side == "in" and name in layers}
-        copy = deepcopy(self.exact)
-        own = {name: copy.get_submodule(name) for name in names}
+    def _readers(self, coupled: Coupling) -> list[Reader]:
+        copy = _aside(self.exact)
+        named = dict(copy.named_modules())
+        own = {name: named[name] for (name, side) in coupled.places if side == "in" and name in named}
         arrives = reached(copy, self.masks, self._cast(self.example), own)
-        values = constants(copy, self.inputs[1:], own)
-        return readers(coupled, layers, self.masks, arrives, values)
+        values = constants(copy, self.inputs[1:], own, self.device, (False, True) if self.trains else (False,))
+        return readers(coupled, self.exact, self.masks, arrives, values)
 
-    def _without_shifts(
-        self, coupled: Coupling, layers: Mapping[str, nn.Module], reading: list[Reader]
-    ) -> list[Reader]:
+    def _without_shifts(self, coupled: Coupling, reading: list[Reader]) -> list[Reader]:
         """Zero the shifts of channels that could go but for them, until no more can."""
-        nothing = torch.zeros_like(coupled.fixed)
+        nothing, named = torch.zeros_like(coupled.fixed), dict(self.exact.named_modules())
         while True:
             now = choose(coupled, reading, nothing, 1, 0).idle
             could = choose(coupled, [one.without_shifts() for one in reading], nothing, 1, 0).idle
             changed = 0
             for (name, side), place in coupled.places.items():
-                layer = layers.get(name)
+                layer = named.get(name)
                 bias = getattr(layer, "bias", None)
                 if side == "in" or layer is None or not isinstance(bias, Tensor):
                     continue
@@ -253,7 +264,7 @@ class _Shrinking:
                     changed += count
             if not changed:
                 return reading
-            reading = self._readers(coupled, layers)
+            reading = self._readers(coupled)
 
     # Trials: everything at once, then what may disturb less and less.
 
@@ -339,35 +350,32 @@ class _Shrinking:
 
     def _trial(self, coupled: Coupling, reading: list[Reader], choice: Choice) -> _Trial:
         removed = choice.removed(coupled)
-        source = deepcopy(self.exact)
-        folded = _fold(source, coupled, reading, choice)
-        small = indexed(source)
+        folds, counts = _folds(coupled, reading, choice)
+        names = {id(module): f"{path}.bias".lstrip(".") for path, module in layers(self.exact)}
+        folded = {names[id(self.exact.get_submodule(layer))]: added for layer, added in folds.items()}
+        small = indexed(self.exact, folds)
         cut(small, removed, coupled.graph)
-        origin = filled(small, source)
-        for module in small.modules():
-            module.zero_grad(set_to_none=True)
+        origin = filled(small, self.exact, folded)
         self._compare(small)
-        return _Trial(small, origin, folded, removed)
+        return _Trial(small, origin, removed, severed(coupled, reading, choice), counts)
+
+    def _wanted(self) -> list[tuple[bool, Any, list[Tensor]]]:
+        """What the masked model returns, without dropout: mode, input, outputs, in the order of the runs."""
+        network = _without_dropout(_aside(self.exact))
+        wanted: list[tuple[bool, Any, list[Tensor]]] = []
+        for mode in self.modes:
+            for given in self.inputs[1:] if wanted else self.inputs:
+                wanted.append((mode, given, _run(network.train(mode), given, self.device)))
+        return wanted
 
     def _compare(self, small: nn.Module) -> None:
-        """In eval mode, in train mode (without dropout), and in eval mode again with the statistics of that."""
-        pair = [_without_dropout(deepcopy(network)) for network in (self.exact, small)]
-        random = self._is_random(pair[0])
-        for mode in (False,) if random else (False, True, False):
-            for given in self.inputs if not mode else self.inputs[1:]:
-                try:
-                    wanted, got = (_run(network.train(mode), given, self.device) for network in pair)
-                except Exception as error:
-                    raise _Failed(f"it does not run without them ({_first_line(error)})") from error
-                _same(wanted, got, TOLERANCE[self.dtype], "train" if mode else "eval")
-
-    def _is_random(self, network: nn.Module) -> bool:
-        network = deepcopy(network).train()
-        try:
-            runs = [_run(deepcopy(network), self.inputs[1], self.device, seed) for seed in (0, 1)]
-        except Exception:  # it cannot train on this example: it is compared in eval mode alone
-            return True
-        return any(not torch.equal(a, b) for a, b in zip(*runs, strict=True))
+        network = _without_dropout(_aside(small))
+        for mode, given, wanted in self.wanted:
+            try:
+                got = _run(network.train(mode), given, self.device)
+            except Exception as error:
+                raise _Failed(f"it does not run without them ({_first_line(error)})") from error
+            _same(wanted, got, TOLERANCE[self.dtype], "train" if mode else "eval")
 
     def _shrunk(self, trial: _Trial) -> Shrunk:
         small = trial.small
@@ -382,9 +390,14 @@ class _Shrinking:
         after = sum(p.numel() for p in small.parameters())
         kept = sum(int(mask.sum()) for mask in self.masks.values())
         still = sum(int(mask.sum()) for mask in masks.values())
-        folds = {name: int((constant != 0).sum()) for name, constant in trial.folded.items()}
-        plan = Plan(_layers(trial.removed, self.large), (before, after), (kept, still), folds, self.shifts, self.left)
-        return Shrunk(small, masks, plan, self.large, trial.origin, trial.folded)
+        with torch.no_grad():
+            for name, read in trial.severed.items():
+                layer: Any = self.large.get_submodule(name)
+                layer.weight.masked_fill_(cells(read, layer).to(layer.weight.device), 0)
+        plan = Plan(
+            _layers(trial.removed, self.large), (before, after), (kept, still), trial.counts, self.shifts, self.left
+        )
+        return Shrunk(small, masks, plan, self.large, trial.origin)
 
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
@@ -395,26 +408,25 @@ def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def _fold(source: nn.Module, coupled: Coupling, reading: list[Reader], choice: Choice) -> dict[str, Tensor]:
-    """Add to the bias of each reader what the constants among its removed inputs bring; what was added, by name."""
-    added = {}
+def _aside(network: nn.Module) -> nn.Module:
+    """A copy to run, with modes and buffers of its own; the parameters are the same."""
+    return deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
+
+
+def _folds(coupled: Coupling, reading: list[Reader], choice: Choice) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """What the constants among its removed inputs bring to each reader, for its bias; and how many they are."""
+    added, counts = {}, {}
     for one in reading:
         gone = choice.gone[coupled.label[one.place.span]]
         channels = gone & one.foldable & ~one.silent
         if not channels.any():
             continue
-        layer: Any = source.get_submodule(one.place.name)
-        weight = layer.weight.detach().flatten(2).sum(2) if layer.weight.dim() > 2 else layer.weight.detach()
+        weight: Any = one.layer.weight
+        weight = weight.detach().flatten(2).sum(2) if weight.dim() > 2 else weight.detach()
         constant = weight[:, channels.to(weight.device)] @ one.constant[channels].to(weight)
-        if not bool((constant != 0).any()):
-            continue
-        name = f"{one.place.name}.bias" if one.place.name else "bias"
-        if layer.bias is None:
-            layer.bias = nn.Parameter(constant, requires_grad=False)  # the constant is not trained
-        else:
-            layer.bias.data += constant
-        added[name] = constant
-    return added
+        if bool((constant != 0).any()):
+            added[one.place.name], counts[one.place.name] = constant, int(channels.sum())
+    return added, counts
 
 
 def _zero_shift(layer: Any, channels: Tensor) -> None:
@@ -436,7 +448,7 @@ def _random(value: Any, times: int) -> Any:
 
 
 def _run(network: nn.Module, example: Any, device: torch.device, seed: int = 0) -> list[Tensor]:
-    args, kwargs = call(example)
+    args, kwargs = copied(call(example))
     with torch.no_grad(), forked(device, seed):
         return [t.detach().clone() for t in tensors(network(*args, **kwargs)) if t.is_floating_point()]
 

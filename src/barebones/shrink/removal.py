@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..scope import parameters
 from .coupling import Coupling, Place
 from .cut import Removed, rows
 
@@ -23,6 +24,8 @@ class Reader:
     reads: Tensor  # (outputs, inputs)
     reached: Tensor  # per input channel, by the model's input
     constant: Tensor  # its value where it is one, else NaN
+    lone: bool = False  # some parameter is all channels', and may move any constant in training
+    held: bool = False  # its bias is pruned itself, at least in part
 
     @property
     def silent(self) -> Tensor:
@@ -34,10 +37,21 @@ class Reader:
         return replace(self, constant=torch.where(self.reached, self.constant, 0.0))
 
     @property
+    def writes(self) -> Tensor:
+        """Output channels that the model's input reaches through it."""
+        return (self.reads & self.reached).any(1)
+
+    @property
     def foldable(self) -> Tensor:
         """Channels whose constant adds the same to every place of the output, so that the bias can."""
         same = ~self.reached & self.constant.isfinite()
-        return same if _unpadded(self.layer) else torch.zeros_like(same)
+        can = _unpadded(self.layer) and not self.held and (self.biased or not self.lone)
+        return same if can else torch.zeros_like(same)
+
+    @property
+    def biased(self) -> bool:
+        """Its bias can take over constants for good; else `expand` needs the channels that make them."""
+        return self.layer.bias is not None
 
 
 def _unpadded(layer: nn.Module) -> bool:
@@ -51,20 +65,25 @@ def _unpadded(layer: nn.Module) -> bool:
 
 def readers(
     coupled: Coupling,
-    layers: Mapping[str, nn.Module],
+    model: nn.Module,
     masks: Mapping[str, Tensor],
     reached: Mapping[str, Tensor],
     constants: Mapping[str, Tensor],
 ) -> list[Reader]:
     """The layers that read channels; what nobody has seen arrive counts as reached."""
     found = []
+    layers, names = dict(model.named_modules()), {id(p): name for name, p in parameters(model).items()}
+    owners = {id(p): path for path, module in layers.items() for p in module._parameters.values()}
+    placed = {name for name, _ in coupled.places}
+    lone = any(p.numel() == 1 and p.requires_grad and owners[id(p)] not in placed for p in model.parameters())
     for (name, side), place in coupled.places.items():
         layer = layers.get(name)
         if side != "in" or layer is None:
             continue
         weight = layer.weight
         assert isinstance(weight, Tensor)
-        mask = masks.get(f"{name}.weight" if name else "weight", torch.ones(weight.shape, dtype=torch.bool))
+        mask = masks.get(names.get(id(weight), ""), torch.ones(weight.shape, dtype=torch.bool))
+        of_bias = masks.get(names.get(id(layer.bias), ""))
         found.append(
             Reader(
                 layer,
@@ -73,6 +92,8 @@ def readers(
                 rows(mask.cpu(), layer),
                 reached.get(name, torch.ones(place.size, dtype=torch.bool)),
                 constants.get(name, torch.full((place.size,), torch.nan)).cpu(),
+                lone,
+                of_bias is not None and not bool(of_bias.all()),
             )
         )
     return found
@@ -103,7 +124,7 @@ def choose(coupled: Coupling, reading: list[Reader], pinned: Tensor, multiple_of
     """
     pinned, fillers = pinned | coupled.fixed, torch.zeros_like(pinned)
     while True:
-        idle, unread = _idle(coupled, reading, pinned)
+        idle, unread = _idle(coupled, reading, pinned, fillers)
         choice = Choice(idle, fillers & idle)
         if not (extra := _missing(coupled, choice, multiple_of, at_least, unread)).any():
             return choice
@@ -111,20 +132,58 @@ def choose(coupled: Coupling, reading: list[Reader], pinned: Tensor, multiple_of
         pinned = pinned | (extra & ~unread)
 
 
-def _idle(coupled: Coupling, reading: list[Reader], pinned: Tensor) -> tuple[Tensor, Tensor]:
-    """The labels that carry nothing, and those that nobody reads; what only they read follows."""
-    idle = torch.zeros_like(pinned)
+def _idle(coupled: Coupling, reading: list[Reader], pinned: Tensor, fillers: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels that carry nothing, and those that nobody reads.
+
+    From everything that may go, what is read stays, then what that reads, and so on: a ring of channels that only
+    read each other goes.
+    """
+    idle = ~pinned
     while True:
-        fine, unread = (torch.ones(len(coupled.label), dtype=torch.bool) for _ in range(2))
+        fine, unread, made = (torch.ones(len(coupled.label), dtype=torch.bool) for _ in range(3))
         for one in reading:
             awake = ~idle[coupled.label[one.out.span]] if one.out else torch.ones(len(one.reads), dtype=torch.bool)
             read = one.reads[awake].any(0)
             unread[one.place.span] = ~read
             fine[one.place.span] = ~read | one.silent | one.foldable
-        now = coupled.every(fine) & ~pinned
+            made[one.place.span] = ~read | one.silent | one.biased
+        ignored = coupled.every(unread)
+        now = idle & coupled.every(fine)
+        now &= ~_moving(coupled, reading, now & ~coupled.every(made), now & ~fillers)
         if torch.equal(now, idle):
-            return idle, coupled.every(unread)
+            return idle, ignored
         idle = now
+
+
+def _moving(coupled: Coupling, reading: list[Reader], read: Tensor, gone: Tensor) -> Tensor:
+    """Of the labels whose constant `expand` needs, those made of a constant that stays: training would move it."""
+    moving = torch.zeros_like(read)
+    fresh = read
+    while fresh.any():
+        made = torch.zeros_like(read)
+        for one in reading:
+            if one.out is None:
+                continue
+            outs, ins = coupled.label[one.out.span], coupled.label[one.place.span]
+            used = one.reads & (fresh[outs] & ~one.writes)[:, None]
+            moving[outs[(used & ~gone[ins] & ~one.silent).any(1)]] = True
+            made[ins[used.any(0) & gone[ins]]] = True
+        fresh, read = made & ~read, read | made
+    return moving
+
+
+def severed(coupled: Coupling, reading: list[Reader], choice: Choice) -> dict[str, Tensor]:
+    """By layer, (outputs, inputs): the weights between what stays and what goes that `expand` leaves out.
+
+    They bring a zero that training may move, or a constant that a bias has taken over.
+    """
+    found = {}
+    for one in reading:
+        gone = choice.gone[coupled.label[one.place.span]]
+        over = choice.gone[coupled.label[one.out.span]] if one.out else torch.zeros(len(one.reads), dtype=torch.bool)
+        taken = gone & (one.silent | (one.foldable & one.biased))
+        found[one.place.name] = one.reads & ((~over[:, None] & taken) | (over[:, None] & (~gone & one.silent)))
+    return {name: cells for name, cells in found.items() if cells.any()}
 
 
 def _missing(coupled: Coupling, choice: Choice, multiple_of: int, at_least: int, unread: Tensor) -> Tensor:

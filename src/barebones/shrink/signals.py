@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..paths import call, trace
 from ..rng import forked
-from .coupling import hooked
+from .coupling import copied, hooked
 
 Watch = Callable[[str, Tensor], None]
 
@@ -29,8 +29,14 @@ def reached(
     return found
 
 
-def constants(model: nn.Module, examples: list[Any], readers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """The value of each input channel where it is one and the same, in train and in eval mode; else NaN.
+def constants(
+    model: nn.Module,
+    examples: list[Any],
+    readers: Mapping[str, nn.Module],
+    device: torch.device,
+    modes: tuple[bool, ...] = (False, True),
+) -> dict[str, Tensor]:
+    """The value of each input channel where it is one and the same, in eval and in train mode; else NaN.
 
     The model is run, and its buffers move.
     """
@@ -44,12 +50,11 @@ def constants(model: nn.Module, examples: list[Any], readers: Mapping[str, nn.Mo
         same &= (value != 0) | ((low == 0) & (high == 0))
         found[name] = torch.where(same, value, torch.nan)
 
-    device = next(model.parameters()).device
     with torch.no_grad(), hooked(_hooks(readers, watch)), forked(device):
-        for mode in (False, True):
+        for mode in modes:
             model.train(mode)
             for example in examples:
-                args, kwargs = call(example)
+                args, kwargs = copied(call(example))
                 model(*args, **kwargs)
     return found
 
