@@ -700,3 +700,24 @@ def test_a_gpu_finds_the_same(name: str) -> None:
     here = effective(model, masks, example)
     there = effective(model.cuda(), masks, example)  # masks and example are still on the CPU
     assert all(there[n].equal(here[n]) for n in masks)
+
+
+class Constant(nn.Module):
+    """Slopes applied to something that does not come from the input, in a shape of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.slopes = nn.Linear(3, 4, bias=False), nn.PReLU(1)
+        self.register_buffer("offset", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.slopes(self.offset.expand(len(x), 4)).view(len(x), 4)
+
+
+def test_the_slopes_of_a_prelu_do_not_stand_for_its_input():
+    mask = torch.tensor([[True] * 3] + [[False] * 3] * 3)
+    assert effective(Constant(), {"layer.weight": mask}, torch.zeros(2, 3))["layer.weight"].equal(mask)
+    net = nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 1))
+    last = torch.tensor([[True, False, False, False]])
+    found = effective(net, {"0.weight": torch.ones(4, 3) > 0, "2.weight": last}, torch.zeros(2, 3))["0.weight"]
+    assert found.any(1).tolist() == [True, False, False, False]

@@ -80,6 +80,11 @@ def norm(bits: Bits, call: Call) -> Tensor:
     return scaled if bias is None else scaled + fit(silent(bias))
 
 
+def slope(bits: Bits, call: Call) -> Tensor:
+    """PReLU: as its input is, whatever its slopes are."""
+    return bits.quiet(call, call.named("input", "weight")["input"])
+
+
 def embed(bits: Bits, call: Call) -> Any:
     call.weight = None if any(t in bits.given for t in call.tensors) else call.weight
     return call.func(*call.args, **call.kwargs)
@@ -256,7 +261,7 @@ TABLE: dict[Rule, str] = {
     nothing: "set_grad_enabled data.__set__ register_hook retain_grad",
     blank: "empty empty_like empty_strided new_empty new_empty_strided",
     pass_on: """
-        relu relu6 leaky_relu rrelu prelu elu selu celu gelu silu mish softplus softsign sigmoid log_sigmoid logsigmoid
+        relu relu6 leaky_relu rrelu elu selu celu gelu silu mish softplus softsign sigmoid log_sigmoid logsigmoid
         hardsigmoid hardswish hardtanh hardshrink softshrink tanhshrink threshold tanh log_softmax softmin
         dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout normalize
         local_response_norm weight_norm abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt
@@ -272,6 +277,7 @@ TABLE: dict[Rule, str] = {
     distance: "cdist",
     layer: "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc",
     norm: " ".join(NORMS),
+    slope: "prelu",
     embed: "embedding embedding_bag",
     softmax: "softmax gumbel_softmax special_softmax",
     reduction: """max min amax amin median nanmedian mode kthvalue topk logsumexp std var std_mean var_mean norm
