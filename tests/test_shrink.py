@@ -1215,3 +1215,29 @@ def test_a_wrong_model_is_never_returned(monkeypatch):
     assert_alike(masked(model, masks), small.module, example)
     assert small.plan.left
     assert "Left as they are" in str(small.plan)
+
+
+class Pooling(nn.Module):
+    """Two residual branches, the second with a pool in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.a, self.a2 = nn.Conv2d(8, 6, 1, bias=False), nn.Conv2d(6, 8, 1, bias=False)
+        self.b, self.b2 = nn.Conv2d(8, 6, 1, bias=False), nn.Conv2d(6, 8, 1, bias=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        x = x + self.a2(F.relu(self.a(x)))
+        x = x + self.b2(F.max_pool2d(F.relu(self.b(x)), 3, 1, 1))
+        return self.head(x.mean((2, 3)))
+
+
+def test_a_pool_in_a_dead_branch_keeps_one_channel_of_that_branch_alone():
+    model = Pooling()
+    masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in bb.prunable(model).items()}
+    masks["a2.weight"][:] = masks["b2.weight"][:] = False
+    small = bb.shrink(model, masks, torch.randn(2, 3, 6, 6))
+    assert {layer.name: layer.outputs[1] for layer in small.plan.layers} == {"a": 0, "a2": 8, "b": 1, "b2": 8}
+    assert not small.plan.left

@@ -32,6 +32,7 @@ EACH = """
     UpsampleLinear1D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleTrilinear3D Where
 """
 CHANNELWISE = frozenset(EACH.split())
+POOLS = ("MaxPool", "AvgPool", "MkldnnMaxPool", "ReflectionPad", "ReplicationPad")  # torch refuses them no channels
 OVER_PLACES = {"Mean", "Sum", "Amax", "Amin", "Max", "LinalgVectorNorm", "Std", "Var"}  # if not over the channels
 ATTENTION = {"Bmm", "Baddbmm", "Softmax", "SafeSoftmax", "ScaledDotProduct"}  # whole heads may go: a trial tells
 MIXING_LAYERS = {"LN", "GN", "MHA", "LSTM", "CUSTOMIZED", "OUTPUT"}  # types of Torch-Pruning's nodes
@@ -54,12 +55,13 @@ class Place:
 
 @dataclass
 class Coupling:
-    """Every place, the label of each of its channels, which labels nothing may remove, and which need a trial."""
+    """Every place and the label of each of its channels; which labels must stay, need a trial, or go into a pool."""
 
     places: dict[tuple[str, str], Place] = field(default_factory=dict)
     label: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     fixed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
     doubtful: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    pooled: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
     graph: Any = None
 
     def every(self, good: Tensor) -> Tensor:
@@ -121,6 +123,7 @@ class _Tracing:
         self.edges: list[tuple[Tensor, Tensor]] = []
         self.stays: list[Tensor] = []
         self.doubts: list[Tensor] = []
+        self.pools: list[Tensor] = []
         self.roots: list[Tensor] = []
 
     def run(self) -> Coupling:
@@ -183,6 +186,8 @@ class _Tracing:
     def judge(self, node: Any, own: Tensor) -> None:
         """A function of autograd: does it treat each channel by itself?"""
         name = _plain(node.grad_fn)
+        if name.startswith(POOLS):
+            self.pools.append(own)
         if name in CHANNELWISE or (name in OVER_PLACES and _spares_channels(node.grad_fn)):
             return
         if name in ("Mm", "Addmm") and all(reader.type.name == "LINEAR" for reader in node.outputs):
@@ -221,12 +226,15 @@ class _Tracing:
             label = after
         found = self.found
         found.label = label
-        found.fixed, found.doubtful = torch.ones(self.size, dtype=torch.bool), torch.zeros(self.size, dtype=torch.bool)
+        found.fixed = torch.ones(self.size, dtype=torch.bool)
+        found.doubtful, found.pooled = (torch.zeros(self.size, dtype=torch.bool) for _ in range(2))
         found.fixed[label[torch.cat([none, *self.roots])]] = False  # what nobody writes, an input say, stays
         for own in self.stays:
             found.fixed[label[own]] = True
         for own in self.doubts:
             found.doubtful[label[own]] = True
+        for own in self.pools:
+            found.pooled[label[own]] = True
         return found
 
 

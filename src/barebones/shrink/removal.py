@@ -120,7 +120,7 @@ def choose(coupled: Coupling, reading: list[Reader], pinned: Tensor, multiple_of
     """The largest set of channels that can go: none that is read, or that brings more than a constant.
 
     `pinned` labels stay. What is left of each layer is a multiple of `multiple_of`, as far as it has so many, and
-    at least `at_least`; groups of a convolution stay equally wide.
+    at least `at_least`, or one in front of a pool; groups of a convolution stay equally wide.
     """
     pinned, fillers = pinned | coupled.fixed, torch.zeros_like(pinned)
     while True:
@@ -195,7 +195,8 @@ def _missing(coupled: Coupling, choice: Choice, multiple_of: int, at_least: int,
         labels = coupled.label[place.span]
         gone = choice.gone[labels] & ~stay[labels]
         left = place.size - int(gone.sum())
-        wanted = max(-(-left // multiple_of) * multiple_of, at_least)
+        least = max(at_least, int(coupled.pooled[labels].any()))
+        wanted = max(-(-left // multiple_of) * multiple_of, least)
         _keep(stay, labels[gone], min(wanted, place.size) - left, unread)
     for (name, side), place in coupled.places.items():
         groups = getattr(place.layer, "groups", 1)
