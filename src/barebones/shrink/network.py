@@ -4,88 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from io import StringIO
 from typing import Any
 
 import torch
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..masks import Masks
-from ..paths import call, tensors
 from ..rng import forked
 from ..scope import bare, layers, matched, parameters
-from .coupling import Coupling, copied, coupling
+from .compare import Failed, compare, doubled, first_line, outputs, random_like, without_dropout
+from .coupling import Coupling, coupling
 from .cut import Removed, cells, cut, filled, indexed, scattered
+from .plan import Plan, changed
 from .removal import Choice, Reader, choose, readers, severed
 from .signals import constants, reached
 
 TOLERANCE = {torch.double: 1e-6, torch.float: 1e-3}  # of the largest output, by what the comparison is computed in
-WIDTH = 100  # columns, as plain text
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer that became smaller: its channels before and after."""
-
-    name: str
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
-    blank: bool = False  # nothing of it is left: it says its bias, or zeros
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What `shrink` did; prints as a table, and `to_dict` is ready for JSON."""
-
-    layers: list[Layer]
-    parameters: tuple[int, int]  # before and after, as dense tensors
-    weights: tuple[int, int]  # that the masks keep, before and after
-    folded: dict[str, int] = field(default_factory=dict)  # layer -> constant inputs that its bias took over
-    shifts: dict[str, int] = field(default_factory=dict)  # layer -> shifts taken as pruned (before_training)
-    left: dict[str, str] = field(default_factory=dict)  # layer -> why channels without a signal stay
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, strings, lists and dicts."""
-        return asdict(self)
-
-    def __rich__(self) -> Group:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        for title in ("layer", "inputs", "outputs", ""):
-            table.add_column(title, justify="left" if title in ("layer", "") else "right")
-        for layer in self.layers:
-            table.add_row(layer.name, _change(layer.inputs), _change(layer.outputs), "blank" if layer.blank else "")
-        return Group(*([table] if self.layers else []), Text("\n".join(self._sentences())))
-
-    def _sentences(self) -> list[str]:
-        before, after = self.parameters
-        share = f" ({100 * after / before:.1f} %)" if before else ""
-        blank = [layer.name for layer in self.layers if layer.blank]
-        kept, still = self.weights
-        sentences = [f"Parameters {before:,} → {after:,}{share}; kept weights {kept:,} → {still:,}."]
-        if blank:
-            sentences.append(f"Whole layers gone: {', '.join(blank)}.")
-        if self.folded:
-            sentences.append(f"Constants folded into the biases of: {', '.join(self.folded)}.")
-        if self.shifts:
-            count = sum(self.shifts.values())
-            sentences.append(
-                f"{count:,} shifts of channels without input are taken as pruned: {', '.join(self.shifts)}."
-            )
-        sentences += [f"Left as they are, in {name}: {why}." for name, why in self.left.items()]
-        return sentences
-
-    def __str__(self) -> str:
-        console = Console(file=StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
-        with console.capture() as text:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
 @dataclass(frozen=True)
@@ -151,10 +88,6 @@ def shrink(
         return _Shrinking(bare(model), masks, example, multiple_of, before_training).run()
 
 
-class _Failed(Exception):
-    """A trial that does not run, or that computes something else."""
-
-
 @dataclass
 class _Trial:
     """A cut that computes what it should, in the precision of the comparison."""
@@ -200,21 +133,21 @@ class _Shrinking:
         """The masked model in double precision, where that runs: then rounding is no reason to differ."""
         double = deepcopy(self.large).double()
         try:
-            _run(_aside(double).eval(), tree_map(_doubled, self.example), self.device)
+            outputs(_aside(double).eval(), tree_map(doubled, self.example), self.device)
             return double, torch.double
         except Exception:  # it insists on its own precision; if it does not run at all, that is told below
             own = deepcopy(self.large)
         try:
-            _run(_aside(own).eval(), self.example, self.device)
+            outputs(_aside(own).eval(), self.example, self.device)
         except Exception as error:
             raise ValueError(
-                f"{type(self.model).__name__} does not run on the example ({_first_line(error)}); pass what it is "
+                f"{type(self.model).__name__} does not run on the example ({first_line(error)}); pass what it is "
                 "called with: an input, a tuple of arguments, a dict of them by name, or (args, kwargs)"
             ) from error
         return own, torch.float
 
     def _cast(self, tree: Any) -> Any:
-        return tree_map(_doubled, tree) if self.dtype == torch.double else tree
+        return tree_map(doubled, tree) if self.dtype == torch.double else tree
 
     def _inputs(self) -> tuple[list[Any], tuple[bool, ...]]:
         """What to compare on: the example, and random ones, of twice its size where the model takes that.
@@ -223,11 +156,11 @@ class _Shrinking:
         """
         example = self._cast(self.example)
         with forked(self.device, seed=0):
-            wide = tree_map(lambda value: _random(value, 2), example)
-            like = tree_map(lambda value: _random(value, 1), example)
+            wide = tree_map(lambda value: random_like(value, 2), example)
+            like = tree_map(lambda value: random_like(value, 1), example)
         for inputs in (wide, like):  # a model may insist on its batch size, and batch-norm on more than one value
             try:
-                runs = [_run(_without_dropout(_aside(self.exact)).train(), inputs, self.device, s) for s in (0, 1)]
+                runs = [outputs(without_dropout(_aside(self.exact)).train(), inputs, self.device, s) for s in (0, 1)]
             except Exception:
                 continue
             random = any(not torch.equal(a, b) for a, b in zip(*runs, strict=True))
@@ -277,7 +210,7 @@ class _Shrinking:
         for at_least in (0, 1):
             try:
                 return attempt(nothing, at_least)
-            except _Failed:
+            except Failed:
                 continue
         sure = self._sure(coupled, attempt)
         if not coupled.doubtful.any():
@@ -289,12 +222,12 @@ class _Shrinking:
         for at_least in (0, 1):
             try:
                 return attempt(coupled.doubtful, at_least), coupled.doubtful, at_least
-            except _Failed:
+            except Failed:
                 continue
         pinned = torch.ones_like(coupled.fixed)
         try:
             trial = attempt(pinned, 1)
-        except _Failed as error:
+        except Failed as error:
             raise ValueError(
                 f"{type(self.model).__name__} cannot be shrunk: the comparison fails even before a channel is taken "
                 f"out ({error}); is its output random, or does it depend on earlier calls?"
@@ -304,7 +237,7 @@ class _Shrinking:
             free[part] = coupled.doubtful[part]
             try:
                 trial, pinned = attempt(free, 1), free
-            except _Failed as error:
+            except Failed as error:
                 name = next(p.name for p in coupled.places.values() if coupled.label[p.span][0] in part)
                 self.left[name] = str(error)
         return trial, pinned, 1
@@ -344,7 +277,7 @@ class _Shrinking:
                 try:
                     trial, pinned = attempt(free, at_least), free
                     break
-                except _Failed:
+                except Failed:
                     continue
         return trial
 
@@ -361,21 +294,21 @@ class _Shrinking:
 
     def _wanted(self) -> list[tuple[bool, Any, list[Tensor]]]:
         """What the masked model returns, without dropout: mode, input, outputs, in the order of the runs."""
-        network = _without_dropout(_aside(self.exact))
+        network = without_dropout(_aside(self.exact))
         wanted: list[tuple[bool, Any, list[Tensor]]] = []
         for mode in self.modes:
             for given in self.inputs[1:] if wanted else self.inputs:
-                wanted.append((mode, given, _run(network.train(mode), given, self.device)))
+                wanted.append((mode, given, outputs(network.train(mode), given, self.device)))
         return wanted
 
     def _compare(self, small: nn.Module) -> None:
-        network = _without_dropout(_aside(small))
+        network = without_dropout(_aside(small))
         for mode, given, wanted in self.wanted:
             try:
-                got = _run(network.train(mode), given, self.device)
+                got = outputs(network.train(mode), given, self.device)
             except Exception as error:
-                raise _Failed(f"it does not run without them ({_first_line(error)})") from error
-            _same(wanted, got, TOLERANCE[self.dtype], "train" if mode else "eval")
+                raise Failed(f"it does not run without them ({first_line(error)})") from error
+            compare(wanted, got, TOLERANCE[self.dtype], "train" if mode else "eval")
 
     def _shrunk(self, trial: _Trial) -> Shrunk:
         small = trial.small
@@ -395,7 +328,7 @@ class _Shrinking:
                 layer: Any = self.large.get_submodule(name)
                 layer.weight.masked_fill_(cells(read, layer).to(layer.weight.device), 0)
         plan = Plan(
-            _layers(trial.removed, self.large), (before, after), (kept, still), trial.counts, self.shifts, self.left
+            changed(trial.removed, self.large), (before, after), (kept, still), trial.counts, self.shifts, self.left
         )
         return Shrunk(small, masks, plan, self.large, trial.origin)
 
@@ -436,46 +369,6 @@ def _zero_shift(layer: Any, channels: Tensor) -> None:
             layer.running_mean[channels] = 0
 
 
-def _doubled(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _random(value: Any, times: int) -> Any:
-    if not isinstance(value, Tensor) or value.dim() == 0:
-        return value
-    wide = torch.cat([value] * times)
-    return torch.randn_like(wide) if wide.is_floating_point() else wide
-
-
-def _run(network: nn.Module, example: Any, device: torch.device, seed: int = 0) -> list[Tensor]:
-    args, kwargs = copied(call(example))
-    with torch.no_grad(), forked(device, seed):
-        return [t.detach().clone() for t in tensors(network(*args, **kwargs)) if t.is_floating_point()]
-
-
-def _without_dropout(network: nn.Module) -> nn.Module:
-    for module in network.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-    return network
-
-
-def _same(wanted: list[Tensor], got: list[Tensor], tolerance: float, mode: str) -> None:
-    if [t.shape for t in wanted] != [t.shape for t in got]:
-        raise _Failed("its outputs have another shape without them")
-    for a, b in zip(wanted, got, strict=True):
-        scale = float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 0.0
-        if not torch.allclose(a, b, rtol=0, atol=tolerance * scale + 1e-30, equal_nan=True):
-            apart = float((a - b).abs().max())
-            raise _Failed(
-                f"in {mode} mode its outputs differ by {apart:.3g} without them, where the largest is {scale:.3g}"
-            )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _cast_like(small: nn.Module, large: nn.Module) -> None:
     """Back to the precision of each tensor; a bias that there was not before has that of its layer's weight."""
     dtypes = {name: t.dtype for name, t in (*large.named_parameters(), *large.named_buffers())}
@@ -492,24 +385,3 @@ def _like_before(small: nn.Module, model: nn.Module) -> None:
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in small.named_modules():
         module.training = modes.get(name, model.training)
-
-
-def _layers(removed: Removed, large: nn.Module) -> list[Layer]:
-    """The layers that became smaller, in the order of the model."""
-    found: dict[str, dict[str, tuple[int, int]]] = {}
-    for (name, side), mask in removed.items():
-        for end in ("in", "out") if side == "both" else (side,):
-            found.setdefault(name, {})[end] = (mask.numel(), int((~mask).sum()))
-    changed = []
-    for name, module in large.named_modules():
-        if name not in found or all(before == after for before, after in found[name].values()):
-            continue
-        ins = getattr(module, "in_channels", getattr(module, "in_features", 0))
-        inputs, outputs = found[name].get("in", (ins, ins)), found[name].get("out", (0, 0))
-        changed.append(Layer(name, inputs, outputs, blank=0 in (inputs[1], outputs[1])))
-    return changed
-
-
-def _change(sizes: tuple[int, int]) -> str:
-    before, after = sizes
-    return "" if before == 0 else f"{before:,}" if before == after else f"{before:,} → {after:,}"

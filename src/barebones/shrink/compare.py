@@ -1,0 +1,56 @@
+"""The comparison of two networks: the same inputs, the same random numbers, outputs that are equal but for rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..paths import call, tensors
+from ..rng import forked
+from .coupling import copied
+
+
+class Failed(Exception):
+    """A trial that does not run, or that computes something else."""
+
+
+def doubled(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def random_like(value: Any, times: int) -> Any:
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    wide = torch.cat([value] * times)
+    return torch.randn_like(wide) if wide.is_floating_point() else wide
+
+
+def outputs(network: nn.Module, example: Any, device: torch.device, seed: int = 0) -> list[Tensor]:
+    args, kwargs = copied(call(example))
+    with torch.no_grad(), forked(device, seed):
+        return [t.detach().clone() for t in tensors(network(*args, **kwargs)) if t.is_floating_point()]
+
+
+def without_dropout(network: nn.Module) -> nn.Module:
+    for module in network.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    return network
+
+
+def compare(wanted: list[Tensor], got: list[Tensor], tolerance: float, mode: str) -> None:
+    if [t.shape for t in wanted] != [t.shape for t in got]:
+        raise Failed("its outputs have another shape without them")
+    for a, b in zip(wanted, got, strict=True):
+        scale = float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 0.0
+        if not torch.allclose(a, b, rtol=0, atol=tolerance * scale + 1e-30, equal_nan=True):
+            apart = float((a - b).abs().max())
+            raise Failed(
+                f"in {mode} mode its outputs differ by {apart:.3g} without them, where the largest is {scale:.3g}"
+            )
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
