@@ -12,6 +12,8 @@ import barebones as bb
 from barebones import digest
 from barebones.data import Data, TensorPart
 from barebones.data.normalization import Normalization
+from barebones.lab.experiment import Experiment
+from barebones.lab.run import Place, Stopped, result_of, run
 from barebones.masks import kept
 from barebones.prune import _numbers
 from barebones.training import Plan, Training
@@ -271,3 +273,32 @@ def test_lanes_train_side_by_side_as_alone():
                     active.remove(lane)
     for expected, (_, _, losses) in zip(alone, lanes, strict=True):
         assert losses == pytest.approx(expected, rel=0.05)
+
+
+def test_a_network_shrinks_on_the_device():
+    pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
+    model = network().cuda()
+    generator = torch.Generator().manual_seed(0)
+    masks = {n: (torch.rand(p.shape, generator=generator) < 0.1).cuda() for n, p in bb.prunable(model).items()}
+    images = batches(1)[0][0].cuda()
+    small = bb.shrink(model, masks, images, multiple_of=8)
+    assert all(p.is_cuda for p in small.module.parameters())
+    assert all(mask.is_cuda for mask in small.masks.values())
+    with torch.no_grad():
+        wanted, got = (net.double().eval()(images.double()) for net in (small.expand(), small.module))
+    torch.testing.assert_close(got, wanted)
+    assert small.plan.parameters[1] < small.plan.parameters[0]
+
+
+@pytest.mark.parametrize("after", [3, 7])
+def test_a_pruning_that_was_stopped_ends_with_the_same_masks(after, tmp_path):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    experiment = Experiment("small-resnet", "digits", "force", 0.95, rounds=12, epochs=1).resolved("cuda")
+    whole, stopped = (Place(tmp_path / name, device="cuda", save_every=0) for name in ("whole", "stopped"))
+    result_of(run(experiment, whole, until="prune"))
+    asked = itertools.count()
+    with pytest.raises(Stopped):
+        result_of(run(experiment, stopped, stopping=lambda: next(asked) >= after, until="prune"))
+    result_of(run(experiment, stopped, until="prune"))
+    one, other = (bb.load_masks(p.folder(experiment) / "mask.safetensors")[0] for p in (whole, stopped))
+    assert all(torch.equal(one[name], other[name]) for name in one)
