@@ -1241,3 +1241,105 @@ def test_a_pool_in_a_dead_branch_keeps_one_channel_of_that_branch_alone():
     small = bb.shrink(model, masks, torch.randn(2, 3, 6, 6))
     assert {layer.name: layer.outputs[1] for layer in small.plan.layers} == {"a": 0, "a2": 8, "b": 1, "b2": 8}
     assert not small.plan.left
+
+
+class Gated(nn.Module):
+    """Half of its units are constants, and something that no gradient passes through decides about them."""
+
+    def __init__(self, gate: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.units, self.control, self.head = nn.Linear(5, 8), nn.Linear(5, 8), nn.Linear(8, 3)
+        self.gate = gate
+        nn.init.constant_(self.units.bias, 2.0)
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return self.head(self.gate(F.relu(self.units(x)), x, self.control(x), *more))
+
+
+def zero_where(h: Tensor, off: Tensor) -> Tensor:
+    h = h.clone()
+    h[off] = 0
+    return h
+
+
+GATES: dict[str, Callable[..., Tensor]] = {
+    "comparison": lambda h, x, c: h * (c > 50).to(h.dtype),
+    "comparison of the input": lambda h, x, c: h * (x[:, :1] > 50),
+    "where": lambda h, x, c: torch.where(c > 50, h, 0.0),
+    "masked_fill": lambda h, x, c: h.masked_fill(c < 50, 0.0),
+    "masked_fill_": lambda h, x, c: h.clone().masked_fill_(c < 50, 0.0),
+    "assignment": lambda h, x, c: zero_where(h, c < 50),
+    "argmax": lambda h, x, c: h * F.one_hot(c.argmax(1), 8),
+    "a number in Python": lambda h, x, c: h * float(x.detach().abs().max() > 50),
+    "a branch in Python": lambda h, x, c: h if bool((x > 50).any()) else h * 0,
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_constants_that_a_comparison_decides_about_stay(gate):
+    torch.manual_seed(0)
+    model = Gated(GATES[gate])
+    masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in prunable(model).items()}
+    masks["units.weight"][:4] = False
+    small = bb.shrink(model, masks, torch.randn(4, 5))
+    with torch.no_grad():
+        for _, parameter, mask in matched(model, masks):
+            parameter.masked_fill_(~mask, 0)
+        for inputs in (torch.randn(4, 5), 1000 * torch.randn(4, 5)):
+            torch.testing.assert_close(small.module(inputs), model(inputs))
+
+
+def test_masks_among_the_inputs_decide_too():
+    model = Gated(lambda h, x, c, keep: (h * keep[..., None]).mean(1))
+    masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in prunable(model).items()}
+    masks["units.weight"][:4] = False
+    example = torch.randn(2, 6, 5)
+    small = bb.shrink(model, masks, (example, torch.ones(2, 6, dtype=torch.bool)))
+    with torch.no_grad():
+        model.units.weight[:4] = 0
+        keep = torch.rand(2, 6) > 0.5
+        torch.testing.assert_close(small.module(example, keep), model(example, keep))
+
+
+@pytest.mark.parametrize("pool", [lambda h: h.sum((2, 3)), lambda h: F.avg_pool2d(h, 3, 2, 1).mean((2, 3))])
+@pytest.mark.parametrize("size", [1, 8])
+def test_constants_that_depend_on_the_size_of_the_input_stay(size, pool):
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), Then(pool), nn.Linear(8, 3))
+    masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in prunable(model).items()}
+    masks["0.weight"][:4] = False
+    nn.init.constant_(model[0].bias, 1.0)
+    small = bb.shrink(model, masks, torch.randn(2, 3, size, size))
+    with torch.no_grad():
+        model[0].weight[:4] = 0
+        for other in (1, 4, 8, 9):
+            inputs = torch.randn(2, 3, other, other)
+            torch.testing.assert_close(small.module(inputs), model(inputs))
+
+
+class Then(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def test_circular_padding_comes_to_an_end():
+    circular = nn.Conv1d(6, 4, 3, padding=1, padding_mode="circular")
+    model = nn.Sequential(nn.Conv1d(2, 6, 3, padding=1), nn.ReLU(), circular, nn.ReLU(), nn.Conv1d(4, 2, 1))
+    masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in prunable(model).items()}
+    masks["0.weight"][:2] = masks["4.weight"][:, 0] = False
+    small = bb.shrink(model, masks, torch.randn(2, 2, 9))
+    inputs = torch.randn(3, 2, 9)
+    torch.testing.assert_close(small.module(inputs), small.expand()(inputs))
+
+
+def test_a_layer_with_computed_weights_stays():
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(5, 8))
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    masks = {"2.weight": torch.ones(6, 8, dtype=torch.bool), "4.weight": torch.ones(3, 6, dtype=torch.bool)}
+    masks["2.weight"][:, :3] = masks["4.weight"][:, :2] = False
+    small = bb.shrink(model, masks, torch.randn(2, 5))
+    assert small.module[0].weight.shape == (8, 5)
+    assert small.module[2].weight.shape == (4, 8)

@@ -85,12 +85,20 @@ class Use:
     ends: bool = False  # something reached its input, nothing left it
 
 
-class Bits(TorchFunctionMode):
-    """The mode, for parameters that have become `weights`; `uses` tells what the forward did with each."""
+# What a forward looks at a tensor with in Python, where no bit can follow.
+PEEKS = frozenset("item tolist bool int float complex index numpy equal allclose is_nonzero".split())  # noqa: SIM905
 
-    def __init__(self, weights: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> None:
+
+class Bits(TorchFunctionMode):
+    """The mode, for parameters that have become `weights`; `uses` tells what the forward did with each.
+
+    Comparisons, and masks among the inputs, are no signals: they end where they begin. A `strict` mode takes them for
+    signals, too, that reach whatever they decide about, and notes in `peeked` that Python has looked at a value.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], rules: Mapping[str, Rule], strict: bool = False) -> None:
         super().__init__()
-        self.rules = rules
+        self.rules, self.strict, self.peeked = rules, strict, False
         self.uses: dict[str, Use] = {}
         self.weights: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self.shares: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
@@ -111,7 +119,8 @@ class Bits(TorchFunctionMode):
             if value.is_floating_point():
                 return alive(torch.ones(value.shape, device=device or value.device, requires_grad=True))
             swapped = value.detach().to(device, copy=True)
-            if value.dtype != torch.bool and (value is first or bool(((value < 0) | (value > 1)).any())):
+            mask = value.dtype == torch.bool or (value is not first and not ((value < 0) | (value > 1)).any())
+            if self.strict or not mask:
                 self.given[swapped] = True
             return swapped
 
@@ -125,6 +134,8 @@ class Bits(TorchFunctionMode):
         if torch.is_inference_mode_enabled():
             raise ValueError("part of it runs under torch.inference_mode(), where no path can be recorded")
         rule = self.rules.get(call.name, as_it_is)
+        if self.strict and rule not in (nothing, blank) and any(t in self.given for t in call.tensors):
+            return self._flooded(call)
         if not call.live and rule not in (nothing, blank):
             return tree_map(partial(self._constant, call), call.func(*call.args, **call.kwargs))
         if call.inplace and rule is pass_on:
@@ -133,9 +144,37 @@ class Bits(TorchFunctionMode):
             call.weight = self.weights[call.live[0]]
         call.share = all(t in self.shares for t in call.live)
         result = rule(self, call)
+        if self.strict and call.weight is None:
+            tree_map(partial(self._note, call), result)
         if call.inplace and rule is not as_it_is:
             return call.args[0].copy_(alive(result))
         return tree_map(partial(self._live, call, rule), result)
+
+    def _note(self, call: Call, result: Any) -> Any:
+        """What is no float any more, a comparison say, still depends on the input."""
+        if isinstance(result, Tensor) and not result.is_floating_point():
+            self.given[result] = True
+        self.peeked |= not isinstance(result, Tensor) and call.name in PEEKS
+        return result
+
+    def _flooded(self, call: Call) -> Any:
+        """Where integers or truth values from the input decide, everything may be reached."""
+
+        def flood(value: Any) -> Any:
+            self._note(call, value)
+            floats = isinstance(value, Tensor) and value.is_floating_point()
+            return torch.ones_like(value, requires_grad=True) if floats else value
+
+        result = call.plain()
+        if not call.inplace:
+            return tree_map(flood, result)
+        target = call.args[0]
+        self._note(call, target)
+        if target.is_floating_point():
+            with torch.no_grad():
+                target.fill_(1)
+            target.requires_grad_()
+        return target
 
     def _constant(self, call: Call, result: Any) -> Any:
         """What nothing live went into: where integers of the input did, a source of bits; else as it is."""

@@ -72,6 +72,7 @@ class Trace:
     outputs: list[bool]
     uses: dict[str, Use]
     effective: Masks
+    peeked: bool = False  # the forward looked at values in Python; told by a strict run
 
 
 def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, seen: Trace) -> list[str]:
@@ -93,8 +94,13 @@ def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, seen: Trac
     return alone or [name for name in masks if name in seen.uses and seen.uses[name].ends]
 
 
-def trace(model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward: bool = True) -> Trace:
-    """Run the model on bits; `effective` is empty without `backward`. The model is left as it was found."""
+def trace(
+    model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward: bool = True, strict: bool = False
+) -> Trace:
+    """Run the model on bits; `effective` is empty without `backward`. The model is left as it was found.
+
+    A `strict` run also follows comparisons, masks among the inputs and what they decide about: forward alone.
+    """
     model = bare(model)
     kept = {name: mask for name, _, mask in matched(model, masks)}
     named = parameters(model)
@@ -108,7 +114,7 @@ def trace(model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward:
                 for name, p in named.items()
                 if p.is_floating_point()
             }
-            mode = Bits(bits, RULES)
+            mode = Bits(bits, RULES, strict)
             args, kwargs = mode.inputs(call(example), devices[0] if len(devices) == 1 else None)
             with _standing_in(model, {id(named[name]): bit for name, bit in bits.items()}):
                 with mode:
@@ -120,7 +126,7 @@ def trace(model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward:
                     torch.autograd.backward(ends, inputs=[bits[name] for name in kept])
             reached = [t.requires_grad and bool((t != 0).any()) for t in outputs]
             found = {name: _flowing(bits[name].grad, mask).to(masks[name].device) for name, mask in kept.items()}
-            return Trace(reached, mode.uses, found if backward else {})
+            return Trace(reached, mode.uses, found if backward else {}, mode.peeked)
     except Exception as error:
         raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}") from error
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ..paths import call, tensors
 from ..rng import forked
@@ -25,6 +27,28 @@ def random_like(value: Any, times: int) -> Any:
         return value
     wide = torch.cat([value] * times)
     return torch.randn_like(wide) if wide.is_floating_point() else wide
+
+
+def single(tree: Any) -> Any:
+    """One sample: of each tensor that is as long as the first one."""
+    batch = next((len(t) for t in tensors(tree) if t.dim()), 0)
+    return tree_map(lambda t: t[:1] if isinstance(t, Tensor) and t.dim() and len(t) == batch else t, tree)
+
+
+def larger(tree: Any) -> Any:
+    """One sample of twice the height and width, or whatever comes behind the channels."""
+    return tree_map(lambda t: _stretched(t, range(2, t.dim())) if isinstance(t, Tensor) else t, single(tree))
+
+
+def longer(tree: Any) -> Any:
+    """One sample of twice the length, where that comes before the channels."""
+    return tree_map(lambda t: _stretched(t, range(1, min(2, t.dim()))) if isinstance(t, Tensor) else t, single(tree))
+
+
+def _stretched(value: Tensor, dims: Iterable[int]) -> Tensor:
+    for dim in dims:
+        value = torch.cat([value, value], dim)
+    return torch.randn_like(value) if value.is_floating_point() else value
 
 
 def outputs(network: nn.Module, example: Any, device: torch.device, seed: int = 0) -> list[Tensor]:

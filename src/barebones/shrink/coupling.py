@@ -33,6 +33,7 @@ EACH = """
 """
 CHANNELWISE = frozenset(EACH.split())
 POOLS = ("MaxPool", "AvgPool", "MkldnnMaxPool", "ReflectionPad", "ReplicationPad")  # torch refuses them no channels
+ROUNDS = 10  # times that a search may come to each node
 OVER_PLACES = {"Mean", "Sum", "Amax", "Amin", "Max", "LinalgVectorNorm", "Std", "Var"}  # if not over the channels
 ATTENTION = {"Bmm", "Baddbmm", "Softmax", "SafeSoftmax", "ScaledDotProduct"}  # whole heads may go: a trial tells
 MIXING_LAYERS = {"LN", "GN", "MHA", "LSTM", "CUSTOMIZED", "OUTPUT"}  # types of Torch-Pruning's nodes
@@ -149,7 +150,8 @@ class _Tracing:
         self.roots.append(torch.tensor(channels) + root.start)
         whole, entangled = set(), False
         try:
-            group = self.graph.get_pruning_group(module, pruner.prune_out_channels, channels)
+            with _bounded(len(self.graph.module2node)):
+                group = self.graph.get_pruning_group(module, pruner.prune_out_channels, channels)
         except Exception:  # it cannot follow some function behind this layer
             self.stays.append(self.roots[-1])
             return {id(module)}, False
@@ -176,8 +178,9 @@ class _Tracing:
         return whole, entangled
 
     def uncuttable(self, layer: Any) -> bool:
-        """Its parameters are another's too, or it has groups that Torch-Pruning takes for something else."""
-        if id(layer) in self.tied:
+        """Its parameters are another's too, or computed, or it has groups that Torch-Pruning takes for something else."""
+        computed = isinstance(layer, nn.modules.conv._ConvNd | nn.Linear) and "weight" not in layer._parameters
+        if id(layer) in self.tied or computed:
             return True
         if not isinstance(layer, nn.modules.conv._ConvNd) or layer.groups == 1:
             return False
@@ -276,6 +279,24 @@ def _tied(model: nn.Module) -> set[int]:
 def copied(tree: Any) -> Any:
     """Inputs that a model may write to."""
     return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, tree)
+
+
+@contextmanager
+def _bounded(nodes: int) -> Iterator[None]:
+    """Torch-Pruning stops with an error where it would go round and round, as behind circular padding."""
+    from torch_pruning.dependency import graph
+
+    class Bounded(graph.Group):
+        def add_dep(self, dep: Any, idxs: Any) -> None:
+            if len(self) > ROUNDS * nodes:
+                raise RecursionError("the coupling of these channels has no end")
+            super().add_dep(dep, idxs)
+
+    before, graph.Group = graph.Group, Bounded
+    try:
+        yield
+    finally:
+        graph.Group = before
 
 
 @contextmanager

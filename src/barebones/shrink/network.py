@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from ..masks import Masks
 from ..rng import forked
 from ..scope import bare, layers, matched, parameters
-from .compare import Failed, compare, doubled, first_line, outputs, random_like, without_dropout
+from .compare import Failed, compare, doubled, first_line, larger, longer, outputs, random_like, single, without_dropout
 from .coupling import Coupling, coupling
 from .cut import Removed, cells, cut, filled, indexed, scattered
 from .plan import Plan, changed
@@ -113,6 +113,7 @@ class _Shrinking:
         self.exact, self.dtype = self._exact()
         self.trains = True  # it runs in train mode
         self.inputs, self.modes = self._inputs()
+        self.others = self._others()
         self.wanted: list[tuple[bool, Any, list[Tensor]]] = []
         self.shifts: dict[str, int] = {}
         self.left: dict[str, str] = {}
@@ -168,12 +169,26 @@ class _Shrinking:
         self.trains = False
         return [example, like], (False,)
 
+    def _others(self) -> list[Any]:
+        """Inputs of other sizes that the model takes in eval mode: one sample, larger images, longer sequences."""
+        found = []
+        for resize in (single, larger, longer):
+            with forked(self.device, seed=1):
+                given = resize(self.inputs[1])
+            try:
+                outputs(_aside(self.exact).eval(), given, self.device)
+                found.append(given)
+            except Exception:  # it does not take them, so they need not be compared
+                continue
+        return found
+
     def _readers(self, coupled: Coupling) -> list[Reader]:
         copy = _aside(self.exact)
         named = dict(copy.named_modules())
         own = {name: named[name] for (name, side) in coupled.places if side == "in" and name in named}
         arrives = reached(copy, self.masks, self._cast(self.example), own)
-        values = constants(copy, self.inputs[1:], own, self.device, (False, True) if self.trains else (False,))
+        runs = [(False, given) for given in (*self.others, self.inputs[1])] + [(True, self.inputs[1])] * self.trains
+        values = constants(copy, runs, own, self.device)
         return readers(coupled, self.exact, self.masks, arrives, values)
 
     def _without_shifts(self, coupled: Coupling, reading: list[Reader]) -> list[Reader]:
@@ -287,7 +302,10 @@ class _Shrinking:
         names = {id(module): f"{path}.bias".lstrip(".") for path, module in layers(self.exact)}
         folded = {names[id(self.exact.get_submodule(layer))]: added for layer, added in folds.items()}
         small = indexed(self.exact, folds)
-        cut(small, removed, coupled.graph)
+        try:
+            cut(small, removed, coupled.graph)
+        except Exception as error:  # a layer that is not what it seems, such as one with computed weights
+            raise Failed(f"it cannot be cut ({first_line(error)})") from error
         origin = filled(small, self.exact, folded)
         self._compare(small)
         return _Trial(small, origin, removed, severed(coupled, reading, choice), counts)
@@ -297,7 +315,7 @@ class _Shrinking:
         network = without_dropout(_aside(self.exact))
         wanted: list[tuple[bool, Any, list[Tensor]]] = []
         for mode in self.modes:
-            for given in self.inputs[1:] if wanted else self.inputs:
+            for given in self.inputs[1:] if wanted else (*self.inputs, *self.others):
                 wanted.append((mode, given, outputs(network.train(mode), given, self.device)))
         return wanted
 

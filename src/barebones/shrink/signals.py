@@ -18,27 +18,29 @@ Watch = Callable[[str, Tensor], None]
 def reached(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, readers: Mapping[str, nn.Module]
 ) -> dict[str, Tensor]:
-    """Which input channels of each layer lie behind a path of kept weights from the model's input."""
+    """Which input channels of each layer lie behind a path of kept weights from the model's input.
+
+    Everything may, where the forward looks at values in Python.
+    """
     found: dict[str, Tensor] = {}
 
     def watch(name: str, lines: Tensor) -> None:
         found[name] = found.get(name, False) | (lines != 0).any(1)
 
     with hooked(_hooks(readers, watch)):
-        trace(model, masks, example, backward=False)
-    return found
+        seen = trace(model, masks, example, backward=False, strict=True)
+    return {name: torch.ones_like(bits) for name, bits in found.items()} if seen.peeked else found
 
 
 def constants(
     model: nn.Module,
-    examples: list[Any],
+    runs: list[tuple[bool, Any]],
     readers: Mapping[str, nn.Module],
     device: torch.device,
-    modes: tuple[bool, ...] = (False, True),
 ) -> dict[str, Tensor]:
-    """The value of each input channel where it is one and the same, in eval and in train mode; else NaN.
+    """The value of each input channel where it is one and the same in all runs, (train mode, input); else NaN.
 
-    The model is run, and its buffers move.
+    The model's buffers move.
     """
     found: dict[str, Tensor] = {}
 
@@ -51,11 +53,9 @@ def constants(
         found[name] = torch.where(same, value, torch.nan)
 
     with torch.no_grad(), hooked(_hooks(readers, watch)), forked(device):
-        for mode in modes:
-            model.train(mode)
-            for example in examples:
-                args, kwargs = copied(call(example))
-                model(*args, **kwargs)
+        for mode, example in runs:
+            args, kwargs = copied(call(example))
+            model.train(mode)(*args, **kwargs)
     return found
 
 
