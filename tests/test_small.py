@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import barebones as bb
+from barebones import maskfile
 from barebones.lab import show
 from barebones.lab import small as small_networks
 from barebones.lab.experiment import Experiment
 from barebones.lab.run import Network, Place, Stopped, read_weights, result_of, run
+from barebones.shrink import network
 from barebones.training import evaluate
 
 pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
@@ -71,6 +73,27 @@ def test_a_run_without_epochs_has_no_speeds(experiment, tmp_path):
     result = result_of(run(replace(experiment, epochs=0), Place(tmp_path)))
     assert result["shrunk"]["images_per_second"] is None
     assert "times as fast" not in " ".join(show.summary(result, tmp_path))
+
+
+def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
+    path = tmp_path / "empty.safetensors"
+    place = Place(tmp_path, mask=path)
+    weights = bb.prunable(Network(experiment, place, torch.device("cpu")).model)
+    bb.save_masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in weights.items()}, path)
+    content = maskfile.content(bb.load_masks(path)[0])
+    empty = Experiment("small-resnet", "digits", "file", mask=content, epochs=1, shrink=True).resolved()
+    result = result_of(run(empty, place))
+    assert result["kept"] == 0
+    assert result["test"]["top1"] < 0.2
+    assert result["shrunk"]["parameters"][1] == 10  # the biases of the classes
+    assert "No signal passes" in " ".join(show.summary(result, tmp_path))
+
+
+def test_without_torch_pruning_nothing_is_begun(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(network, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"barebones\[shrink\]"):
+        result_of(run(experiment, Place(tmp_path / "runs")))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_nothing_can_be_shrunk_where_nothing_is_pruned():

@@ -497,3 +497,18 @@ def test_two_processes_build_at_once_and_leave_one_library(fresh: Path) -> None:
     built = library.stat().st_mtime_ns
     assert not isinstance(engine.__wrapped__(), str)
     assert library.stat().st_mtime_ns == built
+
+
+def test_weights_that_are_changed_in_place_count():
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 25, 3))
+    masks = {name: torch.rand(p.shape) < 0.1 for name, p in prunable(model).items()}
+    images = torch.randn(2, 4, 5, 5)
+    fast = sparsify_for_cpu(model, masks)
+    with torch.no_grad():
+        fast(images)
+        for network in (fast, model):
+            for parameter in network.parameters():
+                parameter.mul_(2)
+        for name, mask in masks.items():
+            model.get_parameter(name).masked_fill_(~mask, 0)
+        torch.testing.assert_close(fast(images), model(images))

@@ -197,7 +197,8 @@ def _explain(given: Experiment, experiment: Experiment, place: Place, table: Any
     _print(f"{experiment.model} has {weights:,} prunable weights; {left:,} would be left.")
     if experiment.rounds is not None:
         _print(f"Pruning: {experiment.rounds} rounds of {experiment.batches} batches of {experiment.batch} images.")
-    _print(f"Training: {experiment.epochs} epochs on {place.device}.")
+    small = ", without the channels that carry no signal (needs Torch-Pruning)" if experiment.shrink else ""
+    _print(f"Training: {experiment.epochs} epochs on {place.device}{small}.")
     folder = place.folder(experiment)
     _print(f"The run's folder is {folder}: {progress(folder)}.")
 
@@ -432,6 +433,11 @@ def export(
         raise ValueError(
             f"{what}; use --format {', '.join(formats)}, or a name that ends in {', '.join(formats.values())}"
         )
+    if shrink and named == "sparse":
+        raise ValueError(
+            "a compact file holds weights alone, for the network that everybody knows; --shrink is for .onnx and .pt2 "
+            "files, which bring their own"
+        )
     if out.is_dir() or not out.parent.is_dir():
         raise ValueError(f"{out} is a folder; name a file" if out.is_dir() else f"there is no folder {out.parent}")
     experiment, network, masks = _stored(source, model, data)
@@ -442,11 +448,11 @@ def export(
         small = shrunk(network, masks, example)
         network, masks = small.module, small.masks
     if named == "sparse":
-        done = to_sparse(network, masks, out, experiment=experiment.to_dict(), shrunk=shrink)
+        done = to_sparse(network, masks, out, experiment=experiment.to_dict())
     else:
         done = (to_onnx if named == "onnx" else to_program)(network, masks, example, out, fold=fold)
-    times = dense / done.bytes
-    _print(f"{out}: {done.bytes:,} bytes; the dense checkpoint's {dense:,} are {times:.3g} times as many.")
+    smaller = f"{dense / done.bytes:.3g} times smaller than" if done.bytes < dense else "no smaller than"
+    _print(f"{out}: {done.bytes:,} bytes, {smaller} the dense checkpoint ({dense:,}).")
     checked = {"onnx": "In onnxruntime", "torch": "Loaded again"}.get(named)
     far = f"its outputs differ by {done.difference:.2g} of the largest at most."
     _print(f"{checked}, {far}" if checked else "Loaded again, it is the same bit for bit.")
@@ -502,7 +508,9 @@ def bench_lab(
 @bench.command("speed")
 def bench_speed(
     mask: Source,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes; name several times.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Batch sizes; name several times.", show_default="1 and 64")
+    ] = None,
     train_batch: Annotated[int, typer.Option(min=0, help="Batch size of the training step; 0 for none.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Times each side is measured at least; the median counts.")] = 5,
     device: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",

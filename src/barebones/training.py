@@ -125,7 +125,7 @@ class Training:
             fused=self.device.type in ("cpu", "cuda"),
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        if masks is not None:
+        if masks:  # of a network that was shrunk, nothing masked may be left
             self.held = hold(model, masks, self.optimizer)
         self.forward = torch.compile(model, dynamic=False) if compiled else model
         capturing = captured and on_gpu and precision != "fp16"  # a scaler decides on the host whether to step

@@ -49,7 +49,6 @@ class Way:
     note: str = ""
     lean: Forward | None = None  # the same without memory that it sets aside for later, to measure memory by
     seconds: dict[int, float] = field(default_factory=dict)
-    ratio: dict[int, float] = field(default_factory=dict)  # times as fast as dense, median of the rounds
     memory: dict[int, int | None] = field(default_factory=dict)  # bytes above what the process held before
 
 
@@ -77,6 +76,9 @@ def run(
         highlight=False,
         soft_wrap=True,
     )
+    if whole.collapsed:
+        cut = ", ".join(whole.collapsed[:5])
+        console.print(f"No signal passes from input to output ({cut}): it is fast, and it knows nothing.", markup=False)
     if device == "cpu":
         with console.status("making the networks") as status:
             ways = _ways(model, small, example, status.update)
@@ -159,11 +161,8 @@ def _measure(ways: list[Way], example: Tensor, batch: int, repeats: int) -> None
                 first = _timed(way, images)
                 turn = [_timed(way, images) for _ in range(max(1, min(CALLS, int(TURN / first))))]
                 times[way.name].append(statistics.median(turn))
-    dense = times[able[0].name]
     for way in able:
-        own = times[way.name]
-        way.seconds[batch] = statistics.median(own)
-        way.ratio[batch] = statistics.median(a / b for a, b in zip(dense, own, strict=True))
+        way.seconds[batch] = statistics.median(times[way.name])
 
 
 def _timed(way: Way, images: Tensor) -> float:
@@ -214,6 +213,7 @@ def _given_back() -> Iterator[None]:
 
 
 def _table(ways: list[Way], batch: int) -> Table:
+    dense = ways[0].seconds[batch]
     table = Table(title=f"inference, float32, batch {batch}", title_justify="left")
     table.add_column("network")
     for column in ("ms", "× dense", "memory, MB", "weights, MB"):
@@ -226,7 +226,7 @@ def _table(ways: list[Way], batch: int) -> Table:
         table.add_row(
             way.name,
             f"{1e3 * way.seconds[batch]:.2f}",
-            f"{way.ratio[batch]:.2f}",
+            f"{dense / way.seconds[batch]:.2f}",
             "" if held is None else f"{held / 1e6:.1f}",
             f"{way.weights / 1e6:.2f}",
         )
@@ -238,12 +238,12 @@ def _advice(ways: list[Way], batches: list[int]) -> Iterator[str]:
     dense = [way for way in ways if way.name.startswith("dense") and way.forward is not None]
     pruned = [way for way in ways if not way.name.startswith("dense") and way.forward is not None]
     for batch in batches:
-        rival = max(dense, key=lambda way: way.ratio[batch])
-        best = max(pruned, key=lambda way: way.ratio[batch])
+        rival, best = (min(ways, key=lambda way: way.seconds[batch]) for ways in (dense, pruned))
         win = rival.seconds[batch] / best.seconds[batch]
+        times = dense[0].seconds[batch] / best.seconds[batch]
         if win >= PAYS:
             yield (
-                f"Batch {batch}: {best.name} is the fastest, {best.ratio[batch]:.1f} times dense PyTorch"
+                f"Batch {batch}: {best.name} is the fastest, {times:.1f} times dense PyTorch"
                 + (f" and {win:.1f} times the fastest dense way ({rival.name})." if rival is not dense[0] else ".")
             )
         else:
@@ -294,9 +294,9 @@ def _training(
     table = Table(title=f"training step, batch {batch}, {precision}{how}", title_justify="left")
     for column in ("network", "ms", "× dense"):
         table.add_column(column, justify="left" if column == "network" else "right")
-    for name, own in times.items():
-        ratio = statistics.median(a / b for a, b in zip(times["dense"], own, strict=True))
-        table.add_row(name, f"{1e3 * statistics.median(own):.2f}", f"{ratio:.2f}")
+    middle = {name: statistics.median(own) for name, own in times.items()}
+    for name, seconds in middle.items():
+        table.add_row(name, f"{1e3 * seconds:.2f}", f"{middle['dense'] / seconds:.2f}")
     return table
 
 
@@ -307,7 +307,7 @@ def _step(
     network: nn.Module = deepcopy(model).train().to(device, memory_format=layout)  # type: ignore[call-overload]
     images = _images(example, batch).to(device, memory_format=layout)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4, fused=True)
-    if masks is not None:
+    if masks:
         hold(network, {name: mask.to(device) for name, mask in masks.items()}, optimizer)
     with torch.no_grad():
         classes = network(images).shape[1]

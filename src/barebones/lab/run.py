@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -29,7 +29,7 @@ from ..prune import prune
 from ..rng import forked
 from ..round import Round
 from ..scope import parameters, prunable
-from ..shrink import Shrunk, shrink
+from ..shrink import Shrunk, require_torch_pruning, shrink
 from ..training import Epoch, Plan, Training
 from ..version import __version__
 from .experiment import DENSE, FILE, Experiment
@@ -97,6 +97,8 @@ def run(
     if (result := finished(folder, experiment)) is not None and until == "train":
         (folder / CHECKPOINT).unlink(missing_ok=True)  # if it was killed between the two
         return result
+    if experiment.shrink:
+        require_torch_pruning()
     device = torch.device(place.device)
     network = Network(experiment, place, device)
     with _reserved(folder, experiment, network.bytes):
@@ -356,11 +358,16 @@ class _Work:
         if next(small.module.parameters(), None) is None:
             raise ValueError("nothing is left to train once the network is shrunk: no signal passes through it")
         if not (path := self.folder / SHRUNK).exists():
-            pace = partial(
-                images_per_second, data=self.data, plan=self.experiment.plan(), seed=self.experiment.seed,
-                precision=self.experiment.precision or "fp32", captured=self.place.captured,
-            )  # fmt: skip
-            write_json(path, account_of(small, self.model, masks, images[:1], pace))
+            experiment = self.experiment
+            speeds = images_per_second(
+                {"masked": (self.model, masks), "shrunk": (small.module, small.masks)},
+                self.data,
+                experiment.plan(),
+                seed=experiment.seed,
+                precision=experiment.precision or "fp32",
+                captured=self.place.captured,
+            )
+            write_json(path, account_of(small, self.model, masks, images[:1]) | {"images_per_second": speeds})
         return small
 
     def _training(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Mapping
 from copy import deepcopy
 from time import perf_counter
 from typing import Any
@@ -27,41 +28,46 @@ def wide(device: torch.device) -> int:
 
 
 def images_per_second(
-    model: nn.Module, masks: Masks, *, data: Data, plan: Plan, seed: int, precision: str, captured: bool
-) -> float | None:
-    """How fast a copy of the network trains, in a few steps that leave no trace; None where there are too few."""
-    device = next(model.parameters()).device
-    warm = WARM.get(device.type, 1)
-    most = len(data.train) // plan.batch - 1
+    networks: Mapping[str, tuple[nn.Module, Masks]],
+    data: Data,
+    plan: Plan,
+    *,
+    seed: int,
+    precision: str,
+    captured: bool,
+) -> dict[str, float] | None:
+    """How fast copies of these networks train, in turns of a step each that leave no trace.
+
+    None where an epoch has too few steps for that.
+    """
+    device = next(p.device for model, _ in networks.values() for p in model.parameters())
+    warm, most = WARM.get(device.type, 1), len(data.train) // plan.batch - 1
     if not plan.epochs or most < warm + FEW:
         return None
     with forked(device):
-        training = Training(deepcopy(model), data, plan, masks, seed=seed, precision=precision, captured=captured)
-        steps, done, began = training.steps(), 0, 0.0
+        runs = {
+            name: Training(
+                deepcopy(model), data, plan, masks, seed=seed, precision=precision, captured=captured
+            ).steps()
+            for name, (model, masks) in networks.items()
+        }
+        times: dict[str, list[float]] = {name: [] for name in runs}
         for number in range(most):
-            next(steps)
-            if number + 1 == warm:
+            for name, steps in runs.items():
                 _wait(device)
                 began = perf_counter()
-            elif number + 1 > warm:
-                done += 1
-                if done >= FEW and perf_counter() - began > LONG:
-                    break
-        _wait(device)
-        return done * plan.batch / (perf_counter() - began)
+                next(steps)
+                _wait(device)
+                times[name] += [perf_counter() - began] if number >= warm else []
+            if number >= warm + FEW and sum(map(sum, times.values())) > LONG:
+                break
+    return {name: plan.batch / statistics.median(own) for name, own in times.items()}
 
 
-def account_of(
-    small: Shrunk, model: nn.Module, masks: Masks, example: Tensor, pace: Callable[[nn.Module, Masks], float | None]
-) -> dict[str, Any]:
-    """What shrinking did, for JSON: sizes, the share of the dense FLOPs, images per second of both networks."""
-    dense, left = account(model, masks, example), account(small.module, small.masks, example)
-    speeds = {"masked": pace(model, masks), "shrunk": pace(small.module, small.masks)}
-    return {
-        **small.plan.to_dict(),
-        "flops": (left.flops_dense or 0) / dense.flops_dense if dense.flops_dense else 1.0,
-        "images_per_second": speeds if all(speeds.values()) else None,
-    }
+def account_of(small: Shrunk, model: nn.Module, masks: Masks, example: Tensor) -> dict[str, Any]:
+    """What shrinking did, for JSON: the sizes, and the share of the dense FLOPs that is left."""
+    dense, left = account(model, masks, example).flops_dense, account(small.module, small.masks, example).flops_dense
+    return {**small.plan.to_dict(), "flops": (left or 0) / dense if dense else 1.0}
 
 
 def _wait(device: torch.device) -> None:

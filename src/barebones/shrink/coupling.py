@@ -178,7 +178,7 @@ class _Tracing:
         return whole, entangled
 
     def uncuttable(self, layer: Any) -> bool:
-        """Its parameters are another's too, or computed, or it has groups that Torch-Pruning takes for something else."""
+        """Its weights are another's too, or computed, or in groups that Torch-Pruning takes for something else."""
         computed = isinstance(layer, nn.modules.conv._ConvNd | nn.Linear) and "weight" not in layer._parameters
         if id(layer) in self.tied or computed:
             return True

@@ -48,6 +48,14 @@ class Shrunk:
         return large
 
 
+def require_torch_pruning() -> None:
+    """A clear error where it is absent."""
+    if find_spec("torch_pruning") is None:
+        raise ModuleNotFoundError(
+            'shrinking needs Torch-Pruning, which is not installed: pip install "barebones[shrink]"'
+        )
+
+
 def shrink(
     model: nn.Module,
     masks: Mapping[str, Tensor],
@@ -78,11 +86,8 @@ def shrink(
     >>> small.module[0].out_features, small.masks["2.weight"].shape, small.plan.parameters
     (3, torch.Size([2, 3]), (50, 20))
     """
-    if find_spec("torch_pruning") is None:
-        raise ModuleNotFoundError(
-            'shrinking needs Torch-Pruning, which is not installed: pip install "barebones[shrink]"'
-        )
-    if not isinstance(multiple_of, int) or multiple_of < 1:
+    require_torch_pruning()
+    if type(multiple_of) is not int or multiple_of < 1:
         raise ValueError(f"multiple_of is a whole number of channels, 1 or more, not {multiple_of}")
     with torch.inference_mode(False):
         return _Shrinking(bare(model), masks, example, multiple_of, before_training).run()
@@ -283,7 +288,7 @@ class _Shrinking:
             free = pinned.clone()
             free[part] = False
             idle = choose(coupled, reading, free, 1, 0).idle[labels]
-            for width in (w for w in range(1, place.size) if place.size % w == 0 and w > 1):
+            for width in (w for w in range(2, place.size) if place.size % w == 0):
                 blocks = idle.view(-1, width).all(1)
                 if not blocks.any() or blocks.all():
                     continue

@@ -66,6 +66,9 @@ class SparseLayer(nn.Module):
         self.choices: dict[Key, Choice] = {}
         self._ways: dict[Key, Way] = {}
         self._kept: Kept | None = None
+        self._planned: tuple[int, ...] | None = (
+            self._versions()
+        )  # of the weights that plans and measurements were made for
         self.eval()
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
@@ -76,6 +79,10 @@ class SparseLayer(nn.Module):
                 "a model made sparse for the CPU is for inference only and gives no gradients; "
                 "call it under torch.no_grad(), or differentiate the masked model"
             )
+        if (now := self._versions()) != self._planned:
+            if self._planned is not None:  # not the first call of a copy, which has the weights it was measured with
+                self._forget()
+            self._planned = now
         way = self._ways.get((x.shape, torch.get_num_threads()))
         return self._first(x, add) if way is None else way(x, add)
 
@@ -84,7 +91,11 @@ class SparseLayer(nn.Module):
         return f"{shape}, {int(self.weight.count_nonzero()):,} kept{', relu' if self.relu else ''}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_ways": {}, "_kept": None}  # plans hold addresses; a copy makes its own
+        return self.__dict__ | {
+            "_ways": {},
+            "_kept": None,
+            "_planned": None,
+        }  # plans hold addresses; a copy makes its own
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> SparseLayer:
         self._forget()
@@ -94,6 +105,11 @@ class SparseLayer(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._forget()
         super()._load_from_state_dict(*args, **kwargs)
+
+    def _versions(self) -> tuple[int, ...]:
+        """How often weight and bias were changed in place, as far as torch counts that."""
+        parts = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        return tuple(-1 if part.is_inference() else part._version for part in parts)
 
     def _forget(self) -> None:
         """The weights change: what was planned and measured holds no more."""
