@@ -52,6 +52,7 @@ def test_the_advisor_prints_every_way_and_a_verdict(mask):
     for name in ("dense PyTorch", "masked", "shrunk", "shrunk + sparse", "dense onnxruntime", "shrunk onnxruntime"):
         assert len(re.findall(rf"{re.escape(name)}\b", words)) >= 2
     assert "training step, batch 4, fp32" in words
+    assert "shrunk to multiples of 8, channels last" in words
     assert "96.98% are removed" in words
 
 

@@ -41,7 +41,8 @@ def folded(model: nn.Module, example: Any) -> nn.Module:
     bias`, computed in float64, and the batch-norm an `nn.Identity`. Layers are convolutions (transposed too) and linear
     layers. Which of them a batch-norm reads, and who else reads it, is seen in one run of the example: a layer or a
     batch-norm that is used twice, shares its weights or has hooks stays as it is, as does one that another operation
-    reads. The copy is then compared with the model on the example, and a `ValueError` tells where they differ.
+    reads. The copy is then compared with the model on the example, and a `ValueError` tells where they differ; what a
+    network reads only for inputs of other shapes or values is not seen.
 
     The example is what the model is called with: an input, a tuple of arguments, a dict of them by name, or
     (args, kwargs). Wrappers of compiling and of data-parallel training are left behind.

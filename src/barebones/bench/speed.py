@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,7 +66,7 @@ def run(
     precision: str,
 ) -> None:
     """Print the tables and what follows from them, for a network with its weights dense; it stays as it is."""
-    small = shrink(model, masks, example, multiple_of=8 if device != "cpu" else 1)
+    small = shrink(model, masks, example)
     where = torch.cuda.get_device_name() if device != "cpu" else f"{torch.get_num_threads()} threads"
     whole, left = account(model, masks, example[:1]), account(small.module, small.masks, example[:1])
     flops = whole.flops_dense or 1
@@ -95,7 +96,7 @@ def run(
         console.print("\n".join(_advice(ways, batches)), highlight=False, soft_wrap=True, markup=False)
     if train_batch:
         with console.status("measuring the training step"):
-            table = _training(model, masks, small, example, train_batch, repeats, torch.device(device), precision)
+            table = _training(model, masks, example, train_batch, repeats, torch.device(device), precision)
         console.print(table)
 
 
@@ -264,7 +265,6 @@ def _advice(ways: list[Way], batches: list[int]) -> Iterator[str]:
 def _training(
     model: nn.Module,
     masks: Masks,
-    small: Shrunk,
     example: Tensor,
     batch: int,
     repeats: int,
@@ -272,22 +272,27 @@ def _training(
     precision: str,
 ) -> Table:
     """The step of SGD (forward, backward, update, masks) of the dense, the masked and the shrunk network in turns."""
+    small, wide = shrink(model, masks, example), shrink(model, masks, example, multiple_of=8)
+    step = partial(_step, example=example, batch=batch, device=device, precision=precision)
     sides = {
-        "dense": _step(model, None, example, batch, device, precision),
-        "masked": _step(model, masks, example, batch, device, precision),
-        "shrunk": _step(small.module, small.masks, example, batch, device, precision),
+        "dense": step(model, None),
+        "dense, channels last": step(model, None, last=True),
+        "masked": step(model, masks),
+        "masked, channels last": step(model, masks, last=True),
+        "shrunk": step(small.module, small.masks),
+        "shrunk to multiples of 8, channels last": step(wide.module, wide.masks, last=True),
     }
     count = 20 if device.type == "cuda" else 1
     times: dict[str, list[float]] = {name: [] for name in sides}
-    for step in sides.values():
+    for learn in sides.values():
         for _ in range(10 if device.type == "cuda" else 1):
-            step()
+            learn()
     for _ in range(repeats):
-        for name, step in sides.items():
+        for name, learn in sides.items():
             _wait(device)
             began = perf_counter()
             for _ in range(count):
-                step()
+                learn()
             _wait(device)
             times[name].append((perf_counter() - began) / count)
     how = ", CUDA graph" if device.type == "cuda" else ""
@@ -301,9 +306,16 @@ def _training(
 
 
 def _step(
-    model: nn.Module, masks: Masks | None, example: Tensor, batch: int, device: torch.device, precision: str
+    model: nn.Module,
+    masks: Masks | None,
+    *,
+    example: Tensor,
+    batch: int,
+    device: torch.device,
+    precision: str,
+    last: bool = False,
 ) -> Callable[[], None]:
-    layout = torch.channels_last if device.type == "cuda" and example.dim() == 4 else torch.contiguous_format
+    layout = torch.channels_last if last and example.dim() == 4 else torch.contiguous_format
     network: nn.Module = deepcopy(model).train().to(device, memory_format=layout)  # type: ignore[call-overload]
     images = _images(example, batch).to(device, memory_format=layout)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4, fused=True)

@@ -29,12 +29,12 @@ from ..prune import prune
 from ..rng import forked
 from ..round import Round
 from ..scope import parameters, prunable
-from ..shrink import Shrunk, require_torch_pruning, shrink
+from ..shrink import Shrunk, require_torch_pruning
 from ..training import Epoch, Plan, Training
 from ..version import __version__
 from .experiment import DENSE, FILE, Experiment
 from .metrics import Line, Metrics, read
-from .small import account_of, images_per_second, wide
+from .small import account_of, images_per_second, to_train
 
 RESULT, EXPERIMENT, MASK, WEIGHTS = "result.json", "experiment.json", "mask.safetensors", "weights.safetensors"
 ROUND, CHECKPOINT = "round.safetensors", "checkpoint.safetensors"  # of what is under way
@@ -354,9 +354,7 @@ class _Work:
     def _shrunk(self, masks: Masks) -> Shrunk:
         """The small network, always the same; what it is like and how fast is in a file of its own."""
         images = next(self.data.test.epoch(2))[0]
-        small = shrink(self.model, masks, images, multiple_of=wide(self.network.device), before_training=True)
-        if next(small.module.parameters(), None) is None:
-            raise ValueError("nothing is left to train once the network is shrunk: no signal passes through it")
+        small = to_train(self.model, masks, images)
         if not (path := self.folder / SHRUNK).exists():
             experiment = self.experiment
             speeds = images_per_second(
