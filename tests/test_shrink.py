@@ -1343,3 +1343,18 @@ def test_a_layer_with_computed_weights_stays():
     small = bb.shrink(model, masks, torch.randn(2, 5))
     assert small.module[0].weight.shape == (8, 5)
     assert small.module[2].weight.shape == (4, 8)
+
+
+def test_heads_and_neurons_of_a_hugging_face_network_go():
+    transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=50
+    )
+    model = transformers.BertModel(config)
+    masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in prunable(model).items()}
+    masks["encoder.layer.0.attention.output.dense.weight"][:, 8:16] = False  # the second head
+    masks["encoder.layer.0.output.dense.weight"][:, :20] = False
+    small = bb.shrink(model, masks, {"input_ids": torch.randint(50, (2, 7))})
+    layer = small.module.encoder.layer[0]
+    assert layer.attention.self.query.out_features == layer.attention.self.value.out_features == 24
+    assert layer.intermediate.dense.out_features == 44
