@@ -1270,6 +1270,9 @@ GATES: dict[str, Callable[..., Tensor]] = {
     "masked_fill_": lambda h, x, c: h.clone().masked_fill_(c < 50, 0.0),
     "assignment": lambda h, x, c: zero_where(h, c < 50),
     "argmax": lambda h, x, c: h * F.one_hot(c.argmax(1), 8),
+    "a count": lambda h, x, c: h + len((x > -50).nonzero()) / x.numel(),
+    "a length": lambda h, x, c: h + x[x > -50].numel() / x.numel(),
+    "a search": lambda h, x, c: h + float(0 in (x > -50).long()),
     "a number in Python": lambda h, x, c: h * float(x.detach().abs().max() > 50),
     "a branch in Python": lambda h, x, c: h if bool((x > 50).any()) else h * 0,
 }
@@ -1285,7 +1288,7 @@ def test_constants_that_a_comparison_decides_about_stay(gate):
     with torch.no_grad():
         for _, parameter, mask in matched(model, masks):
             parameter.masked_fill_(~mask, 0)
-        for inputs in (torch.randn(4, 5), 1000 * torch.randn(4, 5)):
+        for inputs in (torch.randn(4, 5), 1000 * torch.randn(4, 5), torch.randn(4, 5) - 100):
             torch.testing.assert_close(small.module(inputs), model(inputs))
 
 

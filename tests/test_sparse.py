@@ -512,3 +512,7 @@ def test_weights_that_are_changed_in_place_count():
         for name, mask in masks.items():
             model.get_parameter(name).masked_fill_(~mask, 0)
         torch.testing.assert_close(fast(images), model(images))
+        fast[3].weight = nn.Parameter(fast[3].weight + 0, requires_grad=False)
+        fast[3].weight.data[fast[3].weight != 0] = 1.0
+        model[3].weight[model[3].weight != 0] = 1.0
+        torch.testing.assert_close(fast(images), model(images))

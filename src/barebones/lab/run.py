@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -34,7 +35,7 @@ from ..training import Epoch, Plan, Training
 from ..version import __version__
 from .experiment import DENSE, FILE, Experiment
 from .metrics import Line, Metrics, read
-from .small import account_of, images_per_second, to_train
+from .small import account_of, images_per_second, laid_out, to_train
 
 RESULT, EXPERIMENT, MASK, WEIGHTS = "result.json", "experiment.json", "mask.safetensors", "weights.safetensors"
 ROUND, CHECKPOINT = "round.safetensors", "checkpoint.safetensors"  # of what is under way
@@ -358,7 +359,7 @@ class _Work:
         if not (path := self.folder / SHRUNK).exists():
             experiment = self.experiment
             speeds = images_per_second(
-                {"masked": (self.model, masks), "shrunk": (small.module, small.masks)},
+                {"masked": (laid_out(deepcopy(self.model), images), masks), "shrunk": (small.module, small.masks)},
                 self.data,
                 experiment.plan(),
                 seed=experiment.seed,

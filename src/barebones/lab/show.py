@@ -113,7 +113,7 @@ def shrunk(small: dict[str, Any]) -> Iterator[str]:
         times = pace["shrunk"] / pace["masked"]
         yield (
             f"It trains {times:.2f} times as fast as the masked network: "
-            f"{pace['shrunk']:,.0f} images/s against {pace['masked']:,.0f}."
+            f"{pace['shrunk']:,.0f} images/s against {pace['masked']:,.0f}, both with channels last."
         )
 
 

@@ -27,9 +27,13 @@ def to_train(model: nn.Module, masks: Masks, images: Tensor) -> Shrunk:
     small = shrink(model, masks, images, multiple_of=8, before_training=True)
     if next(small.module.parameters(), None) is None:
         raise ValueError("nothing is left to train once the network is shrunk: no signal passes through it")
-    if images.dim() == 4:
-        small.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    laid_out(small.module, images)
     return small
+
+
+def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
+    """The model itself, for images with its channels last in memory."""
+    return model.to(memory_format=torch.channels_last) if images.dim() == 4 else model  # type: ignore[call-overload]
 
 
 def images_per_second(

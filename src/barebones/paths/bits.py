@@ -86,7 +86,9 @@ class Use:
 
 
 # What a forward looks at a tensor with in Python, where no bit can follow.
-PEEKS = frozenset("item tolist bool int float complex index numpy equal allclose is_nonzero".split())  # noqa: SIM905
+PEEKS = frozenset("item tolist bool int float complex index numpy equal allclose is_nonzero contains".split())  # noqa: SIM905
+# What returns as many values as the values decide: looking at its length is looking at them.
+COUNTS = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount".split())  # noqa: SIM905
 
 
 class Bits(TorchFunctionMode):
@@ -155,6 +157,8 @@ class Bits(TorchFunctionMode):
         if isinstance(result, Tensor) and not result.is_floating_point():
             self.given[result] = True
         self.peeked |= not isinstance(result, Tensor) and call.name in PEEKS
+        chosen = call.name == "getitem" and any(t.dtype == torch.bool for t in call.tensors)
+        self.peeked |= chosen or call.name in COUNTS
         return result
 
     def _flooded(self, call: Call) -> Any:

@@ -175,13 +175,17 @@ class _Shrinking:
         return [example, like], (False,)
 
     def _others(self) -> list[Any]:
-        """Inputs of other sizes that the model takes in eval mode: one sample, larger images, longer sequences."""
+        """Inputs of other sizes that the model takes in eval mode: one sample, larger images, longer sequences.
+
+        Whether it takes them is tried on the CPU: an index out of range ends a process that uses a GPU.
+        """
+        probe = _aside(self.exact) if self.device.type == "cpu" else deepcopy(self.exact).cpu()
         found = []
         for resize in (single, larger, longer):
-            with forked(self.device, seed=1):
-                given = resize(self.inputs[1])
             try:
-                outputs(_aside(self.exact).eval(), given, self.device)
+                with forked(self.device, seed=1):
+                    given = resize(self.inputs[1])
+                outputs(probe.eval(), tree_map(_on_cpu, given), torch.device("cpu"))
                 found.append(given)
             except Exception:  # it does not take them, so they need not be compared
                 continue
@@ -191,7 +195,11 @@ class _Shrinking:
         copy = _aside(self.exact)
         named = dict(copy.named_modules())
         own = {name: named[name] for (name, side) in coupled.places if side == "in" and name in named}
-        arrives = reached(copy, self.masks, self._cast(self.example), own)
+        arrives, peeked = reached(copy, self.masks, self._cast(self.example), own)
+        if peeked:
+            self.left["every layer"] = (
+                "channels with a constant value, since the forward pass looks at values in Python"
+            )
         runs = [(False, given) for given in (*self.others, self.inputs[1])] + [(True, self.inputs[1])] * self.trains
         values = constants(copy, runs, own, self.device)
         return readers(coupled, self.exact, self.masks, arrives, values)
@@ -362,6 +370,10 @@ def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
             parameter.masked_fill_(~mask, 0)
     model.zero_grad(set_to_none=True)
     return model
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value
 
 
 def _aside(network: nn.Module) -> nn.Module:

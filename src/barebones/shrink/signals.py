@@ -17,10 +17,10 @@ Watch = Callable[[str, Tensor], None]
 
 def reached(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, readers: Mapping[str, nn.Module]
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], bool]:
     """Which input channels of each layer lie behind a path of kept weights from the model's input.
 
-    Everything may, where the forward looks at values in Python.
+    And whether the forward looks at values in Python, or at how many there are of a kind: then everything may.
     """
     found: dict[str, Tensor] = {}
 
@@ -29,7 +29,9 @@ def reached(
 
     with hooked(_hooks(readers, watch)):
         seen = trace(model, masks, example, backward=False, strict=True)
-    return {name: torch.ones_like(bits) for name, bits in found.items()} if seen.peeked else found
+    if seen.peeked:
+        found = {name: torch.ones_like(bits) for name, bits in found.items()}
+    return found, seen.peeked
 
 
 def constants(

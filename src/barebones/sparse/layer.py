@@ -107,9 +107,9 @@ class SparseLayer(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def _versions(self) -> tuple[int, ...]:
-        """How often weight and bias were changed in place, as far as torch counts that."""
+        """Where weight and bias lie, and how often they were changed in place, as far as torch counts that."""
         parts = (self.weight,) if self.bias is None else (self.weight, self.bias)
-        return tuple(-1 if part.is_inference() else part._version for part in parts)
+        return tuple(n for p in parts for n in (p.data_ptr(), -1 if p.is_inference() else p._version))
 
     def _forget(self) -> None:
         """The weights change: what was planned and measured holds no more."""
