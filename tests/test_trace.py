@@ -15,7 +15,7 @@ import references
 import torch
 import torch.multiprocessing
 import torch.nn.functional as F
-from references import Trace, assert_top, equal, pairs, tiny, weights_of
+from references import Pooled, Trace, assert_top, equal, pairs, tiny, weights_of
 from torch import Tensor, nn
 
 from barebones import METHODS, Method, Probe, prune, rounds
@@ -30,17 +30,6 @@ Entry = tuple[nn.Module, list[Any], dict[str, Any]]
 def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [(torch.randn(4, *shape, generator=generator).to(dtype), CLASSES) for _ in range(2)]
-
-
-class Pooled(nn.Module):
-    """A body, then a mean over everything but batch and channels, then three classes."""
-
-    def __init__(self, body: nn.Module, width: int) -> None:
-        super().__init__()
-        self.body, self.head = body, nn.Linear(width, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x).flatten(2).mean(2))
 
 
 class Attending(nn.Module):

@@ -116,7 +116,7 @@ class _Shrinking:
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.large = _masked(deepcopy(model), masks)
         self.exact, self.dtype = self._exact()
-        self.trains = True  # it runs in train mode
+        self.trains, self.unchecked = True, ""  # whether it runs in train mode, and why it is not compared there
         self.inputs, self.modes = self._inputs()
         self.others = self._others()
         self.wanted: list[tuple[bool, Any, list[Tensor]]] = []
@@ -167,9 +167,11 @@ class _Shrinking:
         for inputs in (wide, like):  # a model may insist on its batch size, and batch-norm on more than one value
             try:
                 runs = [outputs(without_dropout(_aside(self.exact)).train(), inputs, self.device, s) for s in (0, 1)]
-            except Exception:
+            except Exception as error:  # told in the plan, if the other does not run either
+                self.unchecked = f"it does not run in train mode ({first_line(error)})"
                 continue
             random = any(not torch.equal(a, b) for a, b in zip(*runs, strict=True))
+            self.unchecked = "its outputs are random in train mode" if random else ""
             return [example, inputs], (False,) if random else (False, True, False)
         self.trains = False
         return [example, like], (False,)
@@ -359,8 +361,9 @@ class _Shrinking:
                 layer: Any = self.large.get_submodule(name)
                 layer.weight.masked_fill_(cells(read, layer).to(layer.weight.device), 0)
         plan = Plan(
-            changed(trial.removed, self.large), (before, after), (kept, still), trial.counts, self.shifts, self.left
-        )
+            changed(trial.removed, self.large), (before, after), (kept, still), trial.counts, self.shifts, self.left,
+            self.unchecked,
+        )  # fmt: skip
         return Shrunk(small, masks, plan, self.large, trial.origin)
 
 

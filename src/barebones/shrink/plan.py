@@ -37,6 +37,7 @@ class Plan:
     folded: dict[str, int] = field(default_factory=dict)  # layer -> constant inputs that its bias took over
     shifts: dict[str, int] = field(default_factory=dict)  # layer -> shifts taken as pruned (before_training)
     left: dict[str, str] = field(default_factory=dict)  # layer -> why channels without a signal stay
+    unchecked: str = ""  # why the two networks were not compared in train mode, where they were not
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, strings, lists and dicts."""
@@ -65,6 +66,8 @@ class Plan:
             sentences.append(
                 f"{count:,} shifts of channels without input are taken as pruned: {', '.join(self.shifts)}."
             )
+        if self.unchecked:
+            sentences.append(f"Compared in eval mode alone: {self.unchecked}.")
         sentences += [f"Left as they are, in {name}: {why}." for name, why in self.left.items()]
         return sentences
 
