@@ -14,7 +14,7 @@ from barebones import kernels
 from barebones.prune import _numbers
 from barebones.selection import keep_top
 
-kernels.BLOCK, kernels.PROGRAMS = 64, 5
+kernels.BLOCK, kernels.PROGRAMS, kernels.MANY, kernels.STRIDE = 64, 5, 500, 7
 random.seed(0)
 g = torch.Generator().manual_seed(0)
 kinds = [
@@ -22,14 +22,17 @@ kinds = [
     lambda n: torch.randint(-2, 3, (n,), generator=g).float(),
     lambda n: torch.randn(n, generator=g, dtype=torch.float64),
     lambda n: torch.zeros(n) * -1,
+    lambda n: torch.arange(n).remainder(7).eq(0) * torch.randn(n, generator=g).exp(),  # the sample misleads
+    lambda n: torch.randn(n, generator=g).exp() * (torch.rand(n, generator=g) < 0.3),  # many zeros
+    lambda n: torch.where(torch.rand(n, generator=g) < 0.1, torch.inf, torch.randn(n, generator=g)),
 ]
-for trial in range(16):
-    n = random.randint(1, 300)
-    scores = kinds[trial % 4](n)
+for trial in range(35):
+    n = random.randint(1, 300) if trial < 14 else random.randint(500, 3000)  # the larger ones are bracketed
+    scores = kinds[trial % 7](n)
     prefer = torch.rand(n, generator=g) < 0.5 if trial % 3 else None
     among = torch.rand(n, generator=g) < 0.7 if trial % 5 < 2 else None
     most = n if among is None else int(among.sum())
-    keep = random.randint(1, most)
+    keep = random.choice([1, most, random.randint(1, most)])
     count = torch.tensor(keep) if trial % 2 else keep
     expected = keep_top({"w": scores}, keep, prefer=prefer is not None and {"w": prefer} or None,
                         among=among is not None and {"w": among} or None)["w"]
@@ -45,15 +48,16 @@ assert kernels.Covering.fits(dense, weights)
 kernels.Covering(dense, weights)(flat)
 assert all(torch.equal(w, d * m) for w, d, m in zip(weights, dense, masks))
 
-gradients = [torch.randn(w.shape, generator=g) for w in weights]  # the first lies otherwise than its weight
-gradients[0] = gradients[0].contiguous(memory_format=last)
-scores, total, bad = kernels.score(gradients, dense, flat)
+gradients = [torch.randn(w.shape, generator=g) for w in weights]  # the first two lie otherwise than their weights
+gradients[1] = gradients[1].t().contiguous().t()
+scoring = kernels.Scoring(dense)
+scores, total, bad = scoring(gradients, flat)
 expected = torch.cat([(a * b).abs().reshape(-1) for a, b in zip(gradients, dense)])
 assert torch.equal(scores, expected) and not bad.any()
 assert torch.allclose(total, (expected * flat).sum(dtype=torch.float64), rtol=1e-5)
 gradients[1][0, 0] = torch.nan
 gradients[2][0, 0, 0, 0] = torch.inf
-assert kernels.score(gradients, dense, flat)[2].tolist() == [False, True, True]
+assert scoring(gradients, flat)[2].tolist() == [False, True, True]
 
 after = torch.rand(flat.numel(), generator=g) < 0.2
 names = [str(i) for i in range(3)]

@@ -1380,3 +1380,231 @@ def test_what_could_not_be_compared_in_train_mode_is_said(refuses, why):
     assert why in small.plan.unchecked
     assert f"Compared in eval mode alone: {small.plan.unchecked}." in str(small.plan)
     assert not bb.shrink(nn.Sequential(nn.Linear(4, 2)), {}, torch.randn(2, 4)).plan.unchecked
+
+
+# The order in memory
+
+
+LAST = torch.channels_last
+
+
+def strides(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: p.stride() for name, p in network.named_parameters()}
+
+
+def laid_out_last(network: nn.Module) -> bool:
+    return all(p.is_contiguous(memory_format=LAST) for p in network.parameters() if p.dim() == 4)
+
+
+def plain(network: nn.Module) -> bool:
+    return all(p.is_contiguous() for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", ["vgg", "resnet", "mobile", "next", "unet", "squeeze"])
+def test_weights_are_channels_last_in_memory_unless_told_otherwise(name):
+    model, example = zoo(name)
+    masks = random_masks(model, 0.5, seed=1)
+    small, kept = (bb.shrink(model, masks, example, channels_last=last) for last in (True, False))
+    assert small.plan == kept.plan
+    assert not small.plan.layout
+    assert laid_out_last(small.module)
+    assert plain(kept.module)
+    assert strides(small.module) != strides(kept.module)
+    assert equal(dict(small.module.state_dict()), dict(kept.module.state_dict()))
+    assert equal(small.masks, kept.masks)
+    assert strides(deepcopy(small.module)) == strides(small.module)
+    assert_alike(masked(model, masks), small.module, example)
+    with torch.no_grad():
+        a, b = (one.module.eval()(example) for one in (small, kept))
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("convolution", [nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, groups=4)])
+def test_kernels_of_one_channel_or_pixel_compute_channels_last_too(convolution):
+    x = torch.randn(2, convolution.in_channels, 6, 6)
+    assert not convolution(x).is_contiguous(memory_format=LAST)
+    small = bb.shrink(convolution, {}, x).module
+    assert laid_out_last(small)
+    assert small(x).is_contiguous(memory_format=LAST)
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv3d", "gate", "words", "encoder"])
+def test_networks_without_images_are_as_they_were(name):
+    model, example = zoo(name)
+    if name == "conv3d":
+        model.to(memory_format=torch.channels_last_3d)
+    masks = random_masks(model, 0.5)
+    small, kept = (bb.shrink(model, masks, example, channels_last=last) for last in (True, False))
+    assert small.plan == kept.plan
+    assert not small.plan.layout
+    assert strides(small.module) == strides(kept.module)
+
+
+def mixed(model: nn.Module) -> nn.Module:
+    """Every other kernel channels last."""
+    for p in [p for p in model.parameters() if p.dim() == 4][::2]:
+        p.data = p.data.to(memory_format=LAST)
+    return model
+
+
+LAYOUTS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": lambda model: model,
+    "last": lambda model: model.to(memory_format=LAST),  # type: ignore[call-overload]
+    "mixed": mixed,
+}
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["vgg", "mobile", "unet"])
+def test_what_goes_back_has_the_order_of_the_original(name, layout, last):
+    model, example = zoo(name, trained=False)
+    model = LAYOUTS[layout](model)
+    small, wanted = bb.shrink(model, random_masks(model, 0.5), example, channels_last=last), last or layout == "last"
+    assert laid_out_last(small.module) or not wanted
+    assert strides(small.expand()) == strides(model)
+    fit(small.module, small.masks, example)
+    assert laid_out_last(small.module) or not wanted
+    large = small.expand()
+    assert strides(large) == strides(model)
+    assert_alike(small.module, large, example)
+
+
+def test_the_shrunk_network_is_held_stored_and_exported_as_any_other(tmp_path):
+    model, example = zoo("mobile")
+    small, kept = (bb.shrink(model, random_masks(model, 0.5), example, channels_last=last) for last in (True, False))
+    before = strides(small.module)
+    torch.save(kept.module.state_dict(), stored := io.BytesIO())
+    stored.seek(0)
+    small.module.load_state_dict(torch.load(stored, weights_only=True))
+    assert strides(small.module) == before
+    losses = [fit(one.module, one.masks, example) for one in (small, kept)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert all(not parameters(small.module)[n][~mask].any() for n, mask in small.masks.items())
+    bb.audit(small.module, small.masks)
+
+    wanted = outputs(small.module.eval(), example)[0].float()
+    bb.to_sparse(small.module, small.masks, tmp_path / "small.safetensors")
+    other = deepcopy(kept.module).eval()
+    bb.load_weights(tmp_path / "small.safetensors", other)
+    assert equal(dict(other.state_dict()), dict(small.module.state_dict()))
+    bb.to_program(small.module, small.masks, example, tmp_path / "small.pt2")
+    with open(tmp_path / "small.pt2", "rb") as file:
+        program = torch.export.load(file)
+    fast = bb.sparsify_for_cpu(small.module, small.masks, example)
+    with torch.no_grad():
+        for network_ in (program.module(), fast):
+            torch.testing.assert_close(network_(example), wanted, rtol=1e-3, atol=1e-4)
+
+
+class _Viewing(torch.autograd.Function):
+    """Backward, it looks at the gradient as rows."""
+
+    @staticmethod
+    def forward(context: Any, h: Tensor) -> Tensor:
+        return h * 1
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> Tensor:
+        return grad.view(len(grad), -1).view(grad.shape)
+
+
+def insisting(h: Tensor) -> Tensor:
+    assert h.is_contiguous(), "not in this order"
+    return h
+
+
+def viewed(h: Tensor) -> Tensor:
+    return h.view(len(h), -1).view(h.shape)
+
+
+class Viewed(nn.Module):
+    """A function of images that may need them in one order, between two convolutions."""
+
+    def __init__(self, look: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.look = nn.Conv2d(2, 6, 3), nn.Conv2d(6, 3, 1), look
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.look(self, torch.relu(self.first(x)))).mean((2, 3))
+
+
+VIEWS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "everywhere": (lambda net, h: viewed(h), "it does not run with channels last (view size is not compatible"),
+    "train": (lambda net, h: viewed(h) if net.training else h, "it does not run with channels last (view size"),
+    "random": (
+        lambda net, h: viewed(h) + torch.rand_like(h) if net.training else h,
+        "it does not train with channels last (view size",
+    ),
+    "larger": (lambda net, h: h if h.shape[2] == 6 else viewed(h), "it does not run with channels last (view size"),
+    "backward": (lambda net, h: _Viewing.apply(h), "it does not train with channels last (view size"),  # type: ignore[no-untyped-call]
+    "insisting": (lambda net, h: insisting(h), "it does not run with channels last (not in this order)"),
+    "strides": (lambda net, h: h.as_strided(h.shape, torch.empty(h.shape).stride()), "its outputs differ by"),
+}
+
+
+@pytest.mark.parametrize("how", VIEWS)
+def test_a_forward_that_needs_the_order_it_has_keeps_it_and_the_plan_says_why(how):
+    look, why = VIEWS[how]
+    model = Viewed(look)
+    masks = everything(model)
+    masks["first.weight"][:2] = masks["second.weight"][:, :2] = False
+    trace = Trace(model)
+    small, kept = (bb.shrink(model, masks, PIXELS, channels_last=last) for last in (True, False))
+    trace.check()
+    assert why in small.plan.layout
+    assert small.plan.to_dict()["layout"] == small.plan.layout
+    sentence = f"Weights in the order in memory that they had: {small.plan.layout}."
+    assert sentence in " ".join(str(small.plan).split())
+    assert plain(small.module)
+    assert not kept.plan.layout
+    assert_alike(masked(model, masks), small.module, PIXELS, modes=(False,) if how == "random" else (False, True))
+    assert_fits(small)
+    fit(small.module, small.masks, PIXELS)
+    assert_alike(small.module, small.expand(), PIXELS, modes=(False,))
+
+
+def test_a_flattening_view_in_front_of_a_linear_layer_keeps_the_order():
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Conv2d(2, 6, 3), nn.Linear(216, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.first(x)).view(len(x), -1))
+
+    model = Flat()
+    masks = everything(model)
+    masks["first.weight"][:2] = False
+    masks["head.weight"][:, :72] = False
+    small = bb.shrink(model, masks, PIXELS)
+    assert widths(small.module, "first") == (4, 2)
+    assert "view size" in small.plan.layout
+    assert plain(small.module)
+    assert_alike(masked(model, masks), small.module, PIXELS)
+    fit(small.module, small.masks, PIXELS)
+    assert strides(small.expand()) == strides(model)
+
+
+def test_a_network_that_cannot_learn_or_run_in_its_own_precision():
+    class Taught(nn.Module):
+        """Its gradients cannot be had: what they need is written over."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(2, 6, 3), nn.Conv2d(6, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.sigmoid(self.first(x))
+            y = self.second(h)
+            return y if not self.training else y + h.mul_(2).mean()
+
+    small = bb.shrink(Taught(), {}, PIXELS)
+    assert not small.plan.layout
+    assert laid_out_last(small.module)
+    model = nn.Sequential(*conv(2, 6), nn.Conv2d(6, 3, 1)).half()
+    small = bb.shrink(model, {}, PIXELS)  # which is float32: only in float64 both are the same
+    assert "it does not run in its own precision" in small.plan.layout
+    assert plain(small.module)
+    frozen = nn.Sequential(*conv(2, 6), nn.Conv2d(6, 3, 1)).requires_grad_(False)
+    assert laid_out_last(bb.shrink(frozen, {}, PIXELS).module)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import barebones as bb
 from barebones import maskfile
@@ -87,6 +88,54 @@ def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
     assert result["test"]["top1"] < 0.2
     assert result["shrunk"]["parameters"][1] == 10  # the biases of the classes
     assert "No signal passes" in " ".join(show.summary(result, tmp_path))
+
+
+VIEWING = """
+from torch import nn
+
+
+class Viewing(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(1, 16, 3, padding=1), nn.Linear(1024, classes)
+
+    def forward(self, x):
+        return self.head(self.first(x).relu().view(len(x), -1))
+"""
+
+
+def test_a_network_that_needs_its_own_order_in_memory_trains_all_the_same(experiment, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "viewing_for_small.py").write_text(VIEWING)
+    other = replace(experiment, model="viewing_for_small:Viewing", epochs=1)
+    result = result_of(run(other, Place(tmp_path)))
+    assert "view size is not compatible" in result["shrunk"]["layout"]
+    assert all(pace > 0 for pace in result["shrunk"]["images_per_second"].values())
+    assert result["test"]["top1"] > 0.2
+
+
+def test_networks_to_train_are_channels_last_where_they_can_be():
+    images = torch.randn(2, 2, 8, 8)
+    model = nn.Sequential(nn.Conv2d(2, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 1), nn.Flatten(), nn.Linear(432, 3))
+    masks = {"0.weight": torch.ones(12, 2, 3, 3, dtype=torch.bool)}
+    masks["0.weight"][:5] = False
+    nn.init.zeros_(model[0].bias)
+    small = small_networks.to_train(model, masks, images)
+    assert small.module[0].out_channels == 8
+    for network_ in (small.module, small_networks.laid_out(model, images)):
+        assert all(p.is_contiguous(memory_format=torch.channels_last) for p in network_.parameters() if p.dim() == 4)
+        assert all(p.grad is None for p in network_.parameters())
+    assert small_networks.laid_out(model, images) is model
+    model[3] = Rows()
+    small = small_networks.to_train(model.to(memory_format=torch.contiguous_format), masks, images)
+    for network_ in (small.module, small_networks.laid_out(model, images)):
+        assert all(p.is_contiguous() for p in network_.parameters())
+        network_(images).sum().backward()
+
+
+class Rows(nn.Module):
+    def forward(self, x):
+        return x.view(len(x), -1)
 
 
 def test_without_torch_pruning_nothing_is_begun(experiment, tmp_path, monkeypatch):

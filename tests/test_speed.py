@@ -2,6 +2,7 @@
 
 import json
 import re
+from copy import deepcopy
 
 import pytest
 import torch
@@ -54,6 +55,23 @@ def test_the_advisor_prints_every_way_and_a_verdict(mask):
     assert "training step, batch 4, fp32" in words
     assert "shrunk to multiples of 8, channels last" in words
     assert "96.98% are removed" in words
+
+
+def test_shrunk_networks_are_measured_as_they_are_returned(monkeypatch):
+    seen = []
+    monkeypatch.setattr(speed, "hold", lambda network, masks, optimizer: seen.append(strides(network)))
+    model, example = stored.initial(EXPERIMENT), torch.randn(2, 1, 8, 8)
+    generator = torch.Generator().manual_seed(0)
+    masks = {n: torch.rand(p.shape, generator=generator) < 0.1 for n, p in bb.prunable(model).items()}
+    speed._training(model, masks, example, 2, 1, torch.device("cpu"), "fp32")
+    small, wide = bb.shrink(model, masks, example), bb.shrink(model, masks, example, multiple_of=8)
+    last = deepcopy(model).to(memory_format=torch.channels_last)
+    assert seen == [strides(network) for network in (model, last, small.module, wide.module)]
+    assert seen[0] != seen[1]
+
+
+def strides(network):
+    return {name: p.stride() for name, p in network.named_parameters()}
 
 
 def test_where_pruning_does_not_pay_it_is_said():

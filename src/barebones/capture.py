@@ -21,8 +21,11 @@ class Captured:
     one, or on none in particular: then one of its own is taken.
     """
 
-    def __init__(self, function: Callable[..., Any], eager: int = EAGER) -> None:
-        self.function, self.eager = function, eager
+    def __init__(
+        self, function: Callable[..., Any], eager: int = EAGER, recorded: Callable[[], None] | None = None
+    ) -> None:
+        """`recorded` is called when something was recorded, before it is replayed."""
+        self.function, self.eager, self.recorded = function, eager, recorded
         self._calls: dict[Any, int] = {}
         self._recorded: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
         self._stream: torch.cuda.Stream | None = None
@@ -54,6 +57,8 @@ class Captured:
                 f"this network cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); "
                 "switch capturing off (--no-capture, or capture=False)"
             ) from error
+        if self.recorded is not None:
+            self.recorded()
         self._recorded[key] = graph, held, result
 
     @contextmanager

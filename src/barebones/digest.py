@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
 import torch
@@ -25,6 +25,7 @@ def content(tensors: Iterable[Tensor]) -> Tensor:
     (True, False)
     """
     total: Tensor | None = None
+    scale, rest = 1, 0  # the digest so far is total * scale + rest: what is not a tensor costs no launch
     for tensor in tensors:
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         if flat.storage_offset() * flat.element_size() % 8:
@@ -33,19 +34,33 @@ def content(tensors: Iterable[Tensor]) -> Tensor:
         whole = data.numel() // 8 * 8
         if total is None:
             total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-        factors = _factors(data.device)
         for words in (data[:whole].view(torch.int64), data[whole:].to(torch.int64)):
-            rows = words.numel() // LENGTH
-            even, rest = words[: rows * LENGTH].view(rows, LENGTH), words[rows * LENGTH :]
-            part = (_folded(rest) * factors[: rest.numel()]).sum() + words.numel()
-            step = 4 if data.device.type == "cpu" else 256  # rows at a time: a cache's worth, or few calls
-            for start in range(0, rows, step):
-                block = even[start : start + step]
-                odd = torch.arange(start, start + block.shape[0], device=data.device) * MIX | 1
-                part += ((_folded(block) * factors).sum(1) * odd).sum()
-            total = total * MIX + part.to(total.device)
-        total = total * MIX + text(tuple(tensor.shape), str(tensor.dtype))
-    return torch.zeros((), dtype=torch.int64, device="cpu") if total is None else total
+            scale, rest = scale * MIX, rest * MIX + words.numel()
+            for part in _parts(words):
+                total = torch.add(part.to(total.device), total, alpha=_signed(scale))
+                scale = 1
+        scale, rest = scale * MIX, rest * MIX + text(tuple(tensor.shape), str(tensor.dtype))
+    if total is None:
+        return torch.zeros((), dtype=torch.int64, device="cpu")
+    return total * _signed(scale) + _signed(rest)
+
+
+def _parts(words: Tensor) -> Iterator[Tensor]:
+    """The terms of the digest of some words: of whole rows, many at a time, and of what is left of the last."""
+    rows = words.numel() // LENGTH
+    even, left = words[: rows * LENGTH].view(rows, LENGTH), words[rows * LENGTH :]
+    factors = _factors(words.device)
+    if left.numel():
+        yield (_folded(left) * factors[: left.numel()]).sum()
+    step = 4 if words.device.type == "cpu" else 256  # rows at a time: a cache's worth, or few calls
+    for start in range(0, rows, step):
+        block = even[start : start + step]
+        yield ((_folded(block) * factors).sum(1) * _odd(words.device, start, step)[: block.shape[0]]).sum()
+
+
+def _signed(number: int) -> int:
+    """Modulo 2**64, as int64 has it."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _folded(words: Tensor) -> Tensor:
@@ -58,6 +73,12 @@ def _factors(device: torch.device) -> Tensor:
     generator = torch.Generator("cpu").manual_seed(0)
     numbers = torch.randint(-(2**63), 2**63 - 1, (LENGTH,), generator=generator, device="cpu")
     return numbers.bitwise_or_(1).to(device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _odd(device: torch.device, start: int, count: int) -> Tensor:
+    """The factors of these rows. Copied, which is waited for: another stream may be the next to read them."""
+    return (torch.arange(start, start + count, device="cpu") * MIX | 1).to(device)
 
 
 def text(*words: object) -> int:

@@ -20,7 +20,13 @@ except ImportError:  # pragma: no cover (a machine without a GPU has no Triton, 
     triton = None
 
 BLOCK = 2048  # weights that one program looks at together
-PROGRAMS = 2112  # that share a pass
+PROGRAMS = 1056  # that share a pass
+BITS = 12  # of a threshold that one pass finds
+STRIDE = 127  # from one score of a sample to the next: a prime, so that it meets every place in a kernel or a channel
+MANY = 1 << 20  # scores from which on a sample comes first
+STAGES = 1
+ROUGH = 2  # passes over the sample
+FIELDS = 8  # of what is known of a threshold
 
 
 def available(device: torch.device) -> bool:
@@ -29,12 +35,15 @@ def available(device: torch.device) -> bool:
 
 
 if triton is not None:
+    # Of a threshold: where the span in which it is begins, its width, the low bits that a bin of it does not tell, how
+    # many scores of the span are wanted, whether all is known, how many scores are wanted in all, how many lie above
+    # the span, and how many equal the threshold.
+    LOW, SPAN, SHIFT, ROOM, DONE, WANTED, ABOVE, TIES = map(tl.constexpr, range(FIELDS))
+    STATE = tl.constexpr(FIELDS)
 
     @triton.jit
-    def _keys(scores, allowed, start, size, offsets, WIDE: tl.constexpr, AMONG: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _keys(scores, allowed, places, valid, WIDE: tl.constexpr, AMONG: tl.constexpr):  # type: ignore[no-untyped-def]
         """Scores as integers in the same order, and which of them take part."""
-        places = start + offsets
-        valid = places < size
         values = tl.load(scores + places, mask=valid, other=0.0)
         values = tl.where(values == 0, 0.0, values)  # -0.0 equals 0.0
         if WIDE:
@@ -45,81 +54,144 @@ if triton is not None:
             keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
         if AMONG:
             valid = valid & (tl.load(allowed + places, mask=valid, other=0) != 0)
-        return keys, valid, places
+        return keys, valid
 
-    @triton.jit(do_not_specialize=["size", "number"])  # else each value of a kind is compiled anew
-    def _count(scores, allowed, counts, state, size, number,  # type: ignore[no-untyped-def]
-               WIDE: tl.constexpr, AMONG: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-        """Pass `number`: of the scores that begin with the digits found so far, how many have each next digit."""
-        width: tl.constexpr = 64 if WIDE else 32
-        shift = width - 8 * (number + 1)
-        flip = tl.where(number == 0, 128, 0)  # of the first digit the sign comes first
-        above = tl.minimum(shift + 8, width - 1)
-        low = tl.load(state).to(tl.int64 if WIDE else tl.int32)
+    @triton.jit
+    def _widest(span, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """How many low bits to pass over so that a span falls into 2 ** BITS bins."""
+        left = span.to(tl.uint64, bitcast=True) >> tl.arange(0, 64).to(tl.uint64)
+        return tl.sum((left >= (1 << BITS)).to(tl.int64), 0)
+
+    @triton.jit(do_not_specialize=["size"])
+    def _begin(states, keep, size, STRIDE: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Three thresholds to be found: of all scores, and of a sample one surely below it, one above.
+
+        Scores are seldom negative, so they are looked for from 0 on.
+        """
+        row = tl.program_id(0)
+        wanted = tl.load(keep)
+        if row > 0:
+            centre = wanted.to(tl.float32) / STRIDE  # four standard deviations and some about what is expected
+            margin = 4 * tl.sqrt(centre * (1 - wanted.to(tl.float32) / size)) + 8
+            wanted = tl.where(row == 1, centre + margin, centre - margin).to(tl.int64)
+        state = states + row * STATE
+        width: tl.constexpr = 63 if WIDE else 31
+        tl.store(state + LOW, 0)
+        tl.store(state + SPAN, (wanted * 0 + 1 << width) - 1)
+        tl.store(state + SHIFT, width - BITS)
+        tl.store(state + WANTED, wanted)
+
+    @triton.jit
+    def _bracket(states, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """The threshold of all scores most likely lies between those of the sample."""
+        lower, upper = states + STATE, states + 2 * STATE
+        low = tl.load(lower + LOW)
+        span = tl.load(upper + LOW) + tl.load(upper + SPAN) - low
+        tl.store(states + LOW, low)
+        tl.store(states + SPAN, span)
+        tl.store(states + SHIFT, _widest(span, BITS))
+
+    @triton.jit(do_not_specialize=["size"])
+    def _count(scores, allowed, counts, states, size, STRIDE: tl.constexpr, WIDE: tl.constexpr,  # type: ignore[no-untyped-def]
+               AMONG: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+        """Of the scores within the span in which the threshold must be, how many are in each bin; and above it.
+
+        Those that equal its lower end, as zeros often do, are many: each program counts its own.
+        """
+        bins: tl.constexpr = 1 << BITS
+        row = tl.program_id(1)
+        state = states + row * STATE
+        low, span, shift = tl.load(state + LOW), tl.load(state + SPAN), tl.load(state + SHIFT)
+        high = low + span
+        if WIDE:
+            width, distance = span.to(tl.uint64, bitcast=True), shift.to(tl.uint64)
+        else:
+            low, high = low.to(tl.int32), high.to(tl.int32)
+            width, distance = span.to(tl.uint32), shift.to(tl.uint32)
+        end = tl.where(tl.load(state + DONE) == 0, size, 0)
         offsets = tl.arange(0, BLOCK)
-        total = tl.zeros((256,), tl.int32)
-        absent = tl.zeros((BLOCK,), tl.int32)
-        for start in range(tl.program_id(0) * BLOCK, size, tl.num_programs(0) * BLOCK):
-            keys, valid, _places = _keys(scores, allowed, start, size, offsets, WIDE, AMONG)
-            valid = valid & ((number == 0) | ((keys >> above) == (low >> above)))
-            digit = ((keys >> shift) & 255) ^ flip
-            many = True
-            if FEW:  # after the first digits there are few left, most often
-                many = tl.sum(valid.to(tl.int32), 0) * 8 > BLOCK
-            if many:
-                total += tl.histogram(tl.where(valid, digit, 0).to(tl.int32), 256)  # the absent as zeros ...
-                absent += (~valid).to(tl.int32)
-            else:
-                tl.atomic_add(counts + digit, 1, mask=valid)
-        total -= tl.where(tl.arange(0, 256) == 0, tl.sum(absent, 0), 0)  # ... taken off again
-        tl.atomic_add(counts + tl.arange(0, 256), total)
+        above = tl.zeros((BLOCK,), tl.int32)
+        equal = tl.zeros((BLOCK,), tl.int32)
+        for start in tl.range(tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK, num_stages=STAGES):
+            numbers = start + offsets
+            keys, valid = _keys(scores, allowed, numbers * STRIDE, numbers < size, WIDE, AMONG)
+            above += (valid & (keys > high)).to(tl.int32)
+            distances = (keys - low).to(tl.uint64 if WIDE else tl.uint32, bitcast=True)
+            equal += (valid & (keys == low)).to(tl.int32)
+            inside = valid & (distances <= width) & (keys != low)
+            tl.atomic_add(counts + row * bins + (distances >> distance).to(tl.int32), 1, mask=inside)
+        tl.atomic_add(counts + row * bins, tl.sum(equal, 0), mask=end > 0)
+        tl.atomic_add(state + ABOVE, tl.sum(above, 0).to(tl.int64), mask=end > 0)
 
-    @triton.jit(do_not_specialize=["number"])
-    def _settle(counts, state, number, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-        """From the counts of a pass: the next digit of the threshold, and the room that what lies above it leaves."""
-        width: tl.constexpr = 64 if WIDE else 32
-        places = tl.arange(0, 256)
-        row = tl.load(counts + places).to(tl.int64)
-        room = tl.load(state + 1)
-        reached = tl.cumsum(row, 0, reverse=True)  # how many have this digit or a higher one
-        digit = tl.sum((reached >= room).to(tl.int32), 0) - 1
-        above = tl.sum(tl.where(places > digit, row, 0), 0)
-        signed = tl.where(number == 0, digit - 128, digit).to(tl.int64)
-        tl.store(state, tl.load(state) + (signed << (width - 8 * (number + 1))))
-        tl.store(state + 1, room - above)
-        tl.store(counts + places, tl.zeros((256,), tl.int32))
+    @triton.jit
+    def _settle(counts, states, WIDE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """From the counts of a pass: the bin that the threshold is in; if it is not in the span, all begins anew."""
+        bins: tl.constexpr = 1 << BITS
+        row = tl.program_id(0)
+        state = states + row * STATE
+        low, span, shift = tl.load(state + LOW), tl.load(state + SPAN), tl.load(state + SHIFT)
+        room = tl.load(state + WANTED) - tl.load(state + ABOVE)
+        if tl.load(state + DONE) == 0:
+            places = tl.arange(0, bins)
+            found = tl.load(counts + row * bins + places).to(tl.int64)
+            reached = tl.cumsum(found, 0, reverse=True)  # how many are in this bin or a higher one
+            which = tl.sum((reached >= room).to(tl.int64), 0) - 1
+            ties = tl.sum(tl.where(places == which, found, 0), 0)
+            above = tl.sum(tl.where(places > which, found, 0), 0)
+            one = which * 0 + 1
+            begins = which << shift
+            rest, most = span - begins, (one << shift) - 1
+            rest = tl.where(rest.to(tl.uint64, bitcast=True) < most.to(tl.uint64, bitcast=True), rest, most)
+            wrong = (room < 1) | (which < 0)
+            width: tl.constexpr = 64 if WIDE else 32
+            start = tl.where(wrong, -(one << (width - 1)), low + begins)
+            rest = tl.where(wrong, (one << (width - 1)) * 2 - 1, rest)
+            further = _widest(rest, BITS)
+            tl.debug_barrier()  # what was read above must not have been overwritten
+            tl.store(counts + row * bins + places, tl.zeros((bins,), tl.int32))
+            tl.store(state + LOW, start)
+            tl.store(state + SPAN, rest)
+            tl.store(state + SHIFT, further)
+            tl.store(state + ROOM, room - above)
+            tl.store(state + DONE, ((shift == 0) & ~wrong).to(tl.int64))
+            tl.store(state + ABOVE, room * 0)
+            tl.store(state + TIES, ties)
 
     @triton.jit(do_not_specialize=["size"])
     def _count_ties(scores, allowed, prefer, state, ties, size,  # type: ignore[no-untyped-def]
                     WIDE: tl.constexpr, AMONG: tl.constexpr, PREFER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
         """In each block, how many scores equal the threshold: those preferred, then the others."""
-        threshold = tl.load(state)
         block = tl.program_id(0)
-        keys, valid, places = _keys(scores, allowed, block * BLOCK, size, tl.arange(0, BLOCK), WIDE, AMONG)
-        tied = valid & (keys == threshold)
-        first = tied
-        if PREFER:
-            first = tied & (tl.load(prefer + places, mask=valid, other=0) != 0)
-        tl.store(ties + block, tl.sum(first.to(tl.int32), 0))
-        tl.store(ties + tl.num_programs(0) + block, tl.sum((tied & ~first).to(tl.int32), 0))
+        if tl.load(state + ROOM) != tl.load(state + TIES):  # else there is room for all of them
+            places = block * BLOCK + tl.arange(0, BLOCK)
+            keys, valid = _keys(scores, allowed, places, places < size, WIDE, AMONG)
+            tied = valid & (keys == tl.load(state + LOW))
+            first = tied
+            if PREFER:
+                first = tied & (tl.load(prefer + places, mask=valid, other=0) != 0)
+            tl.store(ties + block, tl.sum(first.to(tl.int32), 0))
+            tl.store(ties + tl.num_programs(0) + block, tl.sum((tied & ~first).to(tl.int32), 0))
 
     @triton.jit(do_not_specialize=["size"])
     def _choose(scores, allowed, prefer, state, ties, ranks, chosen, size,  # type: ignore[no-untyped-def]
                 WIDE: tl.constexpr, AMONG: tl.constexpr, PREFER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
         """Write the mask: all above the threshold, and of its equals the first ones that there is room for."""
-        threshold, room = tl.load(state), tl.load(state + 1)
+        threshold, room = tl.load(state + LOW), tl.load(state + ROOM)
         block = tl.program_id(0)
-        keys, valid, places = _keys(scores, allowed, block * BLOCK, size, tl.arange(0, BLOCK), WIDE, AMONG)
-        tied = valid & (keys == threshold)
-        first = tied
-        if PREFER:
-            first = tied & (tl.load(prefer + places, mask=places < size, other=0) != 0)
-        other = tied & ~first
-        blocks = tl.num_programs(0)
-        before = tl.load(ranks + block) - tl.load(ties + block)  # ties in earlier blocks; the preferred all come first
-        later = tl.load(ranks + blocks + block) - tl.load(ties + blocks + block)
-        rank = tl.where(first, before + tl.cumsum(first.to(tl.int32), 0), later + tl.cumsum(other.to(tl.int32), 0))
-        wins = valid & ((keys > threshold) | (tied & (rank <= room)))
+        places = block * BLOCK + tl.arange(0, BLOCK)
+        keys, valid = _keys(scores, allowed, places, places < size, WIDE, AMONG)
+        wins = valid & (keys >= threshold)
+        if room != tl.load(state + TIES):
+            tied = valid & (keys == threshold)
+            first = tied
+            if PREFER:
+                first = tied & (tl.load(prefer + places, mask=places < size, other=0) != 0)
+            other = tied & ~first
+            blocks = tl.num_programs(0)
+            before = tl.load(ranks + block) - tl.load(ties + block)  # in earlier blocks; the preferred all come first
+            later = tl.load(ranks + blocks + block) - tl.load(ties + blocks + block)
+            rank = tl.where(first, before + tl.cumsum(first.to(tl.int32), 0), later + tl.cumsum(other.to(tl.int32), 0))
+            wins = wins & (~tied | (rank <= room))
         tl.store(chosen + places, wins.to(tl.int8), mask=places < size)
 
     @triton.jit
@@ -148,6 +220,29 @@ if triton is not None:
         tl.store(found + channels + channel, tl.sum(now, 0))
 
     @triton.jit
+    def _total(found, layers, channels, totals, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        """From that, weights pruned, recovered, recovered where none was kept, and kept in each layer."""
+        layer = tl.program_id(0)
+        pruned = tl.zeros((BLOCK,), tl.int64)
+        recovered = tl.zeros((BLOCK,), tl.int64)
+        revived = tl.zeros((BLOCK,), tl.int64)
+        kept = tl.zeros((BLOCK,), tl.int64)
+        end = tl.load(layers + layer + 1)
+        for start in range(tl.load(layers + layer), end, BLOCK):
+            places = start + tl.arange(0, BLOCK)
+            had = tl.load(found + places, mask=places < end, other=0)
+            now = tl.load(found + channels + places, mask=places < end, other=0)
+            both = tl.load(found + 2 * channels + places, mask=places < end, other=0)
+            pruned += had - both
+            recovered += now - both
+            revived += tl.where(had == 0, now, 0)
+            kept += now
+        tl.atomic_add(totals, tl.sum(pruned, 0))
+        tl.atomic_add(totals + 1, tl.sum(recovered, 0))
+        tl.atomic_add(totals + 2, tl.sum(revived, 0))
+        tl.store(totals + 3 + layer, tl.sum(kept, 0))
+
+    @triton.jit
     def _cover(dense, weights, masks, owners, starts, sizes, firsts, inputs, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         """weights = dense * mask, in the order of memory; the masks lie in logical order.
 
@@ -169,28 +264,30 @@ if triton is not None:
         values = tl.load(source + places, mask=there)
         tl.store(target + places, values * keeps.to(tl.float32), mask=there)
 
-    @triton.jit(do_not_specialize=["first", "size", "row", "layer", "place"])
-    def _score(gradient, weights, masks, scores, sums, bad, first, size, row, layer, place,  # type: ignore[no-untyped-def]
-               PIXELS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-        """|weight * gradient| of a layer into its place among flat scores, their sum over the kept, what is not finite.
-
-        Counted in logical order; where gradient and weight lie channels-last, PIXELS is the size of a kernel, else 1.
-        """
-        places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    @triton.jit
+    def _score(gradients, weights, masks, owners, starts, sizes, firsts, inputs,  # type: ignore[no-untyped-def]
+               scores, sums, bad, BLOCK: tl.constexpr):  # fmt: skip
+        """|weight * gradient| in logical order, their sum over the kept, and what is not finite; see `_cover`."""
+        block = tl.program_id(0)
+        owner = tl.load(owners + block)
+        places = tl.load(starts + block) + tl.arange(0, BLOCK)
+        size = tl.load(sizes + 2 * owner)
+        row = tl.load(sizes + 2 * owner + 1)
+        number = tl.load(inputs + owner)
+        inside = places % row
+        pixels = row // number
+        memory = places - inside + (inside % pixels) * number + inside // pixels
         there = places < size
-        memory = places
-        if PIXELS > 1:
-            inside = places % row
-            memory = places - inside + (inside % PIXELS) * (row // PIXELS) + inside // PIXELS
-        values = tl.abs(
-            tl.load(gradient + memory, mask=there, other=0.0) * tl.load(weights + memory, mask=there, other=0.0)
-        )
-        tl.store(scores + first + places, values, mask=there)
-        keeps = tl.load(masks + first + places, mask=there, other=0)
-        tl.store(sums + place + tl.program_id(0), tl.sum(tl.where(keeps != 0, values, 0.0), 0))
+        g = tl.load(tl.load(gradients + owner).to(tl.pointer_type(tl.float32)) + memory, mask=there, other=0.0)
+        w = tl.load(tl.load(weights + owner).to(tl.pointer_type(tl.float32)) + memory, mask=there, other=0.0)
+        values = tl.abs(g * w)
+        logical = tl.load(firsts + owner) + places
+        tl.store(scores + logical, values, mask=there)
+        keeps = tl.load(masks + logical, mask=there, other=0)
+        tl.store(sums + block, tl.sum(tl.where(keeps != 0, values, 0.0), 0))
         broken = tl.sum((~(values < float("inf"))).to(tl.int32), 0)
         if broken > 0:
-            tl.atomic_or(bad + layer, 1)
+            tl.atomic_or(bad + owner, 1)
 
     @triton.jit
     def _clear(addresses, owners, starts, sizes, kept, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -211,51 +308,41 @@ if triton is not None:
 def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among: Tensor | None = None) -> Tensor:
     """The mask of the `keep` highest of flat scores, `keep` from 1; ties to `prefer`, then to the lower index.
 
-    The threshold is found digit by digit, eight bits in each pass over the scores: nothing is sorted or gathered.
+    Nothing is sorted or gathered. Each pass over the scores narrows the span in which the threshold is by twelve bits.
+    A sample tells where to begin; where it misled, a pass is lost and all numbers are looked at again.
     """
     size, wide, device = scores.numel(), scores.dtype == torch.float64, scores.device
-    width = 64 if wide else 32
     blocks = triton.cdiv(size, BLOCK)
-    state = torch.zeros(2, dtype=torch.int64, device=device)  # what is known of the threshold, and the room
-    state[1].copy_(keep) if isinstance(keep, Tensor) else state[1].fill_(keep)
-    counts = torch.zeros(256, dtype=torch.int32, device=device)
+    wanted = torch.empty((), dtype=torch.int64, device=device)
+    wanted.copy_(keep) if isinstance(keep, Tensor) else wanted.fill_(keep)
+    states = torch.zeros(3, FIELDS, dtype=torch.int64, device=device)
+    counts = torch.zeros(2, 1 << BITS, dtype=torch.int32, device=device)
     ties = torch.empty(2 * blocks, dtype=torch.int32, device=device)
     chosen = torch.empty(size, dtype=torch.bool, device=device)
     allowed = scores if among is None else among.view(torch.int8)  # a pointer is needed, if only to be passed over
-    wanted = scores if prefer is None else prefer.view(torch.int8)
+    preferred = scores if prefer is None else prefer.view(torch.int8)
+    kind = {"WIDE": wide, "BITS": BITS}
     how = {"WIDE": wide, "AMONG": among is not None, "BLOCK": BLOCK, "num_warps": 8}
+    passes = triton.cdiv(64 if wide else 32, BITS)
+
+    def narrow(own: Tensor, rows: int, length: int, stride: int) -> None:
+        programs = min(triton.cdiv(length, BLOCK), PROGRAMS)
+        _count[(programs, rows)](scores, allowed, counts, own, length, STRIDE=stride, BITS=BITS, STAGES=STAGES, **how)
+        _settle[(rows,)](counts, own, **kind)
+
     with torch.cuda.device_of(scores):  # Triton launches on the current device
-        for number in range(width // 8):
-            few = number >= (3 if wide else 2)
-            _count[(min(blocks, PROGRAMS),)](scores, allowed, counts, state, size, number, FEW=few, **how)
-            _settle[(1,)](counts, state, number, WIDE=wide)
+        _begin[(3,)](states, wanted, size, STRIDE=STRIDE, **kind)
+        if size >= MANY:
+            for _ in range(ROUGH):
+                narrow(states[1:], 2, triton.cdiv(size, STRIDE), STRIDE)
+            _bracket[(1,)](states, BITS=BITS)
+        for _ in range(passes + 1):  # the first may have looked in the wrong place
+            narrow(states, 1, size, 1)
         how |= {"PREFER": prefer is not None}
-        _count_ties[(blocks,)](scores, allowed, wanted, state, ties, size, **how)
+        _count_ties[(blocks,)](scores, allowed, preferred, states, ties, size, **how)
         ranks = ties.cumsum(0, dtype=torch.int32)
-        _choose[(blocks,)](scores, allowed, wanted, state, ties, ranks, chosen.view(torch.int8), size, **how)
+        _choose[(blocks,)](scores, allowed, preferred, states, ties, ranks, chosen.view(torch.int8), size, **how)
     return chosen
-
-
-def score(gradients: Sequence[Tensor], weights: Sequence[Tensor], masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Flat |weight * gradient|, its sum over what flat masks keep, and of each layer whether any is not finite."""
-    device, sizes = masks.device, [w.numel() for w in weights]
-    flat = torch.empty(sum(sizes), dtype=torch.float32, device=device)
-    blocks = [triton.cdiv(size, BLOCK) for size in sizes]
-    sums = torch.empty(sum(blocks), dtype=torch.float32, device=device)
-    bad = torch.zeros(len(sizes), dtype=torch.int32, device=device)
-    first = place = 0
-    for layer, (g, w, count) in enumerate(zip(gradients, weights, blocks, strict=True)):
-        if not alike(g, w):
-            g, w = g.contiguous(), w.contiguous()
-        row = w[0].numel() if w.dim() else 1
-        pixels = 1 if w.is_contiguous() else row // w.shape[1]
-        with torch.cuda.device_of(flat):
-            _score[(count,)](
-                g, w, masks.view(torch.int8), flat, sums, bad, first, w.numel(), row, layer, place,
-                PIXELS=pixels, BLOCK=BLOCK,
-            )  # fmt: skip
-        first, place = first + w.numel(), place + count
-    return flat, sums.double().sum(), bad != 0
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
@@ -268,25 +355,25 @@ def tally(before: Tensor | None, after: Tensor, shapes: tuple[tuple[int, ...], .
     """Of flat masks of layers of these shapes: weights pruned, recovered, recovered into output channels that kept
     none, then kept in each layer. `before` is None where every weight was kept.
     """
-    device = after.device
-    starts, layers = _channels(shapes, device)
+    starts, layers = _channels(shapes, after.device)
     old = (after if before is None else before).view(torch.int8)
-    found = torch.empty(3, layers.numel(), dtype=torch.int32, device=device)
+    channels = starts.numel() - 1
+    found = torch.empty(3, channels, dtype=torch.int32, device=after.device)
+    totals = torch.zeros(3 + len(shapes), dtype=torch.int64, device=after.device)
     with torch.cuda.device_of(after):
-        _tally[(layers.numel(),)](old, after.view(torch.int8), starts, found, OLD=before is not None, BLOCK=1024)
-    had, now, both = found.to(torch.int64)
-    kept = torch.zeros(len(shapes), dtype=torch.int64, device=device).index_add_(0, layers, now)
-    return torch.cat([torch.stack([(had - both).sum(), (now - both).sum(), (now * (had == 0)).sum()]), kept])
+        _tally[(channels,)](old, after.view(torch.int8), starts, found, OLD=before is not None, BLOCK=512, num_warps=2)
+        _total[(len(shapes),)](found, layers, channels, totals, BLOCK=512)
+    return totals
 
 
 @functools.lru_cache(maxsize=8)
 def _channels(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where in the flat masks each output channel starts, with the end of all; and the layer that it is of."""
+    """Where in the flat masks each output channel starts, and which channel each layer starts with; ends come last."""
     rows = [shape[0] if shape else 1 for shape in shapes]
     lengths = [math.prod(shape[1:]) for shape in shapes]
     sizes = torch.tensor(lengths, device="cpu").repeat_interleave(torch.tensor(rows, device="cpu"))
     starts = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), sizes.cumsum(0)])
-    layers = torch.arange(len(shapes), device="cpu").repeat_interleave(torch.tensor(rows, device="cpu"))
+    layers = torch.tensor([0, *rows], device="cpu").cumsum(0)
     return starts.to(device), layers.to(device)
 
 
@@ -314,6 +401,28 @@ def _split(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     return owners.int().to(device), starts.int().to(device)
 
 
+def _addresses(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.tensor([t.data_ptr() for t in tensors], device="cpu")
+
+
+class _Layers:
+    """Blocks over the weights of a model, and how each weight lies in memory: logical order, or channels-last."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        device = weights[0].device
+        sizes = [w.numel() for w in weights]
+        rows = [w[0].numel() if w.dim() else 1 for w in weights]
+        owners, starts = _split(sizes, device)
+        inputs = [1 if w.is_contiguous() else w.shape[1] for w in weights]
+        self.blocks = owners.numel()
+        self.table = (
+            *(owners, starts),
+            torch.tensor([*zip(sizes, rows, strict=True)], dtype=torch.int32, device="cpu").to(device),
+            torch.tensor([0, *sizes[:-1]], device="cpu").cumsum(0).to(device),
+            torch.tensor(inputs, dtype=torch.int32, device="cpu").to(device),
+        )
+
+
 class Covering:
     """Writes dense weights times masks into the weights of a model, all with one launch.
 
@@ -321,17 +430,8 @@ class Covering:
     """
 
     def __init__(self, dense: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-        device = weights[0].device
-        sizes = [w.numel() for w in weights]
-        rows = [w[0].numel() if w.dim() else 1 for w in weights]
-        self.owners, self.starts = _split(sizes, device)
-        self.sizes = torch.tensor([*zip(sizes, rows, strict=True)], dtype=torch.int32, device="cpu").to(device)
-        self.firsts = torch.tensor([0, *sizes[:-1]], device="cpu").cumsum(0).to(device)
-        inputs = [1 if w.is_contiguous() else w.shape[1] for w in weights]
-        self.inputs = torch.tensor(inputs, dtype=torch.int32, device="cpu").to(device)
-        self.dense, self.weights = (
-            torch.tensor([t.data_ptr() for t in ts], device="cpu").to(device) for ts in (dense, weights)
-        )
+        self.layers = _Layers(weights)
+        self.dense, self.weights = (_addresses(ts).to(weights[0].device) for ts in (dense, weights))
 
     @staticmethod
     def fits(dense: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
@@ -341,10 +441,48 @@ class Covering:
     def __call__(self, masks: Tensor) -> None:
         """Put flat masks on."""
         with torch.cuda.device_of(masks):
-            _cover[(self.owners.numel(),)](
-                self.dense, self.weights, masks.view(torch.int8), self.owners, self.starts, self.sizes, self.firsts,
-                self.inputs, BLOCK=BLOCK,
-            )  # fmt: skip
+            _cover[(self.layers.blocks,)](
+                self.dense, self.weights, masks.view(torch.int8), *self.layers.table, BLOCK=BLOCK
+            )
+
+
+class Scoring:
+    """Flat |weight * gradient| of all layers with one launch, for float32 weights that stay what and where they are.
+
+    While a graph is recorded, where the gradients are cannot be copied to the device: `finish` does it afterwards.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights = [w if alike(w, w) else w.contiguous() for w in weights]
+        self.layers = _Layers(self.weights)
+        self.addresses = _addresses(self.weights).to(weights[0].device)
+        self._waiting: list[Tensor] = []
+        self._tables = [torch.empty_like(self.addresses)]  # one for each graph that was recorded, and one for the next
+
+    def __call__(self, gradients: Sequence[Tensor], masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The scores, their sum over what flat masks keep, and of each layer whether any is not finite."""
+        device = masks.device
+        own = [g if alike(g, w) else torch.empty_like(w).copy_(g) for g, w in zip(gradients, self.weights, strict=True)]
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            where = self._tables[-1]  # not memory of the graph, which the graph itself writes to
+            self._waiting.append(_addresses(own))
+        else:
+            where = torch.empty_like(self.addresses).copy_(_addresses(own), non_blocking=True)
+        flat = torch.empty(sum(w.numel() for w in self.weights), dtype=torch.float32, device=device)
+        sums = torch.empty(self.layers.blocks, dtype=torch.float32, device=device)
+        bad = torch.zeros(len(own), dtype=torch.int32, device=device)
+        with torch.cuda.device_of(masks):
+            _score[(self.layers.blocks,)](
+                where, self.addresses, masks.view(torch.int8), *self.layers.table, flat, sums, bad, BLOCK=BLOCK
+            )
+        return flat, sums.double().sum(), bad != 0
+
+    def finish(self) -> None:
+        """After a graph was recorded, before it is replayed."""
+        for places in self._waiting:
+            self._tables[-1].copy_(places, non_blocking=True)
+            self._tables.append(torch.empty_like(self.addresses))
+        self._waiting.clear()
 
 
 class Clearing:

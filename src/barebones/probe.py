@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from . import digest, kernels, parallel
 from .batches import Batches, Source, first_sample, mapped, tensors
@@ -90,7 +90,8 @@ class Probe:
         self.example = example  # what the model is called with: an input, or (args, kwargs)
         self._dense: dict[str, Tensor] = {}  # copies of theta, made once a mask is first put on
         self._masks: Masks | None = None
-        self._all_at_once: kernels.Covering | None = None
+        self._put_on: Callable[[Tensor], None] | None = None
+        self._beside: tuple[dict[str, Tensor], Callable[[Tensor], None]] | None = None  # masked weights, their maker
         self._pinned: Any = None  # the batch that a replay reads, in place of the next of the stream
         self._versions = self._current_versions()
         self._forget()
@@ -132,17 +133,31 @@ class Probe:
     def covered(self, masks: Tensor, batch: Any, noting: bool) -> Iterator[None]:
         """Within `at(None, ...)`: flat masks on, all gradients of this batch, masks off again. It can be captured.
 
+        The masked weights lie beside the model's own, and running statistics are let be: a replay changes neither.
         Without `noting` the saliency is left to who is inside.
         """
-        self._remember()
-        self._masks, self._pinned, capture, self._noting = {}, batch, self.capture, noting
+        own = {name: p.data for name, p in self.parameters.items()}
+        if self._beside is None:
+            there = {name: torch.empty_like(weight) for name, weight in own.items()}
+            self._beside = there, _covering(list(own.values()), list(there.values()))
+        norms = [m for m in self.given.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+        before = self._dense, self.capture
+        self._dense, self._pinned, self._noting = own, batch, noting
         self.capture = False  # this is within a capture
         try:
-            self._cover(masks)
+            for norm in norms:
+                norm.track_running_stats = False
+            for name, parameter in self.parameters.items():
+                parameter.data = self._beside[0][name]
+            self._beside[1](masks)
             yield
         finally:
-            self._take_off()
-            self._masks, self._pinned, self.capture = None, None, capture
+            for name, parameter in self.parameters.items():
+                parameter.data = own[name]
+            for norm in norms:
+                norm.track_running_stats = True
+            self._pinned = None
+            self._dense, self.capture = before
 
     def next_batch(self) -> Any:
         """The round's only batch, and everything seeded for it."""
@@ -195,15 +210,9 @@ class Probe:
 
     def _cover(self, masks: Tensor) -> None:
         """Put flat masks on: the model's weights become theta * c."""
-        dense, weights = list(self._dense.values()), [p.data for p in self.parameters.values()]
-        if self._all_at_once is None and kernels.available(self.device) and kernels.Covering.fits(dense, weights):
-            self._all_at_once = kernels.Covering(dense, weights)
-        if self._all_at_once is not None:
-            self._all_at_once(masks)
-            return
-        parts = masks.split([p.numel() for p in self.parameters.values()])
-        for (name, parameter), mask in zip(self.parameters.items(), parts, strict=True):
-            torch.mul(self._dense[name], mask.view(parameter.shape), out=parameter.data)
+        if self._put_on is None:
+            self._put_on = _covering(list(self._dense.values()), [p.data for p in self.parameters.values()])
+        self._put_on(masks)
 
     def hessian_product(self, temperature: float = 1.0) -> dict[str, Tensor]:
         """H g at theta * c over the weights that c keeps: (mean H)(mean g) over the round's batches.
@@ -424,6 +433,19 @@ class Probe:
 
     def _current_versions(self) -> list[tuple[int, int]]:
         return [(p._version, p.data_ptr()) for p in self.parameters.values()]
+
+
+def _covering(dense: list[Tensor], weights: list[Tensor]) -> Callable[[Tensor], None]:
+    """What takes flat masks and writes the dense weights, masked, into the others; with one launch where it can."""
+    if kernels.available(weights[0].device) and kernels.Covering.fits(dense, weights):
+        return kernels.Covering(dense, weights)
+
+    def cover(masks: Tensor) -> None:
+        parts = masks.split([w.numel() for w in weights])
+        for weight, masked, mask in zip(dense, weights, parts, strict=True):
+            torch.mul(weight, mask.view(weight.shape), out=masked)
+
+    return cover
 
 
 def not_finite(scores: Scores, probe: Probe) -> Tensor:

@@ -18,7 +18,7 @@ CRITERIA = (criteria.saliency, criteria.gradient_norm)  # that do the same work 
 
 
 class Replay:
-    """Masks on, gradient, scores, selection, numbers, masks off: recorded once, replayed for every other round.
+    """Masks on, gradient, scores, selection, numbers: recorded once, replayed for every other round.
 
     What changes from round to round goes in as tensors: the masks, how many weights to keep, and the batch.
     """
@@ -26,7 +26,11 @@ class Replay:
     def __init__(self, probe: Probe, method: Method, source: Tensor) -> None:
         self.probe, self.method, self.source = probe, method, source
         self.shapes = {name: p.shape for name, p in probe.parameters.items()}
-        self._rounds = {revives: Captured(partial(self._round, revives), eager=1) for revives in (True, False)}
+        self._scoring: kernels.Scoring | None = None
+        self._rounds = {
+            revives: Captured(partial(self._round, revives), eager=1, recorded=self._recorded)
+            for revives in (True, False)
+        }
         self._form: object = None
 
     @staticmethod
@@ -39,7 +43,10 @@ class Replay:
         return probe.capture and plain and floats and alone and kernels.available(probe.device)
 
     def __call__(self, masks: Masks | None, index: int, keep: int) -> tuple[Masks, Tensor, Tensor, Tensor]:
-        """The new masks, the counts and measures of the round, and the flags of what was not finite."""
+        """The new masks, the counts and measures of the round, and the flags of what was not finite.
+
+        The masks are good until the next call, which writes where they are.
+        """
         probe, device = self.probe, self.probe.device
         total = sum(shape.numel() for shape in self.shapes.values())
         before = torch.ones(total, dtype=torch.bool, device=device) if masks is None else _flat(masks)
@@ -48,7 +55,7 @@ class Replay:
             wanted = torch.full((), keep, dtype=torch.int64, device=device)
             chosen, *numbers = self._rounds[self.method.revives(index)](before, wanted, *leaves)
             counts, measures, bad = (t.clone() for t in numbers)  # the next replay writes where they were
-            parts = chosen.clone().split([shape.numel() for shape in self.shapes.values()])
+            parts = chosen.split([shape.numel() for shape in self.shapes.values()])
         found = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         return found, counts, measures, bad
 
@@ -57,9 +64,8 @@ class Replay:
         fused = self.method.criterion is criteria.saliency  # its product, S and the flags in one pass
         with probe.covered(before, mapped(self._form, lambda _: next(places)), noting=not fused):
             if fused:
-                weights = probe.weights
-                gradient = [*probe.gradient().values()]
-                flat, probe.saliency, layers = kernels.score(gradient, [*weights.values()], before)
+                self._scoring = self._scoring or kernels.Scoring([*probe.weights.values()])
+                flat, probe.saliency, layers = self._scoring([*probe.gradient().values()], before)
                 bad = torch.cat([~probe.loss_value.isfinite().view(1), layers])
             else:
                 scores = self.method.criterion(probe)
@@ -71,6 +77,10 @@ class Replay:
             counts = torch.cat([numbers[:3], torch.stack([self.source, probe.batches_digest]), numbers[3:]])
             measures = torch.stack([probe.saliency, probe.loss_value])
         return chosen, counts, measures, bad
+
+    def _recorded(self) -> None:
+        if self._scoring is not None:
+            self._scoring.finish()
 
 
 def _flat(masks: Masks) -> Tensor:

@@ -274,13 +274,14 @@ def _training(
     """The step of SGD (forward, backward, update, masks) of the dense, the masked and the shrunk network in turns."""
     small, wide = shrink(model, masks, example), shrink(model, masks, example, multiple_of=8)
     step = partial(_step, example=example, batch=batch, device=device, precision=precision)
+    last = torch.channels_last if example.dim() == 4 else torch.contiguous_format
     sides = {
         "dense": step(model, None),
-        "dense, channels last": step(model, None, last=True),
+        "dense, channels last": step(model, None, layout=last),
         "masked": step(model, masks),
-        "masked, channels last": step(model, masks, last=True),
-        "shrunk": step(small.module, small.masks),
-        "shrunk to multiples of 8, channels last": step(wide.module, wide.masks, last=True),
+        "masked, channels last": step(model, masks, layout=last),
+        "shrunk": step(small.module, small.masks, layout=None),
+        "shrunk to multiples of 8, channels last": step(wide.module, wide.masks, layout=None),
     }
     count = 20 if device.type == "cuda" else 1
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -313,11 +314,11 @@ def _step(
     batch: int,
     device: torch.device,
     precision: str,
-    last: bool = False,
+    layout: torch.memory_format | None = torch.contiguous_format,
 ) -> Callable[[], None]:
-    layout = torch.channels_last if last and example.dim() == 4 else torch.contiguous_format
+    """A step of a copy of the model, with the weights and images in this order in memory; None: as they are."""
     network: nn.Module = deepcopy(model).train().to(device, memory_format=layout)  # type: ignore[call-overload]
-    images = _images(example, batch).to(device, memory_format=layout)
+    images = _images(example, batch).to(device, memory_format=layout or torch.preserve_format)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4, fused=True)
     if masks:
         hold(network, {name: mask.to(device) for name, mask in masks.items()}, optimizer)

@@ -162,7 +162,8 @@ class Network:
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here; use --device cpu")
         if device.type == "cuda":
-            torch.cuda.set_device(device)
+            if device.index is not None:
+                torch.cuda.set_device(device)
             torch.backends.cudnn.benchmark = True  # all batches but the last are of one size: looking around pays
         self.data = _data(experiment.data, place.data_root, place.device, place.download)
         self.model = self.initial()

@@ -16,6 +16,8 @@ from ..data import Data
 from ..masks import Masks
 from ..rng import forked
 from ..shrink import Shrunk, shrink
+from ..shrink.compare import differentiated
+from ..shrink.cut import with_channels_last
 from ..training import Plan, Training
 
 LONG, FEW = 1.0, 3  # seconds and steps that a pace is measured over, at least
@@ -27,13 +29,17 @@ def to_train(model: nn.Module, masks: Masks, images: Tensor) -> Shrunk:
     small = shrink(model, masks, images, multiple_of=8, before_training=True)
     if next(small.module.parameters(), None) is None:
         raise ValueError("nothing is left to train once the network is shrunk: no signal passes through it")
-    laid_out(small.module, images)
     return small
 
 
 def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
-    """The model itself, for images with its channels last in memory."""
-    return model.to(memory_format=torch.channels_last) if images.dim() == 4 else model  # type: ignore[call-overload]
+    """The model itself, with its channels last in memory where it learns from these images so."""
+    trial = with_channels_last(deepcopy(model)).train()
+    try:
+        differentiated(trial, images, images.device)
+    except RuntimeError:  # it needs the order that it has, for a view of pixels and channels say; or training will tell
+        return model
+    return with_channels_last(model)
 
 
 def images_per_second(

@@ -98,10 +98,12 @@ class Bits(TorchFunctionMode):
     signals, too, that reach whatever they decide about, and notes in `peeked` that Python has looked at a value.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], rules: Mapping[str, Rule], strict: bool = False) -> None:
+    def __init__(
+        self, weights: Mapping[str, Tensor], rules: Mapping[str, Rule], strict: bool = False, counting: bool = True
+    ) -> None:
         super().__init__()
-        self.rules, self.strict, self.peeked = rules, strict, False
-        self.uses: dict[str, Use] = {}
+        self.rules, self.strict, self.counting, self.peeked = rules, strict, counting, False
+        self._used: list[tuple[str, int, int, Tensor]] = []  # of each use: weight, times, size; kept, whether it ends
         self.weights: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self.shares: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.given: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # integers that come from the input
@@ -234,17 +236,29 @@ class Bits(TorchFunctionMode):
             return silent(t) + 1 if i in moving else (t != 0).float()
 
         result = reduce(torch.add, [f(*(factor(i, s) for i in range(len(operands)))) for s in signals or [-1]])
-        for weight in [operands[i] for i in weights] if signals else []:
+        for weight in [operands[i] for i in weights] if signals and self.counting else []:
             if uses:
                 times = uses(result)
             else:
                 ones = [torch.ones_like(t, dtype=torch.float, requires_grad=False) for t in operands]
                 times = round(float(f(*ones).sum(dtype=torch.double)) / weight.numel())
-            use = self.uses.setdefault(self.weights[weight], Use())
-            use.dense += times * weight.numel()
-            use.kept += times * int(weight.count_nonzero())
-            use.ends |= not bool(result.sum()) and any(bool(operands[i].sum()) for i in signals)
+            began = torch.stack([operands[i].sum() != 0 for i in signals]).any()
+            found = torch.stack([weight.count_nonzero(), (result.sum() == 0) & began])
+            self._used.append((self.weights[weight], times, weight.numel(), found))
         return result
+
+    def uses(self) -> dict[str, Use]:
+        """What the forward did with each weight; an accelerator is asked once."""
+        told: dict[str, Use] = {}
+        for device in {found.device for *_, found in self._used}:
+            used = [row for row in self._used if row[-1].device == device]
+            numbers = torch.stack([found for *_, found in used]).tolist()
+            for (name, times, size, _), (kept, ends) in zip(used, numbers, strict=True):
+                use = told.setdefault(name, Use())
+                use.dense += times * size
+                use.kept += times * kept
+                use.ends |= bool(ends)
+        return told
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The bits of a linear layer."""

@@ -62,6 +62,8 @@ def collapsed(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> li
     >>> collapsed(net, {"0.weight": torch.ones(2, 2) > 0, "1.weight": torch.ones(1, 2) < 0}, torch.zeros(1, 2))
     ['1.weight']
     """
+    if all(trace(model, masks, example, backward=False, counting=False).outputs):
+        return []
     return cuts(model, masks, example, trace(model, masks, example, backward=False))
 
 
@@ -80,13 +82,14 @@ def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, seen: Trac
     if all(seen.outputs):
         return []
     dense = {name: torch.ones_like(mask) for name, mask in masks.items()}
-    reachable = trace(model, dense, example, backward=False).outputs
+    reachable = trace(model, dense, example, backward=False, counting=False).outputs
 
     def lost(outputs: list[bool]) -> bool:
         return any(could and not does for could, does in zip(reachable, outputs, strict=True))
 
     def without(name: str) -> list[bool]:
-        return trace(model, dense | {name: torch.zeros_like(masks[name])}, example, backward=False).outputs
+        emptied = dense | {name: torch.zeros_like(masks[name])}
+        return trace(model, emptied, example, backward=False, counting=False).outputs
 
     if not lost(seen.outputs):
         return []
@@ -95,9 +98,16 @@ def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, seen: Trac
 
 
 def trace(
-    model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward: bool = True, strict: bool = False
+    model: nn.Module,
+    masks: Mapping[str, Tensor],
+    example: Any,
+    backward: bool = True,
+    strict: bool = False,
+    counting: bool = True,
 ) -> Trace:
-    """Run the model on bits; `effective` is empty without `backward`. The model is left as it was found.
+    """Run the model on bits; `effective` is empty without `backward`, `uses` without `counting`.
+
+    The model is left as it was found.
 
     A `strict` run also follows comparisons, masks among the inputs and what they decide about: forward alone.
     """
@@ -114,7 +124,7 @@ def trace(
                 for name, p in named.items()
                 if p.is_floating_point()
             }
-            mode = Bits(bits, RULES, strict)
+            mode = Bits(bits, RULES, strict, counting)
             args, kwargs = mode.inputs(call(example), devices[0] if len(devices) == 1 else None)
             with _standing_in(model, {id(named[name]): bit for name, bit in bits.items()}):
                 with mode:
@@ -126,7 +136,7 @@ def trace(
                     torch.autograd.backward(ends, inputs=[bits[name] for name in kept])
             reached = [t.requires_grad and bool((t != 0).any()) for t in outputs]
             found = {name: _flowing(bits[name].grad, mask).to(masks[name].device) for name, mask in kept.items()}
-            return Trace(reached, mode.uses, found if backward else {}, mode.peeked)
+            return Trace(reached, mode.uses(), found if backward else {}, mode.peeked)
     except Exception as error:
         raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}") from error
 

@@ -57,6 +57,16 @@ def outputs(network: nn.Module, example: Any, device: torch.device, seed: int = 
         return [t.detach().clone() for t in tensors(network(*args, **kwargs)) if t.is_floating_point()]
 
 
+def differentiated(network: nn.Module, example: Any, device: torch.device, seed: int = 0) -> None:
+    """Run it forward and backward; no gradient is left behind."""
+    args, kwargs = copied(call(example))
+    with torch.enable_grad(), forked(device, seed):
+        returned = [t for t in tensors(network(*args, **kwargs)) if t.requires_grad]
+        trained = [p for p in network.parameters() if p.requires_grad]
+        if returned and trained:
+            torch.autograd.grad(returned, trained, [torch.ones_like(t) for t in returned], allow_unused=True)
+
+
 def without_dropout(network: nn.Module) -> nn.Module:
     for module in network.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -64,16 +74,14 @@ def without_dropout(network: nn.Module) -> nn.Module:
     return network
 
 
-def compare(wanted: list[Tensor], got: list[Tensor], tolerance: float, mode: str) -> None:
+def compare(wanted: list[Tensor], got: list[Tensor], tolerance: float, mode: str, how: str) -> None:
     if [t.shape for t in wanted] != [t.shape for t in got]:
-        raise Failed("its outputs have another shape without them")
+        raise Failed(f"its outputs have another shape {how}")
     for a, b in zip(wanted, got, strict=True):
         scale = float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 0.0
         if not torch.allclose(a, b, rtol=0, atol=tolerance * scale + 1e-30, equal_nan=True):
             apart = float((a - b).abs().max())
-            raise Failed(
-                f"in {mode} mode its outputs differ by {apart:.3g} without them, where the largest is {scale:.3g}"
-            )
+            raise Failed(f"in {mode} mode its outputs differ by {apart:.3g} {how}, where the largest is {scale:.3g}")
 
 
 def first_line(error: Exception) -> str:

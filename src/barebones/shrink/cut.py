@@ -179,6 +179,17 @@ def _in_format_of(values: Tensor, fewer: Tensor) -> Tensor:
     return fewer.contiguous(memory_format=last)
 
 
+def with_channels_last(network: nn.Module) -> nn.Module:
+    """The network itself, its 4-d parameters with the channels last in memory.
+
+    `contiguous` would leave a kernel of one pixel or one channel as it is, which is in both orders at once.
+    """
+    for parameter in network.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+    return network
+
+
 def scattered(target: nn.Module, small: nn.Module, origin: Mapping[str, Tensor]) -> None:
     """Put the values of a cut model back to the places that they come from."""
     with torch.no_grad():

@@ -13,16 +13,31 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..masks import Masks
+from ..probe import tf32
 from ..rng import forked
 from ..scope import bare, layers, matched, parameters
-from .compare import Failed, compare, doubled, first_line, larger, longer, outputs, random_like, single, without_dropout
+from .compare import (
+    Failed,
+    compare,
+    differentiated,
+    doubled,
+    first_line,
+    larger,
+    longer,
+    outputs,
+    random_like,
+    single,
+    without_dropout,
+)
 from .coupling import Coupling, coupling
-from .cut import Removed, cells, cut, filled, indexed, scattered
+from .cut import Removed, cells, cut, filled, indexed, scattered, with_channels_last
 from .plan import Plan, changed
 from .removal import Choice, Reader, choose, readers, severed
 from .signals import constants, reached
 
-TOLERANCE = {torch.double: 1e-6, torch.float: 1e-3}  # of the largest output, by what the comparison is computed in
+# Of the largest output, by what the comparison is computed in.
+TOLERANCE = {torch.double: 1e-6, torch.float: 1e-3, torch.half: 2e-2, torch.bfloat16: 1e-1}
+Wanted = list[tuple[bool, Any, list[Tensor]]]  # train mode, input, outputs
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,7 @@ def shrink(
     *,
     multiple_of: int = 1,
     before_training: bool = False,
+    channels_last: bool = True,
 ) -> Shrunk:
     """The network without every channel, neuron and whole branch that carries no signal from input to output.
 
@@ -75,6 +91,9 @@ def shrink(
     - `before_training` takes the shift of a channel without input for pruned too. The outputs are then those of the
       masked model with these shifts at zero, and `plan.shifts` counts them.
     - `multiple_of` keeps enough idle channels for every width to be a multiple of it, as tensor cores like it.
+    - `channels_last` lays 4-d weights out with the channels last in memory, which is faster: values and shapes are the
+      same. False keeps the order that they have in the model, as does a forward pass that cannot do with another, such
+      as one with a `view` of pixels and channels; `plan.layout` says so.
     - `example` is what the model is called with: an input, a tuple of arguments, a dict of them by name, or
       (args, kwargs). A batch of two is enough.
 
@@ -90,7 +109,7 @@ def shrink(
     if type(multiple_of) is not int or multiple_of < 1:
         raise ValueError(f"multiple_of is a whole number of channels, 1 or more, not {multiple_of}")
     with torch.inference_mode(False):
-        return _Shrinking(bare(model), masks, example, multiple_of, before_training).run()
+        return _Shrinking(bare(model), masks, example, multiple_of, before_training, channels_last).run()
 
 
 @dataclass
@@ -108,18 +127,24 @@ class _Shrinking:
     """One shrinking: the masked model in double precision, its coupled channels, and trials of what can go."""
 
     def __init__(
-        self, model: nn.Module, masks: Mapping[str, Tensor], example: Any, multiple_of: int, before_training: bool
+        self,
+        model: nn.Module,
+        masks: Mapping[str, Tensor],
+        example: Any,
+        multiple_of: int,
+        before_training: bool,
+        channels_last: bool,
     ) -> None:
         self.masks = {name: mask.cpu() for name, _, mask in matched(model, masks)}
         self.model, self.multiple_of, self.before_training = model, multiple_of, before_training
-        self.example = example
+        self.example, self.channels_last = example, channels_last
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.large = _masked(deepcopy(model), masks)
         self.exact, self.dtype = self._exact()
         self.trains, self.unchecked = True, ""  # whether it runs in train mode, and why it is not compared there
         self.inputs, self.modes = self._inputs()
         self.others = self._others()
-        self.wanted: list[tuple[bool, Any, list[Tensor]]] = []
+        self.wanted: Wanted = []
         self.shifts: dict[str, int] = {}
         self.left: dict[str, str] = {}
 
@@ -131,7 +156,7 @@ class _Shrinking:
         reading = self._readers(coupled)
         if self.before_training:
             reading = self._without_shifts(coupled, reading)
-        self.wanted = self._wanted()
+        self.wanted = self._wanted(self.exact, self.inputs, self.others)
         trial = self._best(coupled, reading)
         return self._shrunk(trial)
 
@@ -322,26 +347,61 @@ class _Shrinking:
         except Exception as error:  # a layer that is not what it seems, such as one with computed weights
             raise Failed(f"it cannot be cut ({first_line(error)})") from error
         origin = filled(small, self.exact, folded)
-        self._compare(small)
+        self._compare(small, self.wanted, TOLERANCE[self.dtype], "without them")
         return _Trial(small, origin, removed, severed(coupled, reading, choice), counts)
 
-    def _wanted(self) -> list[tuple[bool, Any, list[Tensor]]]:
-        """What the masked model returns, without dropout: mode, input, outputs, in the order of the runs."""
-        network = without_dropout(_aside(self.exact))
-        wanted: list[tuple[bool, Any, list[Tensor]]] = []
+    def _wanted(self, model: nn.Module, inputs: list[Any], others: list[Any]) -> Wanted:
+        """What a model returns, without dropout, in the order of the runs."""
+        network = without_dropout(_aside(model))
+        wanted: Wanted = []
         for mode in self.modes:
-            for given in self.inputs[1:] if wanted else (*self.inputs, *self.others):
+            for given in inputs[1:] if wanted else (*inputs, *others):
                 wanted.append((mode, given, outputs(network.train(mode), given, self.device)))
         return wanted
 
-    def _compare(self, small: nn.Module) -> None:
+    def _compare(self, small: nn.Module, runs: Wanted, tolerance: float, how: str) -> None:
         network = without_dropout(_aside(small))
-        for mode, given, wanted in self.wanted:
+        for mode, given, wanted in runs:
             try:
                 got = outputs(network.train(mode), given, self.device)
             except Exception as error:
-                raise Failed(f"it does not run without them ({first_line(error)})") from error
-            compare(wanted, got, TOLERANCE[self.dtype], "train" if mode else "eval")
+                raise Failed(f"it does not run {how} ({first_line(error)})") from error
+            compare(wanted, got, tolerance, "train" if mode else "eval", how)
+
+    # The layout, compared in the model's own precision: in float64 a GPU takes no notice of it.
+
+    def _laid_out(self, small: nn.Module) -> tuple[nn.Module, str]:
+        """The network with its weights channels last in memory; or as it is, and why."""
+        if not self.channels_last or all(p.dim() != 4 for p in small.parameters()):
+            return small, ""
+        last = with_channels_last(deepcopy(small))
+        tolerance = max(TOLERANCE.get(p.dtype, 0) for p in small.parameters())
+        inputs, others = ([self._uncast(given) for given in some] for some in (self.inputs, self.others))
+        with tf32(self.device, False):
+            try:
+                wanted = self._wanted(small, inputs, others)
+            except Exception as error:
+                return small, f"it does not run in its own precision ({first_line(error)})"
+            try:
+                self._compare(last, wanted, tolerance, "with channels last")
+                self._compare_backward(small, last, inputs[1])
+            except Failed as error:
+                return small, str(error)
+        return last, ""
+
+    def _uncast(self, tree: Any) -> Any:
+        return tree_map(lambda own, t: t.to(own.dtype) if isinstance(t, Tensor) else t, self.example, tree)
+
+    def _compare_backward(self, small: nn.Module, last: nn.Module, given: Any) -> None:
+        """Where it can be trained, it can with channels last."""
+        try:
+            differentiated(without_dropout(_aside(small)).train(), given, self.device)
+        except Exception:  # it cannot
+            return
+        try:
+            differentiated(without_dropout(_aside(last)).train(), given, self.device)
+        except Exception as error:
+            raise Failed(f"it does not train with channels last ({first_line(error)})") from error
 
     def _shrunk(self, trial: _Trial) -> Shrunk:
         small = trial.small
@@ -352,6 +412,7 @@ class _Shrinking:
             if name in self.masks
         }
         _like_before(small, self.model)
+        small, layout = self._laid_out(small)
         before = sum(p.numel() for p in self.model.parameters())
         after = sum(p.numel() for p in small.parameters())
         kept = sum(int(mask.sum()) for mask in self.masks.values())
@@ -362,7 +423,7 @@ class _Shrinking:
                 layer.weight.masked_fill_(cells(read, layer).to(layer.weight.device), 0)
         plan = Plan(
             changed(trial.removed, self.large), (before, after), (kept, still), trial.counts, self.shifts, self.left,
-            self.unchecked,
+            self.unchecked, layout,
         )  # fmt: skip
         return Shrunk(small, masks, plan, self.large, trial.origin)
 

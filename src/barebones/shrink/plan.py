@@ -38,6 +38,7 @@ class Plan:
     shifts: dict[str, int] = field(default_factory=dict)  # layer -> shifts taken as pruned (before_training)
     left: dict[str, str] = field(default_factory=dict)  # layer -> why channels without a signal stay
     unchecked: str = ""  # why the two networks were not compared in train mode, where they were not
+    layout: str = ""  # why its weights are not channels last in memory, where they should be
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, strings, lists and dicts."""
@@ -68,6 +69,8 @@ class Plan:
             )
         if self.unchecked:
             sentences.append(f"Compared in eval mode alone: {self.unchecked}.")
+        if self.layout:
+            sentences.append(f"Weights in the order in memory that they had: {self.layout}.")
         sentences += [f"Left as they are, in {name}: {why}." for name, why in self.left.items()]
         return sentences
 
