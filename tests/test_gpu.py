@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import barebones as bb
-from barebones import digest
+from barebones import digest, kernels
 from barebones.data import Data, TensorPart
 from barebones.data.normalization import Normalization
 from barebones.lab.experiment import Experiment
@@ -68,6 +68,33 @@ def test_selection_equals_the_hosts_and_does_not_wait(kind, share):
     expected = bb.keep_top(scores, keep, prefer=prefer)
     assert kept(found) == keep
     assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)
+
+
+@pytest.mark.skipif(kernels.triton is None, reason="needs Triton")
+@pytest.mark.parametrize("share", [1e-6, 0.005, 0.5, 0.999])
+@pytest.mark.parametrize("kind", ["products", "zeros", "few values", "negative", "misleading", "double"])
+def test_a_sample_of_many_scores_leads_to_the_same_masks(kind, share):
+    generator = torch.Generator("cuda").manual_seed(3)
+    n = (1 << 21) + 12345
+    normal = torch.randn(n, generator=generator, device="cuda") * torch.randn(n, generator=generator, device="cuda")
+    drawn = torch.rand(n, generator=generator, device="cuda")
+    scores = {
+        "products": normal.abs(),
+        "zeros": normal.abs() * (drawn < 0.02),
+        "few values": (drawn * 5).floor(),
+        "negative": normal - 10,
+        "misleading": torch.where(torch.arange(n, device="cuda") % kernels.STRIDE == 0, normal.abs() * 100, normal),
+        "double": normal.double().abs() + 1e-12 * drawn.double(),
+    }[kind]
+    prefer = torch.rand(n, generator=generator, device="cuda") < 0.5
+    keep = max(1, round(share * n))
+    expected = bb.keep_top({"w": scores.cpu()}, keep, prefer={"w": prefer.cpu()})["w"]
+    for _ in range(3):  # the same each time: nothing in it depends on who comes first
+        assert torch.equal(kernels.top(scores, keep, prefer).cpu(), expected)
+    allowed = drawn < 0.7
+    keep = min(keep, int(allowed.sum()))
+    expected = bb.keep_top({"w": scores.cpu()}, keep, among={"w": allowed.cpu()})["w"]
+    assert torch.equal(kernels.top(scores, keep, among=allowed).cpu(), expected)
 
 
 @pytest.mark.parametrize("method", list(bb.METHODS))

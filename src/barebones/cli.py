@@ -497,12 +497,13 @@ def bench_lab(
     precision: Annotated[str, typer.Option(help="Of the products: fp32, tf32 or bf16.")] = "bf16",
     compiled: Annotated[bool, typer.Option("--compile", help="Let torch compile the networks.")] = False,
     data_root: Annotated[Path | None, typer.Option(help="CIFAR-10, to compare precisions on; else noise.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Networks that precisions are compared on.")] = 3,
 ) -> None:
     """The training step with masks and without, an epoch, and FORCE against the gradients it needs."""
     from .bench.lab import run
 
     models = model or ["resnet50", "vgg19"]
-    run(Console(), models, device, images, rounds, repeats, lanes, precision, compiled, data_root)
+    run(Console(), models, device, images, rounds, repeats, lanes, precision, compiled, data_root, seeds)
 
 
 @bench.command("speed")

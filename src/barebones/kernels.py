@@ -21,10 +21,9 @@ except ImportError:  # pragma: no cover (a machine without a GPU has no Triton, 
 
 BLOCK = 2048  # weights that one program looks at together
 PROGRAMS = 1056  # that share a pass
-BITS = 12  # of a threshold that one pass finds
+BITS = 11  # of a threshold that one pass finds
 STRIDE = 127  # from one score of a sample to the next: a prime, so that it meets every place in a kernel or a channel
 MANY = 1 << 20  # scores from which on a sample comes first
-STAGES = 1
 ROUGH = 2  # passes over the sample
 FIELDS = 8  # of what is known of a threshold
 
@@ -93,7 +92,7 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["size"])
     def _count(scores, allowed, counts, states, size, STRIDE: tl.constexpr, WIDE: tl.constexpr,  # type: ignore[no-untyped-def]
-               AMONG: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+               AMONG: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
         """Of the scores within the span in which the threshold must be, how many are in each bin; and above it.
 
         Those that equal its lower end, as zeros often do, are many: each program counts its own.
@@ -112,7 +111,7 @@ if triton is not None:
         offsets = tl.arange(0, BLOCK)
         above = tl.zeros((BLOCK,), tl.int32)
         equal = tl.zeros((BLOCK,), tl.int32)
-        for start in tl.range(tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK, num_stages=STAGES):
+        for start in range(tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
             numbers = start + offsets
             keys, valid = _keys(scores, allowed, numbers * STRIDE, numbers < size, WIDE, AMONG)
             above += (valid & (keys > high)).to(tl.int32)
@@ -308,7 +307,7 @@ if triton is not None:
 def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among: Tensor | None = None) -> Tensor:
     """The mask of the `keep` highest of flat scores, `keep` from 1; ties to `prefer`, then to the lower index.
 
-    Nothing is sorted or gathered. Each pass over the scores narrows the span in which the threshold is by twelve bits.
+    Nothing is sorted or gathered. Each pass over the scores narrows the span in which the threshold is by eleven bits.
     A sample tells where to begin; where it misled, a pass is lost and all numbers are looked at again.
     """
     size, wide, device = scores.numel(), scores.dtype == torch.float64, scores.device
@@ -327,7 +326,7 @@ def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among:
 
     def narrow(own: Tensor, rows: int, length: int, stride: int) -> None:
         programs = min(triton.cdiv(length, BLOCK), PROGRAMS)
-        _count[(programs, rows)](scores, allowed, counts, own, length, STRIDE=stride, BITS=BITS, STAGES=STAGES, **how)
+        _count[(programs, rows)](scores, allowed, counts, own, length, STRIDE=stride, BITS=BITS, **how)
         _settle[(rows,)](counts, own, **kind)
 
     with torch.cuda.device_of(scores):  # Triton launches on the current device

@@ -119,14 +119,22 @@ def prune(
     if keep == total and after is not None:
         raise ValueError("sparsity=0 removes nothing, so there is no run that after= could continue; leave one out")
     last = after
-    for step in _steps(probe, plan, keep, after) if keep < total else ():
+    for step in _steps(probe, plan, keep, after, checking=on_round is not None) if keep < total else ():
         if on_round is not None:
             on_round(_owned(step))
         records.append(replace(step, masks=dict.fromkeys(step.masks)))  # type: ignore[arg-type]  # numbers, not masks
         last = step
     masks = _owned(last).masks if last is not None else everything(probe.weights)
-    dead = _collapsed(probe, masks, on_collapse)
-    weights = int(probe.weights_digest())
+    digest_after = probe.weights_digest()
+    dead, warning = _collapsed(probe, masks)  # while an accelerator is still at the last rounds
+    records = _read(records)
+    for step in records:
+        step.check()
+    if warning and on_collapse == "raise":
+        raise ValueError(warning)
+    if warning and on_collapse == "warn":
+        warnings.warn(warning, stacklevel=2)
+    weights = int(digest_after)
     if last is not None and last.weights_digest != weights:
         raise ValueError(
             "the criterion, the loss or on_round changed the model's weights; score a copy of them instead"
@@ -150,8 +158,11 @@ def _owned(step: Round) -> Round:
     return replace(step, masks=copied(step.masks))
 
 
-def _steps(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterator[Round]:
-    """The rounds. An accelerator is not waited for: whether all was finite is asked with the numbers and at the end."""
+def _steps(probe: Probe, method: Method, keep: int, after: Round | None, checking: bool = True) -> Iterator[Round]:
+    """The rounds. An accelerator is not waited for: whether all was finite is asked with the numbers and at the end.
+
+    Without `checking` the end is the caller's.
+    """
     weights = probe.weights
     total = size(weights)
     if not 0 < keep <= total:
@@ -197,10 +208,19 @@ def _steps(probe: Probe, method: Method, keep: int, after: Round | None) -> Iter
                 measures = torch.stack([probe.saliency, probe.loss_value])
         step = Round(index, counts[index + 1], masks, time.perf_counter() - began, plan, tally, measures, bad)
         steps.append(replace(step, masks=dict.fromkeys(masks)))  # type: ignore[arg-type]  # numbers, not masks
-        if index + 1 == method.rounds:
-            for each in steps:
+        if checking and index + 1 == method.rounds:
+            for each in _read(steps):
                 each.check()
         yield step
+
+
+def _read(steps: list[Round]) -> list[Round]:
+    """The rounds with their numbers read from the device, all at once."""
+    if not steps:
+        return []
+    numbers = [[getattr(step, what) for step in steps] for what in ("counts", "measures", "bad")]
+    rows = zip(*(torch.stack(column).cpu() for column in numbers), strict=True)
+    return [replace(s, counts=c, measures=m, bad=b) for s, (c, m, b) in zip(steps, rows, strict=True)]
 
 
 def resolved(
@@ -343,8 +363,8 @@ def _numbers(before: Masks | None, after: Masks, kept: int, revives: bool, group
     return torch.cat([torch.stack([kept - stayed, now - stayed, empty]), layers])
 
 
-def _collapsed(probe: Probe, masks: Masks, on_collapse: str) -> list[str]:
-    """The layers that cut the network, warned or raised about."""
+def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str]:
+    """The layers that cut the network, and what to say about it; nothing where none does and that was checked."""
     example, why = probe.call(), "there is no example= input"
     dead, sentence = None, "no signal passes from input to output: {} cut the network"
     if example is not None:
@@ -356,11 +376,8 @@ def _collapsed(probe: Probe, masks: Masks, on_collapse: str) -> list[str]:
     if dead is None:
         dead = [name for name, mask in masks.items() if not mask.any()]
         sentence = f"whether a signal passes from input to output was not checked: {why}; layers without a weight: {{}}"
-    if (dead or unchecked) and on_collapse != "ignore":
-        named_layers = ", ".join(dead[:5]) + (f" and {len(dead) - 5} more" if len(dead) > 5 else "")
-        message = sentence.format(named_layers or "none")
-        message += "; lower the sparsity, prune in more rounds or set at_least=" if dead else ""
-        if on_collapse == "raise":
-            raise ValueError(message)
-        warnings.warn(message, stacklevel=3)
-    return dead
+    if not dead and not unchecked:
+        return dead, ""
+    named_layers = ", ".join(dead[:5]) + (f" and {len(dead) - 5} more" if len(dead) > 5 else "")
+    advice = "; lower the sparsity, prune in more rounds or set at_least=" if dead else ""
+    return dead, sentence.format(named_layers or "none") + advice

@@ -46,6 +46,7 @@ def run(
     precision: str,
     compiled: bool,
     data_root: Path | None = None,
+    seeds: int = 3,
 ) -> None:
     """Print the tables, one network after the other."""
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -59,7 +60,7 @@ def run(
             console.print(_training(name, data, repeats, lanes, precision, compiled))
             console.print(_pruning(name, data, rounds_, repeats, precision))
             real = data if data_root is None else load("cifar10", data_root, device)
-            console.print(_safety(name, real, min(60, rounds_)))
+            console.print(_safety(name, real, rounds_, range(seeds)))
 
 
 def random_images(count: int, device: str) -> Data:
@@ -74,9 +75,9 @@ def random_images(count: int, device: str) -> Data:
     return Data("noise", 10, 32, 3, part(count), part(max(128, count // 9)), part(max(128, count // 9)))
 
 
-def network(name: str, data: Data) -> nn.Module:
+def network(name: str, data: Data, seed: int = 0) -> nn.Module:
     """Initialized, on the device of the data."""
-    model = initialize(build(name, data.classes, data.size), generator=torch.Generator("cpu").manual_seed(0))
+    model = initialize(build(name, data.classes, data.size), generator=torch.Generator("cpu").manual_seed(seed))
     assert isinstance(data.train, TensorPart)
     device = data.train.images.device
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
@@ -214,40 +215,55 @@ def _bare(model: nn.Module, batches: object, precision: str, capture: bool) -> C
     return passes
 
 
-def _safety(name: str, data: Data, count: int) -> Table:
+def _safety(name: str, data: Data, count: int, seeds: range) -> Table:
     """How far one round in a lower precision agrees with fp32, beside what another batch changes; and the saliency.
 
-    Both kinds of masks are measured in fp32, on batches that none of them has seen.
+    Each seed is another network with other batches. All masks are measured in fp32, on batches that none of them has
+    seen.
     """
-    model = network(name, data)
-    capture = next(model.parameters()).device.type == "cuda"
-    keep = round((1 - SPARSITY) * sum(p.numel() for p in prunable(model).values()))
-
-    def snip(precision: str, seed: int) -> Masks:
-        probe = Probe(model, data.train.scoring(128, seed), precision=precision)
-        return next(iter(rounds(probe, METHODS["snip"], keep))).masks
-
-    def force(precision: str, seed: int) -> float:
-        row = replace(METHODS["force"], rounds=count)
-        found = prune(
-            model, data.train.scoring(128, seed), SPARSITY, row, precision=precision, capture=capture,
-            on_collapse="ignore", seed=seed,
-        )  # fmt: skip
-        return saliency(model, found.masks, data.train.scoring(128, 1234), count=10)
-
-    seeds = range(3 if capture else 1)
-    exact = {seed: snip("fp32", seed) for seed in range(len(seeds) + 1)}
     table = Table(title=f"{name}: precision of the scores, {data.name}, {SPARSITY:.1%}", title_justify="left")
-    for column in ("scores in", "one round: agrees with fp32", f"S of FORCE's masks, {count} rounds", "±"):
+    columns = ("scores in", "one round: agrees with fp32", f"S of FORCE's masks, {count} rounds", "less than in fp32")
+    for column in columns:
         table.add_column(column)
-    for precision in PRECISIONS if capture else ("fp32", "bf16"):
-        values = [force(precision, seed) for seed in seeds]
-        spread = f"{statistics.stdev(values):.2f}" if len(values) > 1 else ""
-        agreed = statistics.fmean(float(agreement(exact[seed], snip(precision, seed))) for seed in seeds)
-        table.add_row(precision, f"{agreed:.4f}", f"{statistics.fmean(values):.2f}", spread)
-    other = statistics.fmean(float(agreement(exact[seed], exact[seed + 1])) for seed in seeds)
-    table.add_row("fp32, another batch", f"{other:.4f}", "", "")
+    agreed: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {}
+    for seed in seeds:
+        model = network(name, data, seed)
+        capture = next(model.parameters()).device.type == "cuda"
+        exact = _snip(model, data, "fp32", seed)
+        for precision in PRECISIONS if capture else ("fp32", "bf16"):
+            masks = prune(
+                model, data.train.scoring(128, seed), SPARSITY, replace(METHODS["force"], rounds=count),
+                precision=precision, capture=capture, on_collapse="ignore", seed=seed,
+            ).masks  # fmt: skip
+            value = saliency(model, masks, data.train.scoring(128, 1234), count=10)
+            found.setdefault(precision, []).append(value)
+            agreed.setdefault(precision, []).append(float(agreement(exact, _snip(model, data, precision, seed))))
+        other = agreement(exact, _snip(model, data, "fp32", seed + 1000))
+        agreed.setdefault("fp32, another batch", []).append(float(other))
+    for what, shares in agreed.items():
+        values = found.get(what, [])
+        differences = [a - b for a, b in zip(found["fp32"], values, strict=False)] if what != "fp32" else []
+        table.add_row(
+            what,
+            f"{statistics.fmean(shares):.4f}",
+            _spread(values, statistics.stdev),
+            _spread(differences, lambda own: statistics.stdev(own) / len(own) ** 0.5),
+        )
+    table.caption = f"{len(seeds)} seeds; ± is the standard deviation of S, and the standard error of the difference"
     return table
+
+
+def _snip(model: nn.Module, data: Data, precision: str, seed: int) -> Masks:
+    probe = Probe(model, data.train.scoring(128, seed), precision=precision)
+    keep = round((1 - SPARSITY) * sum(p.numel() for p in prunable(model).values()))
+    return next(iter(rounds(probe, METHODS["snip"], keep))).masks
+
+
+def _spread(values: list[float], spread: Callable[[list[float]], float]) -> str:
+    if not values:
+        return ""
+    return f"{statistics.fmean(values):.2f}" + (f" ± {spread(values):.2f}" if len(values) > 1 else "")
 
 
 @contextmanager
