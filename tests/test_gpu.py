@@ -195,6 +195,17 @@ def test_capturing_leaves_no_trace():
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_weights_changed_between_captured_rounds_are_noticed():
+    model = network().cuda()
+    probe = bb.Probe(model, [tuple(t.cuda() for t in b) for b in batches()], capture=True)
+    steps = bb.rounds(probe, replace(bb.METHODS["force"], rounds=6), keep=100)
+    for _ in range(4):
+        next(steps)
+    model[0].weight.data.mul_(2)
+    with pytest.raises(ValueError, match="weights were changed"):
+        list(steps)
+
+
 def test_pruning_does_not_wait_for_the_device():
     """From the captured rounds on, up to the last, nothing asks the device for an answer."""
     model, data = network().cuda(), [(x.cuda(), y.cuda()) for x, y in batches()]

@@ -64,9 +64,10 @@ names = [str(i) for i in range(3)]
 sizes = [w.numel() for w in weights]
 views = [{n: p.view(s) for n, p, s in zip(names, f.split(sizes), shapes)} for f in (flat, after)]
 expected = _numbers(views[0], views[1], int(flat.sum()), True, {})
-assert torch.equal(kernels.tally(flat, after, shapes), expected)
+channels = kernels.channels(shapes, flat.device)
+assert torch.equal(kernels.tally(flat, after, *channels), expected)
 expected = _numbers(None, views[1], flat.numel(), True, {})
-assert torch.equal(kernels.tally(None, after, shapes), expected)
+assert torch.equal(kernels.tally(None, after, *channels), expected)
 
 tensors = [torch.randn(5, 7, 3), torch.randn(130), torch.randn(64)]
 kept = [torch.rand(t.shape, generator=g) < 0.3 for t in tensors]

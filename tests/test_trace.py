@@ -455,6 +455,17 @@ def test_torchs_switches_of_precision_stay(set_up, then):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_a_caller_within_autocast_gets_the_same_masks():
+    """Autocast keeps rounded weights until the outermost one ends: those of the first masks."""
+    model, plan = tiny(dtype=torch.float32), replace(METHODS["force"], rounds=5)
+    data = [(x.float(), y) for x, y in BATCHES]
+    outside = prune(model, data, 0.8, plan, precision="bf16", on_collapse="ignore")
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = prune(model, data, 0.8, plan, precision="bf16", on_collapse="ignore")
+    assert [r.loss for r in inside.rounds] == [r.loss for r in outside.rounds]
+    assert equal(inside.masks, outside.masks)
+
+
 def test_pruning_on_the_cpu_does_not_seed_other_devices(monkeypatch):
     """`torch.manual_seed` seeds every GPU, and what is seeded there nobody puts back."""
     seeded = []

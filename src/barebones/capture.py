@@ -22,10 +22,10 @@ class Captured:
     """
 
     def __init__(
-        self, function: Callable[..., Any], eager: int = EAGER, recorded: Callable[[], None] | None = None
+        self, function: Callable[..., Any], eager: int = EAGER, on_recorded: Callable[[], None] | None = None
     ) -> None:
-        """`recorded` is called when something was recorded, before it is replayed."""
-        self.function, self.eager, self.recorded = function, eager, recorded
+        """`on_recorded` is called when something was recorded, before it is replayed."""
+        self.function, self.eager, self.on_recorded = function, eager, on_recorded
         self._calls: dict[Any, int] = {}
         self._recorded: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
         self._stream: torch.cuda.Stream | None = None
@@ -57,8 +57,8 @@ class Captured:
                 f"this network cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); "
                 "switch capturing off (--no-capture, or capture=False)"
             ) from error
-        if self.recorded is not None:
-            self.recorded()
+        if self.on_recorded is not None:
+            self.on_recorded()
         self._recorded[key] = graph, held, result
 
     @contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 LENGTH = 1 << 16  # 64-bit words in a row; each place in it has a factor of its own
+ROWS = 4096  # whose factors are kept ready
 MIX = 0x5851F42D4C957F2D  # an odd number, for the factors of rows and tensors
 
 
@@ -35,27 +36,29 @@ def content(tensors: Iterable[Tensor]) -> Tensor:
         if total is None:
             total = torch.zeros((), dtype=torch.int64, device=tensor.device)
         for words in (data[:whole].view(torch.int64), data[whole:].to(torch.int64)):
-            scale, rest = scale * MIX, rest * MIX + words.numel()
+            scale, rest = _signed(scale * MIX), _signed(rest * MIX + words.numel())
             for part in _parts(words):
-                total = torch.add(part.to(total.device), total, alpha=_signed(scale))
+                total = torch.add(part.to(total.device), total, alpha=scale)
                 scale = 1
-        scale, rest = scale * MIX, rest * MIX + text(tuple(tensor.shape), str(tensor.dtype))
+        scale, rest = _signed(scale * MIX), _signed(rest * MIX + text(tuple(tensor.shape), str(tensor.dtype)))
     if total is None:
         return torch.zeros((), dtype=torch.int64, device="cpu")
-    return total * _signed(scale) + _signed(rest)
+    return total * scale + rest
 
 
 def _parts(words: Tensor) -> Iterator[Tensor]:
     """The terms of the digest of some words: of whole rows, many at a time, and of what is left of the last."""
     rows = words.numel() // LENGTH
     even, left = words[: rows * LENGTH].view(rows, LENGTH), words[rows * LENGTH :]
-    factors = _factors(words.device)
+    factors, odd = _factors(words.device), _odd(words.device)
     if left.numel():
         yield (_folded(left) * factors[: left.numel()]).sum()
     step = 4 if words.device.type == "cpu" else 256  # rows at a time: a cache's worth, or few calls
     for start in range(0, rows, step):
         block = even[start : start + step]
-        yield ((_folded(block) * factors).sum(1) * _odd(words.device, start, step)[: block.shape[0]]).sum()
+        end = start + block.shape[0]
+        own = odd[start:end] if end <= len(odd) else torch.arange(start, end, device=words.device) * MIX | 1
+        yield ((_folded(block) * factors).sum(1) * own).sum()
 
 
 def _signed(number: int) -> int:
@@ -75,10 +78,10 @@ def _factors(device: torch.device) -> Tensor:
     return numbers.bitwise_or_(1).to(device)
 
 
-@functools.lru_cache(maxsize=1024)
-def _odd(device: torch.device, start: int, count: int) -> Tensor:
-    """The factors of these rows. Copied, which is waited for: another stream may be the next to read them."""
-    return (torch.arange(start, start + count, device="cpu") * MIX | 1).to(device)
+@functools.cache
+def _odd(device: torch.device) -> Tensor:
+    """The factors of the first rows. Copied, which is waited for: another stream may be the next to read them."""
+    return (torch.arange(ROWS, device="cpu") * MIX | 1).to(device)
 
 
 def text(*words: object) -> int:

@@ -25,6 +25,7 @@ BITS = 11  # of a threshold that one pass finds
 STRIDE = 127  # from one score of a sample to the next: a prime, so that it meets every place in a kernel or a channel
 MANY = 1 << 20  # scores from which on a sample comes first
 ROUGH = 2  # passes over the sample
+LARGEST = 2**31 - 2**23  # scores that places of 32 bits are enough for
 FIELDS = 8  # of what is known of a threshold
 
 
@@ -56,14 +57,14 @@ if triton is not None:
         return keys, valid
 
     @triton.jit
-    def _widest(span, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _shift_for(span, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
         """How many low bits to pass over so that a span falls into 2 ** BITS bins."""
         left = span.to(tl.uint64, bitcast=True) >> tl.arange(0, 64).to(tl.uint64)
         return tl.sum((left >= (1 << BITS)).to(tl.int64), 0)
 
     @triton.jit(do_not_specialize=["size"])
     def _begin(states, keep, size, STRIDE: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Three thresholds to be found: of all scores, and of a sample one surely below it, one above.
+        """Three thresholds to be found: of all scores, and of a sample one most likely below it, one above.
 
         Scores are seldom negative, so they are looked for from 0 on.
         """
@@ -88,7 +89,7 @@ if triton is not None:
         span = tl.load(upper + LOW) + tl.load(upper + SPAN) - low
         tl.store(states + LOW, low)
         tl.store(states + SPAN, span)
-        tl.store(states + SHIFT, _widest(span, BITS))
+        tl.store(states + SHIFT, _shift_for(span, BITS))
 
     @triton.jit(do_not_specialize=["size"])
     def _count(scores, allowed, counts, states, size, STRIDE: tl.constexpr, WIDE: tl.constexpr,  # type: ignore[no-untyped-def]
@@ -145,7 +146,7 @@ if triton is not None:
             width: tl.constexpr = 64 if WIDE else 32
             start = tl.where(wrong, -(one << (width - 1)), low + begins)
             rest = tl.where(wrong, (one << (width - 1)) * 2 - 1, rest)
-            further = _widest(rest, BITS)
+            further = _shift_for(rest, BITS)
             tl.debug_barrier()  # what was read above must not have been overwritten
             tl.store(counts + row * bins + places, tl.zeros((bins,), tl.int32))
             tl.store(state + LOW, start)
@@ -307,8 +308,8 @@ if triton is not None:
 def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among: Tensor | None = None) -> Tensor:
     """The mask of the `keep` highest of flat scores, `keep` from 1; ties to `prefer`, then to the lower index.
 
-    Nothing is sorted or gathered. Each pass over the scores narrows the span in which the threshold is by eleven bits.
-    A sample tells where to begin; where it misled, a pass is lost and all numbers are looked at again.
+    Nothing is sorted or gathered. Each pass over the scores narrows the span in which the threshold is by BITS bits. A
+    sample tells where to begin; where it misled, a pass is lost and the next one begins with the span of all numbers.
     """
     size, wide, device = scores.numel(), scores.dtype == torch.float64, scores.device
     blocks = triton.cdiv(size, BLOCK)
@@ -350,23 +351,23 @@ def alike(a: Tensor, b: Tensor) -> bool:
     return plain and a.stride() == b.stride() and a.dtype == b.dtype == torch.float32
 
 
-def tally(before: Tensor | None, after: Tensor, shapes: tuple[tuple[int, ...], ...]) -> Tensor:
-    """Of flat masks of layers of these shapes: weights pruned, recovered, recovered into output channels that kept
-    none, then kept in each layer. `before` is None where every weight was kept.
+def tally(before: Tensor | None, after: Tensor, starts: Tensor, layers: Tensor) -> Tensor:
+    """Of flat masks: weights pruned, recovered, recovered into output channels that kept none, then kept in each layer.
+
+    `before` is None where every weight was kept; `starts` and `layers` are from `channels`.
     """
-    starts, layers = _channels(shapes, after.device)
     old = (after if before is None else before).view(torch.int8)
-    channels = starts.numel() - 1
-    found = torch.empty(3, channels, dtype=torch.int32, device=after.device)
-    totals = torch.zeros(3 + len(shapes), dtype=torch.int64, device=after.device)
+    count = starts.numel() - 1
+    found = torch.empty(3, count, dtype=torch.int32, device=after.device)
+    totals = torch.zeros(2 + layers.numel(), dtype=torch.int64, device=after.device)
     with torch.cuda.device_of(after):
-        _tally[(channels,)](old, after.view(torch.int8), starts, found, OLD=before is not None, BLOCK=512, num_warps=2)
-        _total[(len(shapes),)](found, layers, channels, totals, BLOCK=512)
+        _tally[(count,)](old, after.view(torch.int8), starts, found, OLD=before is not None, BLOCK=512, num_warps=2)
+        _total[(layers.numel() - 1,)](found, layers, count, totals, BLOCK=512)
     return totals
 
 
 @functools.lru_cache(maxsize=8)
-def _channels(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def channels(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Where in the flat masks each output channel starts, and which channel each layer starts with; ends come last."""
     rows = [shape[0] if shape else 1 for shape in shapes]
     lengths = [math.prod(shape[1:]) for shape in shapes]
@@ -410,7 +411,7 @@ class _Layers:
     def __init__(self, weights: Sequence[Tensor]) -> None:
         device = weights[0].device
         sizes = [w.numel() for w in weights]
-        rows = [w[0].numel() if w.dim() else 1 for w in weights]
+        rows = [math.prod(w.shape[1:]) for w in weights]
         owners, starts = _split(sizes, device)
         inputs = [1 if w.is_contiguous() else w.shape[1] for w in weights]
         self.blocks = owners.numel()
@@ -455,7 +456,7 @@ class Scoring:
         self.weights = [w if alike(w, w) else w.contiguous() for w in weights]
         self.layers = _Layers(self.weights)
         self.addresses = _addresses(self.weights).to(weights[0].device)
-        self._waiting: list[Tensor] = []
+        self._waiting: Tensor | None = None
         self._tables = [torch.empty_like(self.addresses)]  # one for each graph that was recorded, and one for the next
 
     def __call__(self, gradients: Sequence[Tensor], masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -464,7 +465,7 @@ class Scoring:
         own = [g if alike(g, w) else torch.empty_like(w).copy_(g) for g, w in zip(gradients, self.weights, strict=True)]
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             where = self._tables[-1]  # not memory of the graph, which the graph itself writes to
-            self._waiting.append(_addresses(own))
+            self._waiting = _addresses(own)
         else:
             where = torch.empty_like(self.addresses).copy_(_addresses(own), non_blocking=True)
         flat = torch.empty(sum(w.numel() for w in self.weights), dtype=torch.float32, device=device)
@@ -478,10 +479,10 @@ class Scoring:
 
     def finish(self) -> None:
         """After a graph was recorded, before it is replayed."""
-        for places in self._waiting:
-            self._tables[-1].copy_(places, non_blocking=True)
+        if self._waiting is not None:
+            self._tables[-1].copy_(self._waiting, non_blocking=True)
             self._tables.append(torch.empty_like(self.addresses))
-        self._waiting.clear()
+            self._waiting = None
 
 
 class Clearing:

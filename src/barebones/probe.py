@@ -88,7 +88,7 @@ class Probe:
         self._gradients: dict[Any, Captured] = {}  # by the form of a batch and the temperature
         self._covering = Captured(self._cover) if capture else self._cover
         self.example = example  # what the model is called with: an input, or (args, kwargs)
-        self._dense: dict[str, Tensor] = {}  # copies of theta, made once a mask is first put on
+        self._dense: dict[str, Tensor] = {}  # theta: copies, made once a mask is first put on
         self._masks: Masks | None = None
         self._put_on: Callable[[Tensor], None] | None = None
         self._beside: tuple[dict[str, Tensor], Callable[[Tensor], None]] | None = None  # masked weights, their maker
@@ -133,15 +133,15 @@ class Probe:
     def covered(self, masks: Tensor, batch: Any, noting: bool) -> Iterator[None]:
         """Within `at(None, ...)`: flat masks on, all gradients of this batch, masks off again. It can be captured.
 
-        The masked weights lie beside the model's own, and running statistics are let be: a replay changes neither.
+        The masked weights lie beside the model's own, and batch-norms keep no statistics: a replay changes neither.
         Without `noting` the saliency is left to who is inside.
         """
         own = {name: p.data for name, p in self.parameters.items()}
         if self._beside is None:
             there = {name: torch.empty_like(weight) for name, weight in own.items()}
-            self._beside = there, _covering(list(own.values()), list(there.values()))
+            self._beside = there, _masking(list(own.values()), list(there.values()))
         norms = [m for m in self.given.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
-        before = self._dense, self.capture
+        outside = self._dense, self.capture
         self._dense, self._pinned, self._noting = own, batch, noting
         self.capture = False  # this is within a capture
         try:
@@ -157,7 +157,7 @@ class Probe:
             for norm in norms:
                 norm.track_running_stats = True
             self._pinned = None
-            self._dense, self.capture = before
+            self._dense, self.capture = outside
 
     def next_batch(self) -> Any:
         """The round's only batch, and everything seeded for it."""
@@ -211,7 +211,7 @@ class Probe:
     def _cover(self, masks: Tensor) -> None:
         """Put flat masks on: the model's weights become theta * c."""
         if self._put_on is None:
-            self._put_on = _covering(list(self._dense.values()), [p.data for p in self.parameters.values()])
+            self._put_on = _masking(list(self._dense.values()), [p.data for p in self.parameters.values()])
         self._put_on(masks)
 
     def hessian_product(self, temperature: float = 1.0) -> dict[str, Tensor]:
@@ -287,7 +287,9 @@ class Probe:
 
     def _evaluate(self, batch: Any, temperature: float) -> Tensor:
         self._foreign = {t.data_ptr() for t in (*tensors(batch), *self.given.parameters(), *self.given.buffers())}
-        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        autocast = torch.autocast(  # within another one, its cache would hold weights of earlier masks
+            self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
+        )
         with autocast, self._seeing(), self._cooled(temperature):
             if self.objective is not None:
                 value = self.objective(self.model, batch)
@@ -435,7 +437,7 @@ class Probe:
         return [(p._version, p.data_ptr()) for p in self.parameters.values()]
 
 
-def _covering(dense: list[Tensor], weights: list[Tensor]) -> Callable[[Tensor], None]:
+def _masking(dense: list[Tensor], weights: list[Tensor]) -> Callable[[Tensor], None]:
     """What takes flat masks and writes the dense weights, masked, into the others; with one launch where it can."""
     if kernels.available(weights[0].device) and kernels.Covering.fits(dense, weights):
         return kernels.Covering(dense, weights)

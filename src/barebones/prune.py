@@ -135,10 +135,9 @@ def prune(
     if warning and on_collapse == "warn":
         warnings.warn(warning, stacklevel=2)
     weights = int(digest_after)
-    if last is not None and last.weights_digest != weights:
-        raise ValueError(
-            "the criterion, the loss or on_round changed the model's weights; score a copy of them instead"
-        )
+    if last is not None:
+        _check_unchanged(last.weights_digest, weights)
+        last = _owned(last)  # a replay's masks lie in memory of its graph
     about = {
         "method": method if isinstance(method, str) else _name(method.criterion),
         "sparsity": sparsity,
@@ -207,10 +206,12 @@ def _steps(probe: Probe, method: Method, keep: int, after: Round | None, checkin
                 tally = torch.cat([numbers[:3], torch.stack([source, read]), numbers[3:]])
                 measures = torch.stack([probe.saliency, probe.loss_value])
         step = Round(index, counts[index + 1], masks, time.perf_counter() - began, plan, tally, measures, bad)
-        steps.append(replace(step, masks=dict.fromkeys(masks)))  # type: ignore[arg-type]  # numbers, not masks
+        if checking:
+            steps.append(replace(step, masks=dict.fromkeys(masks)))  # type: ignore[arg-type]  # numbers, not masks
         if checking and index + 1 == method.rounds:
             for each in _read(steps):
                 each.check()
+            _check_unchanged(int(source), int(probe.weights_digest()))
         yield step
 
 
@@ -221,6 +222,14 @@ def _read(steps: list[Round]) -> list[Round]:
     numbers = [[getattr(step, what) for step in steps] for what in ("counts", "measures", "bad")]
     rows = zip(*(torch.stack(column).cpu() for column in numbers), strict=True)
     return [replace(s, counts=c, measures=m, bad=b) for s, (c, m, b) in zip(steps, rows, strict=True)]
+
+
+def _check_unchanged(before: int, after: int) -> None:
+    if before != after:
+        raise ValueError(
+            "the model's weights were changed while it was pruned, by the criterion, the loss or between two rounds; "
+            "change a copy of it instead"
+        )
 
 
 def resolved(
@@ -352,7 +361,8 @@ def _numbers(before: Masks | None, after: Masks, kept: int, revives: bool, group
     if not groups and kernels.available(values[0].device):
         flat = [None if ms is None else torch.cat([m.reshape(-1) for m in ms.values()]) for ms in (before, after)]
         assert flat[1] is not None
-        return kernels.tally(flat[0], flat[1], tuple(tuple(m.shape) for m in values))
+        channels = kernels.channels(tuple(tuple(m.shape) for m in values), values[0].device)
+        return kernels.tally(flat[0], flat[1], *channels)
     layers = torch.stack([m.count_nonzero() for m in after.values()])
     now = layers.sum()
     if before is None or not revives:  # nothing returns, so what went is the difference

@@ -27,8 +27,11 @@ class Replay:
         self.probe, self.method, self.source = probe, method, source
         self.shapes = {name: p.shape for name, p in probe.parameters.items()}
         self._scoring: kernels.Scoring | None = None
+        self._channels = kernels.channels(
+            tuple(tuple(s) for s in self.shapes.values()), probe.device
+        )  # graphs read them
         self._rounds = {
-            revives: Captured(partial(self._round, revives), eager=1, recorded=self._recorded)
+            revives: Captured(partial(self._round, revives), eager=1, on_recorded=self._finish)
             for revives in (True, False)
         }
         self._form: object = None
@@ -38,7 +41,7 @@ class Replay:
         """Whether this run can be replayed whole; if not, its gradient alone may be."""
         plain = method.criterion in CRITERIA and not method.at_least and method.revive_empty and not transposed
         floats = all(p.dtype == torch.float32 for p in probe.parameters.values())
-        floats = floats and sum(p.numel() for p in probe.parameters.values()) < 2**31
+        floats = floats and sum(p.numel() for p in probe.parameters.values()) <= kernels.LARGEST
         alone = probe.batches.single(method.batches) and probe.alone
         return probe.capture and plain and floats and alone and kernels.available(probe.device)
 
@@ -72,13 +75,13 @@ class Replay:
                 bad = not_finite(scores, probe)
                 flat = torch.cat([score.reshape(-1) for score in scores.values()])
             chosen = kernels.top(flat, keep, before if revives else None, None if revives else before)
-            numbers = kernels.tally(before, chosen, tuple(tuple(shape) for shape in self.shapes.values()))
+            numbers = kernels.tally(before, chosen, *self._channels)
             assert probe.batches_digest is not None
             counts = torch.cat([numbers[:3], torch.stack([self.source, probe.batches_digest]), numbers[3:]])
             measures = torch.stack([probe.saliency, probe.loss_value])
         return chosen, counts, measures, bad
 
-    def _recorded(self) -> None:
+    def _finish(self) -> None:
         if self._scoring is not None:
             self._scoring.finish()
 

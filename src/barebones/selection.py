@@ -81,7 +81,7 @@ def _top(parts: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed
             parts = [torch.where(a, p, -torch.inf) for a, p in zip(allowed, parts, strict=True)]
         return _top_by_threshold(parts, keep, preferred)
     flat, wanted = torch.cat(parts), None if preferred is None else torch.cat(preferred)
-    if kernels.available(flat.device):
+    if kernels.available(flat.device) and flat.numel() <= kernels.LARGEST:
         among = None if allowed is None else torch.cat(allowed)
         return list(kernels.top(flat, keep, wanted, among).split([p.numel() for p in parts]))
     if allowed is not None:

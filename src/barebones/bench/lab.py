@@ -218,8 +218,8 @@ def _bare(model: nn.Module, batches: object, precision: str, capture: bool) -> C
 def _safety(name: str, data: Data, count: int, seeds: range) -> Table:
     """How far one round in a lower precision agrees with fp32, beside what another batch changes; and the saliency.
 
-    Each seed is another network with other batches. All masks are measured in fp32, on batches that none of them has
-    seen.
+    Each seed is another network with other batches. All masks are measured in fp32, on other batches than those that
+    they were found with.
     """
     table = Table(title=f"{name}: precision of the scores, {data.name}, {SPARSITY:.1%}", title_justify="left")
     columns = ("scores in", "one round: agrees with fp32", f"S of FORCE's masks, {count} rounds", "less than in fp32")

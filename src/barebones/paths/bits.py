@@ -242,8 +242,8 @@ class Bits(TorchFunctionMode):
             else:
                 ones = [torch.ones_like(t, dtype=torch.float, requires_grad=False) for t in operands]
                 times = round(float(f(*ones).sum(dtype=torch.double)) / weight.numel())
-            began = torch.stack([operands[i].sum() != 0 for i in signals]).any()
-            found = torch.stack([weight.count_nonzero(), (result.sum() == 0) & began])
+            began = torch.stack([(operands[i].sum() != 0).to(result.device) for i in signals]).any()
+            found = torch.stack([weight.count_nonzero().to(result.device), (result.sum() == 0) & began])
             self._used.append((self.weights[weight], times, weight.numel(), found))
         return result
 
