@@ -363,3 +363,45 @@ def test_a_layer_that_has_a_way_around_is_no_collapse():
     batches = [(torch.randn(4, 4), torch.tensor([0, 1, 2, 0]))]
     only_last = Method(lambda probe: {n: torch.full_like(w, float(n[0] == "b")) for n, w in probe.weights.items()})
     assert prune(Residual(), batches, 0.7, only_last).collapsed == []
+
+
+class Braces(nn.Module):
+    """It takes a batch, and nothing smaller; its error has braces in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1:
+            raise RuntimeError("bad shape {'x': 3}")
+        return self.layer(x)
+
+
+def test_a_check_for_collapse_that_fails_does_not_cost_the_masks():
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,)))]
+    with pytest.warns(UserWarning, match=r"not checked: .*bad shape \{'x': 3\}"):
+        result = prune(Braces(), batches, 0.5, "force", rounds=2)
+    assert sum(int(mask.sum()) for mask in result.masks.values()) == 4
+    assert prune(Braces(), batches, 0.5, "force", rounds=2, on_collapse="ignore").collapsed == []
+
+
+def test_changed_weights_are_told_before_a_collapse():
+    def spoil(probe):
+        return {name: weight.zero_() for name, weight in probe.weights.items()}
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,)))]
+    with pytest.raises(ValueError, match="weights were changed"):
+        prune(model, batches, 0.95, Method(spoil), on_collapse="raise")
+
+
+@pytest.mark.parametrize("returned", [None, [], {"weight": [1.0]}], ids=["none", "a list", "lists"])
+def test_criteria_that_return_something_else(returned):
+    with pytest.raises(ValueError, match="dict from names to tensors"):
+        prune(nn.Linear(4, 2), [(torch.randn(8, 4), torch.randint(2, (8,)))], 0.5, Method(lambda probe: returned))
+
+
+def test_what_is_no_round_cannot_be_continued():
+    with pytest.raises(ValueError, match=r"after= is the last Round"):
+        prune(nn.Linear(4, 2), [(torch.randn(8, 4), torch.randint(2, (8,)))], 0.5, "force", rounds=2, after="round.bin")

@@ -109,7 +109,9 @@ def test_dense_prunes_nothing():
     assert found.sparsity == 0
     assert (found.rounds, found.batches, found.schedule) == (None, None, None)
     for changes in ({"rounds": 3}, {"batches": 2}, {"pretrain": 1}, {"schedule": "linear"}, {"at_least": 1}):
-        with pytest.raises(ValueError, match=f"dense prunes nothing, so {next(iter(changes)).replace('_', '-')}"):
+        with pytest.raises(
+            ValueError, match=f"dense prunes nothing, so it takes no {next(iter(changes)).replace('_', '-')}"
+        ):
             Experiment("vgg19", method=DENSE, **changes).resolved()
 
 

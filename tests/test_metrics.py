@@ -252,3 +252,17 @@ def test_what_tensorboard_saw_beyond_the_checkpoint_is_taken_back(tmp_path):
     again.close()
     assert events(tmp_path / "tensorboard") == scalars([*LINES[:7], line("train", 2, loss=5.0)])
     log.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_names_the_file(tmp_path):
+    metrics = Metrics(tmp_path, lambda line: None)
+    metrics.path.unlink()
+    metrics.path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl"):
+        metrics({"stage": "train", "epoch": 0, "epochs": 1})
+
+
+def test_lines_that_do_not_say_of_how_many_are_not_trusted(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"stage": "train", "epoch": 1}\n{"stage": "train", "epoch": 2}\n')
+    assert read(tmp_path / "metrics.jsonl") == []

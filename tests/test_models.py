@@ -387,3 +387,8 @@ def test_a_factory_of_ones_own(factory, inputs, outputs):
 def test_a_factory_that_cannot_be_used(name, expected):
     with pytest.raises(ValueError, match=expected):
         build(name, 10, 32)
+
+
+def test_lazy_layers_cannot_be_initialized():
+    with pytest.raises(ValueError, match="1 is lazy and has no weights yet"):
+        initialize(nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))

@@ -1534,7 +1534,7 @@ VIEWS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "train": (lambda net, h: viewed(h) if net.training else h, "it does not run with channels last (view size"),
     "random": (
         lambda net, h: viewed(h) + torch.rand_like(h) if net.training else h,
-        "it does not train with channels last (view size",
+        "it does not run in train mode with channels last (view size",
     ),
     "larger": (lambda net, h: h if h.shape[2] == 6 else viewed(h), "it does not run with channels last (view size"),
     "backward": (lambda net, h: _Viewing.apply(h), "it does not train with channels last (view size"),  # type: ignore[no-untyped-call]
@@ -1608,3 +1608,80 @@ def test_a_network_that_cannot_learn_or_run_in_its_own_precision():
     assert plain(small.module)
     frozen = nn.Sequential(*conv(2, 6), nn.Conv2d(6, 3, 1)).requires_grad_(False)
     assert laid_out_last(bb.shrink(frozen, {}, PIXELS).module)
+
+
+HALF = (torch.arange(8) < 4).view(8, 1, 1, 1).expand(8, 3, 3, 3).clone()
+
+
+class Numbered(nn.Module):
+    """Parameters that are no floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.Conv2d(8, 4, 1)
+        self.order = nn.Parameter(torch.tensor([3, 1, 0, 2, 9]), requires_grad=False)
+        self.waves = nn.Parameter(torch.tensor([3 + 1j, 1, 0, 2]), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())[:, self.order[:4]] * self.waves[0].abs()
+
+
+def test_parameters_that_are_no_floats_keep_their_values():
+    model, x = Numbered(), torch.randn(2, 3, 8, 8)
+    small = bb.shrink(model, {"first.weight": HALF}, x)
+    assert small.module.first.out_channels == 4
+    for module in (small.module, small.expand()):
+        assert torch.equal(module.order, model.order)
+        assert torch.equal(module.waves, model.waves)
+
+
+class Chancy(nn.Module):
+    """In train mode it is random, and has a second head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.head, self.aside = nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.norm(self.conv(x)).relu().mean((2, 3))
+        y = self.head(x)
+        return (y * (torch.rand(len(x), 1) > 0.2), self.aside(x)) if self.training else y
+
+
+def test_a_network_that_is_random_in_train_mode_still_runs_in_it():
+    x = torch.randn(2, 3, 8, 8)
+    small = bb.shrink(Chancy(), {"conv.weight": HALF}, x)
+    assert [t.shape for t in small.module.train()(x)] == [(2, 2), (2, 2)]
+
+
+def test_layers_beside_a_spectral_norm_shrink():
+    normed = nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 3))
+    layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), normed, nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    model = nn.Sequential(*layers).eval()
+    kept = HALF[:, :1].expand(8, 8, 3, 3).clone()
+    small = bb.shrink(model, {"4.weight": kept}, torch.randn(2, 3, 9, 9), before_training=True)
+    assert small.module[4].out_channels == 4
+
+
+def test_backward_hooks_do_not_hold_channels_back():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+        nn.Conv2d(8, 2, 1),
+    )
+    masks, x = {"0.weight": HALF}, torch.randn(2, 3, 8, 8)
+    bare = bb.shrink(model, masks, x).plan.parameters
+    hook = model[1].register_full_backward_hook(lambda *_: None)
+    assert bb.shrink(model, masks, x).plan.parameters == bare
+    assert len(model[1]._backward_hooks) == 1
+    hook.remove()
+
+
+def test_models_and_examples_without_values_are_refused():
+    model, mask = nn.Sequential(nn.Conv2d(3, 8, 3)), {"0.weight": HALF}
+    with pytest.raises(ValueError, match="without elements"):
+        bb.shrink(model, mask, torch.randn(0, 3, 8, 8))
+    with pytest.raises(ValueError, match="meta device"):
+        bb.shrink(model.to("meta"), mask, torch.randn(2, 3, 8, 8))

@@ -157,6 +157,30 @@ def test_inputs_that_are_not_contiguous(make: str) -> None:
 
 
 @needs_engine
+def test_what_is_added_may_lie_channels_last() -> None:
+    x = torch.randn(2, 8, 5, 5)
+    agree(nn.Conv2d(8, 8, 3, padding=1), x, torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last), relu=True)
+
+
+class Summed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        return torch.relu(x + self.inner(x))
+
+
+def test_layers_behind_one_that_is_channels_last_are_measured_too() -> None:
+    model, x = Summed().eval().to(memory_format=torch.channels_last), torch.randn(2, 3, 8, 8)
+    masks = {"inner.weight": pruned(model.inner.weight, 0.1) != 0}
+    sparse = sparsify_for_cpu(model, masks, x)
+    assert [choice.layer for choice in choices(sparse)] == ["inner"]
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x), masked(model, masks)(x))
+
+
 def test_an_image_without_a_batch() -> None:
     layer = nn.Conv2d(4, 6, 3, padding=1)
     agree(layer, torch.randn(4, 8, 8))

@@ -1,11 +1,14 @@
 """The advisor and the commands around small networks: what they print, refuse and leave behind; never how fast."""
 
+import io
 import json
 import re
 from copy import deepcopy
 
 import pytest
 import torch
+from rich.console import Console
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import barebones as bb
@@ -68,6 +71,27 @@ def test_shrunk_networks_are_measured_as_they_are_returned(monkeypatch):
     last = deepcopy(model).to(memory_format=torch.channels_last)
     assert seen == [strides(network) for network in (model, last, small.module, wide.module)]
     assert seen[0] != seen[1]
+
+
+class Viewed(nn.Module):
+    """Its pixels and channels in one row, which channels last cannot be without a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8 * 64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x).relu().view(x.shape[0], -1))
+
+
+def test_a_network_that_cannot_be_channels_last_is_measured_as_it_is():
+    example, masks = torch.randn(2, 1, 8, 8), {"features.weight": torch.rand(8, 1, 3, 3) < 0.3}
+    console = Console(file=io.StringIO(), width=120)
+    options = {"batches": [1], "train_batch": 2, "repeats": 1, "device": "cpu", "precision": "fp32"}
+    speed.run(console, Viewed(), masks, example, **options)
+    words = console.file.getvalue()
+    assert "shrunk to multiples of 8 " in words
+    assert "channels last" not in words
 
 
 def strides(network):

@@ -193,7 +193,7 @@ def _explain(given: Experiment, experiment: Experiment, place: Place, table: Any
     weights = sum(p.numel() for p in prunable(build(experiment.model, *SHAPES[experiment.data])).values())
     left = round((1 - experiment.sparsity) * weights)
     if left == 0:
-        raise ValueError(f"sparsity {experiment.sparsity:g} leaves none of the {weights:,} prunable weights; lower it")
+        raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")
     _print(f"{experiment.model} has {weights:,} prunable weights; {left:,} would be left.")
     if experiment.rounds is not None:
         _print(f"Pruning: {experiment.rounds} rounds of {experiment.batches} batches of {experiment.batch} images.")

@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
@@ -130,14 +130,14 @@ def prune(
     records = _read(records)
     for step in records:
         step.check()
-    if warning and on_collapse == "raise":
-        raise ValueError(warning)
-    if warning and on_collapse == "warn":
-        warnings.warn(warning, stacklevel=2)
     weights = int(digest_after)
     if last is not None:
         _check_unchanged(last.weights_digest, weights)
         last = _owned(last)  # a replay's masks lie in memory of its graph
+    if warning and on_collapse == "raise":
+        raise ValueError(warning)
+    if warning and on_collapse == "warn":
+        warnings.warn(warning, stacklevel=2)
     about = {
         "method": method if isinstance(method, str) else _name(method.criterion),
         "sparsity": sparsity,
@@ -310,6 +310,8 @@ def _name(function: object) -> str:
 
 def _check_continues(after: Round, plan: dict[str, Any], source: int, probe: Probe, method: Method) -> None:
     """Refuse to continue another run than the one that `after` belongs to."""
+    if not isinstance(after, Round):
+        raise ValueError(f"after= is the last Round of a run (result.last, or Round.load(path)), not {after!r:.60}")
     if differing := [key for key in plan if plan[key] != after.plan.get(key)]:
         was, now = ({key: str(p.get(key))[:40] for key in differing} for p in (after.plan, plan))
         raise ValueError(f"this round was made with other settings: {', '.join(differing)} (then {was}, now {now})")
@@ -323,6 +325,8 @@ def _check_continues(after: Round, plan: dict[str, Any], source: int, probe: Pro
 
 def _checked_scores(scores: Scores, weights: dict[str, Tensor]) -> Scores:
     """A dict of our own, in the weights' order, if the criterion gave every weight a score."""
+    if not isinstance(scores, Mapping) or not all(isinstance(score, Tensor) for score in scores.values()):
+        raise ValueError(f"the criterion must return a dict from names to tensors, not {type(scores).__name__}")
     if scores.keys() != weights.keys() or any(scores[name].shape != w.shape for name, w in weights.items()):
         wrong = sorted(scores.keys() ^ weights.keys()) or [n for n, w in weights.items() if scores[n].shape != w.shape]
         raise ValueError(f"the criterion must score every prunable weight in its shape; look at {', '.join(wrong[:5])}")
@@ -376,7 +380,7 @@ def _numbers(before: Masks | None, after: Masks, kept: int, revives: bool, group
 def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str]:
     """The layers that cut the network, and what to say about it; nothing where none does and that was checked."""
     example, why = probe.call(), "there is no example= input"
-    dead, sentence = None, "no signal passes from input to output: {} cut the network"
+    dead = None
     if example is not None:
         try:
             dead = collapsed(probe.given, masks, example)
@@ -385,9 +389,11 @@ def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str]:
     unchecked = dead is None
     if dead is None:
         dead = [name for name, mask in masks.items() if not mask.any()]
-        sentence = f"whether a signal passes from input to output was not checked: {why}; layers without a weight: {{}}"
     if not dead and not unchecked:
         return dead, ""
     named_layers = ", ".join(dead[:5]) + (f" and {len(dead) - 5} more" if len(dead) > 5 else "")
     advice = "; lower the sparsity, prune in more rounds or set at_least=" if dead else ""
-    return dead, sentence.format(named_layers or "none") + advice
+    if not unchecked:
+        return dead, f"no signal passes from input to output: {named_layers} cut the network{advice}"
+    unsure = f"whether a signal passes from input to output was not checked: {why}"
+    return dead, f"{unsure}; layers without a weight: {named_layers or 'none'}{advice}"

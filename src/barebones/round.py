@@ -52,9 +52,8 @@ class Round:
         where = [name for name, flag in zip(self.masks, layers, strict=True) if flag]
         what = " and ".join(["the loss"] * loss + ["the scores"] * bool(where))
         at = f" of {', '.join(where[:5])}{f' and {len(where) - 5} more' if len(where) > 5 else ''}" if where else ""
-        raise FloatingPointError(
-            f"round {self.index}: {what}{at} are not finite; check the data and the weights, or use a higher precision"
-        )
+        verb, advice = "are" if where else "is", "check the data and the weights, or use a higher precision"
+        raise FloatingPointError(f"round {self.index}: {what}{at} {verb} not finite; {advice}")
 
     @cached_property
     def record(self) -> Record:

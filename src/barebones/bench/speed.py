@@ -92,7 +92,8 @@ def run(
                     way.memory[batch] = _peak(way, _images(example, batch))
         for batch in batches:
             console.print(_table(ways, batch))
-        console.print("Prepared: batch-norm folded, channels last in memory.", highlight=False)
+        how = "" if small.plan.layout else ", channels last in memory"
+        console.print(f"Prepared: batch-norm folded{how}.", highlight=False)
         console.print("\n".join(_advice(ways, batches)), highlight=False, soft_wrap=True, markup=False)
     if train_batch:
         with console.status("measuring the training step"):
@@ -125,12 +126,16 @@ def _ways(model: nn.Module, small: Shrunk, example: Tensor, say: Callable[[str],
 
 
 def _prepared(network: nn.Module, example: Tensor) -> Forward:
-    """As one would for inference: batch-norm folded and, for images, channels last in memory."""
+    """As one would for inference: batch-norm folded and, for images where it runs so, channels last in memory."""
     ready = folded(network, example)
     if example.dim() != 4:
         return ready
-    ready = ready.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return lambda images: ready(images.to(memory_format=torch.channels_last))
+    last: nn.Module = deepcopy(ready).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        _outputs(last, example.to(memory_format=torch.channels_last))
+    except RuntimeError:  # a view of pixels and channels, say
+        return ready
+    return lambda images: last(images.to(memory_format=torch.channels_last))
 
 
 def _onnx(name: str, network: nn.Module, example: Tensor) -> Way:
@@ -274,15 +279,14 @@ def _training(
     """The step of SGD (forward, backward, update, masks) of the dense, the masked and the shrunk network in turns."""
     small, wide = shrink(model, masks, example), shrink(model, masks, example, multiple_of=8)
     step = partial(_step, example=example, batch=batch, device=device, precision=precision)
-    last = torch.channels_last if example.dim() == 4 else torch.contiguous_format
-    sides = {
-        "dense": step(model, None),
-        "dense, channels last": step(model, None, layout=last),
-        "masked": step(model, masks),
-        "masked, channels last": step(model, masks, layout=last),
-        "shrunk": step(small.module, small.masks, layout=None),
-        "shrunk to multiples of 8, channels last": step(wide.module, wide.masks, layout=None),
-    }
+    lasts = example.dim() == 4 and not small.plan.layout
+    sides = {}
+    for name, held in {"dense": None, "masked": masks}.items():
+        sides[name] = step(model, held)
+        if lasts:
+            sides[f"{name}, channels last"] = step(model, held, layout=torch.channels_last)
+    sides["shrunk"] = step(small.module, small.masks, layout=None)
+    sides["shrunk to multiples of 8" + ", channels last" * lasts] = step(wide.module, wide.masks, layout=None)
     count = 20 if device.type == "cuda" else 1
     times: dict[str, list[float]] = {name: [] for name in sides}
     for learn in sides.values():

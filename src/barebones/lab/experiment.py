@@ -112,7 +112,7 @@ class Experiment:
         if self.method == DENSE:
             wrong = [name for name in (*PRUNING, "rewind") if getattr(self, name)]
             if wrong:
-                raise ValueError(f"method dense prunes nothing, so {', '.join(map(_spoken, wrong))} mean nothing")
+                raise ValueError(f"method dense prunes nothing, so it takes no {', '.join(map(_spoken, wrong))}")
             if self.shrink:
                 raise ValueError("method dense prunes nothing, so there is nothing to shrink")
             changes |= {"sparsity": 0.0}

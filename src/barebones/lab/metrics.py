@@ -36,8 +36,11 @@ class Metrics:
 
     def __call__(self, line: Line) -> None:
         """Append a line, show it, and log it."""
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(line)) + "\n")
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(_finite(line)) + "\n")
+        except OSError as error:  # a full disk names nothing
+            raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
         if self.board is not None:
             self.board(_finite(line))
         self.report(line)
@@ -76,7 +79,10 @@ def read(path: Path) -> list[Line]:
 
 
 def _place(line: Line) -> tuple[int, int]:
-    return STAGES.index(line["stage"]), int(line[COUNTED[line["stage"]]])
+    number = COUNTED[line["stage"]]
+    if int(line[number]) >= int(line[f"{number}s"]):
+        raise ValueError(f"{number} {line[number]} of {line[f'{number}s']}")
+    return STAGES.index(line["stage"]), int(line[number])
 
 
 def _finite(value: Any) -> Any:

@@ -133,7 +133,7 @@ def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, An
         return None
     except (ValueError, OSError) as error:
         raise ValueError(f"{folder / RESULT} cannot be read ({error}); delete it to run this again") from None
-    known = isinstance(result, dict)
+    known = isinstance(result, dict) and {"experiment", "test", "seconds"} <= result.keys()
     if not known or (experiment is not None and not experiment.is_record(result.get("experiment"))):
         raise ValueError(f"{folder / RESULT} is the result of something else; delete it to run this again")
     return result
@@ -521,9 +521,12 @@ def _reserved(folder: Path, experiment: Experiment, weights: int) -> Iterator[No
 def recorded(path: Path) -> Any:
     """What is in an experiment.json."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); move its folder away") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged (it holds no experiment); move its folder away")
+    return found
 
 
 def _make(folder: Path) -> None:

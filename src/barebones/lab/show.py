@@ -111,9 +111,10 @@ def shrunk(small: dict[str, Any]) -> Iterator[str]:
     pace = small["images_per_second"]
     if pace is not None:
         times = pace["shrunk"] / pace["masked"]
+        how = "" if small.get("layout") else ", both with channels last"
         yield (
             f"It trains {times:.2f} times as fast as the masked network: "
-            f"{pace['shrunk']:,.0f} images/s against {pace['masked']:,.0f}, both with channels last."
+            f"{pace['shrunk']:,.0f} images/s against {pace['masked']:,.0f}{how}."
         )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
 
 SCHEMES: dict[str, Callable[..., Tensor]] = {
     "kaiming-fan-in": partial(nn.init.kaiming_normal_, mode="fan_in", nonlinearity="relu"),  # N(0, 2 / fan-in)
@@ -35,7 +36,9 @@ def initialize(
         generator, how = how, "kaiming-fan-in"
     if how not in SCHEMES:
         raise ValueError(f"there is no initialization {how!r}; choose one of {', '.join(SCHEMES)}")
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
+            raise ValueError(f"{name or 'the model'} is lazy and has no weights yet; run the model once first")
         if isinstance(module, _ConvNd | nn.Linear):
             SCHEMES[how](module.weight, generator=generator)
             if module.bias is not None:

@@ -75,7 +75,7 @@ class Coupling:
 
 
 def coupling(model: nn.Module, example: Any) -> Coupling:
-    """The coupled channels of a model, which is run once on the example, in eval mode, with gradients."""
+    """The coupled channels of a model, a copy, which is run once on the example, in eval mode, with gradients."""
     import torch_pruning as tp
 
     graph = tp.DependencyGraph()
@@ -83,6 +83,8 @@ def coupling(model: nn.Module, example: Any) -> Coupling:
     args, kwargs = tree_map(lambda value: _marked(value, sources), call(example))
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
     training = [m for m in model.modules() if m.training]
+    for module in model.modules():  # a copy: these would put steps of their own between the layers
+        vars(module).update(_backward_hooks={}, _backward_pre_hooks={})
     with torch.enable_grad(), warnings.catch_warnings(action="ignore"):
         try:
             for parameter in frozen:

@@ -65,7 +65,7 @@ def _geometry(conv: Any) -> list[_Size]:
 
 
 def indexed(model: nn.Module, biases: Mapping[str, Tensor]) -> nn.Module:
-    """A copy in which every parameter and float buffer holds the numbers of its own places, row by row.
+    """A copy in which every float parameter and buffer holds the numbers of its own places, row by row.
 
     `biases` are by layer; one that has none gets one.
     """
@@ -153,6 +153,8 @@ def filled(small: nn.Module, source: nn.Module, biases: Mapping[str, Tensor]) ->
     buffers = dict(source.named_buffers())
     origin = {}
     for name, parameter in parameters(small).items():
+        if not parameter.is_floating_point():  # it holds its values
+            continue
         values = original[name].detach() if name in original else torch.zeros_like(biases[name])
         if name in biases:
             values = values + biases[name]

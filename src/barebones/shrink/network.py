@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..masks import Masks
 from ..probe import tf32
@@ -135,11 +135,19 @@ class _Shrinking:
         before_training: bool,
         channels_last: bool,
     ) -> None:
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        if self.device.type == "meta":
+            raise ValueError("the model is on the meta device and has no weights; give it some first, with to_empty()")
         self.masks = {name: mask.cpu() for name, _, mask in matched(model, masks)}
         self.model, self.multiple_of, self.before_training = model, multiple_of, before_training
         self.example, self.channels_last = example, channels_last
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self.large = _masked(deepcopy(model), masks)
+        if any(t.numel() == 0 for t in tree_leaves(example) if isinstance(t, Tensor)):
+            raise ValueError("the example holds a tensor without elements; pass a batch of two")
+        try:
+            copy = deepcopy(model)
+        except RuntimeError as error:
+            raise ValueError(f"{type(model).__name__} cannot be copied ({first_line(error)})") from error
+        self.large = _masked(copy, masks)
         self.exact, self.dtype = self._exact()
         self.trains, self.unchecked = True, ""  # whether it runs in train mode, and why it is not compared there
         self.inputs, self.modes = self._inputs()
@@ -367,6 +375,11 @@ class _Shrinking:
             except Exception as error:
                 raise Failed(f"it does not run {how} ({first_line(error)})") from error
             compare(wanted, got, tolerance, "train" if mode else "eval", how)
+        if self.trains and not any(mode for mode, *_ in runs):  # random: it cannot be compared, but it must run
+            try:
+                outputs(network.train(), runs[1][1], self.device)
+            except Exception as error:
+                raise Failed(f"it does not run in train mode {how} ({first_line(error)})") from error
 
     # The layout, compared in the model's own precision: in float64 a GPU takes no notice of it.
 

@@ -66,7 +66,7 @@ def _hooks(readers: Mapping[str, nn.Module], watch: Watch) -> list[Any]:
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with torch._C.DisableTorchFunction(), torch.no_grad():
                 x = (args[0] if args else kwargs["input"]).detach()
-                dim = -1 if isinstance(module, nn.Linear) else x.dim() - (module.weight.dim() - 1)  # type: ignore[operator]
+                dim = -1 if isinstance(module, nn.Linear) else x.dim() - len(module.kernel_size) - 1  # type: ignore[arg-type]
                 watch(name, x.movedim(dim, 0).flatten(1).cpu())
 
         return look

@@ -72,7 +72,7 @@ class SparseLayer(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        if not _readable(x) or _watched() or not (add is None or (_readable(add) and add.is_contiguous())):
+        if not _readable(x) or _watched() or not (add is None or _readable(add)):
             return self._dense(x, add)
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
@@ -190,8 +190,7 @@ class SparseLayer(nn.Module):
         def way(x: Tensor, add: Tensor | None) -> Tensor:
             if add is not None and add.shape != output:
                 return self._dense(x, add)
-            if not x.is_contiguous():
-                x = x.contiguous()
+            x, add = x.contiguous(), None if add is None else add.contiguous()
             y = x.new_empty(output)
             if run(planned.address, x.data_ptr(), y.data_ptr(), None if add is None else add.data_ptr(), threads):
                 raise MemoryError("no memory is left for the sparse kernel")
