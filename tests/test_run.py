@@ -812,7 +812,8 @@ def test_masks_that_changed_or_are_not_there_are_refused(short, place, tmp_path)
     with pytest.raises(ValueError, match="name their file with --mask FILE"):
         result_of(run(experiment, place))
     with pytest.raises(ValueError, match="does not match the model"):
-        result_of(run(experiment, replace(place, mask=path, runs=tmp_path / "other")))
+        result_of(run(experiment, other := replace(place, mask=path, runs=tmp_path / "other")))
+    assert not (other.folder(experiment) / "mask.safetensors").exists()
     save_masks({"w": torch.eye(2) < 1}, path)
     with pytest.raises(ValueError, match="has changed since it was read"):
         result_of(run(experiment, replace(place, mask=path)))

@@ -83,7 +83,7 @@ def load_masks(
     weights, named = prunable(model, scope, exclude), parameters(model)
     if differing := list(_mismatches(masks, named, weights)):
         more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
-        hint = "" if weights.keys() <= masks.keys() else "; for masks of fewer weights, pass their scope= or exclude="
+        hint = "; for masks of fewer weights, pass their scope= or exclude=" if masks.keys() < weights.keys() else ""
         raise ValueError(
             f"{path} does not match the model; {len(differing)} of the parameters differ: "
             f"{', '.join(differing[:SHOWN])}{more}{hint}"

@@ -240,7 +240,7 @@ class _Work:
         path = self.folder / MASK
         if not path.exists():
             if self.experiment.method == FILE:
-                _copy_mask(self.place.mask, path, self.experiment)
+                _copy_mask(self.place.mask, path, self.experiment, self.model)
             elif self.experiment.method == DENSE:
                 self._keep(everything(prunable(self.model)), [], 0.0, method=DENSE)
             else:
@@ -468,13 +468,13 @@ def environment(place: Place, epochs: int) -> dict[str, Any]:
     }
 
 
-def _copy_mask(source: Path | None, target: Path, experiment: Experiment) -> None:
+def _copy_mask(source: Path | None, target: Path, experiment: Experiment, model: nn.Module) -> None:
     if source is None:
         raise ValueError("the masks to train are not there yet; name their file with --mask FILE")
     content = source.read_bytes()
-    masks, _ = maskfile.load_masks(source)
-    if maskfile.content(masks) != experiment.mask:
+    if maskfile.content(maskfile.load_masks(source)[0]) != experiment.mask:
         raise ValueError(f"{source} has changed since it was read; start again")
+    maskfile.load_masks(source, model)  # that they fit is told before they are copied
     with files.atomically(target) as file:
         file.write(content)
 
