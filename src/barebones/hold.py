@@ -174,6 +174,8 @@ def hold(
     0.0
     """
     found = matched(model, masks)
+    if not found:
+        raise ValueError("masks is empty: there is nothing to hold")
     optimizers = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
     own, owned = set(parameters(model).values()), set()
     stale = "it was probably built for another model, or before this one was copied, wrapped or moved; build it anew"
