@@ -12,6 +12,7 @@ import barebones as bb
 from barebones import digest, kernels
 from barebones.data import Data, TensorPart
 from barebones.data.normalization import Normalization
+from barebones.kernels import base, selecting
 from barebones.lab.experiment import Experiment
 from barebones.lab.run import Place, Stopped, result_of, run
 from barebones.masks import kept
@@ -70,7 +71,7 @@ def test_selection_equals_the_hosts_and_does_not_wait(kind, share):
     assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)
 
 
-@pytest.mark.skipif(kernels.triton is None, reason="needs Triton")
+@pytest.mark.skipif(base.triton is None, reason="needs Triton")
 @pytest.mark.parametrize("share", [1e-6, 0.005, 0.5, 0.999])
 @pytest.mark.parametrize("kind", ["products", "zeros", "few values", "negative", "misleading", "double"])
 def test_a_sample_of_many_scores_leads_to_the_same_masks(kind, share):
@@ -83,7 +84,7 @@ def test_a_sample_of_many_scores_leads_to_the_same_masks(kind, share):
         "zeros": normal.abs() * (drawn < 0.02),
         "few values": (drawn * 5).floor(),
         "negative": normal - 10,
-        "misleading": torch.where(torch.arange(n, device="cuda") % kernels.STRIDE == 0, normal.abs() * 100, normal),
+        "misleading": torch.where(torch.arange(n, device="cuda") % selecting.STRIDE == 0, normal.abs() * 100, normal),
         "double": normal.double().abs() + 1e-12 * drawn.double(),
     }[kind]
     prefer = torch.rand(n, generator=generator, device="cuda") < 0.5

@@ -11,10 +11,12 @@ CHECK = """
 import random, sys
 import torch
 from barebones import kernels
+from barebones.kernels import layers, selecting
 from barebones.prune import _numbers
 from barebones.selection import keep_top
 
-kernels.BLOCK, kernels.PROGRAMS, kernels.MANY, kernels.STRIDE = 64, 5, 500, 7
+layers.BLOCK = selecting.BLOCK = 64
+selecting.PROGRAMS, selecting.MANY, selecting.STRIDE = 5, 500, 7
 random.seed(0)
 g = torch.Generator().manual_seed(0)
 kinds = [
@@ -81,9 +83,11 @@ REPLAY = """
 import torch
 from torch import nn
 import barebones as bb
-from barebones import kernels, replay
+from barebones import replay
+from barebones.kernels import layers, selecting
 
-kernels.BLOCK, kernels.PROGRAMS, kernels.MANY, kernels.STRIDE = 64, 3, 200, 7
+layers.BLOCK = selecting.BLOCK = 64
+selecting.PROGRAMS, selecting.MANY, selecting.STRIDE = 3, 200, 7
 replaying = True
 
 

@@ -1,0 +1,18 @@
+"""Triton, where it is installed, and what all kernels share."""
+
+from __future__ import annotations
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # pragma: no cover (a machine without a GPU has no Triton, one with it does)
+    triton = tl = None
+
+BLOCK = 2048  # weights that one program looks at together
+
+
+def available(device: torch.device) -> bool:
+    """Whether kernels run there: Triton is installed and the device is an NVIDIA GPU."""
+    return triton is not None and device.type == "cuda"

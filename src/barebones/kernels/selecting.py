@@ -1,0 +1,217 @@
+"""Selecting: the highest of many scores, exactly, without a sort."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .base import BLOCK, tl, triton
+
+PROGRAMS = 1056  # that share a pass
+BITS = 11  # of a threshold that one pass finds
+STRIDE = 127  # from one score of a sample to the next: a prime, so that it meets every place in a kernel or a channel
+MANY = 1 << 20  # scores from which on a sample comes first
+ROUGH = 2  # passes over the sample
+LARGEST = 2**31 - 2**23  # scores that places of 32 bits are enough for
+FIELDS = 8  # of what is known of a threshold
+
+
+if triton is not None:
+    # Of a threshold: where the span in which it is begins, its width, the low bits that a bin of it does not tell, how
+    # many scores of the span are wanted, whether all is known, how many scores are wanted in all, how many lie above
+    # the span, and how many equal the threshold.
+    LOW, SPAN, SHIFT, ROOM, DONE, WANTED, ABOVE, TIES = map(tl.constexpr, range(FIELDS))
+    STATE = tl.constexpr(FIELDS)
+
+    @triton.jit
+    def _keys(scores, allowed, places, valid, WIDE: tl.constexpr, AMONG: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Scores as integers in the same order, and which of them take part."""
+        values = tl.load(scores + places, mask=valid, other=0.0)
+        values = tl.where(values == 0, 0.0, values)  # -0.0 equals 0.0
+        if WIDE:
+            bits = values.to(tl.int64, bitcast=True)
+            keys = tl.where(bits < 0, bits ^ 0x7FFFFFFFFFFFFFFF, bits)
+        else:
+            bits = values.to(tl.int32, bitcast=True)
+            keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        if AMONG:
+            valid = valid & (tl.load(allowed + places, mask=valid, other=0) != 0)
+        return keys, valid
+
+    @triton.jit
+    def _shift_for(span, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """How many low bits to pass over so that a span falls into 2 ** BITS bins."""
+        left = span.to(tl.uint64, bitcast=True) >> tl.arange(0, 64).to(tl.uint64)
+        return tl.sum((left >= (1 << BITS)).to(tl.int64), 0)
+
+    @triton.jit(do_not_specialize=["size"])
+    def _begin(states, keep, size, STRIDE: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Three thresholds to be found: of all scores, and of a sample one most likely below it, one above.
+
+        Scores are seldom negative, so they are looked for from 0 on.
+        """
+        row = tl.program_id(0)
+        wanted = tl.load(keep)
+        if row > 0:
+            centre = wanted.to(tl.float32) / STRIDE  # four standard deviations and some about what is expected
+            margin = 4 * tl.sqrt(centre * (1 - wanted.to(tl.float32) / size)) + 8
+            wanted = tl.where(row == 1, centre + margin, centre - margin).to(tl.int64)
+        state = states + row * STATE
+        width: tl.constexpr = 63 if WIDE else 31
+        tl.store(state + LOW, 0)
+        tl.store(state + SPAN, (wanted * 0 + 1 << width) - 1)
+        tl.store(state + SHIFT, width - BITS)
+        tl.store(state + WANTED, wanted)
+
+    @triton.jit
+    def _bracket(states, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """The threshold of all scores most likely lies between those of the sample."""
+        lower, upper = states + STATE, states + 2 * STATE
+        low = tl.load(lower + LOW)
+        span = tl.load(upper + LOW) + tl.load(upper + SPAN) - low
+        tl.store(states + LOW, low)
+        tl.store(states + SPAN, span)
+        tl.store(states + SHIFT, _shift_for(span, BITS))
+
+    @triton.jit(do_not_specialize=["size"])
+    def _count(scores, allowed, counts, states, size, STRIDE: tl.constexpr, WIDE: tl.constexpr,  # type: ignore[no-untyped-def]
+               AMONG: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+        """Of the scores within the span in which the threshold must be, how many are in each bin; and above it.
+
+        Those that equal its lower end, as zeros often do, are many: each program counts its own.
+        """
+        bins: tl.constexpr = 1 << BITS
+        row = tl.program_id(1)
+        state = states + row * STATE
+        low, span, shift = tl.load(state + LOW), tl.load(state + SPAN), tl.load(state + SHIFT)
+        high = low + span
+        if WIDE:
+            width, distance = span.to(tl.uint64, bitcast=True), shift.to(tl.uint64)
+        else:
+            low, high = low.to(tl.int32), high.to(tl.int32)
+            width, distance = span.to(tl.uint32), shift.to(tl.uint32)
+        end = tl.where(tl.load(state + DONE) == 0, size, 0)
+        offsets = tl.arange(0, BLOCK)
+        above = tl.zeros((BLOCK,), tl.int32)
+        equal = tl.zeros((BLOCK,), tl.int32)
+        for start in range(tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
+            numbers = start + offsets
+            keys, valid = _keys(scores, allowed, numbers * STRIDE, numbers < size, WIDE, AMONG)
+            above += (valid & (keys > high)).to(tl.int32)
+            distances = (keys - low).to(tl.uint64 if WIDE else tl.uint32, bitcast=True)
+            equal += (valid & (keys == low)).to(tl.int32)
+            inside = valid & (distances <= width) & (keys != low)
+            tl.atomic_add(counts + row * bins + (distances >> distance).to(tl.int32), 1, mask=inside)
+        tl.atomic_add(counts + row * bins, tl.sum(equal, 0), mask=end > 0)
+        tl.atomic_add(state + ABOVE, tl.sum(above, 0).to(tl.int64), mask=end > 0)
+
+    @triton.jit
+    def _settle(counts, states, WIDE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """From the counts of a pass: the bin that the threshold is in; if it is not in the span, all begins anew."""
+        bins: tl.constexpr = 1 << BITS
+        row = tl.program_id(0)
+        state = states + row * STATE
+        low, span, shift = tl.load(state + LOW), tl.load(state + SPAN), tl.load(state + SHIFT)
+        room = tl.load(state + WANTED) - tl.load(state + ABOVE)
+        if tl.load(state + DONE) == 0:
+            places = tl.arange(0, bins)
+            found = tl.load(counts + row * bins + places).to(tl.int64)
+            reached = tl.cumsum(found, 0, reverse=True)  # how many are in this bin or a higher one
+            which = tl.sum((reached >= room).to(tl.int64), 0) - 1
+            ties = tl.sum(tl.where(places == which, found, 0), 0)
+            above = tl.sum(tl.where(places > which, found, 0), 0)
+            one = which * 0 + 1
+            begins = which << shift
+            rest, most = span - begins, (one << shift) - 1
+            rest = tl.where(rest.to(tl.uint64, bitcast=True) < most.to(tl.uint64, bitcast=True), rest, most)
+            wrong = (room < 1) | (which < 0)
+            width: tl.constexpr = 64 if WIDE else 32
+            start = tl.where(wrong, -(one << (width - 1)), low + begins)
+            rest = tl.where(wrong, (one << (width - 1)) * 2 - 1, rest)
+            further = _shift_for(rest, BITS)
+            tl.debug_barrier()  # what was read above must not have been overwritten
+            tl.store(counts + row * bins + places, tl.zeros((bins,), tl.int32))
+            tl.store(state + LOW, start)
+            tl.store(state + SPAN, rest)
+            tl.store(state + SHIFT, further)
+            tl.store(state + ROOM, room - above)
+            tl.store(state + DONE, ((shift == 0) & ~wrong).to(tl.int64))
+            tl.store(state + ABOVE, room * 0)
+            tl.store(state + TIES, ties)
+
+    @triton.jit(do_not_specialize=["size"])
+    def _count_ties(scores, allowed, prefer, state, ties, size,  # type: ignore[no-untyped-def]
+                    WIDE: tl.constexpr, AMONG: tl.constexpr, PREFER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+        """In each block, how many scores equal the threshold: those preferred, then the others."""
+        block = tl.program_id(0)
+        if tl.load(state + ROOM) != tl.load(state + TIES):  # else there is room for all of them
+            places = block * BLOCK + tl.arange(0, BLOCK)
+            keys, valid = _keys(scores, allowed, places, places < size, WIDE, AMONG)
+            tied = valid & (keys == tl.load(state + LOW))
+            first = tied
+            if PREFER:
+                first = tied & (tl.load(prefer + places, mask=valid, other=0) != 0)
+            tl.store(ties + block, tl.sum(first.to(tl.int32), 0))
+            tl.store(ties + tl.num_programs(0) + block, tl.sum((tied & ~first).to(tl.int32), 0))
+
+    @triton.jit(do_not_specialize=["size"])
+    def _choose(scores, allowed, prefer, state, ties, ranks, chosen, size,  # type: ignore[no-untyped-def]
+                WIDE: tl.constexpr, AMONG: tl.constexpr, PREFER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+        """Write the mask: all above the threshold, and of its equals the first ones that there is room for."""
+        threshold, room = tl.load(state + LOW), tl.load(state + ROOM)
+        block = tl.program_id(0)
+        places = block * BLOCK + tl.arange(0, BLOCK)
+        keys, valid = _keys(scores, allowed, places, places < size, WIDE, AMONG)
+        wins = valid & (keys >= threshold)
+        if room != tl.load(state + TIES):
+            tied = valid & (keys == threshold)
+            first = tied
+            if PREFER:
+                first = tied & (tl.load(prefer + places, mask=places < size, other=0) != 0)
+            other = tied & ~first
+            blocks = tl.num_programs(0)
+            before = tl.load(ranks + block) - tl.load(ties + block)  # in earlier blocks; the preferred all come first
+            later = tl.load(ranks + blocks + block) - tl.load(ties + blocks + block)
+            rank = tl.where(first, before + tl.cumsum(first.to(tl.int32), 0), later + tl.cumsum(other.to(tl.int32), 0))
+            wins = wins & (~tied | (rank <= room))
+        tl.store(chosen + places, wins.to(tl.int8), mask=places < size)
+
+
+def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among: Tensor | None = None) -> Tensor:
+    """The mask of the `keep` highest of flat scores, `keep` from 1; ties to `prefer`, then to the lower index.
+
+    Nothing is sorted or gathered. Each pass over the scores narrows the span in which the threshold is by BITS bits. A
+    sample tells where to begin; where it misled, a pass is lost and the next one begins with the span of all numbers.
+    """
+    size, wide, device = scores.numel(), scores.dtype == torch.float64, scores.device
+    blocks = triton.cdiv(size, BLOCK)
+    wanted = torch.empty((), dtype=torch.int64, device=device)
+    wanted.copy_(keep) if isinstance(keep, Tensor) else wanted.fill_(keep)
+    states = torch.zeros(3, FIELDS, dtype=torch.int64, device=device)
+    counts = torch.zeros(2, 1 << BITS, dtype=torch.int32, device=device)
+    ties = torch.empty(2 * blocks, dtype=torch.int32, device=device)
+    chosen = torch.empty(size, dtype=torch.bool, device=device)
+    allowed = scores if among is None else among.view(torch.int8)  # a pointer is needed, if only to be passed over
+    preferred = scores if prefer is None else prefer.view(torch.int8)
+    kind = {"WIDE": wide, "BITS": BITS}
+    how = {"WIDE": wide, "AMONG": among is not None, "BLOCK": BLOCK, "num_warps": 8}
+    passes = triton.cdiv(64 if wide else 32, BITS)
+
+    def narrow(own: Tensor, rows: int, length: int, stride: int) -> None:
+        programs = min(triton.cdiv(length, BLOCK), PROGRAMS)
+        _count[(programs, rows)](scores, allowed, counts, own, length, STRIDE=stride, BITS=BITS, **how)
+        _settle[(rows,)](counts, own, **kind)
+
+    with torch.cuda.device_of(scores):  # Triton launches on the current device
+        _begin[(3,)](states, wanted, size, STRIDE=STRIDE, **kind)
+        if size >= MANY:
+            for _ in range(ROUGH):
+                narrow(states[1:], 2, triton.cdiv(size, STRIDE), STRIDE)
+            _bracket[(1,)](states, BITS=BITS)
+        for _ in range(passes + 1):  # the first may have looked in the wrong place
+            narrow(states, 1, size, 1)
+        how |= {"PREFER": prefer is not None}
+        _count_ties[(blocks,)](scores, allowed, preferred, states, ties, size, **how)
+        ranks = ties.cumsum(0, dtype=torch.int32)
+        _choose[(blocks,)](scores, allowed, preferred, states, ties, ranks, chosen.view(torch.int8), size, **how)
+    return chosen
