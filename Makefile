@@ -13,8 +13,8 @@ WORKERS ?= 2
 help:
 	@echo "make demo    prune and train small networks on digits, and print the comparison"
 	@echo "make test    run the tests"
-	@echo "make lint    check style, format and types"
-	@echo "make bench   measure speed and memory of the core"
+	@echo "make lint    check style, format, types and the order of imports"
+	@echo "make bench   measure speed and memory of pruning"
 	@echo "make clean   remove .venv, caches and built packages"
 
 demo: $(READY)
@@ -27,9 +27,10 @@ lint: $(READY)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports
 
 bench: $(READY)
-	@$(BIN)/barebones bench core
+	@$(BIN)/python benchmarks/core.py
 
 clean:
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -1,23 +1,23 @@
 """Strip a neural network to its bare bones before training: prune at initialization, keep it sparse, account for it."""
 
-from .account import Account, account
-from .export import Exported, to_onnx, to_program, to_sparse
-from .fold import folded
-from .hold import Hold, audit, hold
-from .maskfile import load_masks, save_masks
+from .accounting import Account, account
+from .deploy.export import Exported, to_onnx, to_program, to_sparse
+from .deploy.fold import folded
+from .deploy.shrink import Shrunk, shrink
+from .deploy.sparse import sparsify_for_cpu
+from .files.masks import load_masks, save_masks
+from .files.weights import Weights, load_weights, save_weights
+from .holding import Hold, audit, hold
 from .masks import Agreement, Masks, Scores, agreement
-from .methods import METHODS, Method
-from .probe import Probe
-from .prune import Pruned, prune, rounds
-from .round import Record, Round
-from .saliency import saliency
-from .schedules import SCHEDULES, exponential, linear, one_shot, settle
+from .pruning.methods import METHODS, Method
+from .pruning.probe import Probe
+from .pruning.prune import Pruned, prune, rounds
+from .pruning.round import Record, Round
+from .pruning.saliency import saliency
+from .pruning.schedules import SCHEDULES, exponential, linear, one_shot, settle
+from .pruning.selection import keep_top
 from .scope import prunable
-from .selection import keep_top
-from .shrink import Shrunk, shrink
-from .sparse import sparsify_for_cpu
 from .version import __version__
-from .weightfile import Weights, load_weights, save_weights
 
 __all__ = [
     "METHODS",

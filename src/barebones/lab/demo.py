@@ -20,12 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor, nn
 
-from ..account import account
+from ..accounting import account
 from ..data.digits import Split, digits
-from ..hold import hold
+from ..holding import hold
 from ..models.init import initialize
 from ..models.small import small_resnet, small_vgg
-from ..prune import prune
+from ..pruning.prune import prune
 from ..scope import prunable
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # how to make it, and the sparsity for every method

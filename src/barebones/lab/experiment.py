@@ -10,14 +10,14 @@ from hashlib import sha256
 from typing import Any
 
 from ..data import DATA
-from ..methods import METHODS, Method
 from ..models import MODELS, SCHEMES
-from ..probe import LOSSES
-from ..probe import PRECISIONS as SCORING_PRECISIONS
-from ..prune import resolved as resolved_method
-from ..schedules import SCHEDULES
-from ..training import PRECISIONS, Plan
+from ..pruning.methods import METHODS, Method
+from ..pruning.probe import LOSSES
+from ..pruning.probe import PRECISIONS as SCORING_PRECISIONS
+from ..pruning.prune import resolved as resolved_method
+from ..pruning.schedules import SCHEDULES
 from .protocols import protocol
+from .training import PRECISIONS, Plan
 
 DENSE, FILE = "dense", "file"  # methods of the lab alone: no pruning, and masks from a file
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import files
+from ..files import container as files
 
 Line = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..files import atomically
+from ..files.container import atomically
 from .experiment import Experiment
 from .run import EXPERIMENT, RESULT
 

@@ -18,24 +18,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import digest, files, maskfile
-from ..account import account
+from ..accounting import account
 from ..data import Data
 from ..data import load as load_data
-from ..hold import audit
+from ..deploy.shrink import Shrunk, require_torch_pruning
+from ..files import container as files
+from ..files import masks as maskfile
+from ..holding import audit
 from ..masks import Masks, everything
 from ..models import build, initialize
-from ..probe import Probe
-from ..prune import prune
-from ..rng import forked
-from ..round import Round
+from ..pruning.probe import Probe
+from ..pruning.prune import prune
+from ..pruning.round import Round
+from ..running import digest
+from ..running.rng import forked
 from ..scope import parameters, prunable
-from ..shrink import Shrunk, require_torch_pruning
-from ..training import Epoch, Plan, Training
 from ..version import __version__
 from .experiment import DENSE, FILE, Experiment
 from .metrics import Line, Metrics, read
 from .small import account_of, images_per_second, laid_out, to_train
+from .training import Epoch, Plan, Training
 
 RESULT, EXPERIMENT, MASK, WEIGHTS = "result.json", "experiment.json", "mask.safetensors", "weights.safetensors"
 ROUND, CHECKPOINT = "round.safetensors", "checkpoint.safetensors"  # of what is under way

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..maskfile import load_masks
+from ..files.masks import load_masks
 from .experiment import Experiment
 from .metrics import COUNTED, Line
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..account import account
+from ..accounting import account
 from ..data import Data
+from ..deploy.shrink import Shrunk, shrink
+from ..deploy.shrink.compare import differentiated
+from ..deploy.shrink.cut import with_channels_last
 from ..masks import Masks
-from ..rng import forked
-from ..shrink import Shrunk, shrink
-from ..shrink.compare import differentiated
-from ..shrink.cut import with_channels_last
-from ..training import Plan, Training
+from ..running.rng import forked
+from .training import Plan, Training
 
 LONG, FEW = 1.0, 3  # seconds and steps that a pace is measured over, at least
 WARM = {"cpu": 1, "cuda": 5}  # steps before it: first calls, and the capture of a graph

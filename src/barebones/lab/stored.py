@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import SHAPES
-from ..maskfile import load_masks
+from ..files.masks import load_masks
 from ..masks import Masks
 from .experiment import Experiment
 from .run import EXPERIMENT, MASK, WEIGHTS, Network, finished, progress, read_weights, recorded

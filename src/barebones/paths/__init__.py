@@ -4,6 +4,6 @@
 """
 
 from .bits import Use
-from .follow import Trace, call, collapsed, cuts, effective, tensors, trace
+from .follow import Trace, collapsed, cuts, effective, trace
 
-__all__ = ["Trace", "Use", "call", "collapsed", "cuts", "effective", "tensors", "trace"]
+__all__ = ["Trace", "Use", "collapsed", "cuts", "effective", "trace"]

@@ -12,34 +12,20 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from ..rng import forked
+from ..running.inputs import call, tensors
+from ..running.rng import forked
 from ..scope import bare, matched, parameters
 from .bits import Bits, Use
 from .rules import RULES
 
 Masks = dict[str, Tensor]
-
-
-def call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The (args, kwargs) that an example stands for: one argument, a tuple of them, a dict by name, or just these two.
-
-    >>> call("x"), call(("x", "y")), call({"x": 1}), call((("x",), {"y": 1}))
-    ((('x',), {}), (('x', 'y'), {}), ((), {'x': 1}), (('x',), {'y': 1}))
-    """
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    if type(example) is not tuple:
-        return (example,), {}
-    if len(example) == 2 and isinstance(example[0], tuple | list) and isinstance(example[1], Mapping):
-        return tuple(example[0]), dict(example[1])
-    return example, {}
 
 
 def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Masks:
@@ -199,16 +185,3 @@ def _standing_in(model: nn.Module, bits: dict[int, Tensor]) -> Iterator[None]:
             for key, content in contents.items():
                 attributes[key].clear()
                 (attributes[key].extend if type(content) is list else attributes[key].update)(content)
-
-
-def tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors in what a model returns: itself, or in tuples, lists, dicts and dataclasses."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        yield from tensors(list(tree.values()))
-    elif is_dataclass(tree):
-        yield from tensors([getattr(tree, part.name) for part in fields(tree)])
-    elif isinstance(tree, list | tuple):
-        for part in tree:
-            yield from tensors(part)

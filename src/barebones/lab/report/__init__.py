@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ...files import atomically
+from ...files.container import atomically
 from ...version import __version__
 from ..colours import COLOURS, MARKERS
 from .runs import gather

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...account import Layer, account
+from ...accounting import Layer, account
 from ...data import SHAPES
-from ...maskfile import load_masks
+from ...files.masks import load_masks
 from ...masks import Masks
 from ...models import MODELS, build
 from ..experiment import DENSE, Experiment

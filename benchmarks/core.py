@@ -1,0 +1,240 @@
+"""What pruning costs beyond the gradients it needs: time, memory, and the selection of the highest scores."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from barebones.masks import size
+from barebones.models import build, initialize
+from barebones.pruning.methods import METHODS
+from barebones.pruning.probe import Probe
+from barebones.pruning.prune import rounds as prune_rounds
+from barebones.pruning.selection import keep_top
+from barebones.running.precision import tf32
+from barebones.scope import prunable
+
+SPARSITY = 0.995
+Batch = tuple[Tensor, Tensor]
+
+
+def network(name: str) -> nn.Module:
+    """One of the paper's networks for 32x32 images, initialized."""
+    return initialize(build(name, 10, 32), generator=torch.Generator().manual_seed(0))
+
+
+def images(count: int, batch: int, device: str) -> list[Batch]:
+    """Random images with random labels."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(batch, 3, 32, 32, generator=generator).to(device),
+            torch.randint(10, (batch,), generator=generator).to(device),
+        )
+        for _ in range(count)
+    ]
+
+
+def bare_gradients(model: nn.Module, batches: list[Batch]) -> None:
+    """The forward and backward passes that any gradient method must make."""
+    weights = list(prunable(model).values())
+    for inputs, targets in batches:
+        torch.autograd.grad(F.cross_entropy(model(inputs), targets), weights)
+
+
+def bare_double_backward(model: nn.Module, batches: list[Batch]) -> None:
+    """The passes that a product of the Hessian with the gradient must make."""
+    weights = list(prunable(model).values())
+    for inputs, targets in batches:
+        gradients = torch.autograd.grad(F.cross_entropy(model(inputs) / 200, targets), weights, create_graph=True)
+        torch.autograd.grad(gradients, weights, [g.detach() for g in gradients])
+
+
+class Beside:
+    """Batches that make a bare pass before each is handed out, and know how long these took.
+
+    The speed of a shared machine wanders by more than what is to be measured; neighbours in time feel the same.
+    """
+
+    def __init__(self, model: nn.Module, batches: list[Batch], device: str) -> None:
+        self.model, self.batches, self.device, self.seconds = model, batches, device, 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            self.seconds += _seconds(partial(bare_gradients, self.model, [batch]), self.device)
+            yield batch
+
+
+def pruning(name: str, model: nn.Module, batches: Iterable[Batch], count: int) -> None:
+    """As many rounds, or batches in one round, as are counted."""
+    row = METHODS[name]
+    changes = {"batches": count} if row.rounds == 1 else {"rounds": count}
+    probe = Probe(model, batches)
+    keep = round((1 - SPARSITY) * size(probe.weights))
+    for _ in prune_rounds(probe, replace(row, **changes), keep):  # type: ignore[arg-type]
+        pass
+
+
+def run(console: Console, model: str, rounds: int, repeats: int, batch: int, scores: int, device: str) -> None:
+    """Print the three tables."""
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: no such accelerator here; choose cpu")
+    subject = network(model).to(device)
+    weights = size(prunable(subject))
+    where = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name()
+    console.print(
+        f"{model}, {weights / 1e6:.1f} M prunable weights, batch {batch}, fp32; {where}, torch {torch.__version__}"
+    )
+    for what, measure in {
+        "the time of pruning": lambda: _speed(subject, rounds, repeats, batch, device),
+        "its memory": lambda: _memory(model, weights * 4, min(batch, 32) if device == "cpu" else batch, device),
+        "the selection": lambda: _selection(scores, repeats, device),
+    }.items():
+        with console.status(f"measuring {what}"), tf32(torch.device(device), allowed=False):
+            table = measure()
+        console.print(table)
+
+
+def _speed(model: nn.Module, rounds: int, repeats: int, batch: int, device: str) -> Table:
+    many, one = images(rounds, batch, device), images(1, batch, device)
+    table = Table("time", "bare, s", "pruning, s", "ratio", "target", title="pruning against the bare passes it needs")
+    bare_gradients(model, one)
+    for name, unit in {"force": "rounds", "iter-snip": "rounds", "snip-mb": "batches"}.items():
+        pairs = []
+        for _ in range(repeats):
+            beside = Beside(model, many, device)
+            total = _seconds(partial(pruning, name, model, beside, rounds), device)
+            pairs.append((beside.seconds, total - beside.seconds))
+        table.add_row(f"{name}, {rounds} {unit}", *_compared(pairs), "≤ 1.05" if device == "cpu" else "")
+    bare_double_backward(model, one)
+    pairs = [
+        (
+            _seconds(partial(bare_double_backward, model, one), device),
+            _seconds(partial(pruning, "grasp", model, one, 1), device),
+        )
+        for _ in range(repeats)
+    ]
+    table.add_row("grasp, 1 batch", *_compared(pairs), "≤ 1.10" if device == "cpu" else "")
+    return table
+
+
+def _compared(pairs: list[tuple[float, float]]) -> tuple[str, str, str]:
+    bare, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return f"{bare:.2f}", f"{ours:.2f}", f"{statistics.median(b / a for a, b in pairs):.3f}"
+
+
+def _memory(model: str, weights: int, batch: int, device: str) -> Table:
+    title = f"peak memory, batch {batch}, 3 rounds or batches"
+    table = Table("memory", "peak, MB", "above bare", "target", title=title)
+    bare = _peak(model, "bare", batch, device)
+    table.add_row("one plain gradient", f"{bare / 1e6:.0f}", "", "")
+    for name in ("force", "iter-snip", "snip-mb"):
+        peak = _peak(model, name, batch, device)
+        table.add_row(name, f"{peak / 1e6:.0f}", f"{(peak - bare) / weights:.2f} x the weights", "≤ 2.5")
+    return table
+
+
+def _peak(model: str, what: str, batch: int, device: str) -> int:
+    """Bytes at the peak of a process of its own, which does nothing else."""
+    code = f"from core import use; use({model!r}, {what!r}, {batch}, {device!r})"
+    # Large blocks from the system each time, and given back at once, so that the peak is what is in use.
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def use(name: str, what: str, batch: int, device: str) -> None:
+    """Do one thing and print the peak of this process's memory in bytes."""
+    model = network(name).to(device)
+    batches = images(3, batch, device)
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+    with tf32(torch.device(device), allowed=False):
+        if what == "bare":
+            bare_gradients(model, batches[:1])
+        else:
+            pruning(what, model, batches, len(batches))
+    print(_peak_of_this_process() if device == "cpu" else torch.cuda.max_memory_allocated())
+
+
+def _peak_of_this_process() -> int:
+    """Linux tells the peak since the program began; what `getrusage` tells includes the parent's."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if "VmHWM" in line)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _selection(count: int, repeats: int, device: str) -> Table:
+    scores = torch.rand(count, device=device).square_()
+    title = f"top k of {count / 1e6:g} M scores"
+    table = Table("selection", "keep_top, s", "sorted topk, s", "faster", "target", title=title)
+    for share in (0.005, 0.1, 0.5):
+        keep = max(1, round(share * count))
+        ours, theirs = [], []
+        for _ in range(repeats):
+            ours.append(_seconds(partial(keep_top, {"scores": scores}, keep), device))
+            theirs.append(_seconds(partial(torch.topk, scores, keep), device))
+        ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+        target = "≥ 2.5 x" if device == "cpu" else "no sync"
+        numbers = f"{statistics.median(ours):.4f}", f"{statistics.median(theirs):.4f}", f"{ratio:.1f} x"
+        table.add_row(f"k = {share:.1%}", *numbers, target)
+    if device != "cpu":
+        table.caption = _waits(scores, count // 200)
+    return table
+
+
+def _waits(scores: Tensor, keep: int) -> str:
+    """Whether the selection waits for the device, by torch's own watch."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        keep_top({"scores": scores}, keep)
+    except RuntimeError as error:
+        return f"the selection waited for the device: {error}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "the selection made no host synchronization"
+
+
+def _seconds(call: Callable[[], Any], device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def main(
+    model: Annotated[str, typer.Option(help="A network for 32x32 images, such as resnet18 or vgg19.")] = "resnet18",
+    rounds: Annotated[int, typer.Option(min=1, help="Pruning rounds, and bare passes beside them.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="How often to measure each side; the median counts.")] = 3,
+    batch: Annotated[int, typer.Option(min=2, help="Images in a batch.")] = 128,
+    scores: Annotated[int, typer.Option(min=1000, help="Scores to select from.")] = 100_000_000,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Compare pruning with bare gradients, print its memory, and compare selection with a sorted topk."""
+    run(Console(), model=model, rounds=rounds, repeats=repeats, batch=batch, scores=scores, device=device)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,338 @@
+"""What the lab costs: the training step with and without masks, an epoch, and FORCE against the gradients it needs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from barebones.data import load
+from barebones.data.normalization import Normalization
+from barebones.data.part import Data
+from barebones.data.tensors import TensorPart
+from barebones.gpu.graphs import Captured
+from barebones.lab.training import Epoch, Plan, Training
+from barebones.masks import Masks, agreement
+from barebones.models import build, initialize
+from barebones.pruning.methods import METHODS
+from barebones.pruning.probe import PRECISIONS, Probe
+from barebones.pruning.prune import prune, rounds
+from barebones.pruning.saliency import saliency
+from barebones.running.precision import autocast, tf32
+from barebones.scope import prunable
+
+SPARSITY = 0.995
+HELD_TARGET = {"resnet50": 0.02, "vgg19": 0.03}  # share of the step that holding may cost, and so on
+EPOCH_TARGET = {"resnet50": 2.8, "vgg19": 0.60}
+PRUNING_TARGET = {"resnet50": (4.0, 1.10), "vgg19": (1.2, 1.6)}
+
+
+def run(
+    console: Console,
+    models: list[str],
+    device: str,
+    images: int,
+    rounds_: int,
+    repeats: int,
+    lanes: int,
+    precision: str,
+    compiled: bool,
+    data_root: Path | None = None,
+    seeds: int = 3,
+) -> None:
+    """Print the tables, one network after the other."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: there is no CUDA device here; choose cpu")
+    where = torch.cuda.get_device_name() if device != "cpu" else f"{torch.get_num_threads()} threads"
+    how = f"{precision}, {'compiled' if compiled else 'not compiled'}"
+    console.print(f"{where}, torch {torch.__version__}, {how}, batch 128 of random 32x32 images", highlight=False)
+    with _choosing_algorithms():
+        data = random_images(images, device)
+        for name in models:
+            console.print(_training(name, data, repeats, lanes, precision, compiled))
+            console.print(_pruning(name, data, rounds_, repeats, precision))
+            real = data if data_root is None else load("cifar10", data_root, device)
+            console.print(_safety(name, real, rounds_, range(seeds)))
+
+
+def random_images(count: int, device: str) -> Data:
+    """As many images of noise as CIFAR-10 trains on, and fewer to validate and test with."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    normalization = Normalization([0.5] * 3, [0.25] * 3, device=device, channels_last=device != "cpu")
+
+    def part(size: int) -> TensorPart:
+        pixels = torch.randint(256, (size, 3, 32, 32), generator=generator, dtype=torch.uint8, device="cpu")
+        return TensorPart(pixels, torch.randint(10, (size,), generator=generator, device="cpu"), normalization)
+
+    return Data("noise", 10, 32, 3, part(count), part(max(128, count // 9)), part(max(128, count // 9)))
+
+
+def network(name: str, data: Data, seed: int = 0) -> nn.Module:
+    """Initialized, on the device of the data."""
+    model = initialize(build(name, data.classes, data.size), generator=torch.Generator("cpu").manual_seed(seed))
+    assert isinstance(data.train, TensorPart)
+    device = data.train.images.device
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    return model.to(device, memory_format=layout)  # type: ignore[call-overload]
+
+
+def _training(name: str, data: Data, repeats: int, lanes: int, precision: str, compiled: bool) -> Table:
+    plan = Plan(epochs=1_000_000, batch=128, lr=0.1, weight_decay=5e-4)
+
+    def training(masked: bool) -> Training:
+        model = network(name, data)
+        masks = {n: torch.rand(p.shape, device=p.device) >= SPARSITY for n, p in prunable(model).items()}
+        return Training(model, data, plan, masks if masked else None, precision=precision, compiled=compiled)
+
+    free, held = training(False), training(True)
+    began = perf_counter()
+    sides = {"no masks": _stepper(free), "masks held": _stepper(held)}
+    for step in sides.values():
+        for _ in range(10 if free.device.type == "cuda" else 1):
+            step()
+    _wait(free.device)
+    ready = perf_counter() - began
+    count = 50 if free.device.type == "cuda" else 5
+    times = _beside({side: _many(step, count, free.device) for side, step in sides.items()}, repeats)
+    step_ms = {side: 1000 * seconds / count for side, seconds in times.items()}
+    cost = step_ms["masks held"] / step_ms["no masks"] - 1
+    table = Table(title=f"{name}: training, {len(data.train):,} images an epoch", title_justify="left")
+    for column in ("what", "measured", "target"):
+        table.add_column(column)
+    table.add_row("to the first replayed steps, both networks", f"{ready:.1f} s", "")
+    table.add_row("step without masks", f"{step_ms['no masks']:.3f} ms", "")
+    table.add_row("step with masks held", f"{step_ms['masks held']:.3f} ms", "")
+    table.add_row("holding costs", f"{cost:+.1%}", _most(HELD_TARGET.get(name), "{:.0%}"))
+    del free, sides
+    for width in dict.fromkeys((1, lanes)):
+        group = [held, *(training(True) for _ in range(width - 1))]
+        seconds, whole = _epochs(group)
+        target = _most(EPOCH_TARGET.get(name), "{:.2f} s")
+        beside = "alone" if width == 1 else f"{width} side by side, per network"
+        table.add_row(f"epoch, {beside}", f"{seconds:.3f} s", target)
+        table.add_row(f"epoch with validation, {beside}", f"{whole:.3f} s", "")
+    return table
+
+
+def _epochs(group: list[Training]) -> tuple[float, float]:
+    """Seconds for an epoch of each, taking turns, per network: of training alone, and with validation."""
+    streams = [torch.cuda.Stream() if t.device.type == "cuda" else None for t in group]
+    runs = [t.steps() for t in group]
+    _advance(runs, streams)  # the first epoch is for warming up
+    began = perf_counter()
+    trained = _advance(runs, streams)
+    return trained / len(group), (perf_counter() - began) / len(group)
+
+
+def _advance(runs: list[Iterator[Epoch | None]], streams: list[torch.cuda.Stream | None]) -> float:
+    """Every network to the end of its epoch, a step at a time in turns; seconds until the last had trained."""
+    active, seconds = list(range(len(runs))), 0.0
+    while active:
+        for i in list(active):
+            with torch.cuda.stream(streams[i]):
+                epoch = next(runs[i])
+            if epoch is not None:
+                active.remove(i)
+                seconds = max(seconds, epoch.seconds)
+    return seconds
+
+
+def _stepper(training: Training) -> Callable[[], None]:
+    """A step on one batch that stays where it is."""
+    images, labels = next(training.data.train.epoch(128, augment=True))
+    stream = torch.cuda.Stream() if training.device.type == "cuda" else None
+
+    def step() -> None:
+        with torch.cuda.stream(stream):
+            training.model.train()
+            training._learn(images, labels)
+
+    return step
+
+
+def _pruning(name: str, data: Data, count: int, repeats: int, precision: str) -> Table:
+    if precision not in PRECISIONS:
+        precision = "fp32"
+    model = network(name, data)
+    device = next(model.parameters()).device
+    capture = device.type == "cuda"
+    batches = data.train.scoring(128)
+    bare = _bare(model, batches, precision, capture)
+
+    def force() -> None:
+        prune(
+            model, batches, SPARSITY, replace(METHODS["force"], rounds=count),
+            precision=precision, capture=capture, on_collapse="ignore",
+        )  # fmt: skip
+
+    bare(10 if capture else 1)
+    began = perf_counter()
+    force()
+    _wait(device)
+    first = perf_counter() - began
+    times = _beside({"bare": _timed(lambda: bare(count), device), "force": _timed(force, device)}, repeats)
+    most, ratio = PRUNING_TARGET.get(name, (None, None))
+    table = Table(title=f"{name}: FORCE, {count} rounds to {SPARSITY:.1%}, {precision}", title_justify="left")
+    for column in ("what", "measured", "target"):
+        table.add_column(column)
+    table.add_row(f"{count} bare gradients" + (", captured" if capture else ""), f"{times['bare']:.3f} s", "")
+    table.add_row("FORCE, the first time in a process", f"{first:.3f} s", "")
+    table.add_row("FORCE", f"{times['force']:.3f} s", _most(most, "{:.1f} s"))
+    table.add_row("FORCE / bare", f"{times['force'] / times['bare']:.3f}", _most(ratio, "{:.2f}"))
+    return table
+
+
+def _bare(model: nn.Module, batches: object, precision: str, capture: bool) -> Callable[[int], None]:
+    """Forward and backward passes on the same stream of batches, and nothing else."""
+    weights = list(prunable(model).values())
+    device = weights[0].device
+
+    def gradient(images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        with tf32(device, precision != "fp32"):
+            with autocast(precision, device):
+                value = F.cross_entropy(model(images), labels)
+            return torch.autograd.grad(value, weights)
+
+    call = Captured(gradient) if capture else gradient
+
+    def passes(count: int) -> None:
+        left = count
+        while left:
+            for images, labels in batches:  # type: ignore[attr-defined]
+                call(images, labels)
+                left -= 1
+                if not left:
+                    break
+
+    return passes
+
+
+def _safety(name: str, data: Data, count: int, seeds: range) -> Table:
+    """How far one round in a lower precision agrees with fp32, beside what another batch changes; and the saliency.
+
+    Each seed is another network with other batches. All masks are measured in fp32, on other batches than those that
+    they were found with.
+    """
+    table = Table(title=f"{name}: precision of the scores, {data.name}, {SPARSITY:.1%}", title_justify="left")
+    columns = ("scores in", "one round: agrees with fp32", f"S of FORCE's masks, {count} rounds", "less than in fp32")
+    for column in columns:
+        table.add_column(column)
+    agreed: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {}
+    for seed in seeds:
+        model = network(name, data, seed)
+        capture = next(model.parameters()).device.type == "cuda"
+        exact = _snip(model, data, "fp32", seed)
+        for precision in PRECISIONS if capture else ("fp32", "bf16"):
+            masks = prune(
+                model, data.train.scoring(128, seed), SPARSITY, replace(METHODS["force"], rounds=count),
+                precision=precision, capture=capture, on_collapse="ignore", seed=seed,
+            ).masks  # fmt: skip
+            value = saliency(model, masks, data.train.scoring(128, 1234), count=10)
+            found.setdefault(precision, []).append(value)
+            agreed.setdefault(precision, []).append(float(agreement(exact, _snip(model, data, precision, seed))))
+        other = agreement(exact, _snip(model, data, "fp32", seed + 1000))
+        agreed.setdefault("fp32, another batch", []).append(float(other))
+    for what, shares in agreed.items():
+        values = found.get(what, [])
+        differences = [a - b for a, b in zip(found["fp32"], values, strict=False)] if what != "fp32" else []
+        table.add_row(
+            what,
+            f"{statistics.fmean(shares):.4f}",
+            _spread(values, statistics.stdev),
+            _spread(differences, lambda own: statistics.stdev(own) / len(own) ** 0.5),
+        )
+    table.caption = f"{len(seeds)} seeds; ± is the standard deviation of S, and the standard error of the difference"
+    return table
+
+
+def _snip(model: nn.Module, data: Data, precision: str, seed: int) -> Masks:
+    probe = Probe(model, data.train.scoring(128, seed), precision=precision)
+    keep = round((1 - SPARSITY) * sum(p.numel() for p in prunable(model).values()))
+    return next(iter(rounds(probe, METHODS["snip"], keep))).masks
+
+
+def _spread(values: list[float], spread: Callable[[list[float]], float]) -> str:
+    if not values:
+        return ""
+    return f"{statistics.fmean(values):.2f}" + (f" ± {spread(values):.2f}" if len(values) > 1 else "")
+
+
+@contextmanager
+def _choosing_algorithms() -> Iterator[None]:
+    """cuDNN looks for its fastest algorithms, as in the lab."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _timed(work: Callable[[], None], device: torch.device) -> Callable[[], float]:
+    def measure() -> float:
+        _wait(device)
+        began = perf_counter()
+        work()
+        _wait(device)
+        return perf_counter() - began
+
+    return measure
+
+
+def _many(step: Callable[[], None], count: int, device: torch.device) -> Callable[[], float]:
+    def work() -> None:
+        for _ in range(count):
+            step()
+
+    return _timed(work, device)
+
+
+def _beside(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """The median seconds of each side, measured in turns."""
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(repeats):
+        for side, measure in sides.items():
+            times[side].append(measure())
+    return {side: statistics.median(values) for side, values in times.items()}
+
+
+def _most(value: float | None, form: str) -> str:
+    return "" if value is None else "≤ " + form.format(value)
+
+
+def main(
+    model: Annotated[list[str] | None, typer.Option(help="A network for 32x32 images; may be repeated.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    images: Annotated[int, typer.Option(min=256, help="Images in an epoch.")] = 45_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of FORCE.")] = 300,
+    repeats: Annotated[int, typer.Option(min=1, help="How often to measure each side; the median counts.")] = 3,
+    lanes: Annotated[int, typer.Option(min=1, help="Networks that train side by side.")] = 4,
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "bf16",
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the networks with torch.compile.")] = False,
+    data_root: Annotated[Path | None, typer.Option(help="Folder with CIFAR-10; the default is noise.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Networks to compare precisions on.")] = 3,
+) -> None:
+    """Compare training steps with and without masks, and FORCE with the gradients that it needs."""
+    models = model or ["resnet50", "vgg19"]
+    run(Console(), models, device, images, rounds, repeats, lanes, precision, compiled, data_root, seeds)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,1 +1,0 @@
-"""Benchmarks: speed and memory on this machine, as ratios within one run."""

@@ -1,0 +1,1 @@
+"""Files: every file that the library writes, and the way back."""

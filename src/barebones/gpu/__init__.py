@@ -1,0 +1,1 @@
+"""GPU: what only an NVIDIA GPU runs."""

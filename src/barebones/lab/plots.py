@@ -1,0 +1,314 @@
+"""The style of all figures: one colour, mark and name per method, sizes for a paper's column, files that repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .colours import COLOURS, MARKERS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+COLUMN, PAGE = 3.5, 7.0  # inches: the width of a column, and of two
+SPAN = (0.9, 0.99, 0.999, 0.9999)  # sparsities that every axis of them shows
+DPI = 220
+INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#b22222"
+DEPTH = "viridis"  # for what is ordered: layers, sparsities
+
+NAMES = {
+    "dense": "Dense",
+    "random": "Random",
+    "erk": "Random (ERK)",
+    "magnitude": "Early pruning",
+    "snip": "SNIP",
+    "snip-mb": "SNIP-MB",
+    "grasp": "GRASP",
+    "grasp-mb": "GRASP-MB",
+    "grasp-taylor": "GRASP iterated",
+    "iter-grasp": "Iter GRASP",
+    "synflow": "SynFlow",
+    "iter-snip": "Iter SNIP",
+    "force": "FORCE",
+    "hybrid": "Hybrid",
+}
+DATA = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "tiny-imagenet": "Tiny-ImageNet",
+    "imagenet": "ImageNet",
+    "digits": "Digits",
+}
+MODELS = {
+    "resnet50": "ResNet-50",
+    "vgg19": "VGG-19",
+    "mobilenet-v2": "MobileNet-v2",
+    "small-vgg": "small VGG",
+    "small-resnet": "small ResNet",
+}
+
+RC: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 5,
+    "axes.labelsize": 7.5,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.4,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.visible": False,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "text.color": INK,
+    "svg.hashsalt": "barebones",
+    "svg.fonttype": "path",
+    "figure.dpi": DPI,
+}
+
+
+def colour(method: str) -> str:
+    """Of a method; of none that has one, grey."""
+    return COLOURS.get(method, GREY)
+
+
+def mark(method: str) -> str:
+    """Of a method."""
+    return MARKERS.get(method, ".")
+
+
+def title(data: str, model: str) -> str:
+    """
+    >>> title("cifar10", "vgg19"), title("digits", "my.module:net")
+    ('CIFAR-10, VGG-19', 'Digits, my.module:net')
+    """
+    return f"{DATA.get(data, data)}, {MODELS.get(model, model)}"
+
+
+def percent(share: float) -> str:
+    """
+    >>> percent(0.9), percent(0.995), percent(0.9999)
+    ('90 %', '99.5 %', '99.99 %')
+    """
+    return f"{round(100 * share, 6):g} %"
+
+
+def require_matplotlib() -> None:
+    """Say at once, in one sentence, that matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError("figures are drawn with matplotlib: pip install 'barebones[figures]'") from error
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Within it, everything is drawn in this style, whatever the user's own settings are."""
+    require_matplotlib()
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(RC)
+        yield
+
+
+def canvas(width: float, height: float) -> Canvas:
+    """An empty figure, of so many inches, that makes room for what is on it."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def panels(rows: int, columns: int, height: float = 2.3, width: float | None = None) -> tuple[Canvas, list[list[Axes]]]:
+    """A figure of equal panels: one column wide for one panel, else as wide as a page."""
+    wide = width or (COLUMN if columns == 1 else PAGE)
+    figure = canvas(wide, height * rows)
+    return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
+
+
+def save(figure: Canvas, stem: Path) -> list[Path]:
+    """Write stem.png and stem.svg; the same figure makes the same bytes."""
+    png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
+    figure.savefig(png, dpi=DPI, facecolor="white", metadata={"Software": None})
+    figure.savefig(svg, facecolor="white", metadata={"Date": None, "Creator": "barebones"})
+    return [png, svg]
+
+
+def density_axis(axes: Axes, sparsities: Iterable[float], room: float = 1.25) -> None:
+    """A logarithmic axis of the density, from 90 to 99.99 % sparse or further, labelled with the sparsity."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    there = sorted({*sparsities, *SPAN})
+    axes.set_xlim(room * (1 - there[0]), (1 - there[-1]) / room)
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(FixedLocator([1 - s for s in there]))
+    axes.set_xticklabels([f"{round(100 * s, 6):g}" for s in there])
+    axes.set_xlabel("weights removed (%)")
+
+
+def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
+    """A logarithmic axis of whole numbers, each of them labelled."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    there = sorted(set(counts))
+    room = max((there[-1] / there[0]) ** 0.05, 1.1)
+    axes.set_xlim(there[0] / room, there[-1] * room)
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(FixedLocator(there))
+    words: list[str] = []
+    for count in reversed(there):  # the largest is always told, and of near neighbours one
+        near = next((int(word) for word in reversed(words) if word), None)
+        words.append(str(count) if near is None or near >= 1.7 * count else "")
+    axes.set_xticklabels(words[::-1])
+    axes.set_xlabel(label)
+
+
+def whole(axis: Any) -> None:
+    """Ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def steps(axis: Any, size: float) -> None:
+    """Ticks at every multiple."""
+    from matplotlib.ticker import MultipleLocator
+
+    axis.set_major_locator(MultipleLocator(size))
+
+
+def plain_log(axis: Any, low: float, high: float) -> None:
+    """Ticks of a logarithmic axis as plain numbers, fewer where it is long."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    fine = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    axis.set_major_locator(LogLocator(subs=fine if high < 5 * low else (1.0, 2.0, 5.0), numticks=20))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def shades(values: Sequence[Any]) -> dict[Any, Any]:
+    """A colour for each of some ordered values, dark to light."""
+    from matplotlib import colormaps
+
+    most = max(len(values) - 1, 1)
+    return {value: colormaps[DEPTH](0.92 * number / most) for number, value in enumerate(values)}
+
+
+def scale_bar(figure: Canvas, axes: Axes, values: Sequence[float], label: str) -> None:
+    """What the shades mean, in the place of an empty panel."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+
+    shown = ListedColormap([colormaps[DEPTH](0.92 * number / 255) for number in range(256)])
+    inside = axes.inset_axes((0.1, 0.5, 0.8, 0.06))
+    figure.colorbar(ScalarMappable(Normalize(min(values), max(values)), shown), cax=inside, orientation="horizontal")
+    inside.set_xlabel(label)
+
+
+def legend(figure: Canvas, handles: dict[str, Any], columns: int = 5) -> None:
+    """One legend for the whole figure, below it."""
+    if handles:
+        wide = min(columns, len(handles))
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=wide)
+
+
+def handle(method: str, **changes: Any) -> Any:
+    """What stands for a method in a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **({"color": colour(method), "marker": mark(method)} | changes))
+
+
+def hollow(colour: str, mark: str = "o") -> dict[str, Any]:
+    """How a number of the paper's is drawn: a hollow mark beside ours."""
+    return {
+        "linestyle": "none", "marker": mark, "markersize": 6.5, "markerfacecolor": "none",
+        "markeredgecolor": colour, "markeredgewidth": 1.0, "zorder": 4,
+    }  # fmt: skip
+
+
+Cell = str | tuple[str, dict[str, Any]]  # a text, and how it is drawn
+
+
+def table(
+    head: Sequence[str],
+    body: Sequence[Sequence[Cell]],
+    widths: Sequence[float],
+    above: Sequence[tuple[int, int, str]] = (),
+    rules: Iterable[int] = (),
+    note: str = "",
+) -> Canvas:
+    """A table as a picture: the first column to the left, numbers to the right; thin rules after some rows.
+
+    `widths` are inches; `above` puts a word over the columns from one to another.
+    """
+    line = 0.19  # inches
+    lines = len(body) + 1.2 + (1 if above else 0)
+    foot = note.count("\n") + 1.6 if note else 0.3
+    wide, high = sum(widths) + 0.2, line * (lines + foot + 0.4)
+    figure = canvas(wide, high)
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    axes.set_xlim(0, wide)
+    axes.set_ylim(high, 0)
+    edges = [0.1]
+    for width in widths:
+        edges.append(edges[-1] + width)
+
+    def put(column: int, y: float, cell: Cell, **how: Any) -> None:
+        text, own = (cell, {}) if isinstance(cell, str) else cell
+        first = column == 0
+        x = edges[0] if first else edges[column + 1] - 0.06
+        axes.text(x, y, text, ha="left" if first else "right", va="center", **(how | own))
+
+    def rule(y: float, thick: float, start: float = edges[0], end: float = edges[-1]) -> None:
+        axes.plot([start, end], [y, y], color=INK, linewidth=thick, solid_capstyle="butt")
+
+    y = 0.12
+    rule(y, 0.9)
+    if above:
+        for first, last, word in above:
+            axes.text((edges[first] + edges[last + 1]) / 2 + 0.06, y + line * 0.6, word, ha="center", va="center")
+            rule(y + line * 1.1, 0.4, edges[first] + 0.12, edges[last + 1])
+        y += line * 1.1
+    for column, word in enumerate(head):
+        put(column, y + line * 0.6, word, fontweight="bold")
+    y += line * 1.15
+    rule(y, 0.6)
+    after = set(rules)
+    for number, cells in enumerate(body):
+        for column, cell in enumerate(cells):
+            put(column, y + line * 0.58, cell)
+        y += line
+        if number in after:
+            rule(y + line * 0.06, 0.4)
+    rule(y + line * 0.1, 0.9)
+    if note:
+        axes.text(edges[0], y + line * 0.45, note, ha="left", va="top", fontsize=6.5, color=GREY, linespacing=1.35)
+    return figure

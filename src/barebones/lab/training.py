@@ -1,0 +1,270 @@
+"""Training: SGD on a network whose masks are held, in one loop that can stop after any step and go on from there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data import Data, Part
+from ..files import container as files
+from ..gpu.graphs import Captured
+from ..holding import hold
+from ..masks import Masks
+from ..running import digest
+from ..running.precision import autocast, tf32
+from ..running.rng import reseed
+from ..scope import parameters
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+KIND, VERSION = "barebones-checkpoint", 1
+MANY = 100  # classes from which on the five highest count too
+
+
+@dataclass(frozen=True)
+class Plan:
+    """SGD with momentum; the learning rate is divided by ten at each milestone, a fraction of the epochs.
+
+    >>> plan = Plan(epochs=350, batch=128, lr=0.1, weight_decay=5e-4, milestones=(150 / 350, 250 / 350))
+    >>> [plan.rate(epoch) for epoch in (0, 149, 150, 250)]
+    [0.1, 0.1, 0.01, 0.001]
+    """
+
+    epochs: int
+    batch: int
+    lr: float
+    weight_decay: float
+    milestones: tuple[float, ...] = ()
+    momentum: float = 0.9
+
+    def rate(self, epoch: int) -> float:
+        """The learning rate of an epoch, counted from 0; the first has the full one, however few there are."""
+        passed = sum(epoch >= max(1, round(at * self.epochs)) for at in self.milestones)
+        return self.lr / 10**passed
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Of a network on some images: fractions of 1, and the mean cross-entropy."""
+
+    top1: float
+    top5: float | None  # where there are at least 100 classes
+    loss: float
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch of training measured."""
+
+    index: int
+    lr: float
+    loss: float  # mean over the training images, as they were learnt from
+    accuracy: float  # of the same
+    validation: Accuracy | None  # where images are held out
+    test: Accuracy | None  # after the last epoch, after one with the best validation so far, or if none is held out
+    seconds: float  # of the training alone
+    images_per_second: float
+
+
+@dataclass(frozen=True)
+class Best:
+    """The epoch of the highest validation accuracy, the first of equals, and the test accuracy at it."""
+
+    epoch: int
+    validation: float
+    test: float
+
+
+class Training:
+    """A network in training: `steps` goes on with it, `save` and `load` keep it in a file.
+
+    The model is changed in place. Nothing is drawn from a running generator: the batches of an epoch and what is
+    random in the network depend on (seed, epoch, step) alone, so a training that was stopped after any step and
+    loaded again ends, on the same device and thread count, with the same bits. The global generators are reseeded.
+
+    `captured` replays the whole step (forward, backward, SGD, masks) as one CUDA graph, `compiled` lets torch compile
+    the network first; on the CPU the same loop runs the step as it is written.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        plan: Plan,
+        masks: Masks | None = None,
+        *,
+        seed: int = 0,
+        precision: str = "fp32",
+        captured: bool = True,
+        compiled: bool = False,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
+        self.model, self.data, self.plan, self.masks, self.seed, self.precision = (
+            model, data, plan, masks, seed, precision,
+        )  # fmt: skip
+        self.device = next(model.parameters()).device
+        on_gpu = self.device.type == "cuda"
+        self.epoch = self.step = 0  # how many epochs are over, and how many steps of this one
+        self.best: Best | None = None
+        self.last: Epoch | None = None
+        self.seconds, self.began = 0.0, perf_counter()  # of this epoch's training: before it was last loaded, and since
+        self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, hits and images of this epoch
+        self.rate = torch.full((), plan.lr, device=self.device) if on_gpu else None  # where a graph can read it
+        self.optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=plan.lr if self.rate is None else self.rate,
+            momentum=plan.momentum,
+            weight_decay=plan.weight_decay,
+            fused=self.device.type in ("cpu", "cuda"),
+        )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        if masks:  # of a network that was shrunk, nothing masked may be left
+            self.held = hold(model, masks, self.optimizer)
+        self.forward = torch.compile(model, dynamic=False) if compiled else model
+        capturing = captured and on_gpu and precision != "fp16"  # a scaler decides on the host whether to step
+        self._learn = Captured(self._learn_from) if capturing else self._learn_from
+
+    def steps(self) -> Iterator[Epoch | None]:
+        """Train to the end: None after every step, an `Epoch` after every epoch. Save whenever it has yielded."""
+        plan, train = self.plan, self.data.train
+        while self.epoch < plan.epochs:
+            rate = self._set_rate(plan.rate(self.epoch))
+            self.model.train()
+            self.began = perf_counter()
+            for images, labels in train.epoch(
+                plan.batch, self.seed, self.epoch, shuffle=True, augment=True, skip=self.step
+            ):
+                if len(labels) > 1:  # batch-norm has no statistics of a single image
+                    reseed(self.device, digest.text(self.seed, "train", self.epoch, self.step))
+                    self._learn(images, labels)
+                self.step += 1
+                yield None
+            loss, hits, count = self.tally.tolist()  # here, once an epoch, the host waits for the device
+            seconds = self.seconds + perf_counter() - self.began
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"epoch {self.epoch}: the training loss is not finite; lower the learning rate, or use fp32"
+                )
+            validation, test = self._judge(last=self.epoch + 1 == plan.epochs)
+            if not all(math.isfinite(judged.loss) for judged in (validation, test) if judged is not None):
+                raise FloatingPointError(
+                    f"epoch {self.epoch}: after it the network's outputs are not finite; lower the learning rate"
+                )
+            self.last = Epoch(self.epoch, rate, loss / count, hits / count, validation, test, seconds, count / seconds)
+            self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
+            self.tally.zero_()
+            yield self.last
+
+    def _learn_from(self, images: Tensor, labels: Tensor) -> None:
+        """One step: forward, backward, SGD; `hold` zeroes the pruned weights as SGD ends."""
+        forward = self.forward if len(labels) == self.plan.batch else self.model  # a short batch is not worth compiling
+        with tf32(self.device, self.precision != "fp32"):
+            with autocast(self.precision, self.device):
+                output = forward(images)
+                loss = F.cross_entropy(output, labels)
+            self.optimizer.zero_grad()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        hits = (output.detach().argmax(1) == labels).sum()
+        count = torch.full_like(hits, len(labels))
+        self.tally += torch.stack([loss.detach().double() * len(labels), hits.double(), count.double()])
+
+    def _judge(self, last: bool) -> tuple[Accuracy | None, Accuracy | None]:
+        """Validation and test accuracy, the latter only where it is reported."""
+        held_out = self.data.validation
+        validation = None if held_out is None else self.evaluate(held_out)
+        best = validation is not None and (self.best is None or validation.top1 > self.best.validation)
+        test = self.evaluate(self.data.test) if last or best or validation is None else None
+        if best:
+            assert validation is not None and test is not None  # noqa: PT018
+            self.best = Best(self.epoch, validation.top1, test.top1)
+        return validation, test
+
+    def evaluate(self, part: Part) -> Accuracy:
+        """The accuracy on a part of the data, as it is."""
+        return evaluate(self.model, part, 4 * self.plan.batch, self.precision, self.data.classes)
+
+    def _set_rate(self, rate: float) -> float:
+        if self.rate is not None:
+            self.rate.fill_(rate)
+        else:
+            self.optimizer.param_groups[0]["lr"] = rate
+        return rate
+
+    def save(self, path: files.Path, **about: Any) -> None:
+        """Write everything that is needed to go on, atomically; `about` is kept with it."""
+        named = parameters(self.model)
+        tensors: dict[str, Tensor] = {f"weight {name}": p for name, p in named.items()}
+        tensors |= {f"buffer {name}": b for name, b in self.model.named_buffers()}
+        for name, p in named.items():
+            if (momentum := self.optimizer.state.get(p, {}).get("momentum_buffer")) is not None:
+                tensors[f"momentum {name}"] = momentum
+        tensors["tally"] = self.tally
+        state = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seconds": self.seconds + perf_counter() - self.began if self.step else 0.0,
+            "best": self.best and asdict(self.best),
+            "last": self.last and asdict(self.last),
+            "scaler": self.scaler.state_dict(),
+        }
+        files.write(path, tensors, KIND, VERSION, {"state": state, "about": about})
+
+    def load(self, path: files.Path) -> dict[str, Any]:
+        """Go on from a file that `save` wrote for the same network; returns the `about` it was given."""
+        tensors, about = files.read(path, KIND, VERSION)
+        state, named = about["state"], parameters(self.model)
+        own: dict[str, Tensor] = {f"weight {name}": p for name, p in named.items()}
+        own |= {f"buffer {name}": b for name, b in self.model.named_buffers()}
+        theirs = {name for name in tensors if name.startswith(("weight ", "buffer "))}
+        if own.keys() != theirs or any(tensors[name].shape != t.shape for name, t in own.items()):
+            raise ValueError(f"{path} is a checkpoint of another network")
+        with torch.no_grad():
+            self.optimizer.state.clear()
+            for name, p in named.items():
+                p.copy_(tensors[f"weight {name}"])
+                if f"momentum {name}" in tensors:
+                    momentum = torch.empty_like(p).copy_(tensors[f"momentum {name}"])
+                    self.optimizer.state[p] = {"momentum_buffer": momentum}
+            for name, b in self.model.named_buffers():
+                b.copy_(tensors[f"buffer {name}"])
+        self.tally.copy_(tensors["tally"])
+        self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
+        self.best = state["best"] and Best(**state["best"])
+        self.last = state["last"] and epoch_from(state["last"])
+        self.scaler.load_state_dict(state["scaler"])
+        return dict(about["about"])
+
+
+def evaluate(model: nn.Module, part: Part, batch: int, precision: str, classes: int) -> Accuracy:
+    """The accuracy of a network, in evaluation mode, on a part of the data; its mode is put back."""
+    device = next(model.parameters()).device
+    total = torch.zeros(4, dtype=torch.float64, device=device)
+    flags = [module.training for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad(), tf32(device, precision != "fp32"), autocast(precision, device):
+            for images, labels in part.epoch(batch):
+                output = model(images).float()
+                loss = F.cross_entropy(output, labels, reduction="sum")
+                five = output.topk(min(5, output.shape[1])).indices == labels[:, None]
+                total += torch.stack([five[:, 0].sum(), five.sum(), loss, torch.full_like(loss, len(labels))]).double()
+    finally:
+        for module, flag in zip(model.modules(), flags, strict=True):
+            module.training = flag
+    first, five_best, loss_sum, count = total.tolist()
+    return Accuracy(first / count, five_best / count if classes >= MANY else None, loss_sum / count)
+
+
+def epoch_from(values: dict[str, Any]) -> Epoch:
+    """An `Epoch` from plain values, as `asdict` makes them."""
+    judged = {name: values[name] and Accuracy(**values[name]) for name in ("validation", "test")}
+    return Epoch(**values | judged)

@@ -1,0 +1,1 @@
+"""The paper: its figures, its numbers and its theory."""

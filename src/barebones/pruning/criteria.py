@@ -1,0 +1,131 @@
+"""Criteria: from one probe of the network to a score for every weight. Higher stays; nothing is thresholded here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..masks import Masks, Scores
+from ..running.inputs import call, mapped, tensors
+from ..running.pieces import pieces
+from ..scope import bare
+from .probe import Probe
+from .selection import keep_top
+
+
+def saliency(probe: Probe) -> Scores:
+    """|theta * dL/dtheta| at theta * c (eqs. 2 and 5): SNIP at c = 1, FORCE and Iterative SNIP at any mask."""
+    weights, scores = probe.weights, probe.gradient()
+    if probe.device.type == "cuda":  # a few launches for all layers
+        torch._foreach_mul_(list(scores.values()), [weights[name] for name in scores])
+        torch._foreach_abs_(list(scores.values()))
+        return scores
+    for name, score in scores.items():
+        for piece, weight in pieces(score, weights[name]):
+            piece.mul_(weight).abs_()
+    return scores
+
+
+def gradient_norm(probe: Probe) -> Scores:
+    """(dL/dtheta)^2 at theta * c (eq. 16): what the squared gradient norm loses with each weight."""
+    return {name: g.square_() for name, g in probe.gradient().items()}
+
+
+def grasp(probe: Probe, temperature: float = 200.0) -> Scores:
+    """theta * (H g) at theta * c (eq. 4): GraSP removes the weights whose -theta * (H g) is highest.
+
+    The temperature divides the network's outputs before the loss, as GraSP's authors do.
+    """
+    weights = probe.weights
+    return {name: h.mul_(weights[name]) for name, h in probe.hessian_product(temperature).items()}
+
+
+def magnitude(probe: Probe) -> Scores:
+    """|theta|."""
+    return {name: w.abs() for name, w in probe.weights.items()}
+
+
+def random(probe: Probe) -> Scores:
+    """Uniform numbers: every weight is as likely to stay as any other."""
+    return {name: _uniform(w, probe.generator) for name, w in probe.weights.items()}
+
+
+def erk(probe: Probe) -> Scores:
+    """Uniform within each layer, at Erdős-Rényi-kernel densities over the layers.
+
+    A layer's density is proportional to (sum of its dimensions) / (product of them), at most 1; what a full
+    layer cannot take goes to the others, so that the counts add up to `probe.keep`. The weights drawn score
+    above 1, the others below.
+    """
+    scores = {name: _uniform(w, probe.generator) for name, w in probe.weights.items()}
+    counts = erk_counts({name: tuple(w.shape) for name, w in probe.weights.items()}, probe.keep)
+    drawn: Masks = {}
+    for name, score in scores.items():
+        drawn |= keep_top({name: score}, counts[name])
+    return {name: score + drawn[name] for name, score in scores.items()}
+
+
+def synflow(probe: Probe) -> Scores:
+    """|theta * dR/dtheta| with R = 1' f(1) under absolute weights, in float64: no data, and float32 overflows.
+
+    Norms use their running statistics; the input is one sample of ones.
+    """
+    model = bare(probe.given)
+    example = probe.call()
+    if example is None:
+        raise ValueError("synflow reads no data but must know the input's shape; pass example=, an input of the model")
+    args, kwargs = mapped(call(example), _ones)
+    if not any(t.is_floating_point() for t in tensors([list(args), kwargs])):
+        raise ValueError("synflow needs a floating-point input of ones; this model takes only integers")
+    values = {
+        name: value.detach().abs().double() if value.is_floating_point() else value
+        for name, value in [*model.named_parameters(), *model.named_buffers()]
+    }
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    wanted = [values[names[id(parameter)]].requires_grad_() for parameter in probe.parameters.values()]
+    output = torch.func.functional_call(model.eval(), values, args, kwargs)  # the probe puts the flags back
+    total = torch.stack([t.double().sum() for t in tensors(output) if t.is_floating_point()]).sum()
+    gradients = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
+    return {name: g.mul(w).abs_() for (name, w), g in zip(probe.weights.items(), gradients, strict=True)}
+
+
+def erk_counts(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, int]:
+    """How many weights each layer keeps under Erdős-Rényi-kernel densities; they add up to `keep` exactly.
+
+    >>> erk_counts({"small": (2, 2), "large": (100, 100)}, keep=1000)
+    {'small': 4, 'large': 996}
+    """
+    sizes = {name: _product(shape) for name, shape in shapes.items()}
+    shares = {name: float(sum(shape)) if shape else 1.0 for name, shape in shapes.items()}
+    full: set[str] = set()
+    while True:
+        open_layers = [name for name in sizes if name not in full]
+        room = keep - sum(sizes[name] for name in full)
+        unit = room / sum(shares[name] for name in open_layers) if open_layers else 0.0
+        over = [name for name in open_layers if unit * shares[name] >= sizes[name]]
+        if not over:
+            break
+        full.update(over)
+    exact = {name: float(sizes[name]) if name in full else unit * shares[name] for name in sizes}
+    counts = {name: int(exact[name]) for name in sizes}
+    rest = sorted(open_layers, key=lambda name: counts[name] - exact[name])
+    for name in rest[: keep - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Doubles: of single-precision numbers too many would be equal."""
+    return torch.rand(like.shape, dtype=torch.float64, generator=generator, device="cpu").to(like.device)
+
+
+def _ones(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor) and leaf.is_floating_point():
+        return torch.ones_like(leaf, dtype=torch.float64)
+    return leaf

@@ -1,0 +1,66 @@
+"""The FORCE objective itself: how sensitive the loss of a masked network is to its connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..masks import Masks
+from ..scope import matched
+from .batches import Source
+from .probe import Loss, Objective, Probe
+
+
+def saliency(
+    model: nn.Module,
+    masks: Masks,
+    batches: Source,
+    loss: Loss | str = F.cross_entropy,
+    *,
+    objective: Objective | None = None,
+    over: str = "kept",
+    count: int | None = None,
+    bn: str = "batch",
+    precision: str = "fp32",
+    seed: int = 0,
+) -> float:
+    """S(theta, c) = sum over the kept weights of |theta_i dL(theta * c)/dtheta_i| (eq. 6). No trace is left.
+
+    The gradient is the mean over `count` batches; by default all that `batches` has. On the kept weights the
+    pruned and the sparsified network have the same gradients; `over="all"` adds the zeroed weights with their
+    dense theta, which is the sparsified network's saliency in the paper's comparison of the two.
+
+    >>> import torch
+    >>> model, batches = nn.Linear(3, 2), [(torch.ones(4, 3), torch.tensor([0, 1, 1, 0]))]
+    >>> masks = {"weight": torch.ones(2, 3, dtype=torch.bool)}
+    >>> kept, every = (saliency(model, masks, batches, over=over) for over in ("kept", "all"))
+    >>> abs(kept - every) < 1e-6  # nothing is pruned
+    True
+    """
+    if over not in ("kept", "all"):
+        raise ValueError(f"over={over!r}: choose 'kept' (eq. 6) or 'all' (the zeroed weights too)")
+    matched(model, masks)
+    number = _length(batches) if count is None else count
+    if number < 1:
+        raise ValueError("batches is empty; pass at least one (input, target) pair, and count=1 or more")
+
+    def scope(name: str, _: object) -> bool:
+        return name in masks
+
+    probe = Probe(model, batches, loss=loss, objective=objective, scope=scope, bn=bn, precision=precision, seed=seed)
+    ordered = {name: masks[name].to(probe.device) for name in probe.weights}
+    with probe.at(ordered, 0, 0, number):
+        gradient = probe.gradient()
+        if over == "kept":
+            return float(probe.saliency)
+        return sum(float((g * probe.weights[name]).abs().sum(dtype=torch.float64)) for name, g in gradient.items())
+
+
+def _length(batches: Any) -> int:
+    try:
+        return len(batches)
+    except TypeError:
+        raise ValueError("how many batches? pass count=, for these have no length") from None

@@ -1,0 +1,68 @@
+"""Inputs: what a model is called with, and the tensors in a batch or an output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The (args, kwargs) that an example stands for: one argument, a tuple of them, a dict by name, or just these two.
+
+    >>> call("x"), call(("x", "y")), call({"x": 1}), call((("x",), {"y": 1}))
+    ((('x',), {}), (('x', 'y'), {}), ((), {'x': 1}), (('x',), {'y': 1}))
+    """
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if type(example) is not tuple:
+        return (example,), {}
+    if len(example) == 2 and isinstance(example[0], tuple | list) and isinstance(example[1], Mapping):
+        return tuple(example[0]), dict(example[1])
+    return example, {}
+
+
+def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """The batch with `change` applied to every leaf of its dicts, lists and tuples."""
+    if isinstance(batch, dict):
+        return {key: mapped(value, change) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(mapped(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(mapped(value, change) for value in batch)
+    return change(batch)
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors, and whatever else has a `to`, moved."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.to(device, non_blocking=True)
+        return leaf.to(device) if hasattr(leaf, "to") else leaf
+
+    return mapped(batch, move)
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors in what a model returns: itself, or in tuples, lists, dicts and dataclasses."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        yield from tensors(list(tree.values()))
+    elif is_dataclass(tree):
+        yield from tensors([getattr(tree, part.name) for part in fields(tree)])
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            yield from tensors(part)
+
+
+def first_sample(batch: Any) -> Any:
+    """The batch cut to its first sample, where all its tensors agree on what a sample is; else as it is."""
+    sizes = {t.shape[0] if t.dim() else None for t in tensors(batch)}
+    if len(sizes) != 1 or None in sizes:
+        return batch
+    return mapped(batch, lambda leaf: leaf[:1].clone() if isinstance(leaf, Tensor) else leaf)

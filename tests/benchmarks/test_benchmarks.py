@@ -1,0 +1,41 @@
+"""The benchmarks of the library itself: each prints its tables."""
+
+import io
+import re
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import core
+import lab
+
+
+def test_the_core_benchmark_prints_its_three_tables(monkeypatch):
+    monkeypatch.setattr(core, "_peak", lambda model, what, batch, device: 10_000_000 + len(what) * 1_000_000)
+    console = Console(record=True, width=120, file=io.StringIO())
+    core.run(console, model="mobilenet-v2", rounds=2, repeats=1, batch=4, scores=100_000, device="cpu")
+    text = console.export_text()
+    assert re.search(r"force, 2 rounds .*\d\.\d{3}.*≤ 1\.05", text)
+    assert re.search(r"grasp, 1 batch .*≤ 1\.10", text)
+    assert re.search(r"snip-mb .*x the weights .*≤ 2\.5", text)
+    assert re.search(r"k = 0\.5% .*x .*≥ 2\.5 x", text)
+
+
+def test_the_lab_benchmark_prints_its_tables():
+    console = Console(record=True, width=120, file=io.StringIO())
+    lab.run(
+        console, ["small-resnet"], "cpu", images=256, rounds_=2, repeats=1, lanes=2, precision="bf16", compiled=False
+    )
+    text = console.export_text()
+    assert re.search(r"holding costs .*%", text)
+    assert re.search(r"epoch, 2 side by side, per network .* s", text)
+    assert re.search(r"FORCE / bare +│ \d", text)
+    assert re.search(r"bf16 +│ 0\.\d{4}", text)
+
+
+def test_the_peak_of_a_process_is_measured(capsys):
+    core.use("mobilenet-v2", "force", 4, "cpu")
+    assert int(capsys.readouterr().out) > 10_000_000

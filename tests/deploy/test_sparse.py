@@ -1,0 +1,542 @@
+"""Sparse execution on the CPU: the outputs of the masked model, whatever its shapes; and nothing else changes."""
+
+import copy
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from barebones.deploy.shrink import shrink
+from barebones.deploy.sparse import Choice, SparseLayer, choices, engine, sparsify_for_cpu
+from barebones.deploy.sparse import layer as layers
+from barebones.models import build
+from barebones.scope import prunable
+
+needs_engine = pytest.mark.skipif(isinstance(engine(), str), reason=f"{engine()}")
+
+
+def pruned(weight: Tensor, density: float, seed: int = 0) -> Tensor:
+    return torch.rand(weight.shape, generator=torch.Generator().manual_seed(seed)) < density
+
+
+def masks_of(model: nn.Module, density: float, seed: int = 0) -> dict[str, Tensor]:
+    return {name: pruned(weight, density, seed) for name, weight in prunable(model).items()}
+
+
+def masked(model: nn.Module, masks: dict[str, Tensor]) -> nn.Module:
+    model = copy.deepcopy(model).eval()
+    named = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, mask in masks.items():
+            named[name].mul_(mask)
+    return model
+
+
+def every_way(layer: nn.Module, x: Tensor, add: Tensor | None = None, relu: bool = False) -> dict[str, Tensor]:
+    """What each way to compute gives."""
+    sparse = SparseLayer(layer)
+    sparse.relu = relu
+    with torch.no_grad():
+        found, _ = sparse._all_ways(x)
+        return {name: way(x, add) for name, way in found.items()}
+
+
+def agree(layer: nn.Module, x: Tensor, add: Tensor | None = None, relu: bool = False) -> None:
+    """Every way gives what the layer gives in float64."""
+    with torch.no_grad():
+        exact = copy.deepcopy(layer).double()(x.double())
+        exact = exact if add is None else exact + add.double()
+        exact = exact.relu() if relu else exact
+    found = every_way(layer, x, add, relu)
+    assert "sparse" in found
+    for name, y in found.items():
+        assert y.shape == exact.shape, name
+        assert y.dtype == x.dtype
+        torch.testing.assert_close(y.double(), exact, rtol=1e-4, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
+    """A convolution of some density, and an input that it fits."""
+    dims = draw(st.sampled_from([1, 2, 2, 2]))
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    channels, rows = groups * draw(st.integers(1, 5)), groups * draw(st.integers(1, 6))
+    small = st.integers(1, 3)
+    kernel, stride, dilation = ([draw(small) for _ in range(dims)] for _ in range(3))
+    padding = draw(st.sampled_from(["same", "valid", *range(12)]))
+    stride = [1] * dims if padding == "same" else stride
+    padding = padding if isinstance(padding, str) else [draw(st.integers(0, 3)) for _ in range(dims)]
+    sides = [draw(st.one_of(st.integers(1, 9), st.sampled_from([16, 17, 23, 32, 40]))) for _ in range(dims)]
+    sides = [max(n, d * (k - 1) + 1) for n, d, k in zip(sides, dilation, kernel, strict=True)]
+    kind = nn.Conv1d if dims == 1 else nn.Conv2d
+    torch.manual_seed(draw(st.integers(0, 99)))
+    layer = kind(channels, rows, kernel, stride, padding, dilation, groups, bias=draw(st.booleans()))
+    density = draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.7, 1.0]))
+    layer.weight.data.mul_(pruned(layer.weight, density))
+    return layer, torch.randn(draw(st.sampled_from([1, 2, 3, 8])), channels, *sides)
+
+
+@needs_engine
+@settings(max_examples=150)
+@given(convolutions(), st.sampled_from([1, 2, 3]), st.booleans(), st.booleans())
+def test_a_convolution_gives_what_the_dense_one_gives(
+    made: tuple[nn.Module, Tensor], threads: int, relu: bool, summed: bool
+) -> None:
+    layer, x = made
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            add = torch.randn_like(layer(x)) if summed else None
+        agree(layer, x, add, relu)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_engine
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("images", [1, 3, 16])
+@pytest.mark.parametrize(("kernel", "stride", "side"), [(1, 1, 32), (3, 1, 32), (3, 2, 32), (3, 1, 8), (1, 2, 16)])
+def test_layers_that_many_threads_share(
+    kernel: int, stride: int, side: int, images: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("barebones.deploy.sparse.plan.TINY", 0)
+    torch.manual_seed(0)
+    layer = nn.Conv2d(20, 30, kernel, stride, kernel // 2)
+    layer.weight.data.mul_(pruned(layer.weight, 0.1))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        agree(layer, torch.randn(images, 20, side, side), relu=True)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_engine
+@pytest.mark.parametrize("density", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("shape", [(20,), (1, 20), (3, 20), (40, 20), (2, 5, 20)])
+def test_a_linear_layer_gives_what_the_dense_one_gives(shape: tuple[int, ...], density: float) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(20, 7)
+    layer.weight.data.mul_(pruned(layer.weight, density))
+    agree(layer, torch.randn(shape), add=torch.randn(*shape[:-1], 7), relu=True)
+
+
+@needs_engine
+@pytest.mark.parametrize("threads", [1, 2])
+def test_empty_rows_give_their_bias(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barebones.deploy.sparse.plan.TINY", 0)
+    layer = nn.Conv2d(4, 6, 3, padding=1)
+    layer.weight.data[1:5] = 0
+    x = torch.randn(2, 4, 6, 6)
+    agree(layer, x)
+    y = every_way(layer, x)["sparse"]
+    assert torch.equal(y[:, 1:5], layer.bias.data[1:5].view(1, 4, 1, 1).expand(2, 4, 6, 6))
+
+
+@needs_engine
+@pytest.mark.parametrize("make", ["channels_last", "strided", "expanded", "offset"])
+def test_inputs_that_are_not_contiguous(make: str) -> None:
+    layer = nn.Conv2d(4, 6, 3, padding=1)
+    layer.weight.data.mul_(pruned(layer.weight, 0.3))
+    x = torch.randn(3, 4, 20, 20)
+    x = {
+        "channels_last": x.to(memory_format=torch.channels_last),
+        "strided": x[:, :, ::2, ::3],
+        "expanded": x[:1].expand(3, 4, 20, 20),
+        "offset": x[1:],
+    }[make]
+    agree(layer, x)
+
+
+@needs_engine
+def test_what_is_added_may_lie_channels_last() -> None:
+    x = torch.randn(2, 8, 5, 5)
+    agree(nn.Conv2d(8, 8, 3, padding=1), x, torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last), relu=True)
+
+
+class Summed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        return torch.relu(x + self.inner(x))
+
+
+def test_layers_behind_one_that_is_channels_last_are_measured_too() -> None:
+    model, x = Summed().eval().to(memory_format=torch.channels_last), torch.randn(2, 3, 8, 8)
+    masks = {"inner.weight": pruned(model.inner.weight, 0.1) != 0}
+    sparse = sparsify_for_cpu(model, masks, x)
+    assert [choice.layer for choice in choices(sparse)] == ["inner"]
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x), masked(model, masks)(x))
+
+
+def test_an_image_without_a_batch() -> None:
+    layer = nn.Conv2d(4, 6, 3, padding=1)
+    agree(layer, torch.randn(4, 8, 8))
+    agree(nn.Conv1d(4, 6, 3), torch.randn(4, 8))
+
+
+@needs_engine
+def test_nan_passes_relu_and_stays_where_it_belongs() -> None:
+    layer = nn.Conv2d(1, 1, 1)
+    x = torch.zeros(1, 1, 8, 8)
+    x[0, 0, 2, 3] = float("nan")
+    y = every_way(layer, x, relu=True)["sparse"]
+    assert y.isnan().nonzero().tolist() == [[0, 0, 2, 3]]
+
+
+class Residual(nn.Module):
+    """Sums and ReLUs in several spellings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+        self.norm, self.act = nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.norm(self.a(x)))
+        z = F.relu(x + self.b(y))
+        u = self.c(z)
+        u += y
+        u = u.relu()
+        return self.d(u) + u.mean((2, 3), keepdim=True)
+
+
+class Changing(nn.Module):
+    """Writes into what layers have read, or what is added to them, before the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(4, 4, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, z = x * 2, x * 3
+        u = self.a(y)
+        y.add_(1)
+        u = u + z
+        v = self.b(u)
+        z.mul_(5)
+        v = F.relu(v + z)
+        w = self.c(v)
+        torch.relu_(u)
+        return (w + v) * u
+
+
+def trained(model: nn.Module, x: Tensor) -> nn.Module:
+    """With batch-norm statistics that are not the initial ones."""
+    model.train()
+    with torch.no_grad():
+        for _ in range(3):
+            model(x)
+    return model
+
+
+MODELS = {
+    "residual": (Residual, (2, 4, 9, 9)),
+    "changing": (Changing, (2, 4, 9, 9)),
+    "small-resnet": (lambda: build("small-resnet", 10, 8), (2, 3, 8, 8)),
+    "small-vgg": (lambda: build("small-vgg", 10, 8), (2, 3, 8, 8)),
+}
+LARGE = {
+    "resnet18": (lambda: build("resnet18", 10, 32), (2, 3, 32, 32)),
+    "mobilenet-v2": (lambda: build("mobilenet-v2", 10, 32), (2, 3, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("example", [True, False])
+@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
+def test_a_model_gives_what_the_masked_one_gives(
+    name: str, example: bool, fuse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "REPEATS", 1)
+    make, shape = (MODELS | LARGE)[name]
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    model = trained(make(), x)
+    masks = masks_of(model, 0.1)
+    reference, state, rng = masked(model, masks), copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    found = sparsify_for_cpu(model, masks, x if example else None, fuse=fuse)
+    assert not found.training
+    assert not any(p.requires_grad for p in found.parameters())
+    for images in (2, 1):
+        with torch.no_grad():
+            expected, y = reference(x[:images].clone()), found(x[:images].clone())
+        torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    if example and fuse and name not in ("changing", "mobilenet-v2"):  # whose ReLUs read no layer, or end at 6
+        assert any(module.relu for module in found.modules() if isinstance(module, SparseLayer))
+
+
+def test_what_is_fused_is_gone_from_the_graph() -> None:
+    x = torch.randn(2, 4, 9, 9)
+    model = trained(Residual(), x)
+    found = sparsify_for_cpu(model, masks_of(model, 0.3), x)
+    assert {name: layer.relu for name, layer in found.named_children() if isinstance(layer, SparseLayer)} == {
+        "a": True,
+        "b": True,
+        "c": True,
+        "d": False,  # its summand is of another shape
+    }
+    assert sum(node.op == "call_function" for node in found.graph.nodes) == 1
+
+
+def test_a_model_that_cannot_be_traced_stays_unfused() -> None:
+    class Branching(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if x.sum() > 0 else -x)
+
+    x = torch.randn(2, 4)
+    model = Branching(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    masks = masks_of(model, 0.5)
+    found = sparsify_for_cpu(model, masks, x)
+    assert type(found) is Branching
+    for sign in (1, -1):
+        torch.testing.assert_close(found(sign * x), masked(model, masks)(sign * x).detach())
+
+
+def test_a_shrunk_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "REPEATS", 1)
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    model = trained(build("small-resnet", 10, 8), x)
+    masks = masks_of(model, 0.02)
+    small = shrink(masked(model, masks), masks, x)
+    found = sparsify_for_cpu(small.module, small.masks, x)
+    with torch.no_grad():
+        torch.testing.assert_close(found(x), masked(model, masks)(x), rtol=1e-3, atol=1e-4)
+
+
+def test_what_stays_dense_is_masked_all_the_same() -> None:
+    class Mine(nn.Linear):
+        pass
+
+    hooked, reflected = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect")
+    hooked.register_forward_hook(lambda module, args, output: output + 1)
+    model = nn.Sequential(hooked, reflected, nn.ConvTranspose2d(2, 2, 2), nn.Flatten(), Mine(32, 3), nn.Linear(3, 3))
+    masks = masks_of(model, 0.5)
+    x = torch.randn(2, 2, 5, 5)
+    found = sparsify_for_cpu(model, masks, x, fuse=False)
+    assert [type(m) for m in found] == [nn.Conv2d, nn.Conv2d, nn.ConvTranspose2d, nn.Flatten, Mine, SparseLayer]
+    torch.testing.assert_close(found(x), masked(model, masks)(x).detach())
+
+
+def test_other_types_than_float32_stay_dense() -> None:
+    model = nn.Linear(4, 2).double()
+    found = sparsify_for_cpu(model, masks_of(model, 0.5), torch.randn(1, 4, dtype=torch.double))
+    assert type(found) is nn.Linear
+
+
+def test_a_layer_used_twice_stays_one_layer() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    masks = {"0.weight": pruned(shared.weight, 0.5)}
+    x = torch.randn(3, 4)
+    for example in (None, x):
+        found = sparsify_for_cpu(model, masks, example)
+        torch.testing.assert_close(found(x), masked(model, masks)(x).detach())
+        assert len([m for m in found.modules() if isinstance(m, SparseLayer)]) == 1
+
+
+def test_masks_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match="no parameter nothing"):
+        sparsify_for_cpu(nn.Linear(2, 2), {"nothing": torch.ones(2, 2) > 0})
+
+
+def test_a_layer_says_what_was_measured() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Flatten(), nn.Linear(48, 2))
+    masks = masks_of(model, 0.5)
+    found = sparsify_for_cpu(model, masks, torch.randn(1, 2, 4, 4))
+    found(torch.randn(2, 2, 4, 4))
+    said = choices(found)
+    assert [(c.layer, c.shape) for c in said] == [
+        ("0", (1, 2, 4, 4)),
+        ("0", (2, 2, 4, 4)),
+        ("2", (1, 48)),
+        ("2", (2, 48)),
+    ]
+    for choice in said:
+        assert (choice.kept, choice.total) == (
+            int(masks[f"{choice.layer}.weight"].sum()),
+            6 if choice.layer == "0" else 96,
+        )
+        if choice.microseconds:
+            assert choice.chosen == min(choice.microseconds, key=choice.microseconds.__getitem__)
+            assert not choice.reason
+    assert len(choices(found)) == len(said)
+
+
+def test_the_fastest_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = SparseLayer(nn.Linear(4, 2), "name"), torch.randn(3, 4)
+    clock = iter(range(1000))
+    monkeypatch.setattr(layers.time, "perf_counter", lambda: float(next(clock)))
+    ways = {"dense": lambda x, add: [next(clock) for _ in range(5)], "sparse": lambda x, add: None}
+    choice = layer._measured(ways, x, None, "")
+    assert choice == Choice("name", (3, 4), torch.get_num_threads(), 8, 8, "sparse", {"dense": 6e6, "sparse": 1e6})
+
+
+def test_a_copy_computes_the_same_and_knows_its_choices() -> None:
+    x = torch.randn(2, 4, 9, 9)
+    model = trained(Residual(), x)
+    for example in (None, x):
+        found = sparsify_for_cpu(model, masks_of(model, 0.3), example)
+        y = found(x)
+        twin = copy.deepcopy(found)
+        assert choices(twin) == choices(found)
+        assert torch.equal(twin(x), y)
+        assert choices(twin) == choices(found)
+
+
+def test_a_state_dict_has_the_names_of_the_model_and_loads() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4)
+    masks = masks_of(model, 0.5)
+    found, other = (sparsify_for_cpu(m, masks, x, fuse=False) for m in (model, copy.deepcopy(model)))
+    assert found.state_dict().keys() == model.state_dict().keys()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(2)
+    other(x)
+    other.load_state_dict(found.state_dict())
+    assert torch.equal(other(x), found(x))
+
+
+def test_moving_to_another_type_computes_densely() -> None:
+    found = sparsify_for_cpu(nn.Linear(4, 2), {"weight": torch.eye(2, 4) > 0}, torch.randn(1, 4))
+    x = torch.randn(1, 4)
+    y = found(x)
+    torch.testing.assert_close(found.double()(x.double()), y.double())
+
+
+def test_gradients_are_refused() -> None:
+    found = sparsify_for_cpu(nn.Linear(4, 2), {"weight": torch.eye(2, 4) > 0})
+    assert not found(torch.randn(1, 4)).requires_grad
+    x = torch.randn(1, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="inference only"):
+        found(x)
+    with torch.no_grad():
+        found(x)
+
+
+def test_whoever_watches_sees_dense_operations() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    found = sparsify_for_cpu(nn.Conv2d(2, 3, 3), {"weight": torch.zeros(3, 2, 3, 3) > 0}, torch.randn(1, 2, 6, 6))
+    x = torch.randn(1, 2, 6, 6)
+    with FlopCounterMode(display=False) as counter:
+        found(x)
+    assert counter.get_total_flops() == 2 * 16 * 54
+    with torch.autocast("cpu", torch.bfloat16):
+        assert found(x).dtype == torch.bfloat16
+
+
+def test_wrong_inputs_get_the_error_of_torch() -> None:
+    found = sparsify_for_cpu(nn.Conv2d(2, 3, 3), {"weight": torch.ones(3, 2, 3, 3) > 0})
+    with pytest.raises(RuntimeError, match="channels"):
+        found(torch.randn(1, 5, 6, 6))
+    with pytest.raises(RuntimeError, match=r"Kernel size|kernel size"):
+        found(torch.randn(1, 2, 2, 2))
+    assert found(torch.randn(0, 2, 6, 6)).shape == (0, 3, 4, 4)
+
+
+def test_several_threads_call_one_model() -> None:
+    model = nn.Conv2d(4, 4, 3, padding=1)
+    masks = masks_of(model, 0.3)
+    found, reference = sparsify_for_cpu(model, masks), masked(model, masks)
+    inputs = [torch.randn(1 + k % 3, 4, 12, 12) for k in range(12)]
+    outputs: dict[int, Tensor] = {}
+    workers = [
+        threading.Thread(target=lambda k=k: outputs.__setitem__(k, found(inputs[k]))) for k in range(len(inputs))
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for k, x in enumerate(inputs):
+        torch.testing.assert_close(outputs[k], reference(x).detach())
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and an engine that nobody has asked for yet."""
+    monkeypatch.setenv("BAREBONES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(layers, "engine", engine.__wrapped__)
+    return tmp_path
+
+
+def test_without_a_compiler_layers_stay_dense_and_say_why(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(fresh))
+    monkeypatch.delenv("CXX", raising=False)
+    x = torch.randn(1, 4)
+    found = sparsify_for_cpu(nn.Linear(4, 2), {"weight": torch.eye(2, 4) > 0}, x)
+    [choice] = choices(found)
+    assert choice.chosen == "dense"
+    assert "no C++ compiler" in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo 'kernel.cpp:1: error: no such thing' >&2; exit 1", "error: no such thing"),
+        ('for last; do true; done; [ "$last" = --version ] || echo nonsense > "$last"', "could not be loaded"),
+    ],
+)
+def test_a_build_that_fails_is_a_sentence(fresh: Path, script: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = fresh / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    told = engine.__wrapped__()
+    assert isinstance(told, str)
+    assert why in told
+
+
+def test_a_cache_that_cannot_be_written_is_a_sentence(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fresh / "file").touch()
+    monkeypatch.setenv("BAREBONES_CACHE", str(fresh / "file" / "cache"))
+    told = engine.__wrapped__()
+    assert isinstance(told, str)
+    assert "BAREBONES_CACHE" in told or "no C++ compiler" in told
+
+
+@needs_engine
+@pytest.mark.slow
+def test_two_processes_build_at_once_and_leave_one_library(fresh: Path) -> None:
+    code = "from barebones.deploy.sparse.engine import engine; import sys; sys.exit(isinstance(engine(), str))"
+    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [process.wait() for process in running] == [0, 0]
+    [library] = (fresh / "cache").iterdir()
+    built = library.stat().st_mtime_ns
+    assert not isinstance(engine.__wrapped__(), str)
+    assert library.stat().st_mtime_ns == built
+
+
+def test_weights_that_are_changed_in_place_count():
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 25, 3))
+    masks = {name: torch.rand(p.shape) < 0.1 for name, p in prunable(model).items()}
+    images = torch.randn(2, 4, 5, 5)
+    fast = sparsify_for_cpu(model, masks)
+    with torch.no_grad():
+        fast(images)
+        for network in (fast, model):
+            for parameter in network.parameters():
+                parameter.mul_(2)
+        for name, mask in masks.items():
+            model.get_parameter(name).masked_fill_(~mask, 0)
+        torch.testing.assert_close(fast(images), model(images))
+        fast[3].weight = nn.Parameter(fast[3].weight + 0, requires_grad=False)
+        fast[3].weight.data[fast[3].weight != 0] = 1.0
+        model[3].weight[model[3].weight != 0] = 1.0
+        torch.testing.assert_close(fast(images), model(images))

@@ -1,0 +1,202 @@
+"""Files appear whole or not at all, and whatever is damaged or foreign is refused with a sentence."""
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from barebones.files import container as files
+
+TENSORS = {"é.weight": torch.arange(5, dtype=torch.uint8), "empty": torch.zeros(0, 2), "scalar": torch.tensor(1.5)}
+ABOUT = {"seed": 0, "text": 'a "quote" – and ü', "list": [1, None, 0.1], "sha256": "0" * 64}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    files.write(tmp_path / "x", TENSORS, "kind", 1, ABOUT)
+    return tmp_path / "x"
+
+
+def test_round_trip(path: Path) -> None:
+    tensors, about = files.read(path, "kind", 1)
+    assert about == ABOUT
+    assert tensors.keys() == TENSORS.keys()
+    assert all(
+        torch.equal(tensors[name], TENSORS[name]) and tensors[name].dtype == t.dtype for name, t in TENSORS.items()
+    )
+    assert os.listdir(path.parent) == ["x"]
+
+
+def test_any_safetensors_reader_can_open_it(path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        assert file.metadata()["format"] == "kind"
+        assert json.loads(file.metadata()["about"]) == ABOUT
+        assert torch.equal(file.get_tensor("é.weight"), TENSORS["é.weight"])
+
+
+def test_equal_content_makes_equal_bytes(path: Path) -> None:
+    whole = path.read_bytes()
+    files.write(path, {name: TENSORS[name] for name in reversed(TENSORS)}, "kind", 1, ABOUT)
+    assert path.read_bytes() == whole
+
+
+def test_tensors_of_any_layout_and_older_versions(path: Path) -> None:
+    turned = torch.arange(6.0, requires_grad=True).view(2, 3).t()
+    files.write(path, {"turned": turned}, "kind", 1, {})
+    assert torch.equal(files.read(path, "kind", 2)[0]["turned"], turned)
+
+
+def test_every_flipped_bit_is_found(path: Path) -> None:
+    whole = path.read_bytes()
+    with path.open("r+b", buffering=0) as file:
+        for bit in range(8 * len(whole)):
+            os.pwrite(file.fileno(), bytes([whole[bit // 8] ^ 1 << bit % 8]), bit // 8)
+            with pytest.raises(ValueError, match="x is"):
+                files.read(path, "kind", 1)
+            os.pwrite(file.fileno(), whole[bit // 8 : bit // 8 + 1], bit // 8)
+    files.read(path, "kind", 1)
+
+
+def test_every_truncation_and_extension_is_found(path: Path) -> None:
+    whole = path.read_bytes()
+    for part in [*(whole[:length] for length in range(len(whole))), whole + b"\0", whole + whole]:
+        path.write_bytes(part)
+        with pytest.raises(ValueError, match=r"x is (empty|not a safetensors file|truncated)"):
+            files.read(path, "kind", 1)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+FOREIGN = {
+    "empty": (lambda p: p.write_bytes(b""), "x is empty"),
+    "json": (lambda p: p.write_text(json.dumps({"weights": [1, 2, 3]})), "not a safetensors file"),
+    "text": (lambda p: p.write_text("hello"), "not a safetensors file"),
+    "pickle": (lambda p: torch.save({"w": torch.ones(2)}, p), "not a safetensors file"),
+    "state dict": (lambda p: save_file({"w": torch.ones(2)}, p), "not one of kind .its format is None"),
+    "hugging face": (lambda p: save_file({"w": torch.ones(2)}, p, {"format": "pt"}), "its format is 'pt'"),
+    "another of ours": (lambda p: files.write(p, TENSORS, "other", 1, {}), "its format is 'other'"),
+    "newer": (lambda p: files.write(p, TENSORS, "kind", 2, {}), "version 2, .* up to version 1; .* upgrade"),
+    "no checksum": (lambda p: save_file({}, p, {"format": "kind", "version": "1"}), "checksum"),
+    "no object": (lambda p: p.write_bytes((3).to_bytes(8, "little") + b"{5}"), "header is damaged"),
+    "no header": (lambda p: p.write_bytes(bytes(8)), "header is damaged"),
+    "odd metadata": (lambda p: p.write_bytes(b"\x12" + bytes(7) + b'{"__metadata__":5}'), "header is damaged"),
+    "deep": (lambda p: p.write_bytes((1 << 20).to_bytes(8, "little") + b'{"":' * (1 << 18)), "header is damaged"),
+    "folder": (_folder, "x is a folder"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_files_are_refused(name: str, path: Path) -> None:
+    make, message = FOREIGN[name]
+    make(path)
+    with pytest.raises(ValueError, match=message) as caught:
+        files.read(path, "kind", 1)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_stays_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.read(tmp_path / "nowhere", "kind", 1)
+
+
+@pytest.mark.parametrize("value", [torch.ones(1), {1, 2}, float("nan"), [float("inf")], object()])
+def test_what_json_cannot_hold_is_named(path: Path, value: object) -> None:
+    whole = path.read_bytes()
+    with pytest.raises(ValueError, match=r"bad=.*cannot be stored"):
+        files.write(path, {}, "kind", 1, {"good": 1, "bad": value})
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("new", [True, False])
+def test_an_interrupted_write_leaves_no_trace(tmp_path: Path, error: type[BaseException], new: bool) -> None:
+    if not new:
+        (tmp_path / "x").write_bytes(b"old")
+    with pytest.raises(error), files.atomically(tmp_path / "x") as file:  # noqa: PT012
+        file.write(b"half")
+        file.flush()
+        raise error
+    assert os.listdir(tmp_path) == ([] if new else ["x"])
+    assert new or (tmp_path / "x").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failing_disk_leaves_no_trace(path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    whole = path.read_bytes()
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OSError, match="No space"):
+        files.write(path, {}, "kind", 1, {})
+    assert path.read_bytes() == whole
+    assert os.listdir(path.parent) == ["x"]
+
+
+def test_places_that_cannot_be_written(path: Path) -> None:
+    for where, error in [
+        (path.parent / "nowhere" / "x", FileNotFoundError),
+        (path / "x", NotADirectoryError),
+        (path.parent, ValueError),
+        (Path(os.devnull), ValueError),
+    ]:
+        with pytest.raises(error) as caught, files.atomically(where):
+            pass
+        assert str(where) in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError, match="cannot write into"), files.atomically(tmp_path / "x"):
+        pass
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and modes")
+def test_links_stay_and_modes_are_the_usual_ones(path: Path) -> None:
+    link = path.parent / "link"
+    link.symlink_to("x")
+    (usual := path.parent / "usual").touch()
+    with files.atomically(link) as file:
+        file.write(b"new")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(usual.stat().st_mode)
+
+
+def test_a_bare_name_is_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files.write("x", TENSORS, "kind", 1, {})
+    assert files.read("x", "kind", 1)[1] == {}
+
+
+def test_concurrent_writers_and_readers_see_whole_files(path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def attempt(seed: int) -> None:
+        try:
+            for turn in range(15):
+                files.write(path, {"w": torch.full((1000 * seed,), turn)}, "kind", 1, {"seed": seed})
+                tensors, about = files.read(path, "kind", 1)
+                assert tensors["w"].numel() == 1000 * about["seed"]
+        except BaseException as error:
+            failures.append(error)
+
+    files.write(path, {"w": torch.zeros(1000)}, "kind", 1, {"seed": 1})
+    threads = [threading.Thread(target=attempt, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert os.listdir(path.parent) == ["x"]

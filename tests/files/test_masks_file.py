@@ -1,0 +1,315 @@
+"""Masks come back bit for bit from the smallest of three encodings, or not at all."""
+
+import math
+import os
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from barebones.files.masks import (
+    KIND,
+    VERSION,
+    decode,
+    decode_indices,
+    encode,
+    encode_indices,
+    fingerprint,
+    load_masks,
+    pack,
+    save_masks,
+    unpack,
+)
+from hypothesis import given, settings
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from barebones.files import container as files
+from barebones.scope import prunable
+
+TEXT = st.text('aW.0é–\\"/\x1f \n', max_size=8)
+
+
+def random_mask(shape: tuple[int, ...], density: float, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < density
+
+
+def masks_of(model: nn.Module, density: float = 0.5) -> dict[str, Tensor]:
+    return {name: random_mask(w.shape, density).to(w.device) for name, w in prunable(model).items()}
+
+
+def net(*widths: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return list(a) == list(b) and all(b[n].dtype == torch.bool and torch.equal(a[n].cpu(), b[n].cpu()) for n in a)
+
+
+def sizes(mask: Tensor) -> dict[str, int]:
+    """Bytes of each encoding, counted one weight at a time."""
+    count = {"bits": math.ceil(mask.numel() / 8), "gaps8": 0, "gaps16": 0}
+    for name, width in (("gaps8", 1), ("gaps16", 2)):
+        gap = 0
+        for keep in mask.flatten().tolist():
+            gap += not keep
+            if keep:
+                count[name] += width * (1 + gap // (256**width - 1))
+                gap = 0
+    return count
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda m: m,
+    "transposed": lambda m: m.mT if m.dim() > 1 else m,
+    "channels last": lambda m: m.to(memory_format=torch.channels_last) if m.dim() == 4 else m,
+    "every other": lambda m: m[..., ::2] if m.dim() else m,
+    "expanded": lambda m: m.expand(3, *m.shape),
+}
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=4).map(tuple) | st.integers(0, 3000).map(lambda n: (n,)),
+    density=st.sampled_from([0.0, 0.002, 0.02, 0.1, 0.13, 0.5, 1.0]),
+    layout=st.sampled_from(sorted(LAYOUTS)),
+    seed=st.integers(0, 1000),
+)
+def test_any_mask_comes_back_from_the_fewest_bytes(shape: tuple, density: float, layout: str, seed: int) -> None:
+    mask = LAYOUTS[layout](random_mask(shape, density, seed))
+    encoding, data = encode(mask)
+    assert data.dtype == torch.uint8
+    assert torch.equal(decode(encoding, data, mask.shape), mask)
+    counted = sizes(mask)
+    assert data.numel() == counted[encoding] == min(counted.values())
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(0, 3) | st.sampled_from([254, 255, 256, 509, 510, 511, 65534, 65535, 65536, 200_000])))
+def test_any_gaps_come_back(gaps: list[int]) -> None:
+    indices = (torch.tensor(gaps, dtype=torch.int64) + 1).cumsum(0) - 1
+    encoding, data = encode_indices(indices)
+    assert torch.equal(decode_indices(encoding, data), indices)
+    assert data.numel() == min(w * sum(1 + g // (256**w - 1) for g in gaps) for w in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("density", "encoding", "most"),
+    [(0.5, "bits", 0.251), (0.1, "gaps8", 1.001), (0.01, "gaps8", 1.1), (0.005, "gaps8", 1.4), (0.001, "gaps16", 2.01)],
+)
+def test_bytes_per_kept_weight_of_a_random_million(density: float, encoding: str, most: float) -> None:
+    mask = random_mask((1000, 1000), density)
+    found, data = encode(mask)
+    assert found == encoding
+    assert data.numel() <= most * int(mask.count_nonzero())
+    assert torch.equal(decode(found, data, mask.shape), mask)
+
+
+def test_special_masks() -> None:
+    assert [encode(torch.tensor(keep))[1].tolist() for keep in (True, False)] == [[1], []]
+    assert encode(torch.zeros(10**6, dtype=torch.bool))[1].numel() == 0
+    assert encode(torch.ones(10**6, dtype=torch.bool))[1].numel() == 125_000
+    last = torch.zeros(10**6, dtype=torch.bool)
+    last[-1] = True
+    assert encode(last)[0] == "gaps16"
+    assert torch.equal(decode(*encode(last), last.shape), last)
+
+
+def bytes_(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "shape", "message"),
+    [
+        ("bits", bytes_(1, 2), (8,), "1 bytes of bits, not 2"),
+        ("bits", bytes_(), (8,), "1 bytes of bits, not 0"),
+        ("bits", bytes_(16), (4,), "beyond its last"),
+        ("bits", bytes_(1).int(), (8,), "not as a row of bytes"),
+        ("gaps8", bytes_(1)[None], (8,), "not as a row of bytes"),
+        ("gaps8", bytes_(3, 4), (8,), "keeps weight 8, and there are 8"),
+        ("gaps8", bytes_(0), (0,), "keeps weight 0, and there are 0"),
+        ("gaps8", bytes_(3, 255), (999,), "leads nowhere"),
+        ("gaps16", bytes_(3, 0, 1), (8,), "3 bytes are not a whole number"),
+        ("gaps16", bytes_(0, 1), (256,), "keeps weight 256"),
+        ("gaps16", bytes_(255, 255), (99999,), "leads nowhere"),
+        ("runs", bytes_(), (8,), "'runs' is unknown"),
+        ("bits", bytes_(1), (-2, -4), "shape"),
+    ],
+)
+def test_bytes_that_no_mask_has(encoding: str, data: Tensor, shape: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode(encoding, data, shape)
+
+
+def test_pack_checks_what_it_unpacks() -> None:
+    masks = {"b": random_mask((4, 5), 0.5), "a": random_mask((2000,), 0.01), "c": torch.tensor(True)}
+    tensors, layout = pack(masks)
+    assert equal(masks, unpack({**tensors, "other": torch.ones(2)}, layout))
+    for entry, message in [
+        ({**layout["a"], "kept": 5}, "the mask of a is damaged: it keeps"),
+        ({**layout["a"], "shape": None}, "the mask of a is damaged"),
+        ({"shape": [2000]}, "the mask of a is damaged"),
+        (None, "the mask of a is damaged"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            unpack(tensors, {**layout, "a": entry})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="the mask of c"):
+        unpack({name: tensors[name] for name in "ab"}, layout)
+    with pytest.raises(ValueError, match=r"of w is of torch.float32; a mask is a bool"):
+        pack({"w": torch.ones(2)})
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    masks=st.dictionaries(
+        TEXT,
+        st.tuples(st.lists(st.integers(0, 6), max_size=4).map(tuple), st.sampled_from([0.0, 0.05, 0.5, 1.0])),
+        max_size=5,
+    ),
+    about=st.dictionaries(
+        st.sampled_from(["method", "seed", "rounds", "weights", "sha256"]),
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    ),
+)
+def test_any_masks_and_header_come_back(tmp_path_factory: Any, masks: dict, about: dict) -> None:
+    path = tmp_path_factory.getbasetemp() / "masks"
+    made = {name: random_mask(*args) for name, args in masks.items()}
+    save_masks(made, path, **about)
+    loaded, found = load_masks(path)
+    assert equal(made, loaded)
+    assert about.items() <= found.items()
+
+
+def test_the_header(tmp_path: Path) -> None:
+    masks = {"b.weight": torch.arange(1000) < 4, "a.weight": torch.zeros(2, 500, dtype=torch.bool)}
+    save_masks(masks, tmp_path / "m", method="force", seed=3, weights="ab12")
+    _, about = load_masks(tmp_path / "m")
+    assert about == {
+        "method": "force",
+        "seed": 3,
+        "weights": "ab12",
+        "sparsity": 0.998,
+        "prunable": 2000,
+        "kept": 4,
+        "fingerprint": fingerprint(masks),
+        "library": about["library"],
+    }
+    with safe_open(tmp_path / "m", "pt") as file:
+        assert sorted(file.keys()) == ["a.weight", "b.weight"]
+        assert file.metadata()["format"] == KIND
+        assert file.metadata()["version"] == str(VERSION)
+        assert file.metadata()["library"] == about["library"]
+    save_masks(masks, tmp_path / "m", sparsity=0.9979)
+    assert load_masks(tmp_path / "m")[1]["sparsity"] == 0.9979
+
+
+def test_the_fingerprint_is_of_names_and_shapes_alone() -> None:
+    a, b = torch.zeros(2, 3), torch.ones(4)
+    assert fingerprint({"a": a, "b": b}) == fingerprint({"b": b > 0, "a": a.double()})
+    assert len({fingerprint(w) for w in ({"a": a}, {"b": a}, {"a": a.T}, {"a": b}, {"a": a, "b": b}, {})}) == 6
+
+
+def test_what_was_loaded_can_be_saved_again(tmp_path: Path) -> None:
+    save_masks({"w": torch.eye(3) > 0}, tmp_path / "m", method="force")
+    masks, about = load_masks(tmp_path / "m")
+    save_masks(masks, tmp_path / "n", **about)
+    assert (tmp_path / "n").read_bytes() == (tmp_path / "m").read_bytes()
+
+
+@pytest.mark.parametrize("key", ["kept", "prunable", "fingerprint", "library"])
+def test_what_the_masks_tell_is_not_taken_from_the_caller(tmp_path: Path, key: str) -> None:
+    save_masks({"w": torch.eye(3) > 0}, tmp_path / "m", **{key: "wrong"})
+    assert load_masks(tmp_path / "m")[1][key] != "wrong"
+
+
+def test_a_value_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"seed=tensor.*cannot be stored"):
+        save_masks({}, tmp_path / "m", seed=torch.tensor(3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_truncation_and_flipped_bit_is_found(tmp_path: Path) -> None:
+    save_masks({"w": random_mask((5, 7), 0.5), "v": random_mask((3000,), 0.001)}, path := tmp_path / "m", seed=1)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="m is"):
+            load_masks(path)
+    path.write_bytes(whole)
+    with path.open("r+b", buffering=0) as file:
+        for bit in range(8 * len(whole)):
+            os.pwrite(file.fileno(), bytes([whole[bit // 8] ^ 1 << bit % 8]), bit // 8)
+            with pytest.raises(ValueError, match="m is"):
+                load_masks(path)
+            os.pwrite(file.fileno(), whole[bit // 8 : bit // 8 + 1], bit // 8)
+    load_masks(path)
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    for make in [
+        lambda: save_file(net(2, 2).state_dict(), path),
+        lambda: torch.save(net(2, 2).state_dict(), path),
+        lambda: files.write(path, {}, KIND, VERSION + 1, {}),
+        lambda: files.write(path, {}, KIND, VERSION, {}),
+        lambda: files.write(path, {}, KIND, VERSION, {"layout": {"w": {"shape": [1], "encoding": "bits", "kept": 0}}}),
+    ]:
+        make()
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            load_masks(path)
+
+
+def test_masks_land_on_a_model(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    save_masks(masks := masks_of(model), tmp_path / "m")
+    for wrapped in (model, nn.DataParallel(model)):
+        assert equal(masks, load_masks(tmp_path / "m", wrapped)[0])
+
+
+def test_a_model_that_does_not_match_is_told_where(tmp_path: Path) -> None:
+    save_masks(masks_of(net(4, 5, 6)), path := tmp_path / "m")
+    for model, said in [
+        (net(4, 5, 7), ["1 of the parameters differ: 1.weight (6×5 in the file, 7×5 in the model)"]),
+        (net(4, 5), ["1 of", "1.weight (not in the model)"]),
+        (net(4, 5, 6, 7), ["1 of", "2.weight (not in the file); for masks of fewer weights, pass their scope="]),
+        (
+            nn.ModuleDict({"x": net(4, 5, 6)}),
+            ["4 of", "0.weight (not in the model), 1.weight (not", "x.0.weight (not in"],
+        ),
+        (
+            net(*[3] * 20),
+            ["19 of", "0.weight (5×4 in the file, 3×3 in the model)", "4.weight (not in", " and 14 more;"],
+        ),
+    ]:
+        with pytest.raises(ValueError, match="m does not match the model; ") as caught:
+            load_masks(path, model)
+        assert all(words in str(caught.value) for words in said), str(caught.value)
+
+
+def test_masks_of_fewer_or_more_weights(tmp_path: Path) -> None:
+    model = net(4, 5, 6)
+    masks = masks_of(model)
+    bias = torch.tensor([True] * 6)
+    save_masks({"1.weight": masks["1.weight"], "1.bias": bias}, path := tmp_path / "m")
+    with pytest.raises(ValueError, match=r"0.weight .not in the file"):
+        load_masks(path, model)
+    for choice in (dict(exclude="0.*"), dict(scope="1.*"), dict(scope=["1.weight"])):
+        loaded, _ = load_masks(path, model, **choice)
+        assert equal({"1.weight": masks["1.weight"], "1.bias": bias}, loaded)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_masks_of_and_for_a_gpu(tmp_path: Path) -> None:
+    model = net(40, 50, 60).cuda()
+    save_masks(masks := masks_of(model, 0.02), tmp_path / "m")
+    loaded, _ = load_masks(tmp_path / "m", model)
+    assert equal(masks, loaded)
+    assert all(mask.is_cuda for mask in loaded.values())
+    assert not any(mask.is_cuda for mask in load_masks(tmp_path / "m")[0].values())

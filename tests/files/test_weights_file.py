@@ -1,0 +1,294 @@
+"""Weight files: a sparse network in few bytes, back bit for bit, or refused in one sentence."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from barebones.files.masks import save_masks
+from barebones.files.weights import (
+    INTEGER,
+    KIND,
+    MASK,
+    VALUES,
+    VERSION,
+    WHOLE,
+    dense_bytes,
+    load_weights,
+    save_weights,
+)
+from hypothesis import given, settings
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from barebones.files import container as files
+from barebones.models import build
+from barebones.scope import prunable
+
+
+def random_bits(tensor: Tensor, seed: int) -> Tensor:
+    """Every bit at random: NaNs of all payloads, infinities, -0.0 and subnormal numbers are among them."""
+    kind = INTEGER[tensor.element_size()]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        bits = torch.randint(0, 256, (*tensor.shape, tensor.element_size()), dtype=torch.uint8, generator=generator)
+        odd = torch.tensor([0, 1, 2**7, 2**8 - 1], dtype=torch.uint8)[
+            torch.randint(0, 4, bits.shape, generator=generator)
+        ]
+        bits = torch.where(torch.rand(bits.shape, generator=generator) < 0.5, bits, odd)
+        tensor.view(kind).copy_(bits.view(kind).squeeze(-1))
+    return tensor
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit."""
+    kind = INTEGER[a.element_size()]
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.detach().view(kind), b.detach().view(kind))
+
+
+def cleared(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    found = tensor.detach().clone()
+    return found if mask is None else found.masked_fill_(~mask, 0.0)
+
+
+def random_masks(model: nn.Module, density: float, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.rand(w.shape, generator=generator) < density for name, w in prunable(model).items()}
+
+
+class Tensors(nn.Module):
+    """Parameters and buffers as a test wants them."""
+
+    def __init__(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in parameters.items():
+            self.register_parameter(name, nn.Parameter(tensor))
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+
+FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
+    """A network of any tensors, another of the same form, and masks for some of its parameters."""
+    shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple) | st.integers(200, 3000).map(lambda n: (n,))
+    forms = draw(st.lists(st.tuples(shapes, st.sampled_from(FLOATS), st.booleans()), min_size=1, max_size=4))
+    more = draw(st.lists(st.tuples(shapes, st.sampled_from([*FLOATS, torch.int64, torch.uint8])), max_size=2))
+    seed = draw(st.integers(0, 2**31))
+
+    def make(seed: int) -> nn.Module:
+        tensors = [random_bits(torch.zeros(shape, dtype=dtype), seed + i) for i, (shape, dtype, _) in enumerate(forms)]
+        buffers = [random_bits(torch.zeros(shape, dtype=dtype), seed - i) for i, (shape, dtype) in enumerate(more)]
+        if draw(st.booleans()):
+            tensors = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in tensors]
+        return Tensors({f"p{i}": t for i, t in enumerate(tensors)}, {f"b{i}": t for i, t in enumerate(buffers)})
+
+    density = draw(st.sampled_from([0.0, 0.005, 0.1, 0.5, 1.0]))
+    generator = torch.Generator().manual_seed(seed)
+    masks = {
+        f"p{i}": torch.rand(shape, generator=generator) < density
+        for i, (shape, _, masked) in enumerate(forms)
+        if masked
+    }
+    return make(seed), make(seed + 100), masks
+
+
+@settings(max_examples=100)
+@given(networks())
+def test_any_network_comes_back_bit_for_bit(tmp_path_factory, network):
+    model, other, masks = network
+    path = tmp_path_factory.getbasetemp() / "weights.safetensors"
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    strides = {name: tensor.stride() for name, tensor in other.state_dict().items()}
+    save_weights(model, masks, path)
+    state, found, _ = load_weights(path, other)
+    assert all(same(before[name], tensor) for name, tensor in model.state_dict().items())  # left untouched
+    assert state.keys() == before.keys()
+    for name, tensor in before.items():
+        assert same(cleared(tensor, masks.get(name)), state[name])
+        assert same(state[name], other.state_dict()[name])
+        assert other.state_dict()[name].stride() == strides[name]
+    assert found.keys() == masks.keys()
+    assert all(torch.equal(found[name], masks[name]) for name in masks)
+
+
+def test_a_whole_network_comes_back(tmp_path):
+    model, other = build("small-resnet", 10, 8, 1), build("small-resnet", 10, 8, 1)
+    model(torch.rand(4, 1, 8, 8))  # so that batch-norm has counted
+    masks = random_masks(model, 0.02)
+    save_weights(model, masks, tmp_path / "weights", method="force", rounds=3)
+    state, _, about = load_weights(tmp_path / "weights", other)
+    assert int(other.bn1.num_batches_tracked) == 1
+    for name, tensor in model.state_dict().items():
+        assert same(cleared(tensor, masks.get(name)), other.state_dict()[name])
+    assert about["method"] == "force"
+    assert about["rounds"] == 3
+    assert about["kept"] == sum(int(mask.sum()) for mask in masks.values())
+    assert build("small-resnet", 10, 8, 1).load_state_dict(state, strict=True)
+    save_weights(other, masks, tmp_path / "again", **about)
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "weights").read_bytes()
+
+
+def test_it_is_small_at_extreme_sparsity(tmp_path):
+    model = build("resnet18", 10, 32)
+    save_weights(model, random_masks(model, 0.005), tmp_path / "weights")
+    ratio = dense_bytes(model) / os.path.getsize(tmp_path / "weights")
+    assert ratio > 90
+
+
+def test_it_is_read_with_numpy_alone(tmp_path):
+    """As docs/export.md says."""
+    model = nn.ModuleList([nn.Linear(500, 40), nn.Linear(5000, 300), nn.Linear(8, 5)])
+    masks = dict(zip(("0.weight", "1.weight", "2.weight"), random_masks(model, 0.01).values(), strict=True))
+    masks["1.weight"] &= torch.rand(300, 5000, generator=torch.Generator().manual_seed(1)) < 0.1
+    masks["2.weight"] = torch.eye(5, 8) > 0
+    save_weights(model, masks, tmp_path / "weights")
+    with safe_open(tmp_path / "weights", "numpy") as file:
+        layout = json.loads(file.metadata()["about"])["layout"]
+        assert {entry["encoding"] for entry in layout.values()} == {"bits", "gaps8", "gaps16"}
+        for name, entry in layout.items():
+            mask, values = file.get_tensor(f"mask {name}"), file.get_tensor(f"values {name}")
+            weight = np.zeros(math.prod(entry["shape"]), values.dtype)
+            if entry["encoding"] == "bits":
+                weight[np.unpackbits(mask, bitorder="little")[: weight.size] == 1] = values
+            else:
+                top = {"gaps8": 255, "gaps16": 65535}[entry["encoding"]]
+                units = mask.view("<u2" if entry["encoding"] == "gaps16" else "u1").astype(np.int64)
+                ends = units != top
+                weight[np.cumsum(units + ends)[ends] - 1] = values
+            expected = cleared(model.get_parameter(name), masks[name])
+            assert np.array_equal(weight.reshape(entry["shape"]), expected.numpy())
+        assert np.array_equal(file.get_tensor("whole 0.bias"), model[0].bias.detach().numpy())
+
+
+def test_tied_weights_are_stored_once(tmp_path):
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+        model[1].weight = model[0].weight
+        model.append(model[2])
+        return model
+
+    model, other = make(), make()
+    save_weights(model, random_masks(model, 0.5), tmp_path / "weights")
+    state, masks, _ = load_weights(tmp_path / "weights", nn.DataParallel(other))
+    assert list(masks) == ["0.weight"]
+    assert state["0.weight"] is state["1.weight"]
+    assert state["2.running_mean"] is state["3.running_mean"]
+    assert state.keys() == model.state_dict().keys()
+    assert other[1].weight is other[0].weight
+    assert dense_bytes(model) == 4 * (16 + 4 + 4 + 16) + 8
+    with pytest.raises(ValueError, match=re.escape("0.bias (4 of float32 in the file, 5 of float32 in the model)")):
+        load_weights(tmp_path / "weights", nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)))
+
+
+def test_what_state_dict_leaves_out_is_left_out(tmp_path):
+    model = nn.Linear(2, 2)
+    model.register_buffer("scratch", torch.zeros(3), persistent=False)
+    save_weights(model, {}, tmp_path / "weights")
+    assert load_weights(tmp_path / "weights", nn.Linear(2, 2)).state.keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (lambda: nn.Linear(3, 2, bias=False), "bias (not in the model)"),
+        (lambda: nn.Sequential(nn.Linear(3, 2)), "0.weight (not in the file)"),
+        (lambda: nn.Linear(2, 2), "weight (2×3 of float32 in the file, 2×2 of float32 in the model)"),
+        (lambda: nn.Linear(3, 2).half(), "2 of float32 in the file, 2 of float16 in the model"),
+    ],
+)
+def test_another_model_is_refused_and_left_as_it_is(other, told, tmp_path):
+    save_weights(nn.Linear(3, 2), {}, tmp_path / "weights")
+    model = other()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ValueError, match=f"weights does not match the model: .*{re.escape(told)}"):
+        load_weights(tmp_path / "weights", model)
+    assert all(same(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"step": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "masks", "told"),
+    [
+        (nn.Linear(2, 2), {"weight": torch.ones(2, 3) > 0}, "the masks do not fit the model"),
+        (nn.Linear(2, 2), {"0.weight": torch.ones(2, 2) > 0}, "the model has no parameter 0.weight"),
+        (nn.Linear(2, 2, device="meta"), {}, "weight cannot be stored: it is on the meta device"),
+        (Tensors({}, {"b": torch.eye(2).to_sparse()}), {}, "b cannot be stored: its layout is torch.sparse_coo"),
+        (Tensors({}, {"b": torch.zeros(2, dtype=torch.complex64)}), {}, "b cannot be stored: it is of complex numbers"),
+        (nn.Sequential(Extra(2, 2)), {}, "0 has extra state"),
+    ],
+)
+def test_what_cannot_be_stored_is_told(model, masks, told, tmp_path):
+    with pytest.raises(ValueError, match=told):
+        save_weights(model, masks, tmp_path / "weights")
+    assert not list(tmp_path.iterdir())
+
+
+# damaged files
+
+
+def stored(folder: Path) -> Path:
+    path = folder / "weights"
+    save_weights(nn.Linear(20, 20), {"weight": torch.eye(20) > 0}, path)
+    return path
+
+
+def test_every_truncation_and_many_a_changed_byte_are_told(tmp_path):
+    whole = stored(tmp_path).read_bytes()
+    path = tmp_path / "damaged"
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="damaged"):  # the file's name, which each message has
+            load_weights(path)
+    for at in range(0, len(whole), 11):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match="damaged"):
+            load_weights(path)
+
+
+def test_other_files_are_told(tmp_path):
+    save_masks({"w": torch.ones(3) > 0}, tmp_path / "masks")
+    with pytest.raises(ValueError, match="not one of barebones-sparse"):
+        load_weights(tmp_path / "masks")
+    (tmp_path / "page").write_text("<html>")
+    with pytest.raises(ValueError, match="page is "):
+        load_weights(tmp_path / "page")
+    with pytest.raises(FileNotFoundError):
+        load_weights(tmp_path / "nothing")
+
+
+def changed(
+    tensors: dict[str, Tensor], about: dict[str, Any]
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Any], str]]:
+    values, layout = tensors[VALUES + "weight"], about["layout"]
+    yield {n: t for n, t in tensors.items() if n != VALUES + "weight"}, about, "values of weight are damaged"
+    yield tensors | {VALUES + "weight": values[1:]}, about, "values of weight are damaged"
+    yield tensors | {VALUES + "weight": values[None]}, about, "values of weight are damaged"
+    yield tensors | {WHOLE + "weight": torch.ones(20, 20)}, about, "values of weight are damaged"
+    yield {n: t for n, t in tensors.items() if n != MASK + "weight"}, about, "mask of weight is damaged"
+    yield tensors, about | {"layout": layout | {"weight": layout["weight"] | {"shape": [2, 2]}}}, "mask of weight is"
+    yield tensors, {n: v for n, v in about.items() if n != "layout"}, "nothing of the layout"
+    yield tensors, about | {"tied": {"other": "nowhere"}}, "which of its weights are tied"
+    yield tensors, about | {"tied": None}, "which of its weights are tied"
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_a_file_that_contradicts_itself_is_told(number, tmp_path):
+    tensors, about = files.read(stored(tmp_path), KIND, VERSION)
+    tensors, about, told = list(changed(tensors, about))[number]
+    files.write(tmp_path / "odd", tensors, KIND, VERSION, about)
+    with pytest.raises(ValueError, match=f"odd: .*{told}"):
+        load_weights(tmp_path / "odd")

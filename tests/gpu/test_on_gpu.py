@@ -1,0 +1,344 @@
+"""On a GPU: the same selection without waiting for it, exact counts, no trace, and masks that agree with the CPU's."""
+
+import itertools
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import barebones as bb
+from barebones.data import Data, TensorPart
+from barebones.data.normalization import Normalization
+from barebones.gpu import kernels
+from barebones.gpu.kernels import base, selecting
+from barebones.lab.experiment import Experiment
+from barebones.lab.run import Place, Stopped, result_of, run
+from barebones.lab.training import Plan, Training
+from barebones.masks import kept
+from barebones.pruning.prune import _numbers
+from barebones.running import digest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.1)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
+    )
+
+
+def batches(count: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(32, 3, 16, 16, generator=generator), torch.randint(10, (32,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["random", "tied", "zero", "double"])
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.6, 0.95])
+def test_selection_equals_the_hosts_and_does_not_wait(kind, share):
+    generator = torch.Generator().manual_seed(2)
+    scores = {
+        name: {
+            "random": lambda n: torch.randn(n, generator=generator),
+            "tied": lambda n: torch.randint(0, 5, (n,), generator=generator).float(),
+            "zero": torch.zeros,
+            "double": lambda n: torch.randn(n, generator=generator, dtype=torch.float64),
+        }[kind](size)
+        for name, size in {"a": 50_000, "b": 1, "c": 30_011}.items()
+    }
+    prefer = {name: torch.rand(s.shape, generator=generator) < 0.5 for name, s in scores.items()}
+    keep = round(share * sum(s.numel() for s in scores.values()))
+    there = [{name: t.cuda() for name, t in tensors.items()} for tensors in (scores, prefer)]
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = bb.keep_top(there[0], keep, prefer=there[1])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    expected = bb.keep_top(scores, keep, prefer=prefer)
+    assert kept(found) == keep
+    assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)
+
+
+@pytest.mark.skipif(base.triton is None, reason="needs Triton")
+@pytest.mark.parametrize("share", [1e-6, 0.005, 0.5, 0.999])
+@pytest.mark.parametrize("kind", ["products", "zeros", "few values", "negative", "misleading", "double"])
+def test_a_sample_of_many_scores_leads_to_the_same_masks(kind, share):
+    generator = torch.Generator("cuda").manual_seed(3)
+    n = (1 << 21) + 12345
+    normal = torch.randn(n, generator=generator, device="cuda") * torch.randn(n, generator=generator, device="cuda")
+    drawn = torch.rand(n, generator=generator, device="cuda")
+    scores = {
+        "products": normal.abs(),
+        "zeros": normal.abs() * (drawn < 0.02),
+        "few values": (drawn * 5).floor(),
+        "negative": normal - 10,
+        "misleading": torch.where(torch.arange(n, device="cuda") % selecting.STRIDE == 0, normal.abs() * 100, normal),
+        "double": normal.double().abs() + 1e-12 * drawn.double(),
+    }[kind]
+    prefer = torch.rand(n, generator=generator, device="cuda") < 0.5
+    keep = max(1, round(share * n))
+    expected = bb.keep_top({"w": scores.cpu()}, keep, prefer={"w": prefer.cpu()})["w"]
+    for _ in range(3):  # the same each time: nothing in it depends on who comes first
+        assert torch.equal(kernels.top(scores, keep, prefer).cpu(), expected)
+    allowed = drawn < 0.7
+    keep = min(keep, int(allowed.sum()))
+    expected = bb.keep_top({"w": scores.cpu()}, keep, among={"w": allowed.cpu()})["w"]
+    assert torch.equal(kernels.top(scores, keep, among=allowed).cpu(), expected)
+
+
+@pytest.mark.parametrize("method", list(bb.METHODS))
+def test_every_method_keeps_its_count_and_leaves_no_trace(method):
+    model = network().cuda()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.cuda.get_rng_state(), torch.get_rng_state()
+    result = bb.prune(model, batches(), sparsity=0.9, method=method, seed=3, on_collapse="ignore")
+    total = sum(p.numel() for p in bb.prunable(model).values())
+    assert kept(result.masks) == round(0.1 * total)
+    assert all(mask.is_cuda for mask in result.masks.values())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(a, b) for a, b in zip(random, (torch.cuda.get_rng_state(), torch.get_rng_state()), strict=True)
+    )
+
+
+@pytest.mark.parametrize("method", ["snip", "magnitude", "iter-grasp"])
+def test_one_round_agrees_with_the_cpu(method):
+    model = network().eval()  # without dropout, which draws other numbers there
+    options = {"sparsity": 0.9, "method": method, "on_collapse": "ignore"}
+    if method == "iter-grasp":
+        options["rounds"] = 1
+    here = bb.prune(model, batches(), **options).masks
+    there = bb.prune(model.cuda(), batches(), **options).masks
+    assert float(bb.agreement(here, {name: mask.cpu() for name, mask in there.items()})) > 0.99
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_faster_precisions_agree_over_one_round(precision):
+    model = network().eval().cuda()
+    exact = bb.prune(model, batches(), 0.9, "snip", on_collapse="ignore").masks
+    fast = bb.prune(model, batches(), 0.9, "snip", precision=precision, on_collapse="ignore").masks
+    assert float(bb.agreement(exact, fast)) > 0.9
+
+
+def test_not_finite_scores_stop_before_the_masks_leave():
+    model = network().cuda()
+    poisoned = batches()
+    poisoned[2][0][0] = torch.inf
+    with pytest.raises(FloatingPointError, match="round 2"):
+        bb.prune(model, poisoned, 0.9, "force", rounds=4)
+
+
+def test_a_digest_is_the_same_there():
+    for shape, dtype in [((3, 5), torch.float32), ((200_001,), torch.bfloat16), ((1 << 18, 3), torch.float32)]:
+        tensor = torch.randn(shape).to(dtype)
+        assert int(digest.content([tensor])) == int(digest.content([tensor.cuda()]))
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.9, "weight_decay": 5e-4}, {"momentum": 0.9, "fused": True}])
+def test_holding_and_accounting(options):
+    model = network().cuda()
+    masks = bb.prune(model, batches(), 0.9, "iter-snip", rounds=3, on_collapse="ignore").masks
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **options)
+    bb.hold(model, masks, optimizer)
+    for inputs, targets in batches():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.cuda()), targets.cuda()).backward()
+        optimizer.step()
+    bb.audit(model, masks)
+    assert bb.account(model, masks, batches()[0][0].cuda()).kept == kept(masks)
+
+
+def test_a_captured_gradient_gives_the_masks_of_an_eager_one():
+    """Round by round from the captured run's own masks; a whole trajectory is chaotic."""
+    model, data = network().cuda(), batches()
+    method = replace(bb.METHODS["force"], rounds=8)
+    keep = 400
+    captured = list(bb.rounds(bb.Probe(model, data, capture=True), method, keep))
+    for before, after in itertools.pairwise(captured):
+        eager = next(bb.rounds(bb.Probe(model, data), method, keep, after=before))
+        assert kept(after.masks) == after.keep
+        assert float(bb.agreement(after.masks, eager.masks)) > 0.99
+        assert after.saliency == pytest.approx(eager.saliency, rel=1e-3)
+        assert after.loss == pytest.approx(eager.loss, rel=1e-3)
+        host = [{name: m.cpu() for name, m in r.masks.items()} for r in (before, after)]
+        expected = _numbers(host[0], host[1], before.keep, True, {})
+        assert [after.pruned, after.recovered, after.recovered_empty] == expected[:3].tolist()
+        assert list(after.record.layers.values()) == expected[3:].tolist()
+
+
+def test_capturing_over_several_batches_averages_them():
+    model, data = network().cuda(), batches(8)
+    method = replace(bb.METHODS["iter-snip"], rounds=2, batches=4)
+    captured, eager = (
+        list(bb.rounds(bb.Probe(model, data, capture=capture), method, keep=400)) for capture in (True, False)
+    )
+    assert float(bb.agreement(captured[0].masks, eager[0].masks)) > 0.99
+    assert captured[0].saliency == pytest.approx(eager[0].saliency, rel=1e-3)
+
+
+def test_capturing_leaves_no_trace():
+    model = network().cuda()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    bb.prune(model, batches(), 0.9, "force", rounds=8, capture=True, precision="bf16")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_weights_changed_between_captured_rounds_are_noticed():
+    model = network().cuda()
+    probe = bb.Probe(model, [tuple(t.cuda() for t in b) for b in batches()], capture=True)
+    steps = bb.rounds(probe, replace(bb.METHODS["force"], rounds=6), keep=100)
+    for _ in range(4):
+        next(steps)
+    model[0].weight.data.mul_(2)
+    with pytest.raises(ValueError, match="weights were changed"):
+        list(steps)
+
+
+def test_pruning_does_not_wait_for_the_device():
+    """From the captured rounds on, up to the last, nothing asks the device for an answer."""
+    model, data = network().cuda(), [(x.cuda(), y.cuda()) for x, y in batches()]
+    steps = bb.rounds(bb.Probe(model, data, capture=True), replace(bb.METHODS["force"], rounds=9), keep=400)
+    for _ in range(5):
+        next(steps)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            next(steps)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert kept(next(steps).masks) == 400
+
+
+def test_scores_that_are_not_finite_are_found_when_the_numbers_are_read():
+    model = network().cuda()
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = torch.nan
+    first = next(bb.rounds(bb.Probe(model, batches()), replace(bb.METHODS["force"], rounds=3), keep=400))
+    with pytest.raises(FloatingPointError, match="round 0"):
+        first.record
+    with pytest.raises(FloatingPointError, match="round 0"):
+        bb.prune(model, batches(), 0.9, "force", rounds=3)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_held_weights_are_cleared_with_one_launch(layout, dtype):
+    model = network().to("cuda", dtype, memory_format=layout)
+    masks = {name: torch.rand(p.shape, device="cuda") < 0.3 for name, p in bb.prunable(model).items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    handle = bb.hold(model, masks, optimizer)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(torch.nan)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    handle._clear_weights(optimizer)
+    for name, p in model.named_parameters():
+        expected = torch.where(masks[name], before[name], 0.0) if name in masks else before[name]
+        assert torch.equal(p.isnan(), expected.isnan())
+        assert not (p[~p.isnan()]).any()
+    model.to(memory_format=torch.channels_last)  # moved: the addresses are others now
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(1.0)
+    handle._clear_weights(optimizer)
+    bb.audit(model, masks)
+
+
+def small_data(device="cuda"):
+    generator = torch.Generator().manual_seed(3)
+    normalization = Normalization([0.5] * 3, [0.25] * 3, device=device)
+
+    def part(size):
+        labels = torch.randint(10, (size,), generator=generator)
+        pixels = (labels.view(-1, 1, 1, 1) * 25 + torch.randint(6, (size, 3, 16, 16), generator=generator)).byte()
+        return TensorPart(pixels, labels, normalization)
+
+    return Data("bands", 10, 16, 3, part(300), part(40), part(80))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_a_captured_step_trains_as_a_plain_one(precision):
+    data, plan = small_data(), Plan(epochs=4, batch=32, lr=0.05, weight_decay=5e-4, milestones=(0.5,))
+    ends = []
+    for captured in (False, True):
+        model = network().cuda()
+        model[7] = nn.Identity()  # dropout: a graph draws its numbers elsewhere
+        masks = bb.prune(model, data.train.scoring(32), 0.5, "snip").masks
+        training = Training(model, data, plan, masks, precision=precision, captured=captured)
+        epochs = [e for e in training.steps() if e is not None]
+        bb.audit(model, masks)
+        ends.append((epochs, model))
+    (plain, _), (graph, _) = ends
+    assert [e.lr for e in graph] == [0.05, 0.05, 0.005, 0.005]
+    for a, b in zip(plain, graph, strict=True):
+        assert b.loss == pytest.approx(a.loss, rel=0.2, abs=0.02)
+    assert graph[-1].loss < 0.8 * graph[0].loss
+
+
+def test_lanes_train_side_by_side_as_alone():
+    data, plan = small_data(), Plan(epochs=3, batch=32, lr=0.05, weight_decay=5e-4)
+
+    def start(seed):
+        model = network().cuda()
+        return Training(model, data, plan, seed=seed)
+
+    alone = []
+    for seed in range(3):
+        alone.append([e.loss for e in start(seed).steps() if e is not None])
+    lanes = [(start(seed).steps(), torch.cuda.Stream(), []) for seed in range(3)]
+    active = list(lanes)
+    while active:
+        for lane in list(active):
+            steps, stream, losses = lane
+            with torch.cuda.stream(stream):
+                try:
+                    if (epoch := next(steps)) is not None:
+                        losses.append(epoch.loss)
+                except StopIteration:
+                    active.remove(lane)
+    for expected, (_, _, losses) in zip(alone, lanes, strict=True):
+        assert losses == pytest.approx(expected, rel=0.05)
+
+
+def test_a_network_shrinks_on_the_device():
+    pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
+    model = network().cuda()
+    generator = torch.Generator().manual_seed(0)
+    masks = {n: (torch.rand(p.shape, generator=generator) < 0.1).cuda() for n, p in bb.prunable(model).items()}
+    images = batches(1)[0][0].cuda()
+    small = bb.shrink(model, masks, images, multiple_of=8)
+    assert all(p.is_cuda for p in small.module.parameters())
+    assert all(mask.is_cuda for mask in small.masks.values())
+    with torch.no_grad():
+        wanted, got = (net.double().eval()(images.double()) for net in (small.expand(), small.module))
+    torch.testing.assert_close(got, wanted)
+    assert small.plan.parameters[1] < small.plan.parameters[0]
+
+
+@pytest.mark.parametrize("after", [3, 7])
+def test_a_pruning_that_was_stopped_ends_with_the_same_masks(after, tmp_path):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    experiment = Experiment("small-resnet", "digits", "force", 0.95, rounds=12, epochs=1).resolved("cuda")
+    whole, stopped = (Place(tmp_path / name, device="cuda", save_every=0) for name in ("whole", "stopped"))
+    result_of(run(experiment, whole, until="prune"))
+    asked = itertools.count()
+    with pytest.raises(Stopped):
+        result_of(run(experiment, stopped, stopping=lambda: next(asked) >= after, until="prune"))
+    result_of(run(experiment, stopped, until="prune"))
+    one, other = (bb.load_masks(p.folder(experiment) / "mask.safetensors")[0] for p in (whole, stopped))
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,309 @@
+"""Experiments: the paper's numbers, records that come back as they went, and names that depend on everything."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barebones.data import DATA
+from barebones.lab.experiment import DENSE, FILE, Experiment
+from barebones.lab.protocols import PROTOCOLS, protocol
+from barebones.models import MODELS, SCHEMES
+from barebones.pruning.methods import METHODS
+from barebones.pruning.probe import LOSSES
+from barebones.pruning.schedules import SCHEDULES
+
+NAMES = [f.name for f in fields(Experiment)]
+
+PAPER = {  # data set: T, B, epochs, batch, weight decay; epochs from which on the rate is a tenth, and a hundredth
+    "cifar10": (300, 1, 350, 128, 5e-4, 150, 250),
+    "cifar100": (60, 10, 350, 128, 5e-4, 150, 250),
+    "tiny-imagenet": (60, 20, 300, 128, 5e-4, 150, 225),
+    "imagenet": (60, 40, 90, 256, 1e-4, 30, 60),
+}
+ITERATIVE = ("force", "iter-snip", "hybrid", "grasp-taylor", "iter-grasp")
+
+
+@pytest.mark.parametrize("data", PAPER)
+def test_training_is_the_papers(data):
+    _, _, epochs, batch, decay, tenth, hundredth = PAPER[data]
+    for method in (*METHODS, DENSE):
+        found = Experiment("vgg19", data, method).resolved()
+        assert (found.epochs, found.batch, found.lr, found.momentum, found.weight_decay) == (
+            epochs, batch, 0.1, 0.9, decay,
+        )  # fmt: skip
+        plan = found.plan()
+        assert (plan.epochs, plan.batch, plan.lr, plan.momentum, plan.weight_decay) == (epochs, batch, 0.1, 0.9, decay)
+        rates = [plan.rate(epoch) for epoch in (0, tenth - 1, tenth, hundredth - 1, hundredth, epochs - 1)]
+        assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+@pytest.mark.parametrize("data", PAPER)
+def test_every_method_sees_as_much_data_as_the_paper_says(data):
+    rounds, batches, *_ = PAPER[data]
+    expected = dict.fromkeys(ITERATIVE, (rounds, batches))
+    expected |= {"snip": (1, 1), "grasp": (1, 1), "snip-mb": (1, rounds * batches), "grasp-mb": (1, rounds * batches)}
+    expected |= {"synflow": (100, 1), "magnitude": (1, 1), "random": (1, 1), "erk": (1, 1)}
+    assert expected.keys() == METHODS.keys()
+    for method, (t, b) in expected.items():
+        found = Experiment("resnet50", data, method).resolved()
+        assert (method, found.rounds, found.batches) == (method, t, b)
+        row = found.pruning()
+        assert (method, row.rounds, row.batches) == (method, t, b)
+        assert row.criterion is METHODS[method].criterion
+        assert row.revive_until == METHODS[method].revive_until
+        assert found.schedule == "exponential"
+
+
+def test_who_may_return_differs_between_the_relatives():
+    found = {method: Experiment("vgg19", method=method).resolved().revive_until for method in ITERATIVE}
+    assert found == {"force": 1.0, "iter-snip": 0.0, "hybrid": 0.9, "grasp-taylor": 0.0, "iter-grasp": 0.0}
+
+
+@pytest.mark.parametrize("data", [*PAPER, "digits"])
+def test_mobilenet_has_a_weight_decay_of_its_own(data):
+    assert Experiment("mobilenet-v2", data).resolved().weight_decay == 4e-5
+    assert protocol(data, "mobilenet-v2").weight_decay == 4e-5
+    assert Experiment("mobilenet-v2", data, weight_decay=1e-3).resolved().weight_decay == 1e-3
+    assert protocol(data, "resnet50") == PROTOCOLS[data]
+
+
+def test_every_data_set_has_a_protocol():
+    assert PROTOCOLS.keys() == DATA.keys()
+
+
+def test_what_is_said_stays_and_the_rest_is_the_papers():
+    said = dict(rounds=7, batches=3, schedule="linear", revive_until=0.5, at_least=2, epochs=4, batch=32, lr=0.5)
+    said |= dict(weight_decay=0.0, precision="bf16", scoring_precision="tf32", momentum=0.8)
+    found = Experiment("vgg19", "cifar100", "force", **said).resolved()
+    assert {name: getattr(found, name) for name in said} == said
+    row = found.pruning()
+    assert (row.rounds, row.batches, row.revive_until, row.at_least) == (7, 3, 0.5, 2)
+    assert row.schedule is SCHEDULES["linear"]
+    assert Experiment("vgg19", "cifar100", "snip-mb", batches=5).resolved().batches == 5
+    assert Experiment("vgg19", "cifar100", "force", rounds=20).resolved().batches == 10
+
+
+@pytest.mark.parametrize("method", [*METHODS, DENSE])
+@pytest.mark.parametrize("data", DATA)
+def test_resolving_twice_is_resolving_once(method, data):
+    once = Experiment("resnet18", data, method).resolved()
+    assert once.resolved() == once
+    assert once.id == once.resolved().id
+
+
+def test_the_device_chooses_the_precision_of_training_and_scores_are_exact():
+    cpu, gpu = Experiment().resolved("cpu"), Experiment().resolved("cuda:1")
+    assert (cpu.precision, gpu.precision) == ("fp32", "bf16")
+    assert (cpu.scoring_precision, gpu.scoring_precision) == ("fp32", "fp32")
+    assert Experiment(precision="fp32").resolved("cuda").precision == "fp32"
+    assert Experiment(scoring_precision="bf16").resolved("cuda").scoring_precision == "bf16"
+
+
+def test_dense_prunes_nothing():
+    found = Experiment("vgg19", method=DENSE).resolved()
+    assert found.sparsity == 0
+    assert (found.rounds, found.batches, found.schedule) == (None, None, None)
+    for changes in ({"rounds": 3}, {"batches": 2}, {"pretrain": 1}, {"schedule": "linear"}, {"at_least": 1}):
+        with pytest.raises(
+            ValueError, match=f"dense prunes nothing, so it takes no {next(iter(changes)).replace('_', '-')}"
+        ):
+            Experiment("vgg19", method=DENSE, **changes).resolved()
+
+
+@pytest.mark.parametrize("method", ["snip", "snip-mb", "grasp", "grasp-mb", "magnitude", "random", "erk"])
+def test_more_rounds_of_a_method_of_one_are_refused(method):
+    with pytest.raises(ValueError, match=f"{method} is one round by definition, not 5"):
+        Experiment("vgg19", method=method, rounds=5).resolved()
+    assert Experiment("vgg19", method=method, rounds=1).resolved().rounds == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"data": "cifar1"}, "data 'cifar1' is unknown; did you mean 'cifar10"),
+        ({"method": "forse"}, "method 'forse' is unknown; did you mean 'force'"),
+        ({"method": "zzz"}, "method 'zzz' is unknown; choose one of force, iter-snip"),
+        ({"method": "FORCE"}, "did you mean 'force'"),
+        ({"init": "xavir"}, "did you mean 'xavier'"),
+        ({"loss": "mse"}, "loss 'mse' is unknown"),
+        ({"schedule": "exponentiel"}, "did you mean 'exponential'"),
+        ({"precision": "fp8"}, "precision 'fp8' is unknown"),
+        ({"scoring_precision": "fp16"}, "scoring-precision 'fp16' is unknown"),
+        ({"sparsity": 99}, r"sparsity 99 is no fraction to remove, from 0 up to 1; did you mean 0\.99\?"),
+        ({"sparsity": 99.5}, r"did you mean 0\.995\?"),
+        ({"sparsity": 1.0}, "no fraction to remove"),
+        ({"sparsity": 100}, "no fraction to remove"),
+        ({"sparsity": -0.1}, "no fraction to remove"),
+        ({"sparsity": float("nan")}, "no fraction to remove"),
+        ({"rounds": 0}, "rounds 0 is too few; it is at least 1"),
+        ({"batches": 0}, "batches 0 is too few"),
+        ({"epochs": -1}, "epochs -1 is too few"),
+        ({"batch": 1}, "batch 1 is too few; it is at least 2"),
+        ({"seed": -1}, "seed -1 is too few"),
+        ({"pretrain": -1}, "pretrain -1 is too few"),
+        ({"lr": -0.1}, "lr -0.1 must be 0 or more"),
+        ({"lr": float("nan")}, "lr nan must be"),
+        ({"weight_decay": float("inf")}, "weight-decay inf must be"),
+        ({"momentum": -1.0}, "momentum -1.0 must be"),
+        ({"method": FILE}, "name it with barebones train --mask FILE"),
+        ({"rewind": True}, "rewind goes back to the weights before --pretrain"),
+        ({"at_least": -1}, "at.least"),
+        ({"revive_until": 1.5}, "revive.until"),
+        ({"revive_until": float("nan")}, "revive.until"),
+    ],
+)
+def test_wrong_values_get_a_sentence(changes, match):
+    with pytest.raises(ValueError, match=match) as caught:
+        Experiment(**changes).resolved()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"sparsty": 0.5}, "an experiment has no 'sparsty'; did you mean 'sparsity'"),
+        ({"zzz": 1}, "an experiment has no 'zzz'. It has model, data"),
+        ({"rounds": "5"}, "rounds '5' is not a whole number"),
+        ({"rounds": 5.0}, "rounds 5.0 is not a whole number"),
+        ({"rounds": True}, "rounds True is not a whole number"),
+        ({"seed": None}, "seed None is not a whole number"),
+        ({"sparsity": "0.9"}, "sparsity '0.9' is not a number"),
+        ({"sparsity": True}, "sparsity True is not a number"),
+        ({"lr": [0.1]}, "not a number"),
+        ({"model": 3}, "model 3 is not a text"),
+        ({"model": None}, "model None is not a text"),
+        ({"rewind": 1}, "rewind 1 is not true or false"),
+        ({"rewind": "yes"}, "rewind 'yes' is not true or false"),
+        ({"weight_decay": {}}, "weight-decay {} is not a number"),
+    ],
+)
+def test_wrong_names_and_types_get_a_sentence(values, match):
+    with pytest.raises(ValueError, match=match) as caught:
+        Experiment.from_dict(values)
+    assert "\n" not in str(caught.value)
+
+
+def maybe(strategy):
+    return st.none() | strategy
+
+
+fraction = st.floats(0, 1, exclude_max=True)
+experiments = st.builds(
+    Experiment,
+    model=st.sampled_from([*MODELS, "my.networks:tiny"]),
+    data=st.sampled_from([*DATA]),
+    method=st.sampled_from([*METHODS, DENSE]),
+    sparsity=fraction,
+    seed=st.integers(0, 2**40),
+    rounds=maybe(st.integers(1, 1000)),
+    batches=maybe(st.integers(1, 1000)),
+    schedule=maybe(st.sampled_from([*SCHEDULES])),
+    revive_until=maybe(fraction),
+    at_least=maybe(st.integers(0, 10)),
+    loss=st.sampled_from([*LOSSES]),
+    init=st.sampled_from([*SCHEMES]),
+    scoring_precision=maybe(st.sampled_from(["fp32", "tf32", "bf16"])),
+    pretrain=st.just(1),
+    rewind=st.booleans(),
+    mask=maybe(st.text("0123456789abcdef", min_size=64, max_size=64)),
+    epochs=maybe(st.integers(0, 500)),
+    batch=maybe(st.integers(2, 512)),
+    lr=maybe(st.floats(0, 10)),
+    momentum=st.floats(0, 1),
+    weight_decay=maybe(st.floats(0, 1)),
+    precision=maybe(st.sampled_from(["fp32", "tf32", "bf16", "fp16"])),
+)
+
+
+@given(experiments)
+def test_a_record_comes_back_as_it_went(experiment):
+    through = Experiment.from_dict(json.loads(json.dumps(experiment.to_dict(), allow_nan=False)))
+    assert through == experiment
+    assert through.id == experiment.id
+    assert through.folder == experiment.folder
+    assert list(experiment.to_dict()) == NAMES
+
+
+@given(experiments, experiments)
+def test_the_id_changes_with_every_field(one, other):
+    for name in NAMES:
+        changed = replace(one, **{name: getattr(other, name)})
+        assert (changed.id == one.id) == (changed == one)
+        assert (changed.folder == one.folder) == (changed == one)
+
+
+def test_no_field_is_left_out_of_the_id():
+    base = Experiment("vgg19", pretrain=1).resolved()
+    others = dict(
+        model="vgg16", data="cifar100", method="iter-snip", sparsity=0.5, seed=1, rounds=2, batches=2,
+        schedule="linear", revive_until=0.5, at_least=1, loss="nll-on-logits", init="xavier", scoring_precision="bf16",
+        pretrain=2, rewind=True, mask="0", epochs=1, batch=2, lr=1.0, momentum=0.0, weight_decay=0.0, precision="tf32",
+        shrink=True,
+    )  # fmt: skip
+    assert list(others) == NAMES
+    ids = {base.id, *(replace(base, **{name: value}).id for name, value in others.items())}
+    assert len(ids) == 1 + len(others)
+
+
+def test_equal_experiments_have_equal_names():
+    one, other = Experiment(lr=1, weight_decay=0, sparsity=0), Experiment(lr=1.0, weight_decay=0.0, sparsity=0.0)
+    assert one == other
+    assert one.folder == other.folder
+    assert Experiment.from_dict(one.to_dict()).id == one.id
+
+
+def test_the_id_is_the_same_in_every_process():
+    experiment = Experiment("vgg19", "cifar10", "hybrid", 0.995, 3, weight_decay=1e-5).resolved()
+    code = (
+        "import sys, json; from barebones.lab.experiment import Experiment;"
+        "e = Experiment.from_dict(json.load(sys.stdin)); print(e.id, e.folder)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(dict(reversed(experiment.to_dict().items()))),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [experiment.id, experiment.folder]
+
+
+def test_the_id_of_a_known_experiment_does_not_change_by_accident():
+    # a change here makes every run that anybody has started before begin anew
+    values = dict(
+        model="vgg19", data="cifar10", method="force", sparsity=0.99, seed=0, rounds=300, batches=1,
+        schedule="exponential", revive_until=1.0, at_least=0, loss="cross-entropy", init="kaiming-fan-in",
+        scoring_precision="fp32", pretrain=0, rewind=False, mask=None, epochs=350, batch=128, lr=0.1, momentum=0.9,
+        weight_decay=5e-4, precision="fp32",
+    )  # fmt: skip
+    later = dict(shrink=False)  # options that came afterwards, at the values that change nothing
+    known = Experiment("vgg19").resolved()
+    assert asdict(known) == values | later
+    assert known.folder == "cifar10-vgg19-force-99-s0-c6d05175a3"
+    assert known.is_record(values)
+    assert known.is_record(values | later)
+    for other in (values | {"seed": 1}, values | {"shrink": True}, values | {"unknown": 1}, None, []):
+        assert not known.is_record(other)
+
+
+def test_folders_are_readable_and_safe():
+    assert Experiment("vgg19", "cifar10", "force", 0.995, 2).folder.startswith("cifar10-vgg19-force-99.5-s2-")
+    assert Experiment("vgg19", method=DENSE).resolved().folder.startswith("cifar10-vgg19-dense-s0-")
+    name = Experiment("../my.networks:Tiny net").folder
+    assert "/" not in name
+    assert ":" not in name
+    assert " " not in name
+    assert not name.startswith(".")
+
+
+def test_a_group_is_all_but_the_seed():
+    one, other = Experiment(seed=1), Experiment(seed=2)
+    assert one.group == other.group
+    assert one.group != replace(other, sparsity=0.5).group
+    assert hash(one.group) == hash(other.group)
+    assert {name for name, _ in one.group} == {*NAMES} - {"seed"}

@@ -1,0 +1,163 @@
+"""Runs on the shrunk network: they end like the others, leave the whole network behind, and tell both speeds."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import barebones as bb
+from barebones.deploy.shrink import network
+from barebones.files import masks as maskfile
+from barebones.lab import show
+from barebones.lab import small as small_networks
+from barebones.lab.experiment import Experiment
+from barebones.lab.run import Network, Place, Stopped, read_weights, result_of, run
+from barebones.lab.training import evaluate
+
+pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch) -> None:
+    monkeypatch.setattr(small_networks, "LONG", 0.0)
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    return Experiment(
+        "small-resnet", "digits", "iter-snip", 0.97, seed=1, rounds=10, epochs=3, batch=64, shrink=True
+    ).resolved()
+
+
+def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp_path):
+    place = Place(tmp_path)
+    small = result_of(run(experiment, place))
+    masked = result_of(run(replace(experiment, shrink=False), place))
+    assert small["kept"] == masked["kept"]
+    assert small["test"]["top1"] == pytest.approx(masked["test"]["top1"], abs=0.15)  # three epochs, on any processor
+    assert small["test"]["top1"] > 0.5
+
+    folder = place.folder(experiment)
+    network = Network(experiment, place, torch.device("cpu"))
+    read_weights(network.model, folder / "weights.safetensors")
+    masks, _ = bb.load_masks(folder / "mask.safetensors", network.model)
+    bb.audit(network.model, masks)
+    again = evaluate(network.model, network.data.test, 256, "fp32", 10)
+    assert again.top1 == pytest.approx(small["test"]["top1"], abs=0.01)  # other shapes round differently
+
+    told = small["shrunk"]
+    assert told == json.loads((folder / "shrunk.json").read_text())
+    before, after = told["parameters"]
+    assert before == sum(p.numel() for p in network.model.parameters())
+    assert after < before / 2
+    assert 0 < told["flops"] < 1
+    assert told["images_per_second"].keys() == {"masked", "shrunk"}
+    assert all(pace > 0 for pace in told["images_per_second"].values())
+    words = " ".join(show.summary(small, folder))
+    assert f"to {after:,} parameters" in words
+    assert "times as fast as the masked network" in words
+    assert masked["shrunk"] is None
+
+
+def test_a_shrunk_run_that_was_stopped_ends_the_same(experiment, tmp_path):
+    whole = result_of(run(experiment, Place(tmp_path / "whole", save_every=0)))
+    for after in (9, 12, 40):
+        place, asked = Place(tmp_path / str(after), save_every=0), iter(range(100_000))
+        with pytest.raises(Stopped):
+            result_of(run(experiment, place, stopping=lambda asked=asked, after=after: next(asked) >= after))
+        assert result_of(run(experiment, place))["weights"] == whole["weights"]
+
+
+def test_a_run_without_epochs_has_no_speeds(experiment, tmp_path):
+    result = result_of(run(replace(experiment, epochs=0), Place(tmp_path)))
+    assert result["shrunk"]["images_per_second"] is None
+    assert "times as fast" not in " ".join(show.summary(result, tmp_path))
+
+
+def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
+    path = tmp_path / "empty.safetensors"
+    place = Place(tmp_path, mask=path)
+    weights = bb.prunable(Network(experiment, place, torch.device("cpu")).model)
+    bb.save_masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in weights.items()}, path)
+    content = maskfile.content(bb.load_masks(path)[0])
+    empty = Experiment("small-resnet", "digits", "file", mask=content, epochs=1, shrink=True).resolved()
+    result = result_of(run(empty, place))
+    assert result["kept"] == 0
+    assert result["test"]["top1"] < 0.2
+    assert result["shrunk"]["parameters"][1] == 10  # the biases of the classes
+    assert "No signal passes" in " ".join(show.summary(result, tmp_path))
+
+
+VIEWING = """
+from torch import nn
+
+
+class Viewing(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(1, 16, 3, padding=1), nn.Linear(1024, classes)
+
+    def forward(self, x):
+        return self.head(self.first(x).relu().view(len(x), -1))
+"""
+
+
+def test_a_network_that_needs_its_own_order_in_memory_trains_all_the_same(experiment, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "viewing_for_small.py").write_text(VIEWING)
+    other = replace(experiment, model="viewing_for_small:Viewing", epochs=1)
+    result = result_of(run(other, Place(tmp_path)))
+    assert "view size is not compatible" in result["shrunk"]["layout"]
+    assert all(pace > 0 for pace in result["shrunk"]["images_per_second"].values())
+    assert result["test"]["top1"] > 0.2
+
+
+def test_networks_to_train_are_channels_last_where_they_can_be():
+    images = torch.randn(2, 2, 8, 8)
+    model = nn.Sequential(nn.Conv2d(2, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 1), nn.Flatten(), nn.Linear(432, 3))
+    masks = {"0.weight": torch.ones(12, 2, 3, 3, dtype=torch.bool)}
+    masks["0.weight"][:5] = False
+    nn.init.zeros_(model[0].bias)
+    small = small_networks.to_train(model, masks, images)
+    assert small.module[0].out_channels == 8
+    for network_ in (small.module, small_networks.laid_out(model, images)):
+        assert all(p.is_contiguous(memory_format=torch.channels_last) for p in network_.parameters() if p.dim() == 4)
+        assert all(p.grad is None for p in network_.parameters())
+    assert small_networks.laid_out(model, images) is model
+    model[3] = Rows()
+    small = small_networks.to_train(model.to(memory_format=torch.contiguous_format), masks, images)
+    for network_ in (small.module, small_networks.laid_out(model, images)):
+        assert all(p.is_contiguous() for p in network_.parameters())
+        network_(images).sum().backward()
+
+
+class Rows(nn.Module):
+    def forward(self, x):
+        return x.view(len(x), -1)
+
+
+def test_without_torch_pruning_nothing_is_begun(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(network, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"barebones\[shrink\]"):
+        result_of(run(experiment, Place(tmp_path / "runs")))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nothing_can_be_shrunk_where_nothing_is_pruned():
+    with pytest.raises(ValueError, match="nothing to shrink"):
+        Experiment("small-vgg", "digits", "dense", shrink=True).resolved()
+
+
+def test_a_record_from_before_the_option_is_still_the_run(experiment, tmp_path):
+    masked, place = replace(experiment, shrink=False, epochs=1), Place(tmp_path)
+    first = result_of(run(masked, place))
+    for name in ("experiment.json", "result.json"):
+        path = place.folder(masked) / name
+        values = json.loads(path.read_text())
+        del values.get("experiment", values)["shrink"]
+        path.write_text(json.dumps(values))
+    assert result_of(run(masked, place))["weights"] == first["weights"]
+    (place.folder(masked) / "result.json").unlink()
+    assert result_of(run(masked, place))["weights"] == first["weights"]

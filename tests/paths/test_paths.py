@@ -1,0 +1,724 @@
+"""Paths: the effective weights against a plain graph search, and against what the network computes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
+
+from barebones.paths import collapsed, effective, trace
+from barebones.running.inputs import call
+from barebones.scope import parameters
+
+Masks = dict[str, Tensor]
+
+
+class Net(nn.Module):
+    """A function of itself and the inputs, with these parts."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def weights(model: nn.Module) -> Masks:
+    """The masks that keep every weight of more than one dimension."""
+    return {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(model).items() if p.dim() > 1}
+
+
+def drawn(model: nn.Module, seed: int, density: float) -> Masks:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.rand(mask.shape, generator=generator) < density for name, mask in weights(model).items()}
+
+
+def none(masks: Masks, *names: str) -> Masks:
+    return masks | {name: torch.zeros_like(masks[name]) for name in names}
+
+
+some_masks = given(st.integers(0, 2**31), st.sampled_from([0.05, 0.15, 0.3, 0.5, 0.8]))
+
+
+# ---- a plain graph search ----
+
+
+class Graph:
+    """A network written out: nodes are numbers, one per channel and position; edges know the weight they stand for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.edges: list[tuple[int, int, tuple[str, tuple[int, ...]] | None]] = []
+
+    def nodes(self, *shape: int) -> Tensor:
+        size = int(torch.tensor(shape).prod())
+        self.count += size
+        return torch.arange(self.count - size, self.count).view(shape)
+
+    def linear(self, name: str, mask: Tensor, x: Tensor) -> Tensor:
+        return self.conv(name, mask, x)
+
+    def conv(
+        self, name: str, mask: Tensor, x: Tensor, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1
+    ) -> Tensor:
+        kernel, dims = mask.shape[2:], range(mask.dim() - 2)
+        size = [(x.shape[d + 1] + 2 * padding - dilation * (kernel[d] - 1) - 1) // stride + 1 for d in dims]
+        y = self.nodes(mask.shape[0], *size)
+        for at in itertools.product(*map(range, size)):
+            for o, i, *offset in mask.nonzero().tolist():
+                source = [at[d] * stride + offset[d] * dilation - padding for d in dims]
+                if all(0 <= source[d] < x.shape[d + 1] for d in dims):
+                    channel = i + o // (mask.shape[0] // groups) * mask.shape[1]
+                    self.edge(x[(channel, *source)], y[(o, *at)], (name, (o, i, *offset)))
+        return y
+
+    def transposed(self, name: str, mask: Tensor, x: Tensor, stride: int) -> Tensor:
+        kernel, dims = mask.shape[2:], range(mask.dim() - 2)
+        y = self.nodes(mask.shape[1], *[(x.shape[d + 1] - 1) * stride + kernel[d] for d in dims])
+        for at in itertools.product(*map(range, x.shape[1:])):
+            for i, o, *offset in mask.nonzero().tolist():
+                target = [at[d] * stride + offset[d] for d in dims]
+                self.edge(x[(i, *at)], y[(o, *target)], (name, (i, o, *offset)))
+        return y
+
+    def pool(self, x: Tensor, kernel: int, stride: int) -> Tensor:
+        size = [(n - kernel) // stride + 1 for n in x.shape[1:]]
+        y = self.nodes(x.shape[0], *size)
+        for c, *at in itertools.product(range(x.shape[0]), *map(range, size)):
+            for offset in itertools.product(range(kernel), repeat=len(size)):
+                self.edge(x[(c, *(a * stride + b for a, b in zip(at, offset, strict=True)))], y[(c, *at)])
+        return y
+
+    def add(self, *terms: Tensor) -> Tensor:
+        y = self.nodes(*terms[0].shape)
+        for term in terms:
+            for a, b in zip(term.flatten(), y.flatten(), strict=True):
+                self.edge(a, b)
+        return y
+
+    def mean(self, x: Tensor) -> Tensor:
+        y = self.nodes(len(x))
+        for channel, target in zip(x, y, strict=True):
+            for a in channel.flatten():
+                self.edge(a, target)
+        return y
+
+    def edge(self, a: Tensor, b: Tensor, weight: tuple[str, tuple[int, ...]] | None = None) -> None:
+        self.edges.append((int(a), int(b), weight))
+
+    def effective(self, masks: Masks, source: Tensor, target: Tensor) -> Masks:
+        ahead, behind = defaultdict(list), defaultdict(list)
+        for a, b, _ in self.edges:
+            ahead[a].append(b)
+            behind[b].append(a)
+
+        def reached(start: Tensor, edges: dict[int, list[int]]) -> set[int]:
+            todo = start.flatten().tolist()
+            seen = set(todo)
+            while todo:
+                fresh = set(edges[todo.pop()]) - seen
+                seen |= fresh
+                todo += fresh
+            return seen
+
+        before, after = reached(source, ahead), reached(target, behind)
+        found = {name: torch.zeros_like(mask) for name, mask in masks.items()}
+        for a, b, weight in self.edges:
+            if weight and a in before and b in after:
+                found[weight[0]][weight[1]] = True
+        return found
+
+
+def agree(model: nn.Module, masks: Masks, shape: tuple[int, ...], write: Callable[[Graph, Tensor], Tensor]) -> None:
+    graph = Graph()
+    source = graph.nodes(*shape)
+    target = write(graph, source)
+    wanted = graph.effective(masks, source, target)
+    found = effective(model, masks, torch.randn(2, *shape))
+    assert found.keys() == wanted.keys()
+    for name, mask in wanted.items():
+        assert found[name].equal(mask), name
+
+
+@settings(max_examples=25, deadline=None)
+@some_masks
+def test_a_perceptron(seed: int, density: float) -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Dropout(), nn.GELU(), nn.Linear(5, 3))
+    m = drawn(net, seed, density)
+    agree(net, m, (4,), lambda g, x: g.linear("5.weight", m["5.weight"], g.linear("2.weight", m["2.weight"],
+          g.linear("0.weight", m["0.weight"], x))))  # fmt: skip
+
+
+@settings(max_examples=8, deadline=None)
+@some_masks
+def test_a_plain_convolutional_network(seed: int, density: float) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(4, 4, 2, groups=2, padding=2, dilation=2, bias=False),
+        nn.Hardswish(),
+        nn.Conv2d(4, 4, 1, groups=4),  # depthwise
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 2),
+    )
+    m = drawn(net, seed, density)
+
+    def write(g: Graph, x: Tensor) -> Tensor:
+        x = g.pool(g.conv("0.weight", m["0.weight"], x, stride=2, padding=1), 2, 1)
+        x = g.conv("6.weight", m["6.weight"], g.conv("4.weight", m["4.weight"], x, 1, 2, 2, 2), groups=4)
+        return g.linear("9.weight", m["9.weight"], g.pool(x, 2, 2).flatten())
+
+    agree(net, m, (2, 5, 5), write)
+
+
+@settings(max_examples=8, deadline=None)
+@some_masks
+def test_a_residual_network(seed: int, density: float) -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = F.relu(net.stem(x))
+        x = x + net.b(F.relu(net.norm(net.a(x))))
+        y = net.d(F.relu(net.c(x)))
+        y += net.down(x)
+        return net.head(F.relu_(y).mean([2, 3]))
+
+    convs = {name: nn.Conv2d(3, 3, 3, padding=1) for name in "abd"}
+    net = Net(forward, stem=nn.Conv2d(2, 3, 3, padding=1), norm=nn.BatchNorm2d(3), **convs,
+              c=nn.Conv2d(3, 3, 3, 2, 1), down=nn.Conv2d(3, 3, 1, 2), head=nn.Linear(3, 2))  # fmt: skip
+    m = drawn(net, seed, density)
+
+    def write(g: Graph, x: Tensor) -> Tensor:
+        def conv(name: str, x: Tensor, stride: int = 1, padding: int = 1) -> Tensor:
+            return g.conv(f"{name}.weight", m[f"{name}.weight"], x, stride, padding)
+
+        x = conv("stem", x)
+        x = g.add(x, conv("b", conv("a", x)))
+        x = g.add(conv("d", conv("c", x, 2)), conv("down", x, 2, 0))
+        return g.linear("head.weight", m["head.weight"], g.mean(x))
+
+    agree(net, m, (2, 4, 4), write)
+
+
+@settings(max_examples=8, deadline=None)
+@some_masks
+def test_a_branching_network_with_a_transposed_convolution(seed: int, density: float) -> None:
+    net = Net(lambda net, x: net.up(torch.cat([torch.tanh(net.a(x)), net.b(x), x], 1)), a=nn.Conv1d(2, 2, 3, padding=1),
+              b=nn.Conv1d(2, 3, 1), up=nn.ConvTranspose1d(7, 2, 3, stride=2))  # fmt: skip
+    m = drawn(net, seed, density)
+
+    def write(g: Graph, x: Tensor) -> Tensor:
+        branches = [g.conv("a.weight", m["a.weight"], x, padding=1), g.conv("b.weight", m["b.weight"], x), x]
+        return g.transposed("up.weight", m["up.weight"], torch.cat(branches), 2)
+
+    agree(net, m, (2, 5), write)
+
+
+@settings(max_examples=8, deadline=None)
+@some_masks
+def test_three_dimensions(seed: int, density: float) -> None:
+    net = nn.Sequential(nn.Conv3d(1, 2, 2), nn.MaxPool3d(2), nn.GroupNorm(1, 2), nn.Conv3d(2, 2, 1))
+    m = drawn(net, seed, density)
+    agree(net, m, (1, 3, 3, 3), lambda g, x: g.conv("3.weight", m["3.weight"],
+          g.pool(g.conv("0.weight", m["0.weight"], x), 2, 2)))  # fmt: skip
+
+
+# ---- what the network computes ----
+
+
+def attention_by_hand(net: Any, ids: Tensor) -> Tensor:
+    x = net.embed(ids) + net.position(torch.arange(ids.shape[1], device=ids.device))
+    q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in net.qkv(x).chunk(3, -1))
+    scores = (q @ k.transpose(-2, -1) / 2).masked_fill(net.causal[: ids.shape[1], : ids.shape[1]] == 0, -torch.inf)
+    mixed = F.dropout(F.softmax(scores, -1), 0.1, net.training) @ v
+    x = x + net.out(mixed.transpose(1, 2).flatten(2))
+    return F.linear(x, net.embed.weight)  # tied
+
+
+def squeeze_and_excite(net: Any, x: Tensor) -> Tensor:
+    x = F.silu(net.conv(x))
+    gate = torch.sigmoid(net.wide(F.relu(net.narrow(x.mean((2, 3))))))
+    return net.head(F.adaptive_max_pool2d(x * gate[..., None, None], 1).flatten(1))
+
+
+def packed(net: Any, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    y, (h, _) = net.lstm(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+    return net.head(pad_packed_sequence(y, batch_first=True)[0]), h
+
+
+def recurrent(kind: type[nn.RNNBase], **options: Any) -> nn.Module:
+    inner = kind(5, 4, num_layers=2, bidirectional=True, batch_first=True, **options)
+    return Net(lambda net, x: net.head(net.rnn(torch.tanh(net.stem(x)))[0][:, -1]),
+               stem=nn.Linear(3, 5), rnn=inner, head=nn.Linear(2 * (options.get("proj_size") or 4), 2))  # fmt: skip
+
+
+def two_cells(net: Any, x: Tensor) -> Tensor:
+    state = net.lstm(x)
+    return net.head(net.gru(net.lstm(x, state)[0], net.plain(x)))
+
+
+ids = torch.tensor([[1, 4, 4], [0, 2, 6]])
+COMPUTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "squeeze and excite": lambda: (
+        Net(squeeze_and_excite, conv=nn.Conv2d(2, 5, 3), narrow=nn.Linear(5, 3), wide=nn.Linear(3, 5),
+            head=nn.Linear(5, 3)),
+        torch.randn(2, 2, 5, 5),
+    ),
+    "multi-head attention": lambda: (
+        Net(lambda net, x, y: net.head(x + net.attention(x, y, y)[0]),
+            attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3)),
+        (torch.randn(2, 3, 4), torch.randn(2, 5, 4)),
+    ),
+    "attention by hand": lambda: (
+        Net(attention_by_hand, embed=nn.Embedding(7, 8), position=nn.Embedding(3, 8), qkv=nn.Linear(8, 24),
+            out=nn.Linear(8, 8), causal=torch.ones(3, 3).tril()),
+        {"ids": ids},
+    ),
+    "lstm": lambda: (recurrent(nn.LSTM), torch.randn(2, 4, 3)),
+    "lstm with projections": lambda: (recurrent(nn.LSTM, proj_size=3), torch.randn(2, 4, 3)),
+    "gru": lambda: (recurrent(nn.GRU), torch.randn(2, 4, 3)),
+    "rnn": lambda: (recurrent(nn.RNN, bias=False), torch.randn(2, 4, 3)),
+    "packed lstm": lambda: (
+        Net(packed, lstm=nn.LSTM(3, 4, batch_first=True), head=nn.Linear(4, 2)),
+        (torch.randn(2, 4, 3), torch.tensor([2, 4])),
+    ),
+    "cells": lambda: (
+        Net(two_cells, lstm=nn.LSTMCell(3, 4), gru=nn.GRUCell(4, 4), plain=nn.RNNCell(3, 4), head=nn.Linear(4, 2)),
+        torch.randn(2, 3),
+    ),
+    "upsampling": lambda: (
+        Net(lambda net, x: net.b(F.interpolate(net.a(x), scale_factor=1.5, mode="bicubic")).amax((2, 3)),
+            a=nn.Conv2d(2, 3, 3), b=nn.Conv2d(3, 2, 3, padding=1)),
+        torch.randn(2, 2, 6, 6),
+    ),
+    "gated halves": lambda: (
+        Net(lambda net, x: net.b(F.glu(net.a(x)) - x[:, :3] ** 2), a=nn.Linear(4, 6), b=nn.Linear(3, 2)),
+        torch.randn(3, 4),
+    ),
+    "bilinear and matrix products": lambda: (
+        Net(lambda net, x: torch.einsum("bi,oi->bo", net.both(x, x @ net.w), net.v), both=nn.Bilinear(3, 4, 4),
+            w=nn.Parameter(torch.randn(3, 4)), v=nn.Parameter(torch.randn(2, 4))),
+        torch.randn(2, 3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_weights_off_the_paths_change_nothing(name: str) -> None:
+    """Taking them away leaves the outputs as they are, where no bias is in play."""
+    torch.manual_seed(0)
+    model, example = COMPUTED[name]()
+    with torch.no_grad():
+        for n, p in parameters(model).items():  # no biases, and no positions
+            p.copy_(torch.randn_like(p) if p.dim() > 1 and "position" not in n else torch.zeros_like(p))
+    model.double().eval()
+    args, kwargs = call(example)
+    args = tuple(a.double() if a.is_floating_point() else a for a in args)
+    dense = {n: p.detach().clone() for n, p in parameters(model).items()}
+
+    def outputs(masks: Masks) -> list[Tensor]:
+        with torch.no_grad():
+            for n, p in parameters(model).items():
+                p.copy_(dense[n] * masks[n] if n in masks else dense[n])
+        y = model(*args, **kwargs)
+        return list(y) if isinstance(y, tuple) else [y]
+
+    removed = 0
+    for seed in range(9):
+        masks = drawn(model, seed, (0.1, 0.3, 0.6)[seed % 3])
+        found = effective(model, masks, example)
+        assert all((found[n] <= masks[n]).all() for n in masks)
+        removed += sum(int((masks[n] ^ found[n]).sum()) for n in masks)
+        for a, b in zip(outputs(masks), outputs(found), strict=True):
+            torch.testing.assert_close(a, b)
+    assert removed > 0
+    everything = weights(model)
+    assert not collapsed(model, everything, example)
+
+
+def test_everything_is_effective_in_a_dense_transformer() -> None:
+    block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+    padding = torch.tensor([[False, False, True]])
+    example = ((torch.randn(1, 3, 8),), {"src_key_padding_mask": padding})
+    for train in (True, False):  # in eval mode it would leave Python
+        found = effective(encoder.train(train), weights(encoder), example)
+        assert all(mask.all() for mask in found.values())
+
+
+# ---- rules, one by one ----
+
+eye, off = torch.eye(4, dtype=torch.bool), torch.zeros(4, 4, dtype=torch.bool)
+half = eye & torch.tensor([True, True, False, False])
+x4 = torch.randn(2, 4)
+
+
+def linears(**more: Any) -> dict[str, Any]:
+    return {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), **more}
+
+
+def into_empty(net: Any, x: Tensor) -> Tensor:
+    y = torch.empty(2, 4)
+    y[:, :2] = net.a(x)[:, :2]
+    y[:, 2:].copy_(net.p.expand(2, 2))
+    return net.b(y)
+
+
+def kept_apart(net: Any, x: Tensor) -> Tensor:
+    first = net.a(x)
+    second = F.relu(first)
+    second += x
+    return net.b(first)
+
+
+def without_gradients(net: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = net.a(x)
+    return net.b(x.detach().round().data)
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+def own_clamp(net: Any, x: Tensor) -> Tensor:
+    net.a.weight.data = torch.renorm(net.a.weight.data, 2, 0, 1.0)
+    return net.b(net.a(x))
+
+
+HALVED: dict[str, Net] = {  # where layer a lets two of four inputs through, two columns of b are reached
+    "plain": Net(lambda net, x: net.b(net.a(x)), **linears()),
+    "a position": Net(lambda net, x: net.b(net.a(x) + net.p), p=nn.Parameter(torch.randn(4)), **linears()),
+    "a buffer": Net(lambda net, x: net.b(net.a(x) - net.p), p=torch.randn(4), **linears()),
+    "a scale of 0": Net(lambda net, x: net.b(net.a(x) * net.p), p=nn.Parameter(torch.zeros(4)), **linears()),
+    "a mask in a buffer": Net(lambda net, x: net.b(x * net.p), p=torch.tensor([2.0, -3.0, 0.0, 0.0]), **linears()),
+    "a masked weight": Net(lambda net, x: net.b(F.linear(x, net.a.weight * net.p)), p=torch.randn(4, 4), **linears()),
+    "times 0": Net(lambda net, x: net.b(net.a(x) + 0 * x), **linears()),
+    "memory nobody wrote": Net(into_empty, p=nn.Parameter(torch.randn(2)), **linears()),
+    "in place, but not here": Net(kept_apart, **linears()),
+    "no gradients": Net(without_gradients, **linears()),
+    "a function of one's own": Net(lambda net, x: net.b(Sign.apply(net.a(x))), **linears()),
+    "a checkpoint": Net(lambda net, x: net.b(checkpoint(net.a, x, use_reentrant=False)), **linears()),
+    "an old checkpoint": Net(lambda net, x: net.b(checkpoint(net.a, x, use_reentrant=True)), **linears()),
+    "weights changed inside": Net(own_clamp, **linears()),
+    "a comparison": Net(lambda net, x: net.b(torch.where(net.a(x) > 0, net.a(x), -net.a(x))), **linears()),
+    "padding": Net(lambda net, x: net.b(F.pad(net.a(x)[:, :2], (0, 2), value=1.0)), **linears()),
+    "a softmax of its own": Net(lambda net, x: net.b(F.softmax(net.a(x), -1)), **linears()),
+    "a class token": Net(lambda net, x: net.b(torch.cat([net.a(x)[:, :2], net.p.expand(2, 2)], 1)),
+                         p=nn.Parameter(torch.randn(2)), **linears()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HALVED)
+def test_what_reaches_a_layer(name: str) -> None:
+    net = HALVED[name]
+    masks = weights(net) | {"a.weight": half}
+    found = effective(net, masks, x4)
+    assert found["b.weight"].equal(torch.tensor([[True, True, False, False]]).expand(4, 4))
+    if name != "a mask in a buffer":
+        assert found["a.weight"].equal(half)
+
+
+MIXED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # any value reaches any other
+    "the maximum": lambda net, x: net.b(net.a(x).max(1, keepdim=True)[0].expand(2, 4)),
+    "the top two": lambda net, x: net.b(net.a(x).topk(2)[0].repeat(1, 2)),
+    "the deviation": lambda net, x: net.b(x.detach() * 0 + net.a(x).std(dim=1, keepdim=True)),
+    "the norm": lambda net, x: net.b(net.a(x).norm(dim=1, keepdim=True).expand(2, 4)),
+    "Fourier": lambda net, x: net.b(torch.fft.fft(net.a(x)).real),
+    "differences": lambda net, x: net.b(torch.diff(net.a(x), append=x[:, :1] * 0)),
+    "a loss per sample": lambda net, x: net.b(F.mse_loss(net.a(x), x * 0, reduction="none")),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_mixes(name: str) -> None:
+    net = Net(MIXED[name], **linears())
+    found = effective(net, {"a.weight": half, "b.weight": ~off}, x4)
+    assert found["a.weight"].equal(half)
+    assert found["b.weight"].all()
+
+
+def test_what_becomes_of_masked_norms_and_biases() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(net).items()}
+    masks["1.weight"] = torch.tensor([True, True, False, False])
+    masks["2.weight"] = torch.tensor([[True, False, True, False]])
+    found = effective(net, masks, x4)
+    assert {name: mask.sum().item() for name, mask in found.items()} == {
+        "0.weight": 4, "0.bias": 1, "1.weight": 1, "1.bias": 2, "2.weight": 1, "2.bias": 1,
+    }  # fmt: skip
+
+
+def test_tied_weights_are_on_a_path_where_either_use_is() -> None:
+    net = Net(lambda net, x: net.b(F.relu(net.a(x))), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    net.b.weight = net.a.weight
+    mask = torch.tensor([[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], dtype=torch.bool)
+    assert effective(net, {"a.weight": mask}, x4)["a.weight"].equal(mask)
+    mask[1:] = False
+    assert not effective(net, {"a.weight": mask}, x4)["a.weight"].any()
+
+
+def test_queries_and_keys_count_where_a_value_is_reached() -> None:
+    net = nn.MultiheadAttention(4, 2, batch_first=True)
+    net.forward = lambda x, call=net.forward: call(x, x, x, need_weights=False)[0]  # type: ignore[method-assign]
+    whole = torch.ones(12, 4, dtype=torch.bool)
+    first_head = whole.clone()
+    first_head[10:] = False  # the values of the second head
+    masks = {"in_proj_weight": first_head, "out_proj.weight": ~off}
+    rows = effective(net, masks, torch.randn(1, 3, 4))["in_proj_weight"].all(1)
+    assert rows.tolist() == [True, True, False, False] * 2 + [True, True, False, False]
+    only_values = whole.clone()
+    only_values[:8] = False
+    masks["in_proj_weight"] = only_values
+    assert effective(net, masks, torch.randn(1, 3, 4))["in_proj_weight"].equal(only_values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types(dtype: torch.dtype) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)).to(dtype)
+    found = effective(net, {"0.weight": half, "2.weight": ~off}, x4.to(dtype))
+    assert found["2.weight"].sum() == 8
+
+
+def test_token_ids_are_input_and_positions_are_not() -> None:
+    def forward(net: Any, ids: Tensor, mask: Tensor) -> Any:
+        hidden = net.b(net.a(net.embed(ids)) * mask[..., None] + net.position(torch.arange(3)))
+        return {"pooled": [hidden.sum(1) / mask.sum(1, keepdim=True)]}
+
+    net = Net(forward, embed=nn.Embedding(7, 4), position=nn.Embedding(3, 4), **linears())
+    for mask in (ids > 0, (ids > 0).long()):
+        example = {"ids": ids, "mask": mask}
+        assert effective(net, {"a.weight": eye, "b.weight": eye}, example)["b.weight"].equal(eye)
+        assert collapsed(net, {"a.weight": off, "b.weight": eye}, example) == ["a.weight"]
+
+
+def test_bytes_are_input() -> None:
+    net = Net(lambda net, x: net.conv(x.float() / 255).mean((2, 3)), conv=nn.Conv2d(3, 2, 3))
+    assert trace(net, {}, torch.zeros(1, 3, 4, 4, dtype=torch.uint8)).outputs == [True]
+
+
+@dataclass
+class Answer:
+    loss: Tensor
+    more: Any = None
+
+
+def test_outputs_in_a_tree_and_a_loss_of_its_own() -> None:
+    net = Net(lambda net, x, y: Answer(F.cross_entropy(net.a(x), y), ({"b": net.b(x)}, "text", y)), **linears())
+    masks = {"a.weight": eye, "b.weight": off}
+    assert trace(net, masks, (x4, torch.tensor([0, 3]))).outputs == [True, False]
+    assert effective(net, masks, (x4, torch.tensor([0, 3])))["a.weight"].equal(eye)
+
+
+# ---- collapse ----
+
+
+def test_a_layer_that_cuts_is_named() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 1), nn.Flatten())
+    net.append(nn.Linear(12, 2))
+    x, full = torch.randn(1, 2, 4, 4), weights(net)
+    assert collapsed(net, full, x) == []
+    assert collapsed(net, none(full, "3.weight"), x) == ["3.weight"]
+    assert collapsed(net, none(full, "0.weight", "5.weight"), x) == ["0.weight", "5.weight"]
+    assert collapsed(net, none(full, *full), x) == list(full)
+
+
+def test_a_way_around_is_no_collapse() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.stem(x)
+        return net.head(net.down(x) + net.two(net.one(x)))
+
+    net = Net(forward, **{name: nn.Linear(4, 4) for name in ("stem", "down", "one", "two", "head")})
+    full = weights(net)
+    assert collapsed(net, none(full, "one.weight"), x4) == []
+    assert collapsed(net, none(full, "down.weight"), x4) == []
+    assert collapsed(net, none(full, "one.weight", "stem.weight"), x4) == ["stem.weight"]
+    both = none(full, "one.weight", "down.weight")  # neither alone, but no way is left
+    assert collapsed(net, both, x4) == ["down.weight", "one.weight"]
+
+
+def test_where_the_signal_ends_without_an_empty_layer() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    top = torch.tensor([True, True, False, False])
+    masks = {"0.weight": (~off) & top[:, None], "2.weight": (~off) & ~top}
+    assert collapsed(net, masks, x4) == ["2.weight"]
+    assert not any(mask.any() for mask in effective(net, masks, x4).values())
+
+
+def test_one_of_two_outputs_out_of_reach() -> None:
+    net = Net(lambda net, x: (net.a(x), net.b(x)), **linears())
+    assert collapsed(net, {"a.weight": eye, "b.weight": off}, x4) == ["b.weight"]
+
+
+def test_softmax_weights_do_not_replace_what_they_weigh() -> None:
+    net = Net(lambda net, x: net.a(x) * F.softmax(net.b(x), -1), **linears())
+    assert collapsed(net, {"a.weight": off, "b.weight": eye}, x4) == ["a.weight"]
+    assert collapsed(net, {"a.weight": eye, "b.weight": off}, x4) == []
+
+
+# ---- no trace, wrappers, errors ----
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {"rng": torch.get_rng_state(), "python": random.getstate()}
+    found["switches"] = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.backends.cudnn.enabled)
+    for name, t in (*model.named_parameters(), *model.named_buffers()):
+        found |= {name: t.detach().clone(), f"{name}.grad": None if t.grad is None else t.grad.clone()}
+        found[f"{name} itself"] = (id(t), t.requires_grad, t._version)
+    for name, module in model.named_modules():
+        found[f"{name} attributes"] = {key: id(value) for key, value in vars(module).items()}
+        found[f"{name} contents"] = [list(v) for v in vars(module).values() if type(v) in (dict, OrderedDict)]
+    return found
+
+
+def same(a: Any, b: Any) -> bool:
+    return a.equal(b) if isinstance(a, Tensor) else a == b
+
+
+def busy(net: Any, x: Tensor) -> Tensor:
+    net.calls.append(1)
+    net.last = net.stem(F.dropout(x, 0.5))
+    net.count += 1
+    net.memory.add_(torch.rand(()))
+    net.register_buffer("late", net.last.mean().detach())
+    random.random()
+    y, _ = net.lstm(net.norm(net.last))
+    if net.fail:
+        raise RuntimeError("no more")
+    return net.tied(y)
+
+
+@pytest.mark.parametrize("fail", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+def test_no_trace(fail: bool, train: bool) -> None:
+    net = Net(busy, stem=nn.Linear(4, 4), norm=nn.BatchNorm1d(4), lstm=nn.LSTM(4, 4), tied=nn.Linear(4, 4),
+              calls=[], count=torch.zeros(()), fail=fail)  # fmt: skip
+    net.memory = torch.zeros(())
+    net.tied.weight = net.stem.weight
+    net.stem.bias.requires_grad_(False)
+    net.norm.train(train)
+    net(x4).sum().backward() if not fail else None
+    seen: list[Any] = []
+    net.norm.register_full_backward_hook(lambda *_: seen.append(1))
+    net.norm.weight.register_hook(lambda g: seen.append(1))
+    before = state(net)
+    memory, calls = net.memory.clone(), list(net.calls)
+    masks = {"stem.weight": half, "lstm.weight_hh_l0": torch.ones(16, 4) > 0}
+    with torch.inference_mode() if train else torch.no_grad():
+        if fail:
+            with pytest.raises(ValueError, match="could not follow the paths through Net: no more") as caught:
+                effective(net, masks, x4)
+            assert isinstance(caught.value.__cause__, RuntimeError)
+        else:
+            assert effective(net, masks, x4)["stem.weight"].equal(half)
+    after = state(net)
+    assert after.keys() == before.keys()
+    assert not [key for key in before if not same(before[key], after[key])]
+    assert net.memory.equal(memory)
+    assert net.calls == calls
+    assert not seen
+
+
+def test_wrapped_and_compiled_models() -> None:
+    plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    masks = {"0.weight": half, "2.weight": ~off}
+    wanted = effective(plain, masks, x4)
+    for model in (
+        nn.DataParallel(plain),
+        torch.compile(plain),
+        nn.DataParallel(torch.compile(plain)),  # type: ignore[arg-type]
+        nn.Sequential(torch.compile(plain[0]), plain[1], plain[2]),
+    ):
+        found = effective(model, masks, x4)  # type: ignore[arg-type]
+        assert all(found[name].equal(mask) for name, mask in wanted.items())
+
+
+def test_the_flag_does_not_matter() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    masks = {"0.weight": half, "3.weight": ~off}
+    counts = [effective(net.train(train), masks, x4[:1])["3.weight"].sum() for train in (True, False)]
+    assert counts == [8, 8]
+
+
+def inference(net: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return net.a(x)
+
+
+@pytest.mark.parametrize(
+    ("net", "why"),
+    [
+        (Net(lambda net, x: net.a(x[:, :3]), **linears()), "through Net: mat1 and mat2"),
+        (Net(lambda net, x: net.a(x).argmax(1), **linears()), "no output of it is a float tensor"),
+        (Net(inference, **linears()), "inference_mode"),
+    ],
+)
+def test_what_cannot_be_followed(net: Net, why: str) -> None:
+    with pytest.raises(ValueError, match=f"could not follow the paths .*{why}") as caught:
+        effective(net, {"a.weight": eye}, x4)
+    assert caught.value.__cause__ is not None
+
+
+def test_masks_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="no parameter c"):
+        effective(Net(lambda net, x: net.a(x), **linears()), {"c.weight": eye}, x4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_gpu_finds_the_same(name: str) -> None:
+    if name == "packed lstm":
+        pytest.skip("its lengths must stay on the CPU, and an example goes where the model is")
+    torch.manual_seed(0)
+    model, example = COMPUTED[name]()
+    masks = drawn(model, 1, 0.3)
+    here = effective(model, masks, example)
+    there = effective(model.cuda(), masks, example)  # masks and example are still on the CPU
+    assert all(there[n].equal(here[n]) for n in masks)
+
+
+class Constant(nn.Module):
+    """Slopes applied to something that does not come from the input, in a shape of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.slopes = nn.Linear(3, 4, bias=False), nn.PReLU(1)
+        self.register_buffer("offset", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.slopes(self.offset.expand(len(x), 4)).view(len(x), 4)
+
+
+def test_the_slopes_of_a_prelu_do_not_stand_for_its_input():
+    mask = torch.tensor([[True] * 3] + [[False] * 3] * 3)
+    assert effective(Constant(), {"layer.weight": mask}, torch.zeros(2, 3))["layer.weight"].equal(mask)
+    net = nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 1))
+    last = torch.tensor([[True, False, False, False]])
+    found = effective(net, {"0.weight": torch.ones(4, 3) > 0, "2.weight": last}, torch.zeros(2, 3))["0.weight"]
+    assert found.any(1).tolist() == [True, False, False, False]

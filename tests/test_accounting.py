@@ -1,0 +1,165 @@
+"""The account: counts and FLOPs done by hand, tied weights once, and how it reads."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from barebones.files.masks import encode
+from torch import Tensor, nn
+
+from barebones.accounting import account
+from barebones.scope import parameters
+
+Masks = dict[str, Tensor]
+
+
+def weights(model: nn.Module) -> Masks:
+    return {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(model).items() if p.dim() > 1}
+
+
+def flops(model: nn.Module, example: Any) -> dict[str, int | None]:
+    return {layer.name: layer.flops_dense for layer in account(model, weights(model), example).layers}
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2, bias=False))
+
+
+def masks_of_small() -> Masks:
+    first = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
+    return {"0.weight": first, "3.weight": torch.tensor([[1, 0, 1], [0, 0, 0]], dtype=torch.bool)}
+
+
+def test_by_hand() -> None:
+    told = account(small(), masks_of_small(), torch.zeros(5, 4))
+    first, second = told.layers
+    assert (first.name, first.shape, first.total, first.kept, first.effective) == ("0.weight", (3, 4), 12, 3, 2)
+    assert (second.name, second.shape, second.total, second.kept, second.effective) == ("3.weight", (2, 3), 6, 2, 1)
+    # 2 per multiply-add and 5 samples; one row and two columns are left of the first, one of each of the second
+    assert (first.flops_dense, first.flops_kept, first.flops_effective, first.flops_shrunk) == (120, 30, 20, 20)
+    assert (second.flops_dense, second.flops_kept, second.flops_effective, second.flops_shrunk) == (60, 20, 10, 10)
+    assert (told.flops_dense, told.flops_kept, told.flops_effective, told.flops_shrunk) == (180, 50, 30, 30)
+    assert (told.total, told.kept, told.effective, told.parameters) == (18, 5, 3, 18 + 3 + 6)
+    assert told.sparsity == pytest.approx(13 / 18)
+    assert told.sparsity_of_all == pytest.approx(13 / 27)
+    assert told.effective_sparsity == pytest.approx(15 / 18)
+    assert told.bytes_dense == 27 * 4
+    assert told.bytes_stored == (27 - 13) * 4 + sum(encode(mask)[1].numel() for mask in masks_of_small().values())
+    assert (told.dead, told.collapsed) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "wanted"),
+    [
+        (nn.Conv2d(3, 8, 3, padding=1, bias=False), (3, 10, 10), 2 * 8 * 3 * 9 * 100),
+        (nn.Conv2d(3, 8, 3, stride=2), (3, 9, 9), 2 * 8 * 3 * 9 * 16),
+        (nn.Conv2d(8, 8, 3, groups=8), (8, 5, 5), 2 * 8 * 9 * 9),  # depthwise
+        (nn.Conv2d(8, 4, 1, groups=2), (8, 5, 5), 2 * 4 * 4 * 25),
+        (nn.Conv1d(2, 3, 3), (2, 10), 2 * 3 * 2 * 3 * 8),
+        (nn.Conv3d(2, 3, 2), (2, 4, 4, 4), 2 * 3 * 2 * 8 * 27),
+        (nn.ConvTranspose2d(3, 8, 2, stride=2), (3, 5, 5), 2 * 3 * 8 * 4 * 25),  # per input position
+        (nn.Linear(6, 4), (7, 6), 2 * 6 * 4 * 7),  # per token
+        (nn.LSTM(3, 4, batch_first=True), (5, 3), None),
+    ],
+)
+def test_flops_of_a_layer(layer: nn.Module, shape: tuple[int, ...], wanted: int | None) -> None:
+    for batch in (1, 2):
+        found = flops(layer, torch.randn(batch, *shape))
+        if wanted is None:
+            assert found == {"weight_ih_l0": batch * 2 * 16 * 3 * 5, "weight_hh_l0": batch * 2 * 16 * 4 * 5}
+        else:
+            assert found == {"weight": batch * wanted}
+
+
+def test_flops_of_attention_and_of_matrix_products() -> None:
+    attention = nn.MultiheadAttention(8, 2)
+    query, key = torch.randn(3, 1, 8), torch.randn(5, 1, 8)  # queries see 3 tokens, keys and values 5
+    wanted = {"in_proj_weight": 2 * 64 * (3 + 5 + 5), "out_proj.weight": 2 * 64 * 3}
+    assert flops(attention, (query, key, key)) == wanted
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.v = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(2, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.einsum("bti,oi->bto", torch.relu(x @ self.w), self.v)
+
+    assert flops(Product(), torch.randn(2, 3, 4)) == {"w": 2 * 24 * 6, "v": 2 * 12 * 6}
+
+
+def test_a_layer_called_twice_and_tied_weights() -> None:
+    shared = nn.Linear(4, 4)
+    tied = nn.Linear(4, 4, bias=False)
+    tied.weight = shared.weight
+    net = nn.Sequential(shared, nn.ReLU(), shared, nn.Tanh(), tied)
+    told = account(net, weights(net), torch.zeros(1, 4))
+    assert [layer.name for layer in told.layers] == ["0.weight"]
+    assert (told.total, told.parameters, told.flops_dense, told.bytes_dense) == (16, 20, 3 * 32, 80)
+
+
+def test_weights_without_a_mask_count_in_the_sums() -> None:
+    net, masks = small(), masks_of_small()
+    told = account(net, {"3.weight": masks["3.weight"]}, torch.zeros(1, 4))
+    assert (told.total, told.flops_dense, told.flops_kept) == (6, 36, 28)
+    assert (told.flops_effective, told.flops_shrunk) == (24 * 2 // 3 + 4, 24 * 2 // 3 + 4)  # row 1 of 3 leads nowhere
+    assert told.sparsity_of_all == pytest.approx(4 / 27)
+
+
+def test_without_an_example() -> None:
+    told = account(small(), masks_of_small())
+    assert (told.kept, told.effective, told.effective_sparsity) == (5, None, None)
+    assert (told.flops_dense, told.collapsed, told.layers[0].flops_shrunk) == (None, None, None)
+    assert "effective" not in str(told)
+
+
+def test_types_and_devices_of_the_parameters() -> None:
+    half = small().bfloat16()
+    told = account(half, masks_of_small(), torch.zeros(1, 4, dtype=torch.bfloat16))
+    assert (told.effective, told.bytes_dense) == (3, 27 * 2)
+
+
+def test_dead_idle_and_cutting_layers_are_marked() -> None:
+    masks = masks_of_small() | {"3.weight": torch.zeros(2, 3, dtype=torch.bool)}
+    told = account(small(), masks, torch.zeros(1, 4))
+    assert (told.dead, told.collapsed, told.effective) == (["3.weight"], ["3.weight"], 0)
+    assert [layer.idle for layer in told.layers] == [True, False]
+    text = str(told)
+    assert "COLLAPSED: no signal passes 3.weight." in text
+    assert [line.split()[-1] for line in text.splitlines() if line.startswith((" 0 ", " 3 "))] == ["idle", "cuts"]
+    assert "dead" in str(account(small(), masks))
+
+
+def test_it_reads_in_a_hundred_columns() -> None:
+    net = nn.Sequential()
+    for depth in range(3):
+        net.add_module(f"layer{depth}", nn.ModuleDict({"downsample": nn.Sequential(nn.Conv2d(512, 2048, 1))}))
+    text = str(account(net, weights(net)))
+    assert "2048×512×1×1" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    deep = nn.Sequential(nn.Conv2d(512, 1024, 3), nn.Conv2d(1024, 512, 3))
+    text = str(account(deep, weights(deep), torch.zeros(1, 512, 7, 7)))
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert "layer" in text
+    assert "1024×512×3×3" in text
+
+
+def test_it_goes_into_json() -> None:
+    for example in (None, torch.zeros(1, 4)):
+        told = account(small(), masks_of_small(), example)
+        back = json.loads(json.dumps(told.to_dict()))
+        assert back == told.to_dict()
+        assert back["sparsity"] == told.sparsity
+        assert back["layers"][0]["shape"] == [3, 4]
+
+
+def test_masks_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"has no parameter 9\.weight"):
+        account(small(), {"9.weight": torch.ones(2, 2) > 0})
+
+
+def test_no_masks_at_all() -> None:
+    told = account(small(), {}, torch.zeros(1, 4))
+    assert (told.total, told.sparsity, told.effective, told.flops_dense) == (0, 0.0, 0, 36)
+    assert "all" in str(told)
