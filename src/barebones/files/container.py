@@ -97,7 +97,7 @@ def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[s
 
     >>> read(__file__, "example", 1)
     Traceback (most recent call last):
-    ValueError: ...files.py is not a safetensors file
+    ValueError: ...container.py is not a safetensors file
     """
     name = os.fspath(path)
     if os.path.isdir(path):
