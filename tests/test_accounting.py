@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from barebones.files.masks import encode
 from torch import Tensor, nn
 
 from barebones.accounting import account
+from barebones.files.masks import encode
 from barebones.scope import parameters
 
 Masks = dict[str, Tensor]

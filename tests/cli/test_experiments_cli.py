@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import typer
-from barebones.files.masks import load_masks, save_masks
 
 import barebones as bb
 from barebones.cli import app as cli
 from barebones.data import DATA
+from barebones.files.masks import load_masks, save_masks
 from barebones.lab import run as lab
 from barebones.lab.experiment import Experiment
 

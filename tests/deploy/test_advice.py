@@ -7,12 +7,12 @@ from copy import deepcopy
 
 import pytest
 import torch
-from barebones.cli.app import app
 from rich.console import Console
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import barebones as bb
+from barebones.cli.app import app
 from barebones.deploy import advice as speed
 from barebones.lab import stored
 from barebones.lab.experiment import Experiment

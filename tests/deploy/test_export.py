@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from barebones.files.masks import load_masks, save_masks
-from barebones.files.weights import dense_bytes, load_weights
 from torch import Tensor, nn
 
 from barebones.cli import app as cli
@@ -24,6 +22,8 @@ from barebones.deploy import export
 from barebones.deploy.export import Exported, to_onnx, to_program, to_sparse
 from barebones.deploy.fold import difference, outputs
 from barebones.deploy.shrink import shrink
+from barebones.files.masks import load_masks, save_masks
+from barebones.files.weights import dense_bytes, load_weights
 from barebones.lab import run as lab
 from barebones.lab import stored
 from barebones.lab.experiment import Experiment

@@ -11,6 +11,12 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from barebones.files import container as files
 from barebones.files.masks import (
     KIND,
     VERSION,
@@ -24,12 +30,6 @@ from barebones.files.masks import (
     save_masks,
     unpack,
 )
-from hypothesis import given, settings
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
-
-from barebones.files import container as files
 from barebones.scope import prunable
 
 TEXT = st.text('aW.0é–\\"/\x1f \n', max_size=8)

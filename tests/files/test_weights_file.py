@@ -12,6 +12,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from barebones.files import container as files
 from barebones.files.masks import save_masks
 from barebones.files.weights import (
     INTEGER,
@@ -24,11 +29,6 @@ from barebones.files.weights import (
     load_weights,
     save_weights,
 )
-from hypothesis import given, settings
-from safetensors import safe_open
-from torch import Tensor, nn
-
-from barebones.files import container as files
 from barebones.models import build
 from barebones.scope import prunable
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from barebones.files.masks import save_masks
 
 from barebones.accounting import Layer
 from barebones.cli import app as cli
+from barebones.files.masks import save_masks
 from barebones.lab import report
 from barebones.lab import run as lab
 from barebones.lab.colours import COLOURS, MARKERS

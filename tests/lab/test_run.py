@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from barebones.files.masks import load_masks, save_masks
 from torch import Tensor
 
 import barebones as bb
 from barebones.files import container as files
 from barebones.files import masks as maskfile
+from barebones.files.masks import load_masks, save_masks
 from barebones.lab import run as lab
 from barebones.lab.experiment import Experiment
 from barebones.lab.metrics import read

@@ -15,10 +15,10 @@ from typing import Any
 import matplotlib
 import pytest
 import torch
-from barebones.cli.app import app
 from rich.console import Console
 from typer.testing import CliRunner
 
+from barebones.cli.app import app
 from barebones.lab import plots as style
 from barebones.lab import records, tidy
 from barebones.lab.colours import COLOURS, MARKERS

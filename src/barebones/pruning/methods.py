@@ -1,12 +1,12 @@
-"""Methods: a criterion, a number of rounds, a schedule and a rule of revival. A method is data."""
+"""Methods: each is a row of data, a criterion and how often, on how much data and with what revival it is applied."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..masks import Scores
+from ..words import unknown
 from . import criteria
 from .probe import Probe
 from .schedules import Schedule, exponential
@@ -14,15 +14,20 @@ from .schedules import Schedule, exponential
 Criterion = Callable[[Probe], Scores]
 
 
+GREY = "#888888"  # the colour of a method that names none
+
+
 @dataclass(frozen=True)
 class Method:
-    """How to prune.
+    """How to prune, and how to show it.
 
     `revive_until` is the fraction of the rounds in which pruned weights may return: 1.0 is FORCE, 0.0 is
     Iterative SNIP. `revive_empty=False` forbids their return into output channels that are wholly empty.
-    `at_least` is a floor of kept weights in each layer.
+    `at_least` is the minimum number of kept weights in each layer. `needs_data` is False for criteria that read no
+    batch. `protocol_rounds` says whether a data set's protocol sets the number of rounds (T) and of batches per
+    round (B); a method of one round over several batches then reads T x B batches.
 
-    A method of your own is one function:
+    A method of your own needs one function, and a row in `METHODS` if the command line is to know it:
 
     >>> Method(lambda probe: {name: w.square() for name, w in probe.weights.items()}, rounds=3).rounds
     3
@@ -35,6 +40,11 @@ class Method:
     schedule: Schedule = exponential
     revive_empty: bool = True
     at_least: int = 0
+    needs_data: bool = True
+    protocol_rounds: bool = True
+    label: str = ""  # in plots and tables; empty: the name of its row
+    colour: str = GREY
+    marker: str = "."  # one of Matplotlib's
 
     def __post_init__(self) -> None:
         for name in ("rounds", "batches", "at_least"):
@@ -56,33 +66,69 @@ class Method:
         return index < round(self.revive_until * self.rounds)
 
 
-METHODS: dict[str, Method] = {
-    "force": Method(criteria.saliency, rounds=60, revive_until=1.0),
-    "iter-snip": Method(criteria.saliency, rounds=60),
-    "hybrid": Method(criteria.saliency, rounds=60, revive_until=0.9),
-    "snip": Method(criteria.saliency),
-    "snip-mb": Method(criteria.saliency, batches=60),
-    "grasp": Method(criteria.grasp),
-    "grasp-mb": Method(criteria.grasp, batches=60),
-    "grasp-taylor": Method(criteria.grasp, rounds=60),
-    "iter-grasp": Method(criteria.gradient_norm, rounds=60),
-    "synflow": Method(criteria.synflow, rounds=100),
-    "magnitude": Method(criteria.magnitude),
-    "random": Method(criteria.random),
-    "erk": Method(criteria.erk),
-}
+METHODS: dict[str, Method] = {  # neighbours in a plot differ in colour and marker, also for colour-blind eyes
+    "force": Method(
+        criteria.saliency, rounds=60, revive_until=1.0,
+        label="FORCE", colour="#D55E00", marker="o",
+    ),
+    "iter-snip": Method(
+        criteria.saliency, rounds=60,
+        label="Iter SNIP", colour="#0072B2", marker="s",
+    ),
+    "hybrid": Method(
+        criteria.saliency, rounds=60, revive_until=0.9,
+        label="Hybrid", colour="#CC79A7", marker="D",
+    ),
+    "snip": Method(
+        criteria.saliency,
+        label="SNIP", colour="#56B4E9", marker="^",
+    ),
+    "snip-mb": Method(
+        criteria.saliency, batches=60,
+        label="SNIP-MB", colour="#332288", marker="D",
+    ),
+    "grasp": Method(
+        criteria.grasp,
+        label="GRASP", colour="#009E73", marker="v",
+    ),
+    "grasp-mb": Method(
+        criteria.grasp, batches=60,
+        label="GRASP-MB", colour="#661100", marker="s",
+    ),
+    "grasp-taylor": Method(
+        criteria.grasp, rounds=60,
+        label="GRASP iterated", colour="#004D40", marker="^",
+    ),
+    "iter-grasp": Method(
+        criteria.gradient_norm, rounds=60,
+        label="Iter GRASP", colour="#E69F00", marker="P",
+    ),
+    "synflow": Method(
+        criteria.synflow, rounds=100, needs_data=False, protocol_rounds=False,
+        label="SynFlow", colour="#D4C200", marker="o",
+    ),
+    "magnitude": Method(
+        criteria.magnitude, needs_data=False,
+        label="Magnitude", colour="#882255", marker="v",
+    ),
+    "random": Method(
+        criteria.random, needs_data=False,
+        label="Random", colour="#686868", marker="X",
+    ),
+    "erk": Method(
+        criteria.erk, needs_data=False,
+        label="Random (ERK)", colour="#8C510A", marker="X",
+    ),
+}  # fmt: skip
 
 
 def named(name: str) -> Method:
-    """The method of that name.
+    """Return the method of that name.
 
     >>> named("forse")
     Traceback (most recent call last):
-    ValueError: there is no method 'forse'; did you mean 'force'? The names are force, iter-snip, hybrid, snip, \
-snip-mb, grasp, grasp-mb, grasp-taylor, iter-grasp, synflow, magnitude, random, erk
+    ValueError: there is no method 'forse'; did you mean 'force'? Choose one of force, iter-snip, ...
     """
-    if name in METHODS:
-        return METHODS[name]
-    nearest = difflib.get_close_matches(name.lower(), METHODS, n=1)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    raise ValueError(f"there is no method {name!r}; {hint}The names are {', '.join(METHODS)}")
+    if name not in METHODS:
+        raise ValueError(unknown("method", name, METHODS))
+    return METHODS[name]

@@ -1,0 +1,38 @@
+"""Words that several error messages share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Suggest the known name that is closest to a misspelled one; an empty string if none is close.
+
+    >>> did_you_mean("forse", ["force", "snip"]), did_you_mean("xyz", ["force", "snip"])
+    ("; did you mean 'force'?", '')
+    """
+    closest = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f"; did you mean {closest[0]!r}?" if closest else ""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """Say that a name is not known, suggest the closest one and list all.
+
+    >>> unknown("method", "forse", ["force", "snip"])
+    "there is no method 'forse'; did you mean 'force'? Choose one of force, snip"
+    """
+    names = list(known)
+    hint = did_you_mean(str(name), names)
+    return f"there is no {kind} {name!r}{hint + ' Choose' if hint else '; choose'} one of {', '.join(names)}"
+
+
+def shortened(names: Iterable[str], most: int = 5) -> str:
+    """List the first names and count the others.
+
+    >>> shortened(["a", "b", "c", "d"], most=2), shortened(["a", "b"], most=2)
+    ('a, b and 2 more', 'a, b')
+    """
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
