@@ -22,7 +22,7 @@ from barebones.data.normalization import Normalization
 from barebones.data.part import Data
 from barebones.data.tensors import TensorPart
 from barebones.gpu.graphs import Captured
-from barebones.lab.training import Epoch, Plan, Training
+from barebones.lab.training import Epoch, Training, TrainingPlan
 from barebones.masks import Masks, agreement
 from barebones.models import build, initialize
 from barebones.pruning.methods import METHODS
@@ -88,7 +88,7 @@ def network(name: str, data: Data, seed: int = 0) -> nn.Module:
 
 
 def _training(name: str, data: Data, repeats: int, lanes: int, precision: str, compiled: bool) -> Table:
-    plan = Plan(epochs=1_000_000, batch=128, lr=0.1, weight_decay=5e-4)
+    plan = TrainingPlan(epochs=1_000_000, batch=128, lr=0.1, weight_decay=5e-4)
 
     def training(masked: bool) -> Training:
         model = network(name, data)

@@ -279,7 +279,7 @@ def command(monkeypatch, capsys, tmp_path) -> Callable[..., Done]:
 def finished(tmp_path_factory) -> Path:
     """The folder of a finished run."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'barebones[demo]'")
-    place = lab.Place(runs=tmp_path_factory.mktemp("runs"))
+    place = lab.RunOptions(runs=tmp_path_factory.mktemp("runs"))
     experiment = Experiment("small-resnet", "digits", "snip", 0.9, epochs=1, batch=256).resolved()
     lab.result_of(lab.run(experiment, place))
     return place.folder(experiment)
@@ -325,7 +325,7 @@ def test_a_mask_file_is_exported_with_its_initial_weights(finished, command):
     assert (done.code, done.err) == (0, "")
     assert "before training" in done.out
     experiment = Experiment.from_dict(lab.recorded(finished / "experiment.json"))
-    network = lab.Network(experiment, lab.Place(), torch.device("cpu"))
+    network = lab.Network(experiment, lab.RunOptions(), torch.device("cpu"))
     masks, _ = load_masks(finished / "mask.safetensors")
     state, _, _ = load_weights("network.safetensors")
     assert all(torch.equal(state[n], t) for n, t in masked(network.model, masks).state_dict().items())

@@ -14,8 +14,8 @@ from barebones.data.normalization import Normalization
 from barebones.gpu import kernels
 from barebones.gpu.kernels import base, selecting
 from barebones.lab.experiment import Experiment
-from barebones.lab.run import Place, Stopped, result_of, run
-from barebones.lab.training import Plan, Training
+from barebones.lab.run import RunOptions, Stopped, result_of, run
+from barebones.lab.training import Training, TrainingPlan
 from barebones.masks import kept
 from barebones.pruning.prune import _numbers
 from barebones.running import digest
@@ -273,7 +273,7 @@ def small_data(device="cuda"):
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_a_captured_step_trains_as_a_plain_one(precision):
-    data, plan = small_data(), Plan(epochs=4, batch=32, lr=0.05, weight_decay=5e-4, milestones=(0.5,))
+    data, plan = small_data(), TrainingPlan(epochs=4, batch=32, lr=0.05, weight_decay=5e-4, milestones=(0.5,))
     ends = []
     for captured in (False, True):
         model = network().cuda()
@@ -291,7 +291,7 @@ def test_a_captured_step_trains_as_a_plain_one(precision):
 
 
 def test_lanes_train_side_by_side_as_alone():
-    data, plan = small_data(), Plan(epochs=3, batch=32, lr=0.05, weight_decay=5e-4)
+    data, plan = small_data(), TrainingPlan(epochs=3, batch=32, lr=0.05, weight_decay=5e-4)
 
     def start(seed):
         model = network().cuda()
@@ -334,7 +334,7 @@ def test_a_network_shrinks_on_the_device():
 def test_a_pruning_that_was_stopped_ends_with_the_same_masks(after, tmp_path):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     experiment = Experiment("small-resnet", "digits", "force", 0.95, rounds=12, epochs=1).resolved("cuda")
-    whole, stopped = (Place(tmp_path / name, device="cuda", save_every=0) for name in ("whole", "stopped"))
+    whole, stopped = (RunOptions(tmp_path / name, device="cuda", save_every=0) for name in ("whole", "stopped"))
     result_of(run(experiment, whole, until="prune"))
     asked = itertools.count()
     with pytest.raises(Stopped):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from barebones.lab.experiment import Experiment
 from barebones.lab.metrics import Metrics, read
-from barebones.lab.run import Place, Stopped, result_of, run
+from barebones.lab.run import RunOptions, Stopped, result_of, run
 
 EPOCH = {"loss", "accuracy", "lr", "images_per_second", "seconds", "validation", "test", "epoch", "epochs", "stage"}
 ROUND = {"keep", "pruned", "recovered", "saliency", "loss", "seconds", "layers", "round", "rounds", "stage"}
@@ -157,7 +157,7 @@ def experiment(tmp_path, monkeypatch) -> Experiment:
     return Experiment("nets_for_metrics:tiny", "digits", "force", 0.8, rounds=4, epochs=4, batch=128).resolved()
 
 
-def interrupted(experiment: Experiment, place: Place, after: int) -> None:
+def interrupted(experiment: Experiment, place: RunOptions, after: int) -> None:
     """Run until it has asked `after` times whether to stop, and been told so."""
     asked = iter(range(10_000))
     with pytest.raises(Stopped):
@@ -165,7 +165,7 @@ def interrupted(experiment: Experiment, place: Place, after: int) -> None:
 
 
 def test_a_run_has_a_line_for_every_round_and_epoch(experiment, tmp_path):
-    place, seen = Place(tmp_path / "runs"), []
+    place, seen = RunOptions(tmp_path / "runs"), []
     result = result_of(run(experiment, place, seen.append))
     lines = read(place.folder(experiment) / "metrics.jsonl")
     assert timeless(lines) == timeless(seen)
@@ -221,7 +221,7 @@ def test_tensorboard_shows_what_the_lines_say(method, stops, experiment, tmp_pat
     pytest.importorskip("tensorboard")
     if method == "magnitude":
         experiment = replace(experiment, method=method, rounds=1, revive_until=0.0)
-    place = Place(tmp_path / "runs", tensorboard=True, save_every=0)
+    place = RunOptions(tmp_path / "runs", tensorboard=True, save_every=0)
     folder = place.folder(experiment)
     for stop in stops:
         interrupted(experiment, place, stop)
@@ -234,7 +234,7 @@ def test_tensorboard_shows_what_the_lines_say(method, stops, experiment, tmp_pat
     assert {"train/loss", "train/accuracy", "train/lr", "train/images_per_second"} <= shown.keys()
     assert {"train/validation/top1", "train/test/top1"} <= shown.keys()
     assert ("prune/saliency" in shown) == (method == "force")
-    plain = Place(tmp_path / "plain")
+    plain = RunOptions(tmp_path / "plain")
     result_of(run(experiment, plain))
     assert timeless(lines) == timeless(read(plain.folder(experiment) / "metrics.jsonl"))
 

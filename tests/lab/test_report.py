@@ -362,7 +362,7 @@ def test_every_method_has_a_colour_of_its_own() -> None:
 
 def test_a_real_run(tmp_path: Path) -> None:
     chosen = Experiment(model="small-vgg", data="digits", method="force", sparsity=0.98, rounds=3, epochs=1)
-    place = lab.Place(runs=tmp_path)
+    place = lab.RunOptions(runs=tmp_path)
     result = lab.result_of(lab.run(chosen.resolved(), place))
     [run] = gather(tmp_path)["runs"]
     assert (run["status"], run["accuracy"], run["kept"]) == ("done", result["test"]["top1"], result["kept"])

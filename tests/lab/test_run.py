@@ -24,7 +24,7 @@ from barebones.files.masks import load_masks, save_masks
 from barebones.lab import run as lab
 from barebones.lab.experiment import Experiment
 from barebones.lab.metrics import read
-from barebones.lab.run import Network, Place, Stopped, read_weights, result_of, run
+from barebones.lab.run import Network, RunOptions, Stopped, read_weights, result_of, run
 from barebones.lab.training import Training, evaluate
 from barebones.running import digest
 
@@ -56,11 +56,11 @@ def short(networks) -> Experiment:
 
 
 @pytest.fixture
-def place(tmp_path) -> Place:
-    return Place(tmp_path / "runs", save_every=0)
+def place(tmp_path) -> RunOptions:
+    return RunOptions(tmp_path / "runs", save_every=0)
 
 
-def interrupted(experiment: Experiment, place: Place, after: int) -> None:
+def interrupted(experiment: Experiment, place: RunOptions, after: int) -> None:
     """Run until it has asked `after` times whether to stop, and been told so."""
     asked = iter(range(100_000))
     with pytest.raises(Stopped):
@@ -157,7 +157,7 @@ def test_training_goes_on_from_the_masks_of_a_pruning(short, place):
     result = result_of(run(short, place))
     assert stamps(place.folder(short))["mask.safetensors"] == before
     assert result["kept"] == about["account"]["kept"]
-    other = Place(place.runs / "other")
+    other = RunOptions(place.runs / "other")
     result_of(run(short, other))
     assert_same_run(place.folder(short), other.folder(short))
 
@@ -213,7 +213,7 @@ def test_another_seed_is_another_run(short, place):
 
 @pytest.mark.parametrize("stops", [(0,), (2,), (3, 0), (4,), (9, 4, 1), (15,), (16,), (26,), (1,) * 10], ids=str)
 def test_a_run_that_was_stopped_ends_the_same(stops, short, place, tmp_path):
-    whole = Place(tmp_path / "whole")
+    whole = RunOptions(tmp_path / "whole")
     result_of(run(short, whole))
     for stop in stops:
         interrupted(short, place, stop)
@@ -241,7 +241,7 @@ def test_between_saves_nothing_is_saved(short, place):
 
 
 def test_lines_beyond_the_checkpoint_are_written_anew(short, place, tmp_path):
-    whole = Place(tmp_path / "whole")
+    whole = RunOptions(tmp_path / "whole")
     result_of(run(short, whole))
     path = place.folder(short) / "metrics.jsonl"
     steps = run(short, replace(place, save_every=1e9))
@@ -306,7 +306,7 @@ def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(netwo
 @pytest.mark.parametrize("stops", [(0, 2), (10, 0), (11,), (12,), (13, 1), (15,)], ids=str)
 def test_early_pruning_that_was_stopped_ends_the_same(stops, rewind, networks, place, tmp_path):
     experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=1, batch=128, pretrain=1, rewind=rewind)
-    experiment, whole = experiment.resolved(), Place(tmp_path / "whole")
+    experiment, whole = experiment.resolved(), RunOptions(tmp_path / "whole")
     result_of(run(experiment, whole))
     for stop in stops:
         interrupted(experiment, place, stop)
@@ -542,7 +542,7 @@ def test_the_second_process_in_a_folder_gets_one_sentence(short, place, commands
     argv = words(tmp_path / "mine", "force")
     (tmp_path / "mine").mkdir()
     experiment = replace(short, rounds=6).resolved()
-    mine = Place(tmp_path / "mine")
+    mine = RunOptions(tmp_path / "mine")
     steps = run(experiment, mine)
     next(steps)
     before = stamps(mine.folder(experiment))
@@ -594,7 +594,7 @@ class Full(OSError):
 
 @pytest.mark.parametrize("when", [0, 1, 2, 3, 4, 5, 6, 7, 17, -4, -3, -2, -1])
 def test_a_disk_that_fills_up_spoils_nothing_and_the_run_goes_on(when, short, place, tmp_path, monkeypatch):
-    whole, real, count, end = Place(tmp_path / "whole", save_every=0), os.fsync, 0, sys.maxsize
+    whole, real, count, end = RunOptions(tmp_path / "whole", save_every=0), os.fsync, 0, sys.maxsize
 
     def fsync(descriptor: int) -> None:
         nonlocal count
@@ -622,7 +622,7 @@ def test_a_disk_that_fills_up_spoils_nothing_and_the_run_goes_on(when, short, pl
 
 @pytest.mark.parametrize("whole_lines", [0, 2, 4, 5])
 def test_a_disk_that_fills_up_within_a_line_of_metrics_spoils_nothing(whole_lines, short, place, tmp_path, monkeypatch):
-    whole = Place(tmp_path / "whole")
+    whole = RunOptions(tmp_path / "whole")
     result_of(run(short, whole))
     left = whole_lines
 
@@ -777,7 +777,7 @@ def trained_from(path: Path, maker: Experiment, **changes) -> Experiment:
 def test_the_masks_of_a_file_train_as_in_the_run_that_made_them(short, place, tmp_path):
     made = result_of(run(short, place))
     mask = place.folder(short) / "mask.safetensors"
-    experiment, there = trained_from(mask, short), Place(tmp_path / "file", mask=mask, save_every=0)
+    experiment, there = trained_from(mask, short), RunOptions(tmp_path / "file", mask=mask, save_every=0)
     interrupted(experiment, there, 5)
     result = result_of(run(experiment, there))
     assert result["weights"] == made["weights"]

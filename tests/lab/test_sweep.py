@@ -21,8 +21,8 @@ from rich.console import Console
 from barebones.lab import recipes, records, worker
 from barebones.lab import sweep as module
 from barebones.lab.experiment import Experiment
-from barebones.lab.run import Place, Stopped
-from barebones.lab.sweep import Crew, Job, Outcome, sweep
+from barebones.lab.run import RunOptions, Stopped
+from barebones.lab.sweep import Crew, Job, SweepResult, sweep
 from barebones.lab.worker import Event, Lane, Wire
 
 MODELS = """
@@ -54,11 +54,11 @@ def short(model: str = "small-vgg", seed: int = 0, **changes) -> Experiment:
     return Experiment(model, "digits", **{"method": "random", "sparsity": 0.9, "epochs": 1, "seed": seed} | changes)
 
 
-def folder(place: Place, experiment: Experiment) -> Path:
+def folder(place: RunOptions, experiment: Experiment) -> Path:
     return place.folder(experiment.resolved())
 
 
-def swept(experiments, place, **options) -> tuple[Outcome, str]:
+def swept(experiments, place, **options) -> tuple[SweepResult, str]:
     console = Console(file=io.StringIO(), width=200, record=True)
     outcome = sweep(experiments, place, console=console, **options)
     return outcome, console.export_text()
@@ -69,7 +69,7 @@ ALL = [short(), short("odd_models:fails"), short("odd_models:kills"), short("odd
 
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
     fcntl = pytest.importorskip("fcntl")
-    place, (experiment, *_) = Place(tmp_path / "runs"), ALL
+    place, (experiment, *_) = RunOptions(tmp_path / "runs"), ALL
     there = place.folder(experiment.resolved())
     there.mkdir(parents=True)
     with open(there / "lock", "a") as lock:
@@ -84,7 +84,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
 def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monkeypatch, capfd):
     (tmp_path / "odd_models.py").write_text(MODELS)
     monkeypatch.syspath_prepend(str(tmp_path))  # workers see what the parent sees
-    place = Place(tmp_path / "runs")
+    place = RunOptions(tmp_path / "runs")
     recorded(place, *swept(ALL, place, jobs=2))
     assert capfd.readouterr() == ("", "")  # what a worker prints is not shown
     with pytest.MonkeyPatch.context() as patch:
@@ -96,7 +96,7 @@ def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monk
     assert not (folder(place, ALL[1]) / "failure.json").exists()
 
 
-def recorded(place: Place, outcome: Outcome, text: str) -> None:
+def recorded(place: RunOptions, outcome: SweepResult, text: str) -> None:
     """One has failed, one was killed twice, one was killed once; nobody else has suffered."""
     assert (outcome.done, outcome.failed, outcome.stopped, outcome.skipped) == (2, 2, 0, 0)
     failed, killed = (json.loads((folder(place, one) / "failure.json").read_text()) for one in ALL[1:3])
@@ -111,7 +111,7 @@ def recorded(place: Place, outcome: Outcome, text: str) -> None:
     assert outcome.tables[0].read_text().count("\n") == 5
 
 
-def left_alone(place: Place) -> None:
+def left_alone(place: RunOptions) -> None:
     """What is finished is skipped, what failed stays so, and so does what cannot be read."""
     outcome, text = swept(ALL, place)
     assert (outcome.done, outcome.failed, outcome.stopped, outcome.skipped) == (0, 2, 0, 2)
@@ -129,7 +129,7 @@ def left_alone(place: Place) -> None:
 @pytest.mark.slow
 def test_when_asked_to_stop_the_runs_save_themselves(tmp_path):
     long = [short(seed=seed, epochs=1000) for seed in range(2)]
-    place = Place(tmp_path / "runs")
+    place = RunOptions(tmp_path / "runs")
     metrics = folder(place, long[0]) / "metrics.jsonl"
     outcome, text = swept(
         long, place, jobs=1, stopping=lambda: metrics.exists() and '"stage": "train"' in metrics.read_text()
@@ -145,12 +145,12 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from barebones.lab.experiment import Experiment
-from barebones.lab.run import Place
+from barebones.lab.run import RunOptions
 from barebones.lab.sweep import sweep
 
 if __name__ == "__main__":
     long = Experiment("small-vgg", "digits", "random", 0.9, epochs=1000)
-    print(sweep([long], Place(Path(sys.argv[1])), console=Console()).stopped)
+    print(sweep([long], RunOptions(Path(sys.argv[1])), console=Console()).stopped)
 """
 
 
@@ -160,7 +160,7 @@ if __name__ == "__main__":
 def test_workers_save_themselves_when_the_parent_is_interrupted_or_dead(tmp_path, sent):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    place = Place(tmp_path / "runs")
+    place = RunOptions(tmp_path / "runs")
     run = folder(place, short(epochs=1000))
     parent = subprocess.Popen(
         [sys.executable, str(script), str(place.runs)],
@@ -205,22 +205,22 @@ def alive(pid: int) -> bool:
 def test_what_would_fail_every_run_is_said_before(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "Worker", None)
     for experiment, place, words in (
-        (short("small-vgh"), Place(tmp_path), "did you mean small-vgg"),
-        (Experiment("vgg19", "cifar10"), Place(tmp_path, data_root=tmp_path / "none"), "none"),
+        (short("small-vgh"), RunOptions(tmp_path), "did you mean small-vgg"),
+        (Experiment("vgg19", "cifar10"), RunOptions(tmp_path, data_root=tmp_path / "none"), "none"),
     ):
         with pytest.raises((ValueError, OSError), match=words):
             swept([experiment], place)
     with pytest.raises(ValueError, match="at least one"):
-        swept([short()], Place(tmp_path), jobs=0)
+        swept([short()], RunOptions(tmp_path), jobs=0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="use --device cpu"):
-        swept([short()], Place(tmp_path, device="cuda"))
+        swept([short()], RunOptions(tmp_path, device="cuda"))
 
 
 class Fake(worker.Worker):
     """A worker without a process; the test says what it hears and how it ends."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RunOptions) -> None:
         self.lanes, self.share, self.free = {}, None, 0
         self.pipe = None  # type: ignore[assignment]
         self.said: list[Event] = []
@@ -248,7 +248,7 @@ def crew(tmp_path, monkeypatch) -> Crew:
     """Four queued jobs for a device with memory of 100 bytes."""
     monkeypatch.setattr(module, "Worker", Fake)
     monkeypatch.setattr(module, "wait", lambda pipes, seconds: None)
-    place = Place(tmp_path, device="cuda")
+    place = RunOptions(tmp_path, device="cuda")
     return Crew([Job(short(seed=seed).resolved("cuda")) for seed in range(4)], place)
 
 
@@ -370,7 +370,7 @@ def test_the_table_fits_the_terminal(tmp_path, height, width):
         if job.state == "running":
             job.heard({"stage": "train", "epoch": 0, "epochs": 10, "accuracy": 0.5, "validation": None}, 110.0)
             job.heard({"stage": "train", "epoch": 1, "epochs": 10, "accuracy": 0.6, "validation": {"top1": 0.7}}, 120.0)
-    crew = Crew(jobs, Place(tmp_path))
+    crew = Crew(jobs, RunOptions(tmp_path))
     crew.began = 100.0
     console = Console(file=io.StringIO(), width=width, record=True)
     console.print(module.table(crew, 120.0, height))
@@ -388,7 +388,7 @@ def test_the_table_fits_the_terminal(tmp_path, height, width):
 def test_in_a_terminal_there_is_a_live_table(tmp_path):
     job = Job(short().resolved())
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=20)
-    with module.Display(console, Crew([job], Place(tmp_path))) as display:
+    with module.Display(console, Crew([job], RunOptions(tmp_path))) as display:
         display.show(["started"])
     assert "1 queued, 0 running" in console.file.getvalue()
 
@@ -410,7 +410,7 @@ class Ends(Wire):
 def lane(monkeypatch, body) -> tuple[Lane, Ends]:
     wire = Ends()
     monkeypatch.setattr(worker, "run", lambda experiment, place, report, stopping: body(report, stopping))
-    return Lane(short().resolved(), Place(Path("runs")), wire, on_cuda=False), wire
+    return Lane(short().resolved(), RunOptions(Path("runs")), wire, on_cuda=False), wire
 
 
 def test_a_lane_passes_on_a_few_lines_and_always_the_last(monkeypatch):
@@ -470,7 +470,7 @@ def test_a_lane_stops_when_asked(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_lanes_share_a_device(tmp_path):
-    place = Place(tmp_path / "runs", device="cuda")
+    place = RunOptions(tmp_path / "runs", device="cuda")
     outcome, text = swept([short(seed=seed, epochs=20) for seed in range(6)], place, jobs=3)
     assert (outcome.done, outcome.failed) == (6, 0)
     assert text.index("started  digits-small-vgg-random-90-s1") < text.index("done ")  # not one after the other

@@ -17,11 +17,11 @@ from barebones.data import Data, TensorPart
 from barebones.data.normalization import Normalization
 from barebones.files import container as files
 from barebones.lab.protocols import PROTOCOLS
-from barebones.lab.training import Accuracy, Best, Epoch, Plan, Training, evaluate
+from barebones.lab.training import Accuracy, Best, Epoch, Training, TrainingPlan, evaluate
 from barebones.running import digest
 from barebones.running.rng import forked, reseed
 
-PLAN = Plan(epochs=3, batch=8, lr=0.1, weight_decay=5e-4, milestones=(1 / 3, 2 / 3))
+PLAN = TrainingPlan(epochs=3, batch=8, lr=0.1, weight_decay=5e-4, milestones=(1 / 3, 2 / 3))
 STEPS = 5  # of an epoch: 37 images, 8 at a time
 CPU = torch.device("cpu")
 
@@ -94,7 +94,7 @@ def all_of(training: Training) -> list[Epoch]:
 )
 def test_the_learning_rate_falls_where_the_paper_says(name, expected):
     paper = PROTOCOLS[name]
-    plan = Plan(paper.epochs, paper.batch, paper.lr, paper.weight_decay, paper.milestones)
+    plan = TrainingPlan(paper.epochs, paper.batch, paper.lr, paper.weight_decay, paper.milestones)
     assert max(expected) == plan.epochs - 1
     assert {epoch: plan.rate(epoch) for epoch in expected} == pytest.approx(expected, rel=1e-15)
 
@@ -110,7 +110,7 @@ def test_the_learning_rate_falls_where_the_paper_says(name, expected):
     ],
 )
 def test_milestones_scale_with_the_epochs(epochs, expected):
-    plan = Plan(epochs, 128, 0.1, 5e-4, PROTOCOLS["cifar10"].milestones)
+    plan = TrainingPlan(epochs, 128, 0.1, 5e-4, PROTOCOLS["cifar10"].milestones)
     assert [plan.rate(epoch) for epoch in range(epochs)] == pytest.approx(expected)
 
 
@@ -120,7 +120,7 @@ def test_milestones_scale_with_the_epochs(epochs, expected):
     milestones=st.lists(st.floats(0.01, 0.99), max_size=4).map(sorted).map(tuple),
 )
 def test_the_learning_rate_never_grows_and_passes_every_milestone(epochs, lr, milestones):
-    plan = Plan(epochs, 128, lr, 0.0, milestones)
+    plan = TrainingPlan(epochs, 128, lr, 0.0, milestones)
     rates = [plan.rate(epoch) for epoch in range(epochs)]
     assert rates[0] == lr
     assert all(later <= earlier for earlier, later in pairwise(rates))

@@ -23,8 +23,8 @@ from barebones.lab import plots as style
 from barebones.lab import records, tidy
 from barebones.lab.colours import COLOURS, MARKERS
 from barebones.lab.experiment import DENSE, Experiment
-from barebones.lab.run import Place, Stopped
-from barebones.lab.sweep import Outcome
+from barebones.lab.run import RunOptions, Stopped
+from barebones.lab.sweep import SweepResult
 from barebones.models import build, parameter_table
 from barebones.paper import numbers as paper
 from barebones.paper.figures import FIGURES, SCALES, Work, accuracy, analyses, figure, sources
@@ -62,7 +62,7 @@ def _one_thread() -> Any:
 
 
 def working(folder: Path, **options: Any) -> Work:
-    return Work(Place(folder / "runs"), Console(file=io.StringIO(), width=200), **options)
+    return Work(RunOptions(folder / "runs"), Console(file=io.StringIO(), width=200), **options)
 
 
 def made_up(experiment: Experiment) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def shrunk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def started(name: str = "small-vgg", seed: int = 0) -> Any:
-    return analyses.at_start(name, "digits", seed, Place())
+    return analyses.at_start(name, "digits", seed, RunOptions())
 
 
 def test_all_figures_of_the_paper_are_there() -> None:
@@ -223,7 +223,7 @@ def test_runs_at_other_sparsities_and_on_another_device_are_drawn_too() -> None:
 def test_failed_runs_leave_a_gap_and_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [one.resolved() for one in accuracy.mobilenet("smoke")]
     done = [made_up(one) for one in listed[:3]] + [made_up(listed[3]) | {"status": "failed", "top1": None}]
-    monkeypatch.setattr(sources, "sweep", lambda *args, **options: Outcome(3, 1, 0, 0, []))
+    monkeypatch.setattr(sources, "sweep", lambda *args, **options: SweepResult(3, 1, 0, 0, []))
     monkeypatch.setattr(records, "records", lambda runs: done)
     work = working(tmp_path)
     written = figure("mobilenet", "smoke", tmp_path, work)
@@ -288,7 +288,7 @@ def test_foreign_and_torn_tables_are_told_in_a_sentence(name: str, tmp_path: Pat
 
 
 def test_a_stopped_sweep_draws_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "sweep", lambda *args, **options: Outcome(3, 0, 2, 0, []))
+    monkeypatch.setattr(sources, "sweep", lambda *args, **options: SweepResult(3, 0, 2, 0, []))
     with pytest.raises(Stopped):
         figure("mobilenet", "smoke", tmp_path / "out", working(tmp_path))
     with pytest.raises(Stopped):
@@ -325,7 +325,7 @@ def test_other_settings_have_another_cache(tmp_path: Path, monkeypatch: pytest.M
 
 def test_saliency_against_rounds_is_that_of_the_masks() -> None:
     settings = TINY["saliency-vs-rounds"]
-    rows = analyses.relative(list(analyses.saliency_against_rounds(settings, Place())))
+    rows = analyses.relative(list(analyses.saliency_against_rounds(settings, RunOptions())))
     network = started()
     batches = analyses.held_batches(network, 2)
     scoring = network.data.train.scoring(64, 0)
@@ -350,7 +350,7 @@ def test_relative_saliency_of_nothing_is_empty() -> None:
 
 
 def test_both_saliencies() -> None:
-    rows = list(analyses.saliency_both_ways(TINY["saliency-scatter"], Place()))
+    rows = list(analyses.saliency_both_ways(TINY["saliency-scatter"], RunOptions()))
     assert all(row["pruned"] <= row["sparsified"] for row in rows)
     network = started()
     masks = prune(network.model, network.data.train.scoring(64, 0), 0.5, "force", rounds=2).masks
@@ -360,7 +360,7 @@ def test_both_saliencies() -> None:
 
 
 def test_layers_are_those_of_the_masks() -> None:
-    rows = list(analyses.layers(TINY["layers"], Place()))
+    rows = list(analyses.layers(TINY["layers"], RunOptions()))
     network = started()
     masks = prune(network.model, network.data.train.scoring(64, 0), 0.99, "snip", on_collapse="ignore").masks
     own = [row for row in rows if row["method"] == "snip"]
@@ -396,7 +396,7 @@ def test_only_the_lower_error_bar_is_cut() -> None:
 
 
 def test_evolution_adds_up() -> None:
-    rows = list(analyses.evolution(TINY["evolution"], Place()))
+    rows = list(analyses.evolution(TINY["evolution"], RunOptions()))
     total = sum(p.numel() for name, p in started().model.named_parameters() if name.endswith("weight") and p.dim() > 1)
     for method in ("iter-snip", "force"):
         own = [row for row in rows if row["method"] == method]
@@ -407,7 +407,7 @@ def test_evolution_adds_up() -> None:
 
 
 def test_consistency_of_one_shot_and_iterated_masks() -> None:
-    rows = list(analyses.consistency(TINY["consistency"], Place()))
+    rows = list(analyses.consistency(TINY["consistency"], RunOptions()))
     shots = [row for row in rows if row["kind"] == "one-shot"]
     assert {(row["method"], row["sparsity"], row["seed"]) for row in shots} == {
         (method, sparsity, seed) for method in ("grasp", "snip") for sparsity in (0.5, 0.95) for seed in (0, 1)
@@ -428,7 +428,7 @@ def test_consistency_of_one_shot_and_iterated_masks() -> None:
 
 
 def test_parameters_are_those_of_the_networks() -> None:
-    rows = list(analyses.parameters({"pairs": [("cifar10", "vgg19")]}, Place()))
+    rows = list(analyses.parameters({"pairs": [("cifar10", "vgg19")]}, RunOptions()))
     own = parameter_table(build("vgg19", 10, 32))
     assert rows == [{"source": "ours", "data": "cifar10", "model": "vgg19", **own._asdict()}]
     source = FIGURES["parameters"].source
@@ -438,14 +438,14 @@ def test_parameters_are_those_of_the_networks() -> None:
     assert theirs[0]["total"] == 23_520_000
     assert theirs[0]["prunable"] == 99.78
     both = source.finish(
-        list(analyses.parameters({"pairs": [(one.data, one.model) for one in paper.PARAMETERS]}, Place()))
+        list(analyses.parameters({"pairs": [(one.data, one.model) for one in paper.PARAMETERS]}, RunOptions()))
     )
     with style.styled():
         assert FIGURES["parameters"].draw(both).get_size_inches()[0] <= style.PAGE + 1e-6
 
 
 def test_theory_is_that_of_the_library() -> None:
-    rows = list(analyses.gaps(TINY["theory"], Place()))
+    rows = list(analyses.gaps(TINY["theory"], RunOptions()))
     direct = gaps_by_step([tanh_network([2, 2, 2], seed=seed) for seed in range(10)], 3)
     assert [(row["step"], row["gap"], row["gap_anywhere"]) for row in rows] == [
         (one.step, one.gap, one.gap_anywhere) for one in direct

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..lab.experiment import Experiment
-    from ..lab.run import Place
+    from ..lab.run import RunOptions
     from ..masks import Masks
 
 app = typer.Typer(
@@ -155,7 +155,7 @@ def run(dry_run: DryRun = False, **options: Any) -> None:
     _conclude(Experiment(**chosen), place, dry_run)
 
 
-def _conclude(given: Experiment, place: Place, dry_run: bool) -> None:
+def _conclude(given: Experiment, place: RunOptions, dry_run: bool) -> None:
     from ..lab.show import summary
 
     result = _perform(given, place, dry_run)
@@ -164,7 +164,7 @@ def _conclude(given: Experiment, place: Place, dry_run: bool) -> None:
             _print(sentence)
 
 
-def _perform(given: Experiment, place: Place, dry_run: bool, until: str = "train") -> dict[str, Any] | None:
+def _perform(given: Experiment, place: RunOptions, dry_run: bool, until: str = "train") -> dict[str, Any] | None:
     """Run an experiment here, watched; or only say what it would be."""
     from ..lab import run as lab
     from ..lab.show import plan, watching
@@ -182,7 +182,7 @@ def _perform(given: Experiment, place: Place, dry_run: bool, until: str = "train
         return lab.result_of(lab.run(experiment, place, report, stopping, until))
 
 
-def _explain(given: Experiment, experiment: Experiment, place: Place, table: Any) -> None:
+def _explain(given: Experiment, experiment: Experiment, place: RunOptions, table: Any) -> None:
     """What a run would do, without reading data or writing anything."""
     from ..data import SHAPES
     from ..lab.run import progress

@@ -17,7 +17,7 @@ from ..pruning.probe import PRECISIONS as SCORING_PRECISIONS
 from ..pruning.prune import resolved as resolved_method
 from ..pruning.schedules import SCHEDULES
 from .protocols import protocol
-from .training import PRECISIONS, Plan
+from .training import PRECISIONS, TrainingPlan
 
 DENSE, FILE = "dense", "file"  # methods of the lab alone: no pruning, and masks from a file
 
@@ -147,12 +147,12 @@ class Experiment:
             self.revive_until, None, self.at_least,
         )  # fmt: skip
 
-    def plan(self, epochs: int | None = None) -> Plan:
+    def plan(self, epochs: int | None = None) -> TrainingPlan:
         """How to train; `epochs` in place of its own number."""
         assert self.epochs is not None and self.batch is not None and self.lr is not None  # noqa: PT018
         assert self.weight_decay is not None
         paper = protocol(self.data, self.model)
-        return Plan(
+        return TrainingPlan(
             epochs=self.epochs if epochs is None else epochs,
             batch=self.batch,
             lr=self.lr,

@@ -36,8 +36,8 @@ from ..scope import parameters, prunable
 from ..version import __version__
 from .experiment import DENSE, FILE, Experiment
 from .metrics import Line, Metrics, read
-from .small import account_of, images_per_second, laid_out, to_train
-from .training import Epoch, Plan, Training
+from .shrunk import account_of, images_per_second, laid_out, to_train
+from .training import Epoch, Training, TrainingPlan
 
 RESULT, EXPERIMENT, MASK, WEIGHTS = "result.json", "experiment.json", "mask.safetensors", "weights.safetensors"
 ROUND, CHECKPOINT = "round.safetensors", "checkpoint.safetensors"  # of what is under way
@@ -54,7 +54,7 @@ Steps = Generator[None, None, dict[str, Any]]  # of a run; its value is the resu
 
 
 @dataclass(frozen=True)
-class Place:
+class RunOptions:
     """Where and how to run; nothing of it is part of an experiment."""
 
     runs: Path = Path("runs")  # holds a folder for each run
@@ -86,7 +86,7 @@ class Stopped(Exception):
 
 def run(
     experiment: Experiment,
-    place: Place,
+    place: RunOptions,
     report: Callable[[Line], None] = lambda line: None,
     stopping: Callable[[], bool] = lambda: False,
     until: str = "train",
@@ -107,7 +107,7 @@ def run(
     with _reserved(folder, experiment, network.bytes):
         metrics = Metrics(folder, report, place.tensorboard)
         try:
-            work = _Work(experiment, place, folder, network, metrics, stopping)
+            work = Stages(experiment, place, folder, network, metrics, stopping)
             if experiment.pretrain:
                 yield from work.pretrain()
             masks, about = work.masks()
@@ -159,7 +159,7 @@ def progress(folder: Path) -> str:
 class Network:
     """The experiment's data and network at its initial weights, on the device."""
 
-    def __init__(self, experiment: Experiment, place: Place, device: torch.device) -> None:
+    def __init__(self, experiment: Experiment, place: RunOptions, device: torch.device) -> None:
         self.experiment, self.device = experiment, device
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here; use --device cpu")
@@ -210,13 +210,13 @@ def _data(name: str, root: Path | None, device: str, download: bool) -> Data:
     return load_data(name, root, device, download, channels_last=device.startswith("cuda"))
 
 
-class _Work:
+class Stages:
     """The stages of a run. Each leaves a file; where the file is, the stage is over."""
 
     def __init__(
         self,
         experiment: Experiment,
-        place: Place,
+        place: RunOptions,
         folder: Path,
         network: Network,
         metrics: Metrics,
@@ -373,7 +373,7 @@ class _Work:
         return small
 
     def _training(
-        self, stage: str, plan: Plan, masks: Masks | None, checkpoint: Path
+        self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: Path
     ) -> Generator[None, None, Training]:
         """One training, from its checkpoint on where there is one; saved now and then and when asked to stop."""
         training = Training(
@@ -456,7 +456,7 @@ def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any]
     }, full.collapsed or []
 
 
-def environment(place: Place, epochs: int) -> dict[str, Any]:
+def environment(place: RunOptions, epochs: int) -> dict[str, Any]:
     """What the bits of a result may depend on."""
     device = torch.device(place.device)
     return {

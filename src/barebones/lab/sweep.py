@@ -22,7 +22,7 @@ from ..models import MODELS, build
 from . import records
 from .demo import processors
 from .experiment import Experiment
-from .run import Place, write_json
+from .run import RunOptions, write_json
 from .worker import Event, Worker
 
 LANES = 4  # experiments at once on one accelerator
@@ -33,7 +33,7 @@ QUEUED, RUNNING, DONE, FAILED, STOPPED, SKIPPED = "queued", "running", "done", "
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SweepResult:
     """How many experiments ended how, and the tables of records that were written.
 
     `failed` includes those that had failed before and were not tried again; `stopped` are all that are unfinished.
@@ -101,13 +101,13 @@ class Job:
 
 def sweep(
     experiments: Sequence[Experiment],
-    place: Place,
+    place: RunOptions,
     *,
     jobs: int | None = None,
     retry_failed: bool = False,
     console: Console,
     stopping: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> SweepResult:
     """Run the experiments that are not finished, several at once, and write the records of all runs at this place.
 
     On the CPU there are `jobs` processes of one thread, by default one for each processor; on a CUDA device one
@@ -135,7 +135,7 @@ def sweep(
     return _concluded(crew, place, console)
 
 
-def _listed(experiments: Sequence[Experiment], place: Place, retry_failed: bool) -> list[Job]:
+def _listed(experiments: Sequence[Experiment], place: RunOptions, retry_failed: bool) -> list[Job]:
     """A job for each different experiment, with what its folder says of it."""
     listed = [Job(one) for one in dict.fromkeys(one.resolved(place.device) for one in experiments)]
     for job in listed:
@@ -149,7 +149,7 @@ def _listed(experiments: Sequence[Experiment], place: Place, retry_failed: bool)
     return listed
 
 
-def _check(experiments: Sequence[Experiment], place: Place) -> None:
+def _check(experiments: Sequence[Experiment], place: RunOptions) -> None:
     """Say before anything starts what would fail every run: no device, an unknown network, data that are not there."""
     if not experiments:
         return
@@ -165,7 +165,7 @@ def _check(experiments: Sequence[Experiment], place: Place) -> None:
 class Crew:
     """The jobs, and the workers at them."""
 
-    def __init__(self, jobs: Sequence[Job], place: Place, most: int | None = None) -> None:
+    def __init__(self, jobs: Sequence[Job], place: RunOptions, most: int | None = None) -> None:
         self.jobs, self.place = {job.folder: job for job in jobs}, place
         self.queue = [job for job in jobs if job.state == QUEUED]
         self.workers: list[Worker] = []
@@ -345,7 +345,7 @@ class Tables:
             self.due = monotonic() + 20 * (monotonic() - began)
 
 
-def _concluded(crew: Crew, place: Place, console: Console) -> Outcome:
+def _concluded(crew: Crew, place: RunOptions, console: Console) -> SweepResult:
     """Write the tables for the last time and say what came of it all."""
     rows = records.records(place.runs)
     tables = records.write(rows, place.runs)
@@ -355,7 +355,7 @@ def _concluded(crew: Crew, place: Place, console: Console) -> Outcome:
 
     if own := [row for row in rows if row["folder"] in crew.jobs]:
         console.print(records.summary(own))
-    outcome = Outcome(
+    outcome = SweepResult(
         done=crew.count(DONE),
         failed=crew.count(FAILED),
         stopped=crew.count(QUEUED, RUNNING, STOPPED),

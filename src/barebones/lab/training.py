@@ -28,10 +28,10 @@ MANY = 100  # classes from which on the five highest count too
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """SGD with momentum; the learning rate is divided by ten at each milestone, a fraction of the epochs.
 
-    >>> plan = Plan(epochs=350, batch=128, lr=0.1, weight_decay=5e-4, milestones=(150 / 350, 250 / 350))
+    >>> plan = TrainingPlan(epochs=350, batch=128, lr=0.1, weight_decay=5e-4, milestones=(150 / 350, 250 / 350))
     >>> [plan.rate(epoch) for epoch in (0, 149, 150, 250)]
     [0.1, 0.1, 0.01, 0.001]
     """
@@ -96,7 +96,7 @@ class Training:
         self,
         model: nn.Module,
         data: Data,
-        plan: Plan,
+        plan: TrainingPlan,
         masks: Masks | None = None,
         *,
         seed: int = 0,

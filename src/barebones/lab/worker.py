@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from .experiment import Experiment
-from .run import Busy, Place, Stopped, run
+from .run import Busy, RunOptions, Stopped, run
 
 BROKEN = 70  # exit code of a worker whose CUDA context is of no more use
 LOOK = 0.1  # seconds between looks into the pipe
@@ -47,7 +47,7 @@ class Worker:
     runs when it is told to, when it gets a SIGTERM, and when the parent is no more.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RunOptions) -> None:
         context = get_context("spawn")
         handle, name = tempfile.mkstemp(prefix="barebones-worker-", suffix=".log")
         os.close(handle)
@@ -145,7 +145,7 @@ def _without_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def work(pipe: Connection, place: Place, log: str) -> None:
+def work(pipe: Connection, place: RunOptions, log: str) -> None:
     """What the process does: advance each lane by one step, again and again, until it is told to stop."""
     wire = Wire(pipe)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -228,7 +228,7 @@ class Wire:
 class Lane:
     """One experiment on its way, on a CUDA device in a stream of its own."""
 
-    def __init__(self, experiment: Experiment, place: Place, wire: Wire, on_cuda: bool) -> None:
+    def __init__(self, experiment: Experiment, place: RunOptions, wire: Wire, on_cuda: bool) -> None:
         self.folder, self.wire = experiment.folder, wire
         self.steps: Iterator[None] | None = run(experiment, place, self.report, wire.asked)
         self.stream = torch.cuda.Stream() if on_cuda else None

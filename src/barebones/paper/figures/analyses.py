@@ -11,7 +11,7 @@ import torch
 
 from ...data import SHAPES, Batch
 from ...lab.experiment import Experiment
-from ...lab.run import Network, Place
+from ...lab.run import Network, RunOptions
 from ...models import build, parameter_table
 from ...pruning.prune import Pruned, prune
 from ...pruning.round import Record, Round
@@ -23,7 +23,7 @@ from .sources import Row, Settings
 EVALUATION = 10_000  # seed of the batches that masks are compared on: other batches of the same training images
 
 
-def saliency_against_rounds(settings: Settings, place: Place) -> Iterator[Row]:
+def saliency_against_rounds(settings: Settings, place: RunOptions) -> Iterator[Row]:
     """S(theta, c) after T rounds for each T, sparsity and method, all on the same batches; T = 1 is SNIP for both."""
     for model, data, seed in subjects(settings):
         network = at_start(model, data, seed, place)
@@ -45,7 +45,7 @@ def relative(rows: list[Row]) -> list[Row]:
     ]
 
 
-def saliency_both_ways(settings: Settings, place: Place) -> Iterator[Row]:
+def saliency_both_ways(settings: Settings, place: RunOptions) -> Iterator[Row]:
     """Of FORCE's masks at many sparsities: the saliency of the pruned network, and of the sparsified one."""
     for model, data, seed in subjects(settings):
         network = at_start(model, data, seed, place)
@@ -60,7 +60,7 @@ def saliency_both_ways(settings: Settings, place: Place) -> Iterator[Row]:
 BOTH = {"pruned": "kept", "sparsified": "all"}
 
 
-def layers(settings: Settings, place: Place) -> Iterator[Row]:
+def layers(settings: Settings, place: RunOptions) -> Iterator[Row]:
     """What each method leaves of each layer."""
     for model, data, seed in subjects(settings):
         network = at_start(model, data, seed, place)
@@ -73,7 +73,7 @@ def layers(settings: Settings, place: Place) -> Iterator[Row]:
             yield from (about(asked) | row for row in by_layer(sizes, kept))
 
 
-def evolution(settings: Settings, place: Place) -> Iterator[Row]:
+def evolution(settings: Settings, place: RunOptions) -> Iterator[Row]:
     """What each round prunes and recovers, also as shares of all prunable weights."""
     for model, data, seed in subjects(settings):
         network = at_start(model, data, seed, place)
@@ -86,7 +86,7 @@ def evolution(settings: Settings, place: Place) -> Iterator[Row]:
                 yield about(asked) | {"round": record.index + 1, "keep": record.keep} | counts | shares
 
 
-def consistency(settings: Settings, place: Place) -> Iterator[Row]:
+def consistency(settings: Settings, place: RunOptions) -> Iterator[Row]:
     """Per layer what is left: of one-shot masks at many sparsities, and of every mask that an iteration passes."""
     for model, data, seed in subjects(settings):
         network = at_start(model, data, seed, place)
@@ -109,7 +109,7 @@ def consistency(settings: Settings, place: Place) -> Iterator[Row]:
                 yield from (about(asked) | where | row for row in by_layer(sizes, step.layers))
 
 
-def _passed(network: Network, asked: Experiment, place: Place) -> tuple[list[Record], bool]:
+def _passed(network: Network, asked: Experiment, place: RunOptions) -> tuple[list[Record], bool]:
     """The rounds to the end, or as far as anything finite can be computed; and whether no signal passes in the end."""
     seen: list[Round] = []
 
@@ -123,7 +123,7 @@ def _passed(network: Network, asked: Experiment, place: Place) -> tuple[list[Rec
     return [step.record for step in seen], cut
 
 
-def parameters(settings: Settings, place: Place) -> Iterator[Row]:
+def parameters(settings: Settings, place: RunOptions) -> Iterator[Row]:
     """Percentages of weights per layer type, and the number of parameters; nothing is allocated for them."""
     for data, model in settings["pairs"]:
         with torch.device("meta"):
@@ -131,7 +131,7 @@ def parameters(settings: Settings, place: Place) -> Iterator[Row]:
         yield {"source": "ours", "data": data, "model": model, **own._asdict()}
 
 
-def gaps(settings: Settings, place: Place) -> Iterator[Row]:
+def gaps(settings: Settings, place: RunOptions) -> Iterator[Row]:
     """The local-optimality gap against the step, on many small tanh networks."""
     for keep in settings["keeps"]:
         networks = [tanh_network(settings["widths"], seed=seed) for seed in range(settings["networks"])]
@@ -145,7 +145,7 @@ def subjects(settings: Settings) -> Iterator[tuple[str, str, int]]:
         yield model, data, seed
 
 
-def at_start(model: str, data: str, seed: int, place: Place) -> Network:
+def at_start(model: str, data: str, seed: int, place: RunOptions) -> Network:
     """The network at its initial weights, as a run of the lab has it."""
     return Network(Experiment(model, data, seed=seed).resolved(place.device), place, torch.device(place.device))
 
@@ -157,7 +157,7 @@ def experiment(network: Network, method: str, sparsity: float, **given: Any) -> 
 
 
 def pruned(
-    network: Network, asked: Experiment, place: Place, on_round: Callable[[Round], None] | None = None
+    network: Network, asked: Experiment, place: RunOptions, on_round: Callable[[Round], None] | None = None
 ) -> Pruned:
     """The masks that a run of the lab would find."""
     return prune(

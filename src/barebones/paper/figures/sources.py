@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ...lab import records, tidy
 from ...lab.experiment import Experiment
-from ...lab.run import Place, Stopped
+from ...lab.run import RunOptions, Stopped
 from ...lab.sweep import sweep
 from ...lab.tidy import Row, Rows
 
@@ -44,7 +44,7 @@ SMOKE = (8.0, 0.7)  # seconds on a CPU, about: to start and draw, and of each ru
 class Work:
     """What a source needs to work with."""
 
-    place: Place
+    place: RunOptions
     console: Console
     jobs: int | None = None
     retry_failed: bool = False
@@ -115,7 +115,7 @@ class Runs:
 class Analysis:
     """Numbers that need no training; computed once for each setting and kept as a CSV file beside the runs."""
 
-    compute: Callable[[Settings, Place], Iterator[Row]]
+    compute: Callable[[Settings, RunOptions], Iterator[Row]]
     settings: Mapping[str, Settings]  # of each scale
     costs: Mapping[str, str]
     columns: tuple[str, ...]  # without which it cannot be drawn

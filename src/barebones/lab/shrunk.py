@@ -18,7 +18,7 @@ from ..deploy.shrink.compare import differentiated
 from ..deploy.shrink.cut import with_channels_last
 from ..masks import Masks
 from ..running.rng import forked
-from .training import Plan, Training
+from .training import Training, TrainingPlan
 
 LONG, FEW = 1.0, 3  # seconds and steps that a pace is measured over, at least
 WARM = {"cpu": 1, "cuda": 5}  # steps before it: first calls, and the capture of a graph
@@ -45,7 +45,7 @@ def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
 def images_per_second(
     networks: Mapping[str, tuple[nn.Module, Masks]],
     data: Data,
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     seed: int,
     precision: str,

@@ -11,9 +11,9 @@ import barebones as bb
 from barebones.deploy.shrink import network
 from barebones.files import masks as maskfile
 from barebones.lab import show
-from barebones.lab import small as small_networks
+from barebones.lab import shrunk as small_networks
 from barebones.lab.experiment import Experiment
-from barebones.lab.run import Network, Place, Stopped, read_weights, result_of, run
+from barebones.lab.run import Network, RunOptions, Stopped, read_weights, result_of, run
 from barebones.lab.training import evaluate
 
 pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
@@ -32,7 +32,7 @@ def experiment() -> Experiment:
 
 
 def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp_path):
-    place = Place(tmp_path)
+    place = RunOptions(tmp_path)
     small = result_of(run(experiment, place))
     masked = result_of(run(replace(experiment, shrink=False), place))
     assert small["kept"] == masked["kept"]
@@ -62,23 +62,23 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
 
 
 def test_a_shrunk_run_that_was_stopped_ends_the_same(experiment, tmp_path):
-    whole = result_of(run(experiment, Place(tmp_path / "whole", save_every=0)))
+    whole = result_of(run(experiment, RunOptions(tmp_path / "whole", save_every=0)))
     for after in (9, 12, 40):
-        place, asked = Place(tmp_path / str(after), save_every=0), iter(range(100_000))
+        place, asked = RunOptions(tmp_path / str(after), save_every=0), iter(range(100_000))
         with pytest.raises(Stopped):
             result_of(run(experiment, place, stopping=lambda asked=asked, after=after: next(asked) >= after))
         assert result_of(run(experiment, place))["weights"] == whole["weights"]
 
 
 def test_a_run_without_epochs_has_no_speeds(experiment, tmp_path):
-    result = result_of(run(replace(experiment, epochs=0), Place(tmp_path)))
+    result = result_of(run(replace(experiment, epochs=0), RunOptions(tmp_path)))
     assert result["shrunk"]["images_per_second"] is None
     assert "times as fast" not in " ".join(show.summary(result, tmp_path))
 
 
 def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
     path = tmp_path / "empty.safetensors"
-    place = Place(tmp_path, mask=path)
+    place = RunOptions(tmp_path, mask=path)
     weights = bb.prunable(Network(experiment, place, torch.device("cpu")).model)
     bb.save_masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in weights.items()}, path)
     content = maskfile.content(bb.load_masks(path)[0])
@@ -108,7 +108,7 @@ def test_a_network_that_needs_its_own_order_in_memory_trains_all_the_same(experi
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "viewing_for_small.py").write_text(VIEWING)
     other = replace(experiment, model="viewing_for_small:Viewing", epochs=1)
-    result = result_of(run(other, Place(tmp_path)))
+    result = result_of(run(other, RunOptions(tmp_path)))
     assert "view size is not compatible" in result["shrunk"]["layout"]
     assert all(pace > 0 for pace in result["shrunk"]["images_per_second"].values())
     assert result["test"]["top1"] > 0.2
@@ -141,7 +141,7 @@ class Rows(nn.Module):
 def test_without_torch_pruning_nothing_is_begun(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(network, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"barebones\[shrink\]"):
-        result_of(run(experiment, Place(tmp_path / "runs")))
+        result_of(run(experiment, RunOptions(tmp_path / "runs")))
     assert not (tmp_path / "runs").exists()
 
 
@@ -151,7 +151,7 @@ def test_nothing_can_be_shrunk_where_nothing_is_pruned():
 
 
 def test_a_record_from_before_the_option_is_still_the_run(experiment, tmp_path):
-    masked, place = replace(experiment, shrink=False, epochs=1), Place(tmp_path)
+    masked, place = replace(experiment, shrink=False, epochs=1), RunOptions(tmp_path)
     first = result_of(run(masked, place))
     for name in ("experiment.json", "result.json"):
         path = place.folder(masked) / name
