@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from rich.table import Table
@@ -18,6 +17,7 @@ from rich.text import Text
 from ..files.container import atomically
 from .experiment import Experiment
 from .run import EXPERIMENT, RESULT
+from .statistics import over_seeds
 
 FAILURE = "failure.json"  # in a run folder, beside what a run writes
 CSV, PARQUET = "records.csv", "records.parquet"
@@ -82,28 +82,28 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def with_statistics(rows: Sequence[Row]) -> list[Row]:
-    """The rows with `seeds`, `top1_mean` and `top1_std` of their groups: the runs that differ in the seed alone.
+    """Return the rows with `seeds`, `top1_mean` and `top1_std` over the finished runs of their groups.
 
     >>> rows = [{"method": "snip", "seed": s, "status": "done", "top1": a} for s, a in enumerate([0.5, 0.7])]
     >>> [(r["seeds"], round(r["top1_mean"], 3), round(r["top1_std"], 3)) for r in with_statistics(rows)]
     [(2, 0.6, 0.141), (2, 0.6, 0.141)]
     """
-    found: dict[tuple[Any, ...], dict[int, float]] = {}  # a copied folder does not count twice
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        if row["status"] == DONE and row["top1"] is not None:
-            found.setdefault(_group(row), {})[row["seed"]] = row["top1"]
-    return [row | _statistics(list(found.get(_group(row), {}).values())) for row in rows]
-
-
-def _statistics(accuracies: Sequence[float]) -> Row:
-    return {
-        "seeds": len(accuracies),
-        "top1_mean": fmean(accuracies) if accuracies else None,
-        "top1_std": stdev(accuracies) if len(accuracies) > 1 else None,
+        groups.setdefault(group(row), []).append(row)
+    statistics = {
+        key: over_seeds((row["seed"], row["top1"]) for row in members if row["status"] == DONE)
+        for key, members in groups.items()
     }
+    return [
+        row | {"seeds": number, "top1_mean": mean, "top1_std": deviation}
+        for row in rows
+        for mean, deviation, number in [statistics[group(row)]]
+    ]
 
 
-def _group(row: Row) -> tuple[Any, ...]:
+def group(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return all settings of a run but the seed: runs for which this is equal are averaged."""
     return tuple(row.get(name) for name in SETTINGS if name != "seed")
 
 
@@ -141,8 +141,8 @@ def summary(rows: Sequence[Row]) -> Table:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["method"] is not None:
-            groups.setdefault(_group(row), []).append(row)
-    firsts = [group[0] for group in groups.values()]
+            groups.setdefault(group(row), []).append(row)
+    firsts = [members[0] for members in groups.values()]
     shown = Table(title="Test accuracy, mean ± standard deviation over seeds", title_justify="left")
     for name in ("data", "network", "method"):
         shown.add_column(name)
@@ -151,8 +151,8 @@ def summary(rows: Sequence[Row]) -> Table:
     with_more = any(_differences(row, firsts) for row in firsts)
     for name in ["with"] * with_more + ["not done"] * any(row["status"] != DONE for row in rows):
         shown.add_column(name)
-    for group in groups.values():
-        row, lost = group[0], sum(row["status"] != DONE for row in group)
+    for members in groups.values():
+        row, lost = members[0], sum(row["status"] != DONE for row in members)
         cells = [row["data"], row["model"], row["method"], f"{100 * row['sparsity']:g}", _spread(row)]
         cells += [str(row["seeds"])] + [_differences(row, firsts)] * with_more + [str(lost) if lost else ""]
         shown.add_row(*map(Text, cells[: len(shown.columns)]))
