@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+import zoo
 from torch import Tensor, nn
 
 from barebones.accounting import account
 from barebones.files.masks import encode
+from barebones.paths import collapsed, effective
 from barebones.scope import parameters
 
 Masks = dict[str, Tensor]
@@ -47,6 +49,27 @@ def test_by_hand() -> None:
     assert told.bytes_dense == 27 * 4
     assert told.bytes_stored == (27 - 13) * 4 + sum(encode(mask)[1].numel() for mask in masks_of_small().values())
     assert (told.dead, told.collapsed) == ([], [])
+
+
+@pytest.mark.parametrize("density", [0.4, 1.0])
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_every_network_of_the_zoo(name: str, density: float) -> None:
+    model, example = zoo.build(name)
+    masks = zoo.draw_masks(name, model, density)
+    told = account(model, masks, example)
+    on_paths = effective(model, masks, example)
+    assert {layer.name: layer.kept for layer in told.layers} == {n: int(mask.sum()) for n, mask in masks.items()}
+    assert {layer.name: layer.effective for layer in told.layers} == {n: int(m.sum()) for n, m in on_paths.items()}
+    assert told.parameters == sum(p.numel() for p in model.parameters())
+    assert told.collapsed == collapsed(model, masks, example)
+    for costs in [told, *told.layers]:
+        assert costs.flops_dense >= costs.flops_kept >= costs.flops_effective
+        assert costs.flops_dense >= costs.flops_shrunk >= costs.flops_effective
+    if density == 1.0 and not zoo.ZOO[name].empty:
+        assert told.flops_dense == told.flops_kept > 0
+        assert told.bytes_stored == told.bytes_dense
+    assert json.loads(json.dumps(told.to_dict())) == told.to_dict()
+    assert all(len(line) <= 100 for line in str(told).splitlines())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
+import zoo
 from hypothesis import given, settings
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -184,6 +185,15 @@ def test_any_masks_and_header_come_back(tmp_path_factory: Any, masks: dict, abou
     loaded, found = load_masks(path)
     assert equal(made, loaded)
     assert about.items() <= found.items()
+
+
+@pytest.mark.parametrize("density", [0.02, 0.4])
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_masks_of_every_network_of_the_zoo(tmp_path: Path, name: str, density: float) -> None:
+    model, _ = zoo.build(name)
+    save_masks(masks := zoo.draw_masks(name, model, density), tmp_path / "m")
+    assert equal(masks, load_masks(tmp_path / "m")[0])
+    assert equal(masks, load_masks(tmp_path / "m", model, scope=list(masks))[0])
 
 
 def test_the_header(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+import zoo
 from hypothesis import given, settings
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -119,6 +120,18 @@ def test_any_network_comes_back_bit_for_bit(tmp_path_factory, network):
         assert other.state_dict()[name].stride() == strides[name]
     assert found.keys() == masks.keys()
     assert all(torch.equal(found[name], masks[name]) for name in masks)
+
+
+@pytest.mark.parametrize("density", [0.4, None])
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_every_network_of_the_zoo_comes_back(name, density, tmp_path):
+    (model, example), (other, _) = zoo.build(name), zoo.build(name, seed=1)
+    masks = {} if density is None else zoo.draw_masks(name, model, density)  # without masks: the dense network
+    save_weights(model, masks, tmp_path / "weights")
+    _, loaded_masks, _ = load_weights(tmp_path / "weights", other)
+    assert loaded_masks.keys() == masks.keys()
+    for a, b in zip(zoo.outputs(zoo.masked(model, masks), example), zoo.outputs(other, example), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_whole_network_comes_back(tmp_path):

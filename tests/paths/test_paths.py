@@ -12,33 +12,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
+from zoo import Net
 
 from barebones.paths import collapsed, effective, trace
-from barebones.running.inputs import call
 from barebones.scope import parameters
 
 Masks = dict[str, Tensor]
-
-
-class Net(nn.Module):
-    """A function of itself and the inputs, with these parts."""
-
-    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self, *args, **kwargs)
 
 
 def weights(model: nn.Module) -> Masks:
@@ -245,114 +229,33 @@ def test_three_dimensions(seed: int, density: float) -> None:
 # ---- what the network computes ----
 
 
-def attention_by_hand(net: Any, ids: Tensor) -> Tensor:
-    x = net.embed(ids) + net.position(torch.arange(ids.shape[1], device=ids.device))
-    q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in net.qkv(x).chunk(3, -1))
-    scores = (q @ k.transpose(-2, -1) / 2).masked_fill(net.causal[: ids.shape[1], : ids.shape[1]] == 0, -torch.inf)
-    mixed = F.dropout(F.softmax(scores, -1), 0.1, net.training) @ v
-    x = x + net.out(mixed.transpose(1, 2).flatten(2))
-    return F.linear(x, net.embed.weight)  # tied
-
-
-def squeeze_and_excite(net: Any, x: Tensor) -> Tensor:
-    x = F.silu(net.conv(x))
-    gate = torch.sigmoid(net.wide(F.relu(net.narrow(x.mean((2, 3))))))
-    return net.head(F.adaptive_max_pool2d(x * gate[..., None, None], 1).flatten(1))
-
-
-def packed(net: Any, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    y, (h, _) = net.lstm(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
-    return net.head(pad_packed_sequence(y, batch_first=True)[0]), h
-
-
-def recurrent(kind: type[nn.RNNBase], **options: Any) -> nn.Module:
-    inner = kind(5, 4, num_layers=2, bidirectional=True, batch_first=True, **options)
-    return Net(lambda net, x: net.head(net.rnn(torch.tanh(net.stem(x)))[0][:, -1]),
-               stem=nn.Linear(3, 5), rnn=inner, head=nn.Linear(2 * (options.get("proj_size") or 4), 2))  # fmt: skip
-
-
-def two_cells(net: Any, x: Tensor) -> Tensor:
-    state = net.lstm(x)
-    return net.head(net.gru(net.lstm(x, state)[0], net.plain(x)))
-
-
-ids = torch.tensor([[1, 4, 4], [0, 2, 6]])
-COMPUTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
-    "squeeze and excite": lambda: (
-        Net(squeeze_and_excite, conv=nn.Conv2d(2, 5, 3), narrow=nn.Linear(5, 3), wide=nn.Linear(3, 5),
-            head=nn.Linear(5, 3)),
-        torch.randn(2, 2, 5, 5),
-    ),
-    "multi-head attention": lambda: (
-        Net(lambda net, x, y: net.head(x + net.attention(x, y, y)[0]),
-            attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3)),
-        (torch.randn(2, 3, 4), torch.randn(2, 5, 4)),
-    ),
-    "attention by hand": lambda: (
-        Net(attention_by_hand, embed=nn.Embedding(7, 8), position=nn.Embedding(3, 8), qkv=nn.Linear(8, 24),
-            out=nn.Linear(8, 8), causal=torch.ones(3, 3).tril()),
-        {"ids": ids},
-    ),
-    "lstm": lambda: (recurrent(nn.LSTM), torch.randn(2, 4, 3)),
-    "lstm with projections": lambda: (recurrent(nn.LSTM, proj_size=3), torch.randn(2, 4, 3)),
-    "gru": lambda: (recurrent(nn.GRU), torch.randn(2, 4, 3)),
-    "rnn": lambda: (recurrent(nn.RNN, bias=False), torch.randn(2, 4, 3)),
-    "packed lstm": lambda: (
-        Net(packed, lstm=nn.LSTM(3, 4, batch_first=True), head=nn.Linear(4, 2)),
-        (torch.randn(2, 4, 3), torch.tensor([2, 4])),
-    ),
-    "cells": lambda: (
-        Net(two_cells, lstm=nn.LSTMCell(3, 4), gru=nn.GRUCell(4, 4), plain=nn.RNNCell(3, 4), head=nn.Linear(4, 2)),
-        torch.randn(2, 3),
-    ),
-    "upsampling": lambda: (
-        Net(lambda net, x: net.b(F.interpolate(net.a(x), scale_factor=1.5, mode="bicubic")).amax((2, 3)),
-            a=nn.Conv2d(2, 3, 3), b=nn.Conv2d(3, 2, 3, padding=1)),
-        torch.randn(2, 2, 6, 6),
-    ),
-    "gated halves": lambda: (
-        Net(lambda net, x: net.b(F.glu(net.a(x)) - x[:, :3] ** 2), a=nn.Linear(4, 6), b=nn.Linear(3, 2)),
-        torch.randn(3, 4),
-    ),
-    "bilinear and matrix products": lambda: (
-        Net(lambda net, x: torch.einsum("bi,oi->bo", net.both(x, x @ net.w), net.v), both=nn.Bilinear(3, 4, 4),
-            w=nn.Parameter(torch.randn(3, 4)), v=nn.Parameter(torch.randn(2, 4))),
-        torch.randn(2, 3),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("name", zoo.names(exact_paths=True))
 def test_weights_off_the_paths_change_nothing(name: str) -> None:
-    """Taking them away leaves the outputs as they are, where no bias is in play."""
-    torch.manual_seed(0)
-    model, example = COMPUTED[name]()
+    """Removing the weights that lie on no path does not change the outputs of a network without biases."""
+    model, example = zoo.build(name, trained=False)
     with torch.no_grad():
-        for n, p in parameters(model).items():  # no biases, and no positions
-            p.copy_(torch.randn_like(p) if p.dim() > 1 and "position" not in n else torch.zeros_like(p))
-    model.double().eval()
-    args, kwargs = call(example)
-    args = tuple(a.double() if a.is_floating_point() else a for a in args)
-    dense = {n: p.detach().clone() for n, p in parameters(model).items()}
-
-    def outputs(masks: Masks) -> list[Tensor]:
-        with torch.no_grad():
-            for n, p in parameters(model).items():
-                p.copy_(dense[n] * masks[n] if n in masks else dense[n])
-        y = model(*args, **kwargs)
-        return list(y) if isinstance(y, tuple) else [y]
-
+        for parameter_name, parameter in parameters(model).items():
+            if "bias" in parameter_name or "position" in parameter_name:
+                parameter.zero_()
     removed = 0
-    for seed in range(9):
-        masks = drawn(model, seed, (0.1, 0.3, 0.6)[seed % 3])
-        found = effective(model, masks, example)
-        assert all((found[n] <= masks[n]).all() for n in masks)
-        removed += sum(int((masks[n] ^ found[n]).sum()) for n in masks)
-        for a, b in zip(outputs(masks), outputs(found), strict=True):
+    for seed in range(6):
+        masks = zoo.draw_masks(name, model, (0.1, 0.3, 0.6)[seed % 3], seed)
+        on_paths = effective(model, masks, example)
+        assert all((on_paths[n] <= masks[n]).all() for n in masks)
+        removed += sum(int((masks[n] ^ on_paths[n]).sum()) for n in masks)
+        before, after = (zoo.outputs(zoo.masked(model, kept), example) for kept in (masks, on_paths))
+        for a, b in zip(before, after, strict=True):
             torch.testing.assert_close(a, b)
-    assert removed > 0
-    everything = weights(model)
-    assert not collapsed(model, everything, example)
+    assert removed > 0 or name == "one"
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_a_dense_network_does_not_collapse(name: str) -> None:
+    model, example = zoo.build(name)
+    masks = {n: torch.ones_like(mask) for n, mask in zoo.random_masks(model, 0.5).items()}
+    assert collapsed(model, masks, example) == []
+    masks |= {layer: torch.zeros_like(masks[layer]) for layer in zoo.ZOO[name].empty}
+    assert collapsed(model, masks, example) == list(zoo.ZOO[name].empty)
 
 
 def test_everything_is_effective_in_a_dense_transformer() -> None:
@@ -511,6 +414,7 @@ def test_token_ids_are_input_and_positions_are_not() -> None:
         return {"pooled": [hidden.sum(1) / mask.sum(1, keepdim=True)]}
 
     net = Net(forward, embed=nn.Embedding(7, 4), position=nn.Embedding(3, 4), **linears())
+    ids = torch.tensor([[1, 4, 4], [0, 2, 6]])
     for mask in (ids > 0, (ids > 0).long()):
         example = {"ids": ids, "mask": mask}
         assert effective(net, {"a.weight": eye, "b.weight": eye}, example)["b.weight"].equal(eye)
@@ -691,13 +595,10 @@ def test_masks_that_do_not_fit() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("name", [name for name in zoo.ZOO if name != "packed lstm"])  # its lengths stay on the CPU
 def test_a_gpu_finds_the_same(name: str) -> None:
-    if name == "packed lstm":
-        pytest.skip("its lengths must stay on the CPU, and an example goes where the model is")
-    torch.manual_seed(0)
-    model, example = COMPUTED[name]()
-    masks = drawn(model, 1, 0.3)
+    model, example = zoo.build(name)
+    masks = zoo.draw_masks(name, model, 0.3, seed=1)
     here = effective(model, masks, example)
     there = effective(model.cuda(), masks, example)  # masks and example are still on the CPU
     assert all(there[n].equal(here[n]) for n in masks)
