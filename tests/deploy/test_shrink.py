@@ -1202,7 +1202,7 @@ def test_a_wrong_model_is_never_returned(monkeypatch):
 
     def too_many(coupled, reading, pinned, multiple_of, at_least):
         choice = choose(coupled, reading, pinned, multiple_of, at_least)
-        return network.Choice(choice.idle | ~(coupled.fixed | pinned), choice.fillers)
+        return network.Removal(choice.idle | ~(coupled.fixed | pinned), choice.fillers)
 
     monkeypatch.setattr(network, "choose", too_many)
     small = bb.shrink(model, masks, example)

@@ -40,7 +40,7 @@ MIXING_LAYERS = {"LN", "GN", "MHA", "LSTM", "CUSTOMIZED", "OUTPUT"}  # types of 
 
 
 @dataclass
-class Place:
+class ChannelSlot:
     """One side of a layer ("in", "out", or "both" where each channel in is a channel out), from `start` on."""
 
     name: str
@@ -58,7 +58,7 @@ class Place:
 class Coupling:
     """Every place and the label of each of its channels; which labels must stay, need a trial, or go into a pool."""
 
-    places: dict[tuple[str, str], Place] = field(default_factory=dict)
+    places: dict[tuple[str, str], ChannelSlot] = field(default_factory=dict)
     label: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     fixed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
     doubtful: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
@@ -211,10 +211,10 @@ class _Tracing:
     def width(self, node: Any, side: str) -> int | None:
         return (self.graph.get_in_channels if side == "in" else self.graph.get_out_channels)(node)
 
-    def place(self, layer: Any, side: str, size: int) -> Place:
+    def place(self, layer: Any, side: str, size: int) -> ChannelSlot:
         name = self.names[id(layer)]
         if (name, side) not in self.found.places:
-            self.found.places[name, side] = Place(name, layer, side, self.size, size)
+            self.found.places[name, side] = ChannelSlot(name, layer, side, self.size, size)
             self.size += size
         return self.found.places[name, side]
 

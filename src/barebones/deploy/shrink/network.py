@@ -31,8 +31,8 @@ from .compare import (
 )
 from .coupling import Coupling, coupling
 from .cut import Removed, cells, cut, filled, indexed, scattered, with_channels_last
-from .plan import Plan, changed
-from .removal import Choice, Reader, choose, readers, severed
+from .plan import ShrinkPlan, changed
+from .removal import Reader, Removal, choose, readers, severed
 from .signals import constants, reached
 
 # Of the largest output, by what the comparison is computed in.
@@ -46,7 +46,7 @@ class Shrunk:
 
     module: nn.Module
     masks: Masks
-    plan: Plan
+    plan: ShrinkPlan
     _large: nn.Module = field(repr=False)
     _origin: dict[str, Tensor] = field(repr=False)
 
@@ -344,7 +344,7 @@ class _Shrinking:
                     continue
         return trial
 
-    def _trial(self, coupled: Coupling, reading: list[Reader], choice: Choice) -> _Trial:
+    def _trial(self, coupled: Coupling, reading: list[Reader], choice: Removal) -> _Trial:
         removed = choice.removed(coupled)
         folds, counts = _folds(coupled, reading, choice)
         names = {id(module): f"{path}.bias".lstrip(".") for path, module in layers(self.exact)}
@@ -434,7 +434,7 @@ class _Shrinking:
             for name, read in trial.severed.items():
                 layer: Any = self.large.get_submodule(name)
                 layer.weight.masked_fill_(cells(read, layer).to(layer.weight.device), 0)
-        plan = Plan(
+        plan = ShrinkPlan(
             changed(trial.removed, self.large), (before, after), (kept, still), trial.counts, self.shifts, self.left,
             self.unchecked, layout,
         )  # fmt: skip
@@ -458,7 +458,7 @@ def _aside(network: nn.Module) -> nn.Module:
     return deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
 
 
-def _folds(coupled: Coupling, reading: list[Reader], choice: Choice) -> tuple[dict[str, Tensor], dict[str, int]]:
+def _folds(coupled: Coupling, reading: list[Reader], choice: Removal) -> tuple[dict[str, Tensor], dict[str, int]]:
     """What the constants among its removed inputs bring to each reader, for its bias; and how many they are."""
     added, counts = {}, {}
     for one in reading:

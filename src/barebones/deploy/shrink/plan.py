@@ -18,7 +18,7 @@ WIDTH = 100  # columns, as plain text
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerPlan:
     """One layer that became smaller: its channels before and after."""
 
     name: str
@@ -28,10 +28,10 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShrinkPlan:
     """What `shrink` did; prints as a table, and `to_dict` is ready for JSON."""
 
-    layers: list[Layer]
+    layers: list[LayerPlan]
     parameters: tuple[int, int]  # before and after, as dense tensors
     weights: tuple[int, int]  # that the masks keep, before and after
     folded: dict[str, int] = field(default_factory=dict)  # layer -> constant inputs that its bias took over
@@ -81,7 +81,7 @@ class Plan:
         return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
-def changed(removed: Removed, large: nn.Module) -> list[Layer]:
+def changed(removed: Removed, large: nn.Module) -> list[LayerPlan]:
     """The layers that became smaller, in the order of the model."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for (name, side), mask in removed.items():
@@ -93,7 +93,7 @@ def changed(removed: Removed, large: nn.Module) -> list[Layer]:
             continue
         ins = getattr(module, "in_channels", getattr(module, "in_features", 0))
         inputs, outputs = found[name].get("in", (ins, ins)), found[name].get("out", (0, 0))
-        rows.append(Layer(name, inputs, outputs, blank=0 in (inputs[1], outputs[1])))
+        rows.append(LayerPlan(name, inputs, outputs, blank=0 in (inputs[1], outputs[1])))
     return rows
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...scope import parameters
-from .coupling import Coupling, Place
+from .coupling import ChannelSlot, Coupling
 from .cut import Removed, rows
 
 
@@ -19,8 +19,8 @@ class Reader:
     """A layer that mixes its input channels: who reads whom by its mask, and what arrives."""
 
     layer: nn.Module
-    place: Place
-    out: Place | None
+    place: ChannelSlot
+    out: ChannelSlot | None
     reads: Tensor  # (outputs, inputs)
     reached: Tensor  # per input channel, by the model's input
     constant: Tensor  # its value where it is one, else NaN
@@ -100,7 +100,7 @@ def readers(
 
 
 @dataclass
-class Choice:
+class Removal:
     """Labels: what carries nothing (`idle`), and of it what stays to fill up a width (`fillers`)."""
 
     idle: Tensor
@@ -116,7 +116,7 @@ class Choice:
         return {key: self.gone[coupled.label[place.span]] for key, place in coupled.places.items()}
 
 
-def choose(coupled: Coupling, reading: list[Reader], pinned: Tensor, multiple_of: int, at_least: int) -> Choice:
+def choose(coupled: Coupling, reading: list[Reader], pinned: Tensor, multiple_of: int, at_least: int) -> Removal:
     """The largest set of channels that can go: none that is read, or that brings more than a constant.
 
     `pinned` labels stay. What is left of each layer is a multiple of `multiple_of`, as far as it has so many, and
@@ -125,7 +125,7 @@ def choose(coupled: Coupling, reading: list[Reader], pinned: Tensor, multiple_of
     pinned, fillers = pinned | coupled.fixed, torch.zeros_like(pinned)
     while True:
         idle, unread = _idle(coupled, reading, pinned, fillers)
-        choice = Choice(idle, fillers & idle)
+        choice = Removal(idle, fillers & idle)
         if not (extra := _missing(coupled, choice, multiple_of, at_least, unread)).any():
             return choice
         fillers = fillers | (extra & unread)  # nobody reads it: it may stay whatever becomes of what it reads itself
@@ -172,7 +172,7 @@ def _moving(coupled: Coupling, reading: list[Reader], read: Tensor, gone: Tensor
     return moving
 
 
-def severed(coupled: Coupling, reading: list[Reader], choice: Choice) -> dict[str, Tensor]:
+def severed(coupled: Coupling, reading: list[Reader], choice: Removal) -> dict[str, Tensor]:
     """By layer, (outputs, inputs): the weights between what stays and what goes that `expand` leaves out.
 
     They bring a zero that training may move, or a constant that a bias has taken over.
@@ -186,7 +186,7 @@ def severed(coupled: Coupling, reading: list[Reader], choice: Choice) -> dict[st
     return {name: cells for name, cells in found.items() if cells.any()}
 
 
-def _missing(coupled: Coupling, choice: Choice, multiple_of: int, at_least: int, unread: Tensor) -> Tensor:
+def _missing(coupled: Coupling, choice: Removal, multiple_of: int, at_least: int, unread: Tensor) -> Tensor:
     """Labels that have to stay for the shapes to be possible, and as wide as asked for."""
     stay = torch.zeros_like(choice.idle)
     for place in coupled.places.values():
