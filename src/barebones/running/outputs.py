@@ -1,0 +1,97 @@
+"""Outputs: what a model returns for an example, and whether two networks return the same.
+
+There is one rule for all comparisons. Two outputs are the same if every tensor has the same shape, and if no value
+differs by more than `tolerance` times the largest absolute value of its tensor. The tolerance allows for rounding in
+the precision of the model, and ten times more in train mode: batch-norm then divides by the standard deviation of few
+values, which magnifies rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .inputs import call, mapped, tensors
+from .precision import tf32
+from .rng import forked
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+IN_TRAIN_MODE = 10  # times the tolerance
+SMALLEST_SCALE = 0.01  # a tensor of smaller values is compared as if its largest were this: sums that cancel are noise
+
+
+def outputs(model: nn.Module, example: Any, seed: int = 0) -> Any:
+    """Return what the model returns for the example, without gradients and without TF32.
+
+    The global random numbers start from `seed` and are put back afterwards. The model gets copies of the example's
+    tensors, so it may write to them.
+    """
+    device = _device(model, example)
+    args, kwargs = mapped(call(example), lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
+    with torch.no_grad(), forked(device, seed), tf32(device, False):
+        return model(*args, **kwargs)
+
+
+def difference(expected: Any, actual: Any) -> float:
+    """Return the largest difference between two outputs, relative to the largest value of the expected tensor.
+
+    It is infinite if the shapes differ, or if one value is NaN or infinite where the other is not. Tensors of integers
+    are not compared: an index may change where two values are equal up to rounding.
+
+    >>> difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]))
+    0.25
+    """
+    if _shapes(expected) != _shapes(actual):
+        return float("inf")
+    pairs = zip(tensors(expected), tensors(actual), strict=True)
+    return max((_relative(a, b) for a, b in pairs if a.is_floating_point() or a.is_complex()), default=0.0)
+
+
+def tolerance(model: nn.Module, train: bool = False) -> float:
+    """Return how large a `difference` rounding can explain, for a model with parameters of these types.
+
+    >>> tolerance(nn.Linear(2, 2)), tolerance(nn.Linear(2, 2), train=True), tolerance(nn.Linear(2, 2).double())
+    (0.0001, 0.001, 1e-09)
+    """
+    limit = max((TOLERANCE.get(p.dtype, 0.0) for p in model.parameters()), default=0.0) or TOLERANCE[torch.float32]
+    return limit * IN_TRAIN_MODE if train else limit
+
+
+def mismatch(expected: Any, actual: Any, limit: float) -> str:
+    """Say how two outputs differ, as a phrase for an error message; empty if they differ by no more than `limit`.
+
+    >>> mismatch(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]), limit=1e-4)
+    'the outputs differ by 0.25 of their largest value, and rounding explains only 0.0001'
+    >>> mismatch(torch.ones(2), torch.ones(3), limit=1e-4)
+    'the outputs have the shapes [(3,)] instead of [(2,)]'
+    """
+    if _shapes(expected) != _shapes(actual):
+        return f"the outputs have the shapes {_shapes(actual)} instead of {_shapes(expected)}"
+    gap = difference(expected, actual)
+    if gap <= limit:
+        return ""
+    return f"the outputs differ by {gap:.2g} of their largest value, and rounding explains only {limit:g}"
+
+
+def _device(model: nn.Module, example: Any) -> torch.device:
+    """Return where the model runs: on the device of its first tensor, or of the example's."""
+    for tensor in (*model.parameters(), *model.buffers(), *tensors(call(example))):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def _shapes(tree: Any) -> list[tuple[int, ...]]:
+    return [tuple(t.shape) for t in tensors(tree)]
+
+
+def _relative(expected: Tensor, actual: Tensor) -> float:
+    if not expected.numel():
+        return 0.0
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    expected, actual = expected.detach().cpu().to(wide), actual.detach().cpu().to(wide)
+    gap = (expected - actual).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
+    gap[(expected == actual) | (expected.isnan() & actual.isnan())] = 0
+    scale = expected.abs().nan_to_num(nan=0, posinf=0).max().clamp(min=SMALLEST_SCALE)
+    return float(gap.max() / scale)

@@ -1,0 +1,97 @@
+"""Running a model for its outputs leaves no trace, and two networks are compared by one rule."""
+
+import random
+
+import numpy.random
+import pytest
+import torch
+import zoo
+from references import Trace
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from barebones.running.inputs import call, tensors
+from barebones.running.outputs import difference, mismatch, outputs, tolerance
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize("name", ["mlp", "vgg", "writing", "many", "words", "language", "packed lstm"])
+def test_the_outputs_are_those_of_a_plain_call_and_nothing_else_changes(name):
+    model, example = zoo.build(name)
+    model.eval()
+    before, trace = tree_map(lambda leaf: leaf.clone(), example), Trace(model)
+    returned = outputs(model, example)
+    trace.check()
+    assert all(torch.equal(a, b) for a, b in zip(tensors(call(before)), tensors(call(example)), strict=True))
+    assert not any(t.requires_grad for t in tensors(returned))
+    args, kwargs = call(before)
+    expected = list(tensors(model(*args, **kwargs)))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(returned), expected, strict=True))
+
+
+class Random(nn.Module):
+    """Draws from every global generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand(2) + random.random() + float(numpy.random.rand())
+
+
+def test_random_numbers_start_from_the_seed_and_are_put_back():
+    x, before = torch.zeros(2), torch.get_rng_state()
+    first, again, other = (outputs(Random(), x, seed) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "gap"),
+    [
+        ([0.0, 4.0], [0.0, 4.0], 0.0),
+        ([0.0, 4.0], [1.0, 4.0], 0.25),
+        ([0.0, -4.0], [0.0, 4.0], 2.0),
+        ([0.0, 0.0], [0.0, 1e-6], 1e-4),  # relative to 0.01 at least
+        ([NAN, INF, -INF, 1.0], [NAN, INF, -INF, 1.0], 0.0),
+        ([NAN, 1.0], [0.0, 1.0], INF),
+        ([1.0, 1.0], [NAN, 1.0], INF),
+        ([INF, 2.0], [-INF, 2.0], INF),
+        ([INF, 2.0], [INF, 1.0], 0.5),  # the scale is that of the finite values
+        ([1.0], [1.0, 1.0], INF),
+        ([], [], 0.0),
+    ],
+)
+def test_a_difference_is_relative_to_the_largest_value(expected, actual, gap):
+    assert difference(torch.tensor(expected), torch.tensor(actual)) == pytest.approx(gap)
+
+
+def test_every_tensor_has_its_own_scale_and_integers_are_not_compared():
+    large, small, index = torch.tensor([1000.0]), torch.tensor([1.0]), torch.tensor([3])
+    expected = {"large": large, "rest": (small, [index])}
+    assert difference(expected, {"large": large + 1, "rest": (small, [index + 1])}) == pytest.approx(1e-3)
+    assert difference(expected, {"large": large, "rest": (small + 1, [index])}) == pytest.approx(1.0)
+    assert difference(expected, {"large": large, "rest": (small, [index[:0]])}) == INF
+    assert difference(expected, large) == INF
+    assert difference(torch.tensor([3 + 4j]), torch.tensor([3 - 4j])) == pytest.approx(8 / 5)
+
+
+def test_the_tolerance_is_that_of_the_least_precise_parameter():
+    double, single, half, brain = (
+        nn.Linear(2, 2).to(t) for t in (torch.float64, torch.float32, torch.half, torch.bfloat16)
+    )
+    limits = [tolerance(model) for model in (double, single, half, brain)]
+    assert limits == sorted(set(limits))
+    assert tolerance(nn.Sequential(double, half, single)) == tolerance(half)
+    assert tolerance(nn.ReLU()) == tolerance(single)
+    double.order = nn.Parameter(torch.arange(3), requires_grad=False)
+    assert tolerance(double) == limits[0]
+    assert tolerance(single, train=True) > tolerance(single)
+
+
+def test_a_mismatch_is_a_phrase_and_equal_outputs_have_none():
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.1])
+    assert mismatch(a, a + 1e-7, 1e-4) == ""
+    assert mismatch(a, b, 0.06) == ""
+    assert "differ by 0.05 of their largest value" in mismatch(a, b, 0.01)
+    assert "shapes [(1,)] instead of [(2,)]" in mismatch(a, b[:1], 0.01)
+    assert "differ by inf" in mismatch(a, b * NAN, 0.01)
