@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from barebones.data import load
 from barebones.data.normalization import Normalization
-from barebones.data.part import Data
-from barebones.data.tensors import TensorPart
+from barebones.data.split import Data
+from barebones.data.tensors import TensorSplit
 from barebones.gpu.graphs import Captured
 from barebones.lab.training import Epoch, Training, TrainingPlan
 from barebones.masks import Masks, agreement
@@ -71,9 +71,9 @@ def random_images(count: int, device: str) -> Data:
     generator = torch.Generator("cpu").manual_seed(0)
     normalization = Normalization([0.5] * 3, [0.25] * 3, device=device, channels_last=device != "cpu")
 
-    def part(size: int) -> TensorPart:
+    def part(size: int) -> TensorSplit:
         pixels = torch.randint(256, (size, 3, 32, 32), generator=generator, dtype=torch.uint8, device="cpu")
-        return TensorPart(pixels, torch.randint(10, (size,), generator=generator, device="cpu"), normalization)
+        return TensorSplit(pixels, torch.randint(10, (size,), generator=generator, device="cpu"), normalization)
 
     return Data("noise", 10, 32, 3, part(count), part(max(128, count // 9)), part(max(128, count // 9)))
 
@@ -81,7 +81,7 @@ def random_images(count: int, device: str) -> Data:
 def network(name: str, data: Data, seed: int = 0) -> nn.Module:
     """Initialized, on the device of the data."""
     model = initialize(build(name, data.classes, data.size), generator=torch.Generator("cpu").manual_seed(seed))
-    assert isinstance(data.train, TensorPart)
+    assert isinstance(data.train, TensorSplit)
     device = data.train.images.device
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     return model.to(device, memory_format=layout)  # type: ignore[call-overload]

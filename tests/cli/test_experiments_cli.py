@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,7 +156,7 @@ def no_data(monkeypatch) -> None:
 
     lab._data.cache_clear()
     for name in DATA:
-        monkeypatch.setitem(DATA, name, refuse)
+        monkeypatch.setitem(DATA, name, replace(DATA[name], load=refuse))
 
 
 @pytest.mark.usefixtures("no_data")

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from barebones import data
 from barebones.data import cifar, download, tiny_imagenet
-from barebones.data.images import centre_crop, opened, random_crop, stacked
+from barebones.data.images import centre_crop, open_rgb, random_crop, to_tensor
 from barebones.data.normalization import Normalization
-from barebones.data.part import held_out, mixed
-from barebones.data.tensors import TensorPart, cropped
+from barebones.data.split import derived_seed, held_out
+from barebones.data.tensors import TensorSplit, cropped
 from barebones.pruning.batches import Batches
 
 FORKS = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # from Python 3.12 on; torch's to solve
@@ -33,8 +33,8 @@ def images_of(count: int, size: int = 6, seed: int = 0) -> Tensor:
     return torch.randint(256, (count, 3, size, size), generator=generator, dtype=torch.uint8)
 
 
-def part_of(count: int, **options: Any) -> TensorPart:
-    return TensorPart(images_of(count), torch.arange(count), AS_BYTES, **options)
+def part_of(count: int, **options: Any) -> TensorSplit:
+    return TensorSplit(images_of(count), torch.arange(count), AS_BYTES, **options)
 
 
 def joined(batches: Iterator[data.Batch]) -> data.Batch:
@@ -67,7 +67,7 @@ def test_an_augmented_epoch_is_the_drawn_crop_of_each_image(monkeypatch: pytest.
     monkeypatch.setattr("barebones.data.tensors.BLOCK", 16)
     part = part_of(50)
     images, labels = joined(part.epoch(7, seed=3, number=2, shuffle=True, augment=True))
-    draws = part.draws(mixed("augment", 3, 2))
+    draws = part.draws(derived_seed("augment", 3, 2))
     assert draws.min(1).values.tolist() == [0, 0, 0]
     assert draws.max(1).values.tolist() == [8, 8, 1]
     expected = cropped(part.images, 4, *draws)[labels]
@@ -107,7 +107,7 @@ def test_batches_are_cut_as_asked() -> None:
     assert torch.equal(joined(part.epoch(4))[1], torch.arange(10))
     with pytest.raises(ValueError, match="at least one image, not 0"):
         part.epoch(0)
-    with pytest.raises(ValueError, match="a batch of 11 is more than the 10 images"):
+    with pytest.raises(ValueError, match="a batch of 11 is larger than the split of 10 images"):
         part.epoch(11, drop_last=True)
     with pytest.raises(ValueError, match="a batch of 11 cannot be drawn from 10 images"):
         part.scoring(11)
@@ -119,7 +119,7 @@ def test_normalization_and_layout() -> None:
     plain = Normalization(mean, std)(pixels)
     expected = (pixels / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(plain, expected)
-    last = TensorPart(pixels, torch.zeros(5), Normalization(mean, std, channels_last=True))
+    last = TensorSplit(pixels, torch.zeros(5), Normalization(mean, std, channels_last=True))
     [(images, labels)] = last.epoch(5)
     assert torch.equal(images, plain)
     assert images.is_contiguous(memory_format=torch.channels_last)
@@ -154,8 +154,8 @@ def test_the_held_out_images_never_change() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gets_the_same_batches() -> None:
-    there = TensorPart(images_of(40), torch.arange(40), Normalization([0.5] * 3, [0.2] * 3, device="cuda"))
-    here = TensorPart(images_of(40), torch.arange(40), Normalization([0.5] * 3, [0.2] * 3))
+    there = TensorSplit(images_of(40), torch.arange(40), Normalization([0.5] * 3, [0.2] * 3, device="cuda"))
+    here = TensorSplit(images_of(40), torch.arange(40), Normalization([0.5] * 3, [0.2] * 3))
     options: dict[str, Any] = dict(batch=16, seed=1, number=2, shuffle=True, augment=True)
     images, labels = joined(there.epoch(**options))
     assert images.is_cuda
@@ -169,9 +169,9 @@ def test_a_gpu_gets_the_same_batches() -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"no data set 'CIFAR-10'; there are cifar10, .*; did you mean 'cifar10'\?"):
+    with pytest.raises(ValueError, match=r"no data set 'CIFAR-10'; did you mean 'cifar10'\? Choose one of cifar10,"):
         data.load("CIFAR-10")
-    with pytest.raises(ValueError, match=r"there are cifar10, cifar100, tiny-imagenet, imagenet, digits$"):
+    with pytest.raises(ValueError, match=r"choose one of cifar10, cifar100, tiny-imagenet, imagenet, digits$"):
         data.load("zzz")
 
 
@@ -260,8 +260,8 @@ def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cifar:
     return Cifar("cifar10", tmp_path, monkeypatch)
 
 
-def bytes_of(part: data.Part | None) -> data.Batch:
-    assert isinstance(part, TensorPart)
+def bytes_of(part: data.Split | None) -> data.Batch:
+    assert isinstance(part, TensorSplit)
     return part.images, part.labels
 
 
@@ -295,9 +295,9 @@ def test_cifar_names_the_file_at_fault(cifar10: Cifar) -> None:
     path = cifar10.folder / "data_batch_3.bin"
     whole = path.read_bytes()
     faults: list[tuple[bytes, str]] = [
-        (whole[:-1], r"data_batch_3.bin is truncated: 61,459 bytes, and 20 records of CIFAR-10 take 61,460"),
-        (b"", r"data_batch_3.bin is truncated: 0 bytes"),
-        (whole + b"x", r"data_batch_3.bin is damaged: 61,461 bytes"),
+        (whole[:-1], r"data_batch_3.bin is truncated: it has 61,459 bytes, and 20 records of CIFAR-10 have 61,460"),
+        (b"", r"data_batch_3.bin is truncated: it has 0 bytes"),
+        (whole + b"x", r"data_batch_3.bin is damaged: it has 61,461 bytes"),
         (
             whole[:3073] + b"\x0a" + whole[3074:],
             r"data_batch_3.bin is damaged: record 1 has label 10, and .* 10 classes",
@@ -434,7 +434,7 @@ def colour(name: str) -> tuple[int, int, int]:
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three classes, each of one colour; one training image is grey; six images in `val`, its classes mixed."""
-    for constant, value in dict(CLASSES=3, PER_CLASS=4, TESTED=6, CHUNK=5).items():
+    for constant, value in dict(CLASSES=3, PER_CLASS=4, TEST_IMAGES=6, CHUNK=5).items():
         monkeypatch.setattr(tiny_imagenet, constant, value)
     folder = tmp_path / "tiny-imagenet-200"
     for name in WNIDS:
@@ -484,7 +484,7 @@ def test_tiny_imagenet_is_unpacked_from_its_zip(tiny: Path, monkeypatch: pytest.
         (lambda f: (f / "wnids.txt").write_text("n01\nn02\n"), ValueError, r"wnids.txt is damaged: it names 2 classes"),
         (lambda f: (f / "wnids.txt").write_bytes(b"\xff\xff"), ValueError, r"wnids.txt is damaged: it is not text"),
         (lambda f: (f / "val/images/val_4.JPEG").unlink(), FileNotFoundError, r"val_4.JPEG is missing"),
-        (lambda f: (f / "train/n01/images/n01_2.JPEG").unlink(), ValueError, r"n01/images holds 3 images, not 4"),
+        (lambda f: (f / "train/n01/images/n01_2.JPEG").unlink(), ValueError, r"n01/images has 3 images, not 4"),
         (lambda f: (f / "train/n01").rename(f / "gone"), FileNotFoundError, r"train/n01/images is missing"),
         (lambda f: shorten(f / "val/images/val_4.JPEG", 300), ValueError, r"val_4.JPEG cannot be read as an image"),
         (
@@ -547,7 +547,7 @@ def test_imagenet_is_tested_on_the_middle_of_each_image(imagenet: Path) -> None:
     with Image.open(imagenet / "val" / "n01" / "0.JPEG") as image:
         pixels = image.resize((341, 256), Image.Resampling.BILINEAR).crop((58, 16, 58 + 224, 16 + 224))
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    expected = (stacked([pixels])[0] / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+    expected = (to_tensor([pixels])[0] / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
     torch.testing.assert_close(images[0], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -557,7 +557,7 @@ def test_a_random_crop_is_a_box_of_the_image() -> None:
     ramp.putdata([(4 * x, 6 * y, 0) for y in range(size[1]) for x in range(size[0])])
     mirrored, widths = 0, []
     for seed in range(300):
-        pixels = stacked([random_crop(ramp, 16, Random(seed))])[0].float()
+        pixels = to_tensor([random_crop(ramp, 16, Random(seed))])[0].float()
         across, down = pixels[0].mean(0), pixels[1].mean(1)
         if across[0] > across[-1]:
             across, mirrored = across.flip(0), mirrored + 1
@@ -574,7 +574,7 @@ def test_a_random_crop_is_a_box_of_the_image() -> None:
 def test_a_crop_of_a_very_long_image_is_its_middle() -> None:
     line = Image.new("RGB", (400, 3), (0, 0, 0))
     line.paste((255, 255, 255), (198, 0, 202, 3))
-    assert stacked([random_crop(line, 8, Random(0))]).min() == 255
+    assert to_tensor([random_crop(line, 8, Random(0))]).min() == 255
     assert centre_crop(line, 7).size == (7, 7)
 
 
@@ -582,9 +582,9 @@ def test_every_mode_becomes_rgb(tmp_path: Path) -> None:
     see_through = Image.new("P", (4, 4), 1)
     see_through.putpalette([0, 0, 0, 10, 20, 30])
     see_through.save(tmp_path / "palette.png", transparency=bytes([0, 128]))
-    assert opened(tmp_path / "palette.png").getpixel((0, 0)) == (10, 20, 30)
+    assert open_rgb(tmp_path / "palette.png").getpixel((0, 0)) == (10, 20, 30)
     Image.new("LA", (4, 4), (77, 0)).save(tmp_path / "grey.png")
-    assert opened(tmp_path / "grey.png").getpixel((0, 0)) == (77, 77, 77)
+    assert open_rgb(tmp_path / "grey.png").getpixel((0, 0)) == (77, 77, 77)
 
 
 @FORKS
@@ -596,19 +596,19 @@ def test_a_corrupt_image_is_one_sentence_that_names_it(workers: int, imagenet: P
 
 
 def test_imagenet_names_the_folder_at_fault(imagenet: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no ImageNet in .*nowhere: put the folders train and val .* account"):
+    with pytest.raises(FileNotFoundError, match=r"no ImageNet in .*nowhere; put the folders train and val .* account"):
         data.load("imagenet", imagenet / "nowhere", download=True)
     (imagenet / "train" / "n00").mkdir()
-    with pytest.raises(ValueError, match=r"must hold folders of the same names, and n00 is in one only"):
+    with pytest.raises(ValueError, match=r"must have folders of the same names, but only one has n00"):
         data.load("imagenet", imagenet)
     (imagenet / "val" / "n00").mkdir()
-    with pytest.raises(ValueError, match=r"train/n00 holds no images"):
+    with pytest.raises(ValueError, match=r"train/n00 contains no images"):
         data.load("imagenet", imagenet)
     (imagenet / "val").rename(imagenet / "sorted")
     with pytest.raises(FileNotFoundError, match=r"val is missing"):
         data.load("imagenet", imagenet)
     (imagenet / "val").mkdir()
-    with pytest.raises(ValueError, match=r"val holds no folders; put each image into a folder of its class"):
+    with pytest.raises(ValueError, match=r"val contains no folders; put each image into a folder of its class"):
         data.load("imagenet", imagenet)
 
 
@@ -621,9 +621,8 @@ def test_without_pillow_the_extra_is_named(tiny: Path, imagenet: Path, monkeypat
 
 def test_the_shapes_are_those_of_the_data():
     digits = data.load("digits")
-    assert data.SHAPES["digits"] == (digits.classes, digits.size, digits.channels)
-    assert data.SHAPES.keys() == data.DATA.keys()
-    assert {name: data.SHAPES[name][0] for name in cifar.LAYOUTS} == {"cifar10": 10, "cifar100": 100}
+    assert data.DATA["digits"].dimensions == (digits.classes, digits.size, digits.channels)
+    assert {name: data.DATA[name].classes for name in cifar.LAYOUTS} == {"cifar10": 10, "cifar100": 100}
 
 
 @pytest.mark.parametrize("skip", [0, 1, 7, 20, 21, 50])

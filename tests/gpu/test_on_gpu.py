@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import barebones as bb
-from barebones.data import Data, TensorPart
+from barebones.data import Data, TensorSplit
 from barebones.data.normalization import Normalization
 from barebones.gpu import kernels
 from barebones.gpu.kernels import base, selecting
@@ -266,7 +266,7 @@ def small_data(device="cuda"):
     def part(size):
         labels = torch.randint(10, (size,), generator=generator)
         pixels = (labels.view(-1, 1, 1, 1) * 25 + torch.randint(6, (size, 3, 16, 16), generator=generator)).byte()
-        return TensorPart(pixels, labels, normalization)
+        return TensorSplit(pixels, labels, normalization)
 
     return Data("bands", 10, 16, 3, part(300), part(40), part(80))
 

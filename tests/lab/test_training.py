@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from barebones.data import Data, TensorPart
+from barebones.data import Data, TensorSplit
 from barebones.data.normalization import Normalization
 from barebones.files import container as files
 from barebones.lab.protocols import PROTOCOLS
@@ -26,11 +26,11 @@ STEPS = 5  # of an epoch: 37 images, 8 at a time
 CPU = torch.device("cpu")
 
 
-def part(count: int, seed: int, classes: int = 10) -> TensorPart:
+def part(count: int, seed: int, classes: int = 10) -> TensorSplit:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(256, (count, 1, 4, 4), generator=generator, dtype=torch.uint8)
     labels = torch.randint(classes, (count,), generator=generator)
-    return TensorPart(images, labels, Normalization([0.5], [0.5]), pad=1, flip=True)
+    return TensorSplit(images, labels, Normalization([0.5], [0.5]), pad=1, flip=True)
 
 
 def data(train: int = 37, validation: int = 11, classes: int = 10) -> Data:

@@ -184,13 +184,13 @@ def _perform(given: Experiment, place: RunOptions, dry_run: bool, until: str = "
 
 def _explain(given: Experiment, experiment: Experiment, place: RunOptions, table: Any) -> None:
     """What a run would do, without reading data or writing anything."""
-    from ..data import SHAPES
+    from ..data import DATA
     from ..lab.run import progress
     from ..models import build
     from ..scope import prunable
 
     _console().print(table)
-    weights = sum(p.numel() for p in prunable(build(experiment.model, *SHAPES[experiment.data])).values())
+    weights = sum(p.numel() for p in prunable(build(experiment.model, *DATA[experiment.data].dimensions)).values())
     left = round((1 - experiment.sparsity) * weights)
     if left == 0:
         raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")

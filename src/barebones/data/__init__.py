@@ -1,39 +1,62 @@
-"""Data: the sets of the paper, and digits, all read in the same way."""
+"""Data sets: those of the paper, and digits, all read in the same way."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from ..words import unknown
 from . import cifar, imagenet, tiny_imagenet
-from .digits import Split, digits
+from .digits import digits
 from .digits import load as _load_digits
-from .folder import FolderPart
-from .part import Batch, Data, Part, Request, Scoring
-from .tensors import TensorPart
+from .folder import FolderSplit
+from .split import Batch, Data, Request, ScoringBatches, Split
+from .tensors import TensorSplit
 
-__all__ = ["DATA", "SHAPES", "Batch", "Data", "FolderPart", "Part", "Scoring", "Split", "TensorPart", "digits", "load"]
+__all__ = [
+    "DATA",
+    "Batch",
+    "Data",
+    "DataSet",
+    "FolderSplit",
+    "ScoringBatches",
+    "Split",
+    "TensorSplit",
+    "digits",
+    "load",
+]
 
-DATA: dict[str, Callable[[Request], Data]] = {
-    "cifar10": partial(cifar.load, "cifar10"),
-    "cifar100": partial(cifar.load, "cifar100"),
-    "tiny-imagenet": tiny_imagenet.load,
-    "imagenet": imagenet.load,
-    "digits": _load_digits,
+MAX_WORKERS = 16
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A row of `DATA`: how to load a data set, and what is known about it before it is read."""
+
+    load: Callable[[Request], Data]
+    classes: int
+    size: int  # pixels along each side of an image
+    channels: int
+    label: str = ""  # in plots and tables; empty: the name of its row
+
+    @property
+    def dimensions(self) -> tuple[int, int, int]:
+        """Classes, size and channels, in the order in which `models.build` takes them."""
+        return self.classes, self.size, self.channels
+
+
+DATA = {
+    "cifar10": DataSet(partial(cifar.load, "cifar10"), classes=10, size=32, channels=3, label="CIFAR-10"),
+    "cifar100": DataSet(partial(cifar.load, "cifar100"), classes=100, size=32, channels=3, label="CIFAR-100"),
+    "tiny-imagenet": DataSet(tiny_imagenet.load, classes=200, size=64, channels=3, label="Tiny-ImageNet"),
+    "imagenet": DataSet(imagenet.load, classes=1000, size=224, channels=3, label="ImageNet"),
+    "digits": DataSet(_load_digits, classes=10, size=8, channels=1, label="Digits"),
 }
-SHAPES = {  # classes, pixels along a side and channels of each, for who wants to know before reading it
-    "cifar10": (10, 32, 3),
-    "cifar100": (100, 32, 3),
-    "tiny-imagenet": (200, 64, 3),
-    "imagenet": (1000, 224, 3),
-    "digits": (10, 8, 1),
-}
-MOST_WORKERS = 16
 
 
 def load(
@@ -44,11 +67,12 @@ def load(
     workers: int | None = None,
     channels_last: bool = False,
 ) -> Data:
-    """The data set of this name, its batches on `device`.
+    """Load the data set of this name; its batches will be on `device`.
 
-    `root` is the folder that holds the data set, or is it; by default `$BAREBONES_DATA`, or else
-    `~/.cache/barebones`. Nothing is fetched unless `download` is true. `workers` decode image files (Tiny-ImageNet
-    and ImageNet), by default one per processor and at most 16; the batches do not depend on how many there are.
+    `root` is the folder of the data set, or the folder that contains it. The default is `$BAREBONES_DATA`, and if
+    that is not set, `~/.cache/barebones`. Nothing is downloaded unless `download` is true. `workers` is the number of
+    processes or threads that decode image files (Tiny-ImageNet and ImageNet). The default is one per processor and
+    at most 16. The batches do not depend on the number of workers.
 
     >>> data = load("digits")
     >>> data.classes, data.size, data.channels, len(data.train), len(data.test)
@@ -58,16 +82,14 @@ def load(
     (torch.Size([64, 1, 8, 8]), torch.int64)
     """
     if name not in DATA:
-        near = difflib.get_close_matches(name.lower(), DATA, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no data set {name!r}; there are {', '.join(DATA)}{hint}")
+        raise ValueError(unknown("data set", name, DATA))
     if root is None:
         root = os.environ.get("BAREBONES_DATA") or Path("~/.cache/barebones")
     if workers is None:
-        workers = min(MOST_WORKERS, _processors())
-    return DATA[name](Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last))
+        workers = min(MAX_WORKERS, _processors())
+    return DATA[name].load(Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last))
 
 
 def _processors() -> int:
-    """That this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

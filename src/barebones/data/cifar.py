@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from the official binary files: 32x32 colour images, 50,000 to train and 10,000 to test."""
+"""CIFAR-10 and CIFAR-100 from the official binary files: 50,000 training and 10,000 test images of 32x32 pixels."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch import Tensor
 
 from .download import Archive, located
 from .normalization import Normalization
-from .part import Data, Request, held_out
-from .tensors import TensorPart
+from .split import Data, Request, held_out
+from .tensors import TensorSplit
 
-SIZE, PIXELS = 32, 3 * 32 * 32  # a record is its labels, one byte each, and then the red, green and blue planes
+SIZE, PIXELS = 32, 3 * 32 * 32  # a record has one byte per label, then the red, green and blue planes
 
 
 @dataclass(frozen=True)
 class File:
-    """One official file."""
+    """One of the official files."""
 
     name: str
     records: int
-    sha256: str | None  # None is not checked
+    sha256: str | None  # None: the file is not checked
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a CIFAR is published."""
+    """The published form of CIFAR-10 or CIFAR-100."""
 
     archive: Archive
     classes: int
-    labels: int  # bytes of label before the pixels; the last one counts (CIFAR-100's first is the superclass)
+    labels: int  # label bytes before the pixels; the last one is used (the first of CIFAR-100 is the superclass)
     train: tuple[File, ...]
     test: tuple[File, ...]
     mean: tuple[float, float, float]  # over the pixels of all training images
@@ -80,10 +80,10 @@ LAYOUTS = {
 
 
 def load(name: str, request: Request) -> Data:
-    """The data set, 10 % of its training images held out for validation, always the same ones."""
+    """Load the data set; the same 10 % of its training images are always held out for validation."""
     layout = LAYOUTS[name]
-    marks = tuple(file.name for file in layout.train + layout.test)
-    folder = located(layout.archive, request.root, request.download, marks)
+    files = tuple(file.name for file in layout.train + layout.test)
+    folder = located(layout.archive, request.root, request.download, files)
     normalization = Normalization(layout.mean, layout.std, device=request.device, channels_last=request.channels_last)
     images, labels = _read(folder, layout.train, layout)
     held = held_out(len(images))
@@ -92,9 +92,9 @@ def load(name: str, request: Request) -> Data:
         layout.classes,
         SIZE,
         channels=3,
-        train=TensorPart(images[~held], labels[~held], normalization),
-        validation=TensorPart(images[held], labels[held], normalization),
-        test=TensorPart(*_read(folder, layout.test, layout), normalization),
+        train=TensorSplit(images[~held], labels[~held], normalization),
+        validation=TensorSplit(images[held], labels[held], normalization),
+        test=TensorSplit(*_read(folder, layout.test, layout), normalization),
     )
 
 
@@ -105,14 +105,15 @@ def _read(folder: Path, files: tuple[File, ...], layout: Layout) -> tuple[Tensor
 
 
 def _records(path: Path, file: File, layout: Layout) -> Tensor:
-    """One row of bytes per record; a file that is not as published is an error that names it."""
+    """Return one row of bytes per record; raise an error that names the file if it is not the published one."""
     title, length = layout.archive.title, layout.labels + PIXELS
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing; unpack {layout.archive.name} again, or copy the file there")
-    if (size := path.stat().st_size) != (whole := file.records * length):
-        fault = "truncated" if size < whole else "damaged"
+        raise FileNotFoundError(f"{path} is missing; unpack {layout.archive.name} again")
+    if (size := path.stat().st_size) != (expected := file.records * length):
+        fault = "truncated" if size < expected else "damaged"
         raise ValueError(
-            f"{path} is {fault}: {size:,} bytes, and {file.records:,} records of {title} take {whole:,}; fetch it again"
+            f"{path} is {fault}: it has {size:,} bytes, and {file.records:,} records of {title} have {expected:,}; "
+            "download it again"
         )
     content = bytearray(path.read_bytes())
     records = torch.frombuffer(content, dtype=torch.uint8).view(-1, length)
@@ -121,8 +122,8 @@ def _records(path: Path, file: File, layout: Layout) -> Tensor:
         row = int(wrong[0])
         raise ValueError(
             f"{path} is damaged: record {row} has label {int(labels[row])}, and {title} has {layout.classes} classes; "
-            "fetch it again"
+            "download it again"
         )
     if file.sha256 is not None and sha256(content).hexdigest() != file.sha256:
-        raise ValueError(f"{path} is damaged: its SHA-256 is not that of the official file; fetch it again")
+        raise ValueError(f"{path} is damaged: its SHA-256 is not that of the official file; download it again")
     return records

@@ -1,4 +1,4 @@
-"""Digits: 1,797 handwritten ones of 8x8 pixels, which come with scikit-learn."""
+"""Digits: 1,797 images of handwritten digits with 8x8 pixels, which are part of scikit-learn."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from .normalization import Normalization
-from .part import Data, Request, held_out
-from .tensors import TensorPart
+from .split import Data, Request, held_out
+from .tensors import TensorSplit
 
 WHITE = 16  # the brightest pixel
-TEST = 0.2  # of each class
-MEAN, STD = (0.3057,), (0.3760,)  # over the pixels that are not for the test, white being 1
+TEST = 0.2  # share of each class
+MEAN, STD = (0.3057,), (0.3760,)  # of the pixels that are not in the test split, with white as 1
 
 
 class Split(NamedTuple):
@@ -35,23 +35,26 @@ def digits(test: float = TEST, device: torch.device | str = "cpu") -> Split:
 
 
 def load(request: Request) -> Data:
-    """The same split; 10 % of what is not for the test is held out for validation. Nothing is augmented."""
+    """Load the digits; 20 % of each class are the test split, and 10 % of the rest are the validation split.
+
+    The splits are always the same. The images are not augmented.
+    """
     images, labels, train, test = _split(TEST)
     out = held_out(len(train))
     normalization = Normalization(MEAN, STD, WHITE, request.device, request.channels_last)
     parts = [
-        TensorPart(images[rows], labels[rows], normalization, pad=0, flip=False)
+        TensorSplit(images[rows], labels[rows], normalization, pad=0, flip=False)
         for rows in (train[~out], train[out], test)
     ]
     return Data("digits", 10, 8, 1, *parts)
 
 
 def _split(test: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All images (uint8) and labels, and which of them are to train with and which to test with."""
+    """Return all images (uint8), all labels, and the indices of the training and of the test images."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("the digits come with scikit-learn: pip install 'barebones[demo]'") from error
+        raise ImportError("the data set digits needs scikit-learn: pip install 'barebones[demo]'") from error
     arrays = load_digits()
     images = torch.as_tensor(arrays.images, dtype=torch.uint8).unsqueeze(1)
     labels = torch.as_tensor(arrays.target, dtype=torch.int64)

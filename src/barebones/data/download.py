@@ -42,13 +42,13 @@ class Archive:
         return self.url.rsplit("/", 1)[-1]
 
 
-def located(archive: Archive, root: Path, download: bool, marks: tuple[str, ...]) -> Path:
+def located(archive: Archive, root: Path, download: bool, files: tuple[str, ...]) -> Path:
     """The unpacked folder: in `root`, `root` itself, or from the archive that lies there or is to be downloaded.
 
-    A folder is known by holding one of `marks`.
+    A folder is known by holding one of `files`.
     """
     for folder in (root / archive.folder, root):
-        if any((folder / mark).exists() for mark in marks):
+        if any((folder / file).exists() for file in files):
             return folder
     packed = root / archive.name
     if not packed.exists():

@@ -1,4 +1,4 @@
-"""Folder parts: image files, decoded and augmented by worker processes as they are needed."""
+"""Folder splits: image files that worker processes decode and augment when they are needed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .images import centre_crop, opened, random_crop, require_pillow, stacked
+from .images import centre_crop, open_rgb, random_crop, require_pillow, to_tensor
 from .normalization import Normalization
-from .part import Batch, Part, mixed
+from .split import Batch, Split, derived_seed
 
 Item = tuple[str, int, int | None]  # a file, its label, and the seed of its augmentation
 
 
-class FolderPart(Part):
+class FolderSplit(Split):
     """Image files with labels, read as `size` x `size` pixels.
 
-    Augmented: a random crop, resized, and mirrored half the time; else the middle of the image. What is drawn for
-    an image depends on the epoch's seed and its index, so any number of workers gives the same batches.
+    Augmentation takes a random crop, resizes it, and mirrors half of the images. Without it, the crop is the middle
+    of the image. The random numbers of an image depend on the epoch's seed and the image's index, so the batches are
+    the same with any number of workers.
     """
 
     def __init__(
@@ -41,24 +42,24 @@ class FolderPart(Part):
         loader = DataLoader(
             _Reader(self.size),
             batch_sampler=(self._items(indices.tolist(), key) for indices in order.split(batch)),
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             num_workers=self.workers,
             pin_memory=device.type == "cuda",
-            generator=torch.Generator("cpu").manual_seed(0),  # it draws a seed for its workers, which use none
+            generator=torch.Generator("cpu").manual_seed(0),  # the loader seeds its workers from it; they ignore that
         )
-        for found in loader:
-            if isinstance(found, Exception):
-                raise found
-            images, labels = found
+        for result in loader:
+            if isinstance(result, Exception):
+                raise result
+            images, labels = result
             yield self.normalization(images), labels.to(device, non_blocking=True)
 
     def _items(self, indices: list[int], key: int | None) -> list[Item]:
-        """What a worker needs to know: it holds no list of files."""
-        return [(self.paths[i], self.labels[i], None if key is None else mixed(key, i)) for i in indices]
+        """Return all that a worker needs for a batch, so that workers hold no list of files."""
+        return [(self.paths[i], self.labels[i], None if key is None else derived_seed(key, i)) for i in indices]
 
 
 class _Reader(Dataset[Any]):
-    """Decodes a batch at a time. An error is returned, not raised, so that no worker's traceback is put before it."""
+    """Decode one batch at a time. Errors are returned, because a raised one would carry the worker's traceback."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -69,16 +70,16 @@ class _Reader(Dataset[Any]):
     def __getitems__(self, items: list[Item]) -> tuple[Tensor, Tensor] | Exception:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow's, about metadata that nobody reads
-                images = stacked([self._cut(path, seed) for path, _, seed in items])
+                warnings.simplefilter("ignore")  # Pillow warns about damaged metadata, which is not used here
+                images = to_tensor([self._crop(path, seed) for path, _, seed in items])
             return images.contiguous(), torch.tensor([label for _, label, _ in items])
         except (OSError, ValueError) as error:
             return error
 
-    def _cut(self, path: str, seed: int | None) -> Any:
-        image = opened(path)
+    def _crop(self, path: str, seed: int | None) -> Any:
+        image = open_rgb(path)
         return centre_crop(image, self.size) if seed is None else random_crop(image, self.size, Random(seed))
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

@@ -1,4 +1,4 @@
-"""Normalization: bytes to floats of mean 0 and standard deviation 1, on the device that trains."""
+"""Normalization: from bytes to floats of mean 0 and standard deviation 1, on the training device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Normalization:
-    """(pixel / white - mean) / std per channel; a call turns uint8 images into float32 ones, in the asked layout.
+    """Turn uint8 images into float32 ones, (pixel / white - mean) / std per channel, in the requested memory format.
 
     >>> half = Normalization(mean=[0.5], std=[0.5])
     >>> half(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)).flatten().tolist()
@@ -32,8 +32,6 @@ class Normalization:
         )
 
     def __call__(self, images: Tensor) -> Tensor:
-        images = images.to(
-            self.device, non_blocking=True
-        )  # as bytes: in one step with the next, it would travel as floats
+        images = images.to(self.device, non_blocking=True)  # moved before the conversion, while a pixel is one byte
         floats = images.to(torch.float32, memory_format=self.memory_format)
         return floats.sub_(self.mean).div_(self.std)

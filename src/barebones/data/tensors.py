@@ -1,4 +1,4 @@
-"""Tensor parts: images that live on the training device as bytes, and are augmented and normalized there."""
+"""Tensor splits: images that stay on the training device as bytes, and are augmented and normalized there."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .normalization import Normalization
-from .part import Batch, Part
+from .split import Batch, Split
 
-BLOCK = 1024  # images prepared at once: so few small kernels per batch that they cost a network nothing
+BLOCK = 1024  # images prepared at once, so that each batch needs only a few small kernels
 
 
-class TensorPart(Part):
-    """uint8 images, N x C x H x W, with labels; both are moved to the device of the normalization.
+class TensorSplit(Split):
+    """Images (uint8, N x C x H x W) with labels, both moved to the device of the normalization.
 
-    Augmented, an image is padded with `pad` black pixels, cut back to its size at a random place, and mirrored
-    half the time: tensor operations for many images at once.
+    Augmentation pads an image with `pad` black pixels on each side, crops it to its size at a random place, and
+    mirrors half of the images. It runs as tensor operations on many images at once.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class TensorPart(Part):
             yield from zip(self.normalization(images).split(batch), self.labels[block].split(batch), strict=True)
 
     def draws(self, key: int) -> Tensor:
-        """3 x N integers: of each image how far down and to the right it is cut, and whether it is mirrored."""
+        """Draw 3 x N integers: each image's vertical and horizontal offset of the crop, and whether it is mirrored."""
         generator = torch.Generator("cpu").manual_seed(key)
-        corners = torch.randint(2 * self.pad + 1, (2, len(self)), generator=generator, device="cpu")
+        offsets = torch.randint(2 * self.pad + 1, (2, len(self)), generator=generator, device="cpu")
         mirrored = torch.randint(1 + self.flip, (1, len(self)), generator=generator, device="cpu")
-        return torch.cat([corners, mirrored])
+        return torch.cat([offsets, mirrored])
 
 
 def cropped(images: Tensor, pad: int, down: Tensor, right: Tensor, mirrored: Tensor) -> Tensor:
-    """Each image padded by `pad` zeros all around, cut back to its size at (down, right), and mirrored where not 0.
+    """Pad each image with `pad` zeros, crop it to its size at (down, right), and mirror it if `mirrored` is not 0.
 
     >>> image = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).view(1, 1, 2, 2)
     >>> cropped(image, 1, torch.tensor([2]), torch.tensor([1]), torch.tensor([1])).tolist()
@@ -61,6 +61,6 @@ def cropped(images: Tensor, pad: int, down: Tensor, right: Tensor, mirrored: Ten
     rows = torch.arange(height, device=images.device) + down[:, None]
     columns = torch.arange(width, device=images.device)
     columns = torch.where(mirrored[:, None] > 0, width - 1 - columns, columns) + right[:, None]
-    pixels = (rows * (width + 2 * pad))[:, :, None] + columns[:, None, :]  # of the padded image, counted row by row
+    pixels = (rows * (width + 2 * pad))[:, :, None] + columns[:, None, :]  # indices into the padded image, row by row
     padded = F.pad(images, (pad, pad, pad, pad))
     return padded.flatten(2).gather(2, pixels.flatten(1)[:, None].expand(-1, channels, -1)).view_as(images)

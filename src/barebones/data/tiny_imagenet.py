@@ -1,4 +1,4 @@
-"""Tiny-ImageNet, from the official folder: 200 classes, 64x64 colour images, 100,000 to train and 10,000 to test."""
+"""Tiny-ImageNet from the official folder: 200 classes, 100,000 training and 10,000 test images of 64x64 pixels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from .download import Archive, located
-from .images import opened, require_pillow, stacked
+from .images import open_rgb, require_pillow, to_tensor
 from .normalization import Normalization
-from .part import Data, Request
-from .tensors import TensorPart
+from .split import Data, Request
+from .tensors import TensorSplit
 
 ARCHIVE = Archive(
     title="Tiny-ImageNet",
@@ -24,27 +24,26 @@ ARCHIVE = Archive(
     folder="tiny-imagenet-200",
 )
 SIZE = 64
-CLASSES, PER_CLASS, TESTED = 200, 500, 10_000  # of each class to train with; of all together to test with
+CLASSES, PER_CLASS, TEST_IMAGES = 200, 500, 10_000  # PER_CLASS counts training images
 MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
-CHUNK = 500  # files that a thread decodes at a time
+CHUNK = 500  # files that a thread decodes at once
 
 
 def load(request: Request) -> Data:
-    """The data set: all of `train` to train with, `val` to test with. A class is its folder's place in sorted order.
+    """Load the data set: `train` for training and `val` for testing. Classes are numbered in the sorted order of names.
 
-    The images are decoded once, into memory: 20 seconds or so of one processor, and 1.4 GB.
+    All images are decoded into memory at once, which takes about 20 seconds of one processor and 1.4 GB.
     """
     require_pillow()
-    folder = located(ARCHIVE, request.root, request.download, marks=("wnids.txt",))
+    folder = located(ARCHIVE, request.root, request.download, files=("wnids.txt",))
     classes = _classes(folder / "wnids.txt")
     normalization = Normalization(MEAN, STD, device=request.device, channels_last=request.channels_last)
 
-    def part(listed: tuple[list[Path], list[int]]) -> TensorPart:
-        paths, labels = listed
-        return TensorPart(_decoded(paths, request.workers), torch.tensor(labels), normalization)
+    def split(paths: list[Path], labels: list[int]) -> TensorSplit:
+        return TensorSplit(_decoded(paths, request.workers), torch.tensor(labels), normalization)
 
-    train, test = _train(folder / "train", classes), _test(folder / "val", classes)  # both listed before one is read
-    return Data("tiny-imagenet", CLASSES, SIZE, channels=3, train=part(train), validation=None, test=part(test))
+    train, test = _train(folder / "train", classes), _test(folder / "val", classes)  # check both before decoding either
+    return Data("tiny-imagenet", CLASSES, SIZE, channels=3, train=split(*train), validation=None, test=split(*test))
 
 
 def _classes(path: Path) -> dict[str, int]:
@@ -61,26 +60,26 @@ def _train(folder: Path, classes: dict[str, int]) -> tuple[list[Path], list[int]
         images = folder / name / "images"
         if not images.is_dir():
             raise FileNotFoundError(f"{images} is missing; unpack {ARCHIVE.name} again")
-        found = sorted(images.glob("*.JPEG"))
-        if len(found) != PER_CLASS:
-            raise ValueError(f"{images} holds {len(found)} images, not {PER_CLASS}; unpack {ARCHIVE.name} again")
-        paths += found
-        labels += [label] * len(found)
+        class_paths = sorted(images.glob("*.JPEG"))
+        if len(class_paths) != PER_CLASS:
+            raise ValueError(f"{images} has {len(class_paths)} images, not {PER_CLASS}; unpack {ARCHIVE.name} again")
+        paths += class_paths
+        labels += [label] * len(class_paths)
     return paths, labels
 
 
 def _test(folder: Path, classes: dict[str, int]) -> tuple[list[Path], list[int]]:
-    """The images of `val`, which all lie in one folder: only its annotations know their classes."""
+    """List the images of `val`. They are all in one folder; the annotations give their classes."""
     annotations = folder / "val_annotations.txt"
     labels: dict[str, int] = {}
     for number, line in enumerate(_text(annotations).splitlines(), 1):
         name, _, rest = line.partition("\t")
         label = classes.get(rest.partition("\t")[0])
         if label is None or Path(name).name != name:
-            raise ValueError(f"{annotations} is damaged: line {number} does not give an image and one of the classes")
+            raise ValueError(f"{annotations} is damaged: line {number} does not name an image and one of the classes")
         labels[name] = label
-    if len(labels) != TESTED:
-        raise ValueError(f"{annotations} is truncated or damaged: it names {len(labels)} images, not {TESTED}")
+    if len(labels) != TEST_IMAGES:
+        raise ValueError(f"{annotations} is truncated or damaged: it names {len(labels)} images, not {TEST_IMAGES}")
     return [folder / "images" / name for name in labels], list(labels.values())
 
 
@@ -97,12 +96,12 @@ def _decoded(paths: Sequence[Path], threads: int) -> Tensor:
     def chunk(start: int) -> Tensor:
         images = []
         for path in paths[start : start + CHUNK]:
-            image = opened(path)  # grey ones, about 2 %, become RGB there
+            image = open_rgb(path)  # about 2 % of the images are grey
             if image.size != (SIZE, SIZE):
                 raise ValueError(f"{path} is {image.width} x {image.height} pixels, not {SIZE} x {SIZE}")
             images.append(image)
-        return stacked(images)
+        return to_tensor(images)
 
     with warnings.catch_warnings(), ThreadPoolExecutor(max(1, threads)) as pool:
-        warnings.simplefilter("ignore")  # Pillow's, about metadata that nobody reads
+        warnings.simplefilter("ignore")  # Pillow warns about damaged metadata, which is not used here
         return torch.cat(list(pool.map(chunk, range(0, len(paths), CHUNK))))

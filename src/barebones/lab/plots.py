@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data import DATA
 from .colours import COLOURS, MARKERS
 
 if TYPE_CHECKING:
@@ -34,13 +35,6 @@ NAMES = {
     "iter-snip": "Iter SNIP",
     "force": "FORCE",
     "hybrid": "Hybrid",
-}
-DATA = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "tiny-imagenet": "Tiny-ImageNet",
-    "imagenet": "ImageNet",
-    "digits": "Digits",
 }
 MODELS = {
     "resnet50": "ResNet-50",
@@ -97,12 +91,17 @@ def mark(method: str) -> str:
     return MARKERS.get(method, ".")
 
 
+def data_label(name: str) -> str:
+    """Return the label of a data set; the name itself if there is none."""
+    return (DATA[name].label if name in DATA else "") or name
+
+
 def title(data: str, model: str) -> str:
     """
     >>> title("cifar10", "vgg19"), title("digits", "my.module:net")
     ('CIFAR-10, VGG-19', 'Digits, my.module:net')
     """
-    return f"{DATA.get(data, data)}, {MODELS.get(model, model)}"
+    return f"{data_label(data)}, {MODELS.get(model, model)}"
 
 
 def percent(share: float) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 
-from ..data import SHAPES
+from ..data import DATA
 from ..files.masks import load_masks
 from ..masks import Masks
 from .experiment import Experiment
@@ -40,8 +39,8 @@ def initial(experiment: Experiment) -> nn.Module:
 
 def example(experiment: Experiment, batch: int = 2) -> Tensor:
     """Noise in the shape of the experiment's images, always the same."""
-    _, size, channels = SHAPES[experiment.data]
-    return torch.randn(batch, channels, size, size, generator=torch.Generator("cpu").manual_seed(0))
+    data = DATA[experiment.data]
+    return torch.randn(batch, data.channels, data.size, data.size, generator=torch.Generator("cpu").manual_seed(0))
 
 
 class _Network(Network):
@@ -49,5 +48,4 @@ class _Network(Network):
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment, self.device = experiment, torch.device("cpu")
-        classes, size, channels = SHAPES[experiment.data]
-        self.data = SimpleNamespace(classes=classes, size=size, channels=channels)  # type: ignore[assignment]
+        self.data = DATA[experiment.data]  # type: ignore[assignment]

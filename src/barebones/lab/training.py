@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data import Data, Part
+from ..data import Data, Split
 from ..files import container as files
 from ..gpu.graphs import Captured
 from ..holding import hold
@@ -188,7 +188,7 @@ class Training:
             self.best = Best(self.epoch, validation.top1, test.top1)
         return validation, test
 
-    def evaluate(self, part: Part) -> Accuracy:
+    def evaluate(self, part: Split) -> Accuracy:
         """The accuracy on a part of the data, as it is."""
         return evaluate(self.model, part, 4 * self.plan.batch, self.precision, self.data.classes)
 
@@ -244,7 +244,7 @@ class Training:
         return dict(about["about"])
 
 
-def evaluate(model: nn.Module, part: Part, batch: int, precision: str, classes: int) -> Accuracy:
+def evaluate(model: nn.Module, part: Split, batch: int, precision: str, classes: int) -> Accuracy:
     """The accuracy of a network, in evaluation mode, on a part of the data; its mode is put back."""
     device = next(model.parameters()).device
     total = torch.zeros(4, dtype=torch.float64, device=device)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ...accounting import Layer, account
-from ...data import SHAPES
+from ...data import DATA
 from ...files.masks import load_masks
 from ...masks import Masks
 from ...models import MODELS, build
@@ -204,15 +204,16 @@ def _followed(masks: Masks, settings: Row) -> list[Layer]:
     """The layers with their effective weights, by following the network from input to output, on the CPU."""
     if settings["model"] not in MODELS:  # whatever a stranger's run folder names is not imported
         raise ValueError("the network is not one of barebones's own, so its layers are not followed here")
-    _, size, channels = SHAPES[settings["data"]]
-    return account(_network(settings["model"], settings["data"]), masks, torch.zeros(1, channels, size, size)).layers
+    data = DATA[settings["data"]]
+    example = torch.zeros(1, data.channels, data.size, data.size)
+    return account(_network(settings["model"], settings["data"]), masks, example).layers
 
 
 @lru_cache(maxsize=2)
 def _network(model: str, data: str) -> nn.Module:
     """Of any weights: only its shape matters."""
     with torch.random.fork_rng(devices=[]):
-        return build(model, *SHAPES[data])
+        return build(model, *DATA[data].dimensions)
 
 
 FIELDS = {  # of a line of metrics

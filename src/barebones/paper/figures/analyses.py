@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...data import SHAPES, Batch
+from ...data import DATA, Batch
 from ...lab.experiment import Experiment
 from ...lab.run import Network, RunOptions
 from ...models import build, parameter_table
@@ -127,7 +127,7 @@ def parameters(settings: Settings, place: RunOptions) -> Iterator[Row]:
     """Percentages of weights per layer type, and the number of parameters; nothing is allocated for them."""
     for data, model in settings["pairs"]:
         with torch.device("meta"):
-            own = parameter_table(build(model, *SHAPES[data]))
+            own = parameter_table(build(model, *DATA[data].dimensions))
         yield {"source": "ours", "data": data, "model": model, **own._asdict()}
 
 

@@ -195,7 +195,8 @@ def draw_imagenet(rows: Rows) -> Canvas:
     ]
     first = rows[0]
     schedule = f"{first['epochs']} epoch{'s' * (first['epochs'] != 1)}"
-    note = f"{style.DATA[first['data']]}, {schedule}; accuracy in %.\nDense: nothing removed, the same in both columns."
+    data = style.data_label(first["data"])
+    note = f"{data}, {schedule}; accuracy in %.\nDense: nothing removed, the same in both columns."
     return style.table(
         ["", *["top-1", "top-5"] * len(places)], body, [1.1, *[0.62] * 2 * len(places)], above, rules, note
     )

@@ -1,0 +1,139 @@
+"""Splits: the images to train, validate or test with, in batches that depend on nothing but a seed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+Batch = tuple[Tensor, Tensor]  # images (float32, N x C x H x W) and labels (int64, N), both on the split's device
+
+
+class Split(ABC):
+    """Images with labels, read one epoch at a time.
+
+    All random numbers are drawn on the CPU, from generators seeded by (seed, number). So the global generators are
+    not touched, every device gets the same batches, and training can resume at any epoch.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    @abstractmethod
+    def read(self, order: Tensor, batch: int, key: int | None) -> Iterator[Batch]:
+        """Yield the images of these indices, `batch` at a time.
+
+        Each image is augmented by random numbers that depend on `key` and its index; with None it is not augmented.
+        """
+
+    def epoch(
+        self,
+        batch: int,
+        seed: int = 0,
+        number: int = 0,
+        shuffle: bool = False,
+        augment: bool = False,
+        drop_last: bool = False,
+        skip: int = 0,
+    ) -> Iterator[Batch]:
+        """Yield every image once, as epoch `number` of a training with this `seed`.
+
+        `drop_last` leaves out the last batch if it is smaller than the others. The first `skip` batches are left out
+        without being read, which lets a training resume within an epoch. The augmentation of an image depends on
+        (seed, number) and on the image, not on the batch that it is in.
+        """
+        if batch < 1:
+            raise ValueError(f"a batch must have at least one image, not {batch}")
+        order = torch.arange(len(self), device="cpu")
+        if shuffle:
+            generator = torch.Generator("cpu").manual_seed(derived_seed("order", seed, number))
+            order = torch.randperm(len(self), generator=generator, device="cpu")
+        if drop_last:
+            if batch > len(self):
+                raise ValueError(
+                    f"a batch of {batch} is larger than the split of {len(self)} images; use a smaller one"
+                )
+            order = order[: len(self) // batch * batch]
+        order = order[skip * batch :]
+        if not len(order):
+            return iter(())
+        return self.read(order, batch, derived_seed("augment", seed, number) if augment else None)
+
+    def scoring(self, batch: int, seed: int = 0) -> ScoringBatches:
+        """Return batches for `prune`: shuffled, augmented, all of the same size."""
+        return ScoringBatches(self, batch, seed)
+
+
+class ScoringBatches:
+    """Shuffled, augmented batches of equal size, which can be iterated any number of times.
+
+    Each pass draws its epoch number from torch's global CPU generator, as a shuffling DataLoader does. `prune` seeds
+    that generator for every pass, so each pass has new batches, and replaying a pass gives the same ones.
+    """
+
+    def __init__(self, split: Split, batch: int, seed: int) -> None:
+        if not 1 <= batch <= len(split):
+            raise ValueError(f"a batch of {batch} cannot be drawn from {len(split)} images; use 1 to {len(split)}")
+        self.split, self.batch, self.seed = split, batch, seed
+
+    def __len__(self) -> int:
+        """Return the number of batches in a pass."""
+        return len(self.split) // self.batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        number = int(torch.randint(2**62, (), device="cpu"))
+        return self.split.epoch(self.batch, self.seed, number, shuffle=True, augment=True, drop_last=True)
+
+
+@dataclass(frozen=True)
+class Data:
+    """A loaded data set."""
+
+    name: str
+    classes: int
+    size: int  # pixels along each side of an image
+    channels: int
+    train: Split
+    validation: Split | None  # held out of the training images; None if all of them are trained on
+    test: Split
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `load`, as the loader of each data set receives them."""
+
+    root: Path  # the folder of the data set, or the folder that contains it
+    device: torch.device  # of the batches
+    download: bool = False
+    workers: int = 0  # processes or threads that decode image files
+    channels_last: bool = False
+
+
+def derived_seed(*values: object) -> int:
+    """Return a seed that is a hash of the values.
+
+    >>> first, again, other = derived_seed("order", 0, 1), derived_seed("order", 0, 1), derived_seed("order", 1, 0)
+    >>> first == again, first == other
+    (True, False)
+    """
+    return int.from_bytes(sha256(repr(values).encode()).digest()[:8], "big") >> 1
+
+
+def held_out(count: int, share: float = 0.1) -> Tensor:
+    """Return a mask of the images held out for validation: those whose index has the smallest hash.
+
+    The mask needs no random generator, so it is the same in every run and with every release of torch.
+
+    >>> held_out(20).nonzero().flatten().tolist()
+    [8, 9]
+    """
+    order = sorted(range(count), key=lambda index: sha256(str(index).encode()).digest())
+    held = torch.zeros(count, dtype=torch.bool, device="cpu")
+    held[order[: round(share * count)]] = True
+    return held
