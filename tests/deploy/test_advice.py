@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import barebones as bb
 from barebones.cli.app import app
-from barebones.deploy import advice as speed
+from barebones.deploy.advice import advise, advisor, measuring, training, variants
 from barebones.lab import stored
 from barebones.lab.experiment import Experiment
 
@@ -35,8 +35,8 @@ def mask(tmp_path_factory) -> str:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch) -> None:
-    monkeypatch.setattr(speed, "SECONDS", 0.0)
-    monkeypatch.setattr(speed, "PAUSE", 0.0)
+    monkeypatch.setattr(measuring, "SECONDS", 0.0)
+    monkeypatch.setattr(measuring, "PAUSE", 0.0)
 
 
 def said(*arguments: str, code: int = 0) -> str:
@@ -62,11 +62,11 @@ def test_the_advisor_prints_every_way_and_a_verdict(mask):
 
 def test_shrunk_networks_are_measured_as_they_are_returned(monkeypatch):
     seen = []
-    monkeypatch.setattr(speed, "hold", lambda network, masks, optimizer: seen.append(strides(network)))
+    monkeypatch.setattr(training, "hold", lambda network, masks, optimizer: seen.append(strides(network)))
     model, example = stored.initial(EXPERIMENT), torch.randn(2, 1, 8, 8)
     generator = torch.Generator().manual_seed(0)
     masks = {n: torch.rand(p.shape, generator=generator) < 0.1 for n, p in bb.prunable(model).items()}
-    speed._training(model, masks, example, 2, 1, torch.device("cpu"), "fp32")
+    training.measure_steps(model, masks, example, batch=2, repeats=1, device=torch.device("cpu"), precision="fp32")
     small, wide = bb.shrink(model, masks, example), bb.shrink(model, masks, example, multiple_of=8)
     last = deepcopy(model).to(memory_format=torch.channels_last)
     assert seen == [strides(network) for network in (model, last, small.module, wide.module)]
@@ -88,7 +88,7 @@ def test_a_network_that_cannot_be_channels_last_is_measured_as_it_is():
     example, masks = torch.randn(2, 1, 8, 8), {"features.weight": torch.rand(8, 1, 3, 3) < 0.3}
     console = Console(file=io.StringIO(), width=120)
     options = {"batches": [1], "train_batch": 2, "repeats": 1, "device": "cpu", "precision": "fp32"}
-    speed.run(console, Viewed(), masks, example, **options)
+    advise(console, Viewed(), masks, example, **options)
     words = console.file.getvalue()
     assert "shrunk to multiples of 8 " in words
     assert "channels last" not in words
@@ -98,24 +98,26 @@ def strides(network):
     return {name: p.stride() for name, p in network.named_parameters()}
 
 
-def test_where_pruning_does_not_pay_it_is_said():
-    ways = [
-        speed.Way("dense PyTorch", torch.nn.Identity(), seconds={1: 1.0}),
-        speed.Way("masked", torch.nn.Identity(), seconds={1: 1.0}),
-        speed.Way("shrunk + sparse", torch.nn.Identity(), seconds={1: 1.2}),
-        speed.Way("dense onnxruntime", torch.nn.Identity(), seconds={1: 0.5}),
+def test_the_verdict_says_whether_pruning_pays():
+    compared = [
+        variants.Variant("dense PyTorch", torch.nn.Identity(), seconds={1: 1.0}),
+        variants.Variant("masked", torch.nn.Identity(), seconds={1: 1.0}),
+        variants.Variant("shrunk + sparse", torch.nn.Identity(), seconds={1: 1.2}),
+        variants.Variant("dense onnxruntime", torch.nn.Identity(), seconds={1: 0.5}),
     ]
-    first = next(speed._advice(ways, [1]))
-    assert first == (
-        "Batch 1: pruning does not pay here. masked, the fastest pruned way, runs at 0.50 times the speed of "
+    assert next(advisor.verdict(compared, [1])) == (
+        "Batch 1: pruning does not pay here. masked, the fastest pruned variant, runs at 0.50 times the speed of "
         "dense onnxruntime."
     )
-    ways[2].seconds[1] = 0.1
-    assert "shrunk + sparse is the fastest, 10.0 times dense PyTorch and 5.0 times" in next(speed._advice(ways, [1]))
+    compared[2].seconds[1] = 0.1
+    assert next(advisor.verdict(compared, [1])) == (
+        "Batch 1: shrunk + sparse is the fastest, 10.0 times as fast as dense PyTorch and 5.0 times as fast as "
+        "dense onnxruntime, the fastest dense variant."
+    )
 
 
 def test_onnxruntime_may_be_absent(mask, monkeypatch):
-    monkeypatch.setattr(speed, "find_spec", lambda name: None)
+    monkeypatch.setattr(variants, "find_spec", lambda name: None)
     words = said("bench", "speed", mask, "--batch", "1", "--repeats", "1", "--train-batch", "0")
     assert "pip install 'barebones[export]'" in words
     assert "training step" not in words

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from barebones.deploy.shrink import shrink
-from barebones.deploy.sparse import Choice, SparseLayer, choices, engine, sparsify_for_cpu
+from barebones.deploy.sparse import LayerChoice, SparseLayer, choices, engine, sparsify_for_cpu
 from barebones.deploy.sparse import layer as layers
 from barebones.models import build
 from barebones.scope import prunable
@@ -44,7 +44,7 @@ def every_way(layer: nn.Module, x: Tensor, add: Tensor | None = None, relu: bool
     sparse = SparseLayer(layer)
     sparse.relu = relu
     with torch.no_grad():
-        found, _ = sparse._all_ways(x)
+        found, _ = sparse.implementations(x)
         return {name: way(x, add) for name, way in found.items()}
 
 
@@ -385,7 +385,7 @@ def test_the_fastest_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers.time, "perf_counter", lambda: float(next(clock)))
     ways = {"dense": lambda x, add: [next(clock) for _ in range(5)], "sparse": lambda x, add: None}
     choice = layer._measured(ways, x, None, "")
-    assert choice == Choice("name", (3, 4), torch.get_num_threads(), 8, 8, "sparse", {"dense": 6e6, "sparse": 1e6})
+    assert choice == LayerChoice("name", (3, 4), torch.get_num_threads(), 8, 8, "sparse", {"dense": 6e6, "sparse": 1e6})
 
 
 def test_a_copy_computes_the_same_and_knows_its_choices() -> None:
@@ -490,7 +490,7 @@ def test_without_a_compiler_layers_stay_dense_and_say_why(fresh: Path, monkeypat
     ("script", "why"),
     [
         ("echo 'kernel.cpp:1: error: no such thing' >&2; exit 1", "error: no such thing"),
-        ('for last; do true; done; [ "$last" = --version ] || echo nonsense > "$last"', "could not be loaded"),
+        ('for last; do true; done; [ "$last" = --version ] || echo nonsense > "$last"', "cannot be loaded"),
     ],
 )
 def test_a_build_that_fails_is_a_sentence(fresh: Path, script: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -488,14 +488,14 @@ def bench_speed(
 
     barebones bench speed mask.safetensors
     """
-    from ..deploy.advice import run
+    from ..deploy.advice import advise
     from ..lab import stored
 
     if precision not in ("fp32", "tf32", "bf16"):
         raise ValueError(f"precision {precision!r} is unknown; choose fp32, tf32 or bf16")
     place = known_device(device)
     experiment, network, masks = _stored(mask, model, data)
-    run(
+    advise(
         Console(), network, masks, stored.example(experiment), batches=batch or [1, 64], train_batch=train_batch,
         repeats=repeats, device=place, precision=precision,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fusing: a ReLU or a sum that alone reads a layer's output becomes part of that layer."""
+"""Fusing: a ReLU or a sum that is the only reader of a layer becomes part of that layer."""
 
 from __future__ import annotations
 
@@ -19,37 +19,38 @@ IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, oper
 
 
 def fused(model: nn.Module, layers: Set[str], example: Any) -> tuple[fx.GraphModule, set[str]] | None:
-    """The model as a graph in which `layers` are called with what is to be added to their output, and those that a
-    ReLU shall follow; neither the sum nor the ReLU is there any more. None where the model cannot be traced.
+    """Return the model as a graph without the fused sums and ReLUs, and the names of the layers that need a ReLU.
 
-    Only what alone reads a layer that is called once is fused, and sums only of one shape. The layers themselves are
-    not changed: whoever calls this replaces them by ones that take a summand and apply a ReLU.
+    In the graph, a layer whose sum was fused is called with the other summand as its second argument. A sum or ReLU is
+    fused only if it is the only reader of a layer that is called once, and a sum only if both terms have one shape. The
+    layers themselves do not change: the caller must replace them by layers that take a summand and apply a ReLU. The
+    result is None if the model cannot be traced.
     """
     args, kwargs = call(example)
-    if kwargs or not layers or "" in layers:  # the model may be one layer itself
+    if kwargs or not layers or "" in layers:  # "": the model itself is the layer
         return None
     try:
         graph = fx.GraphModule(model, _Tracer(layers).trace(model), type(model).__name__)
         shapes = _Shapes(graph)
         shapes.run(*args)
-    except Exception:  # whatever a stranger's forward does with a stand-in for a tensor
+    except Exception:  # a user's forward may raise anything when it is called with fx proxies instead of tensors
         return None
     calls = Counter(node.target for node in graph.graph.nodes if node.op == "call_module")
-    open_to = {str(target) for target, count in calls.items() if target in layers and count == 1}
+    called_once = {str(target) for target, count in calls.items() if target in layers and count == 1}
     modules = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         if node.op == "call_module" and type(modules[node.target]) is nn.Identity:
             node.replace_all_uses_with(cast(fx.Node, node.args[0]))
             graph.graph.erase_node(node)
-    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    order = {node: index for index, node in enumerate(graph.graph.nodes)}
     for node in list(graph.graph.nodes):
         if _is_sum(node):
-            _fuse_sum(graph.graph, node, open_to, shapes.found, order, modules)
+            _fuse_sum(graph.graph, node, called_once, shapes.by_node, order, modules)
     rectified = set()
     for node in list(graph.graph.nodes):
         if _is_relu(node, modules):
             source: Any = node.args[0]
-            if _is_layer(source, open_to) and len(source.users) == 1:
+            if _is_layer(source, called_once) and len(source.users) == 1:
                 node.replace_all_uses_with(source)
                 graph.graph.erase_node(node)
                 rectified.add(str(source.target))
@@ -59,7 +60,7 @@ def fused(model: nn.Module, layers: Set[str], example: Any) -> tuple[fx.GraphMod
 
 
 class _Tracer(fx.Tracer):
-    """Looks only into modules that hold some of the layers, so that what others do inside need not be traceable."""
+    """A tracer that enters only modules that contain some of the layers, so that others need not be traceable."""
 
     def __init__(self, layers: Set[str]) -> None:
         super().__init__()
@@ -72,17 +73,17 @@ class _Tracer(fx.Tracer):
 
 
 class _Shapes(fx.Interpreter):
-    """Runs a graph and notes the shape of every tensor."""
+    """An interpreter that runs a graph and records the shape of every tensor."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.found: dict[fx.Node, torch.Size] = {}
+        self.by_node: dict[fx.Node, torch.Size] = {}
 
     @torch.no_grad()
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, Tensor):
-            self.found[n] = result.shape
+            self.by_node[n] = result.shape
         return result
 
 
@@ -94,20 +95,23 @@ def _fuse_sum(
     order: dict[fx.Node, int],
     modules: dict[str, nn.Module],
 ) -> None:
-    """Give one term of a sum to the layer that computes the other, where nothing changes while it waits."""
+    """Pass one term of a sum to the layer that computes the other term, unless a tensor changes in between.
+
+    The call of the layer moves to where the sum was, because both terms exist there.
+    """
     first, second = cast(tuple[Any, Any], node.args)
-    both = isinstance(first, fx.Node) and isinstance(second, fx.Node) and first is not second
-    if not both or shapes.get(first) is None or shapes.get(first) != shapes.get(second):
+    distinct = isinstance(first, fx.Node) and isinstance(second, fx.Node) and first is not second
+    if not distinct or shapes.get(first) is None or shapes.get(first) != shapes.get(second):
         return
     pairs = [(first, second)] if node.target is operator.iadd else [(first, second), (second, first)]
     pairs = [(a, b) for a, b in pairs if _is_layer(a, layers) and len(a.users) == 1 and len(a.args) == 1]
-    for layer, other in sorted(pairs, key=lambda pair: -order[pair[0]]):  # the later one need not wait
+    for layer, other in sorted(pairs, key=lambda pair: -order[pair[0]]):  # moving the later layer crosses fewer nodes
         between = [n for n in graph.nodes if order[layer] < order.get(n, -1) < order[node]]
         if any(_changes(n, modules) for n in between):
             continue
         layer.args = (*layer.args, other)
         node.replace_all_uses_with(layer)
-        node.prepend(layer)  # where the sum was, both terms are there
+        node.prepend(layer)
         order[layer] = order[node]
         graph.erase_node(node)
         return
@@ -130,15 +134,14 @@ def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 
 
 def _changes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Whether it may write into a tensor that is there already."""
+    """Tell whether the node may write into an existing tensor."""
     if node.op == "call_module":
-        inside = list(modules[str(node.target)].modules())
-        known = all(type(module).__module__.startswith("torch.nn.") for module in inside)
-        return not known or any(getattr(module, "inplace", False) for module in inside)
+        submodules = list(modules[str(node.target)].modules())
+        known = all(type(module).__module__.startswith("torch.nn.") for module in submodules)
+        return not known or any(getattr(module, "inplace", False) for module in submodules)
     if node.op == "call_method":
         return str(node.target).endswith("_")
-    return bool(node.kwargs.get("inplace") or "out" in node.kwargs) or node.target in IN_PLACE or _named_in_place(node)
-
-
-def _named_in_place(node: fx.Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "__name__", "").endswith("_")
+    if node.op == "call_function":
+        in_place_name = getattr(node.target, "__name__", "").endswith("_")
+        return in_place_name or node.target in IN_PLACE or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+    return False

@@ -1,4 +1,4 @@
-"""The sparse layer: a convolution or linear layer that computes with its kept weights, where that is faster."""
+"""The sparse layer: a convolution or linear layer that computes with its kept weights only, if that is faster."""
 
 from __future__ import annotations
 
@@ -13,44 +13,42 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .engine import engine
-from .plan import Geometry, Kept, Planned
+from .plan import Geometry, KeptWeights, KernelPlan
 
-SPATIAL: dict[type[nn.Module], int] = {
-    nn.Linear: 0,
-    nn.Conv1d: 1,
-    nn.Conv2d: 2,
-}  # exact types: others may do more
-SECONDS = 0.05  # that measuring takes at most, of each way
+# Spatial dimensions of the supported layers. Only these exact types: a subclass may compute something else.
+SPATIAL: dict[type[nn.Module], int] = {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2}
+SECONDS = 0.05  # time limit for measuring one implementation
 REPEATS = 9
 
-Way = Callable[[Tensor, Tensor | None], Tensor]
-Key = tuple[torch.Size, int]  # shape of the input, threads
+Implementation = Callable[[Tensor, Tensor | None], Tensor]  # (input, summand) -> output
+Key = tuple[torch.Size, int]  # input shape, number of threads
 
-_measuring = RLock()  # two measurements at the same time would spoil each other
+_measuring = RLock()  # two measurements at the same time would disturb each other
 
 
 @dataclass(frozen=True)
-class Choice:
-    """How one layer computes inputs of one shape, and the microseconds that each way took here."""
+class LayerChoice:
+    """The implementation that one layer uses for one input shape: the one that was measured fastest on this machine."""
 
     layer: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the input
     threads: int
     kept: int
     total: int
     chosen: str  # "dense", "matmul", "sparse" or "sparse, gathered"
-    microseconds: dict[str, float] = field(default_factory=dict)
-    reason: str = ""  # why it was not measured, where it was not
+    microseconds: dict[str, float] = field(default_factory=dict)  # of each implementation
+    reason: str = ""  # why there was nothing to measure, if there was nothing
 
 
 class SparseLayer(nn.Module):
-    """`weight` and `bias` as in the layer it stands for, pruned weights zero; for inference only.
+    """A layer for inference with the `weight` and `bias` of the layer that it replaces; pruned weights are zero.
 
-    The first input of each shape (and number of threads) is computed in every way there is, some times over, and the
-    fastest is kept for that shape: dense (`dense`, or `matmul` for kernels of one pixel) or by the kernel that reads
-    kept weights only, in place or from gathered planes (`sparse`). `relu` applies one to the output, and `forward`'s
-    `add` is added before it. Inputs that are not float32 on the CPU, under autocast or tracing are computed densely.
-    What is pruned is not looked at: where the input is not finite, a dense layer may give NaN and this one does not.
+    When an input of a new shape (or with a new number of threads) arrives, the layer measures every implementation a
+    few times and uses the fastest for that shape from then on. `dense` is torch's layer, `matmul` is a matrix product
+    for kernels of one pixel, and `sparse` is the kernel that reads kept weights only, either with the pixels of the
+    input itself or with gathered planes. The output is `conv(x) + add`, followed by a ReLU if `relu` is set. Inputs
+    that are not float32 on the CPU are computed densely, and so are all inputs under autocast or tracing. Pruned
+    weights are never multiplied: if the input is not finite, a dense layer may return NaN where this one does not.
     """
 
     def __init__(self, layer: nn.Module, name: str = "") -> None:
@@ -63,12 +61,10 @@ class SparseLayer(nn.Module):
         self.dense_options = _options(layer)
         self.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
-        self.choices: dict[Key, Choice] = {}
-        self._ways: dict[Key, Way] = {}
-        self._kept: Kept | None = None
-        self._planned: tuple[int, ...] | None = (
-            self._versions()
-        )  # of the weights that plans and measurements were made for
+        self.choices: dict[Key, LayerChoice] = {}
+        self._fastest: dict[Key, Implementation] = {}
+        self._kept: KeptWeights | None = None
+        self._planned: tuple[int, ...] | None = self._versions()  # of the weights that plans and measurements are for
         self.eval()
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
@@ -76,26 +72,23 @@ class SparseLayer(nn.Module):
             return self._dense(x, add)
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
-                "a model made sparse for the CPU is for inference only and gives no gradients; "
+                "a model from sparsify_for_cpu is for inference only and computes no gradients; "
                 "call it under torch.no_grad(), or differentiate the masked model"
             )
         if (now := self._versions()) != self._planned:
             if self._planned is not None:  # not the first call of a copy, which has the weights it was measured with
                 self._forget()
             self._planned = now
-        way = self._ways.get((x.shape, torch.get_num_threads()))
-        return self._first(x, add) if way is None else way(x, add)
+        compute = self._fastest.get((x.shape, torch.get_num_threads())) or self._choose(x, add)
+        return compute(x, add)
 
     def extra_repr(self) -> str:
         shape = "×".join(map(str, self.weight.shape))
         return f"{shape}, {int(self.weight.count_nonzero()):,} kept{', relu' if self.relu else ''}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {
-            "_ways": {},
-            "_kept": None,
-            "_planned": None,
-        }  # plans hold addresses; a copy makes its own
+        # Plans hold addresses, so a copy makes its own.
+        return self.__dict__ | {"_fastest": {}, "_kept": None, "_planned": None}
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> SparseLayer:
         self._forget()
@@ -107,69 +100,71 @@ class SparseLayer(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def _versions(self) -> tuple[int, ...]:
-        """Where weight and bias lie, and how often they were changed in place, as far as torch counts that."""
-        parts = (self.weight,) if self.bias is None else (self.weight, self.bias)
-        return tuple(n for p in parts for n in (p.data_ptr(), -1 if p.is_inference() else p._version))
+        """Return the addresses of weight and bias, and how often each was changed in place if torch counts that."""
+        tensors = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        return tuple(n for t in tensors for n in (t.data_ptr(), -1 if t.is_inference() else t._version))
 
     def _forget(self) -> None:
-        """The weights change: what was planned and measured holds no more."""
-        self._ways, self.choices, self._kept = {}, {}, None
+        """Drop all plans and measurements, because the weights change."""
+        self._fastest, self.choices, self._kept = {}, {}, None
 
-    def _first(self, x: Tensor, add: Tensor | None) -> Tensor:
-        """Choose a way for this shape and go it."""
+    def _choose(self, x: Tensor, add: Tensor | None) -> Implementation:
+        """Measure which implementation is the fastest for inputs like this one, and remember it."""
         key = (x.shape, torch.get_num_threads())
         with _measuring, torch.no_grad():
-            if key not in self._ways:
-                ways, reason = self._all_ways(x)
-                known = self.choices.get(key)  # a copy knows what was measured
-                if known is None or known.chosen not in ways:
-                    known = self._measured(ways, x, add, reason)
-                self.choices[key], self._ways[key] = known, ways[known.chosen]
-        return self._ways[key](x, add)
+            if key not in self._fastest:
+                available, reason = self.implementations(x)
+                choice = self.choices.get(key)  # a copy knows what was measured
+                if choice is None or choice.chosen not in available:
+                    choice = self._measured(available, x, add, reason)
+                self.choices[key], self._fastest[key] = choice, available[choice.chosen]
+        return self._fastest[key]
 
-    def _all_ways(self, x: Tensor) -> tuple[dict[str, Way], str]:
-        """Every way to compute inputs of this shape; and why there is no sparse one, where there is none."""
-        ways: dict[str, Way] = {"dense": self._dense}
-        shape = self._canonical(x)
+    def implementations(self, x: Tensor) -> tuple[dict[str, Implementation], str]:
+        """Return all implementations for inputs of this shape, and the reason why there is no sparse one, if so."""
+        available: dict[str, Implementation] = {"dense": self._dense}
+        shape = self._image_shape(x)
         if shape is None:
-            return ways, "the input has no pixels, or does not fit the layer"  # torch says which
+            return available, "the input has no pixels, or does not fit the layer"  # torch says which
         if self.spatial and self.geometry == Geometry():
-            ways["matmul"] = self._matmul
+            available["matmul"] = self._matmul
         kernel = engine()
         if isinstance(kernel, str):
-            return ways, kernel
+            return available, kernel
         if self._kept is None:
             weight = self.weight.view(self.weight.shape[:2] + (1,) * (2 - self.spatial) + self.weight.shape[2:])
-            self._kept = Kept.of(weight, self.bias, self.geometry)
-        planned = Planned(self._kept, shape, torch.get_num_threads(), self.relu)
-        ways["sparse"] = self._sparse(planned, kernel.barebones_run, x)
-        if planned.in_place:
-            planned = Planned(self._kept, shape, torch.get_num_threads(), self.relu, gather=True)
-            ways["sparse, gathered"] = self._sparse(planned, kernel.barebones_run, x)
-        return ways, ""
+            self._kept = KeptWeights.of(weight, self.bias, self.geometry)
+        plan = KernelPlan(self._kept, shape, torch.get_num_threads(), self.relu)
+        available["sparse"] = self._sparse(plan, kernel.barebones_run, x)
+        if plan.in_place:
+            plan = KernelPlan(self._kept, shape, torch.get_num_threads(), self.relu, gather=True)
+            available["sparse, gathered"] = self._sparse(plan, kernel.barebones_run, x)
+        return available, ""
 
-    def _measured(self, ways: dict[str, Way], x: Tensor, add: Tensor | None, reason: str) -> Choice:
-        """The fastest way, by the least time of several rounds in which each has its turn."""
+    def _measured(
+        self, available: dict[str, Implementation], x: Tensor, add: Tensor | None, reason: str
+    ) -> LayerChoice:
+        """Return the fastest implementation: the one with the shortest time over several rounds, each in turn."""
         kept, total = int(self.weight.count_nonzero()), self.weight.numel()
         about = (self.name, tuple(x.shape), torch.get_num_threads(), kept, total)
-        if len(ways) == 1:
-            return Choice(*about, next(iter(ways)), reason=reason)
-        least = dict.fromkeys(ways, float("inf"))
-        for way in ways.values():
-            way(x, add)
+        if len(available) == 1:
+            return LayerChoice(*about, next(iter(available)), reason=reason)
+        shortest = dict.fromkeys(available, float("inf"))
+        for compute in available.values():
+            compute(x, add)
         started = time.perf_counter()
         for repeat in range(REPEATS):
-            for name, way in ways.items():
+            for name, compute in available.items():
                 before = time.perf_counter()
-                way(x, add)
-                least[name] = min(least[name], time.perf_counter() - before)
-            if repeat and time.perf_counter() - started > SECONDS * len(ways):
+                compute(x, add)
+                shortest[name] = min(shortest[name], time.perf_counter() - before)
+            if repeat and time.perf_counter() - started > SECONDS * len(available):
                 break
-        microseconds = {name: 1e6 * seconds for name, seconds in least.items()}
-        return Choice(*about, min(least, key=lambda name: least[name]), microseconds, reason)
+        microseconds = {name: 1e6 * seconds for name, seconds in shortest.items()}
+        return LayerChoice(*about, min(shortest, key=lambda name: shortest[name]), microseconds, reason)
 
-    def _canonical(self, x: Tensor) -> tuple[int, int, int, int] | None:
-        """The input as images of two dimensions; None where it does not fit."""
+    def _image_shape(self, x: Tensor) -> tuple[int, int, int, int] | None:
+        """Return the input's shape as (images, channels, height, width), or None if it does not fit the layer."""
         if not self.spatial:
             shape = (x.shape[:-1].numel(), x.shape[-1], 1, 1) if x.dim() else (0, 0, 0, 0)
         else:
@@ -182,21 +177,22 @@ class SparseLayer(nn.Module):
         fits = shape[1] == channels and min(shape) > 0 and min(self.geometry.output(*shape[2:])) > 0
         return shape if fits and len(self.weight) else None
 
-    def _sparse(self, planned: Planned, run: Any, x: Tensor) -> Way:
+    def _sparse(self, plan: KernelPlan, run: Any, x: Tensor) -> Implementation:
+        """Return a function that calls the kernel for inputs of this shape."""
         lead = x.shape[:-1] if not self.spatial else x.shape[: x.dim() - self.spatial - 1]
-        output = (*lead, len(self.weight), *planned.output[4 - self.spatial :])
-        threads = planned.threads
+        output = (*lead, len(self.weight), *plan.output[4 - self.spatial :])
 
-        def way(x: Tensor, add: Tensor | None) -> Tensor:
+        def compute(x: Tensor, add: Tensor | None) -> Tensor:
             if add is not None and add.shape != output:
                 return self._dense(x, add)
             x, add = x.contiguous(), None if add is None else add.contiguous()
             y = x.new_empty(output)
-            if run(planned.address, x.data_ptr(), y.data_ptr(), None if add is None else add.data_ptr(), threads):
-                raise MemoryError("no memory is left for the sparse kernel")
+            summand = None if add is None else add.data_ptr()
+            if run(plan.address, x.data_ptr(), y.data_ptr(), summand, plan.threads):
+                raise MemoryError("there is not enough memory for the sparse kernel; use smaller batches")
             return y
 
-        return way
+        return compute
 
     def _matmul(self, x: Tensor, add: Tensor | None) -> Tensor:
         weight, images = self.weight.flatten(1), x.flatten(-self.spatial)
@@ -215,7 +211,7 @@ class SparseLayer(nn.Module):
 
 
 def replaceable(layer: nn.Module) -> bool:
-    """Whether a sparse layer can stand for it: a known type, float32 on the CPU, padded with zeros, without hooks."""
+    """Tell whether a sparse layer can replace it: a known type, float32 on the CPU, zero padding, no hooks."""
     if type(layer) not in SPATIAL or getattr(layer, "padding_mode", "zeros") != "zeros":
         return False
     weight = layer._parameters.get("weight")
@@ -224,12 +220,12 @@ def replaceable(layer: nn.Module) -> bool:
 
 
 def _readable(x: Tensor) -> bool:
-    """Whether the kernel can read it: a plain tensor of float32 in the memory of the CPU."""
+    """Tell whether the kernel can read it: a plain float32 tensor in CPU memory."""
     return type(x) is Tensor and x.dtype is torch.float32 and x.is_cpu and x.layout is torch.strided
 
 
 def _watched() -> bool:
-    """Whether somebody wants to see or to change the operations, and so shall see dense ones."""
+    """Tell whether autocast, a compiler, a tracer or a dispatch mode needs to see torch's own (dense) operations."""
     return (
         torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
@@ -243,8 +239,8 @@ def _geometry(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> Geometry:
         return Geometry()
     kernel, stride, dilation = (_pair(n, 1) for n in (layer.kernel_size, layer.stride, layer.dilation))
     if isinstance(layer.padding, str):
-        whole = [d * (k - 1) if layer.padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
-        before, after = (whole[0] // 2, whole[1] // 2), (-(-whole[0] // 2), -(-whole[1] // 2))
+        padding = [d * (k - 1) if layer.padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
+        before, after = (padding[0] // 2, padding[1] // 2), (-(-padding[0] // 2), -(-padding[1] // 2))
     else:
         before = after = _pair(layer.padding, 0)
     return Geometry(kernel, stride, dilation, before, after, layer.groups)

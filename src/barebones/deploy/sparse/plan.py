@@ -1,4 +1,4 @@
-"""The plan: how the kernel walks over the pixels of one input shape, as tables of offsets."""
+"""The plan of one layer for one input shape: the tables of offsets by which the kernel walks over the pixels."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LANES = 16  # pixels of a vector
+LANES = 16  # pixels in one vector
 BLOCK = 8  # vectors that are summed in registers at the same time
-PIXELS = 512  # images are taken together up to about this many
-DOTS = 8  # images of one pixel, from which on they are better taken as vectors
-ROW = 4  # kept weights that take as long as what each row costs besides
-LINE = 16  # floats of a cache line
-TINY = 2**17  # multiply-adds that one thread has done before a second has begun
-PENALTY = 0.85  # of vectors that cover more than the output's pixels: rows are copied once more
+PIXELS = 512  # small images are processed together, up to about this many pixels
+DOTS = 8  # from this many images of one pixel on, vectors of pixels are faster than one dot product per image
+ROW = 4  # the fixed cost of a row, measured in kept weights
+LINE = 16  # floats in one cache line
+TINY = 2**17  # below this many multiply-adds a second thread does not pay
+PENALTY = 0.85  # cost of reading straight through a padded plane: each output row is copied once more
 
 
-class Plan(ctypes.Structure):
-    """What kernel.cpp is told, and explains, field by field."""
+class KernelArguments(ctypes.Structure):
+    """The structure that the kernel reads; the structure of this name in kernel.cpp explains each field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("values", "offsets", "starts", "bias")),
@@ -37,69 +37,70 @@ class Plan(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a convolution places its kernel; a linear layer is one of a single pixel."""
+    """Kernel size, stride, dilation, padding and groups of a convolution; a linear layer has a kernel of one pixel."""
 
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
     dilation: tuple[int, int] = (1, 1)
-    before: tuple[int, int] = (0, 0)  # rows and columns of zeros above and to the left
-    after: tuple[int, int] = (0, 0)  # below and to the right
+    before: tuple[int, int] = (0, 0)  # rows of zeros above the image, columns of zeros to its left
+    after: tuple[int, int] = (0, 0)  # rows below, columns to the right
     groups: int = 1
 
     def output(self, high: int, wide: int) -> tuple[int, int]:
-        """The size of the output for an input of this size.
+        """Return the height and width of the output for an input of this height and width.
 
         >>> Geometry((3, 3), (2, 2), before=(1, 1), after=(1, 1)).output(8, 7)
         (4, 4)
         """
-        found = []
+        sides = []
         for axis, size in enumerate((high, wide)):
             reach = self.dilation[axis] * (self.kernel[axis] - 1) + 1
-            found.append((size + self.before[axis] + self.after[axis] - reach) // self.stride[axis] + 1)
-        return found[0], found[1]
+            sides.append((size + self.before[axis] + self.after[axis] - reach) // self.stride[axis] + 1)
+        return sides[0], sides[1]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The kept weights of a layer, in the order of its rows (output channels)."""
+class KeptWeights:
+    """The kept weights of a layer, row by row; a row holds the weights of one output channel."""
 
     rows: int
-    channels: int  # of the input
+    channels: int  # input channels
     geometry: Geometry
     values: Tensor
-    starts: Tensor  # int32: row r's weights are starts[r] .. starts[r + 1]
-    places: Tensor  # of each: input channel, row and column in the kernel
+    starts: Tensor  # int32: the weights of row r are starts[r] .. starts[r + 1]
+    positions: Tensor  # input channel, kernel row and kernel column of each weight
     bias: Tensor
 
     @staticmethod
-    def of(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Kept:
-        """Of a weight of shape (rows, channels of a group, height, width): those that are not zero.
+    def of(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> KeptWeights:
+        """Collect the nonzero weights of a weight of shape (rows, channels of a group, height, width).
 
-        >>> kept = Kept.of(torch.tensor([[0.0, 2.0], [0.0, 0.0], [3.0, 4.0]])[..., None, None], None, Geometry())
-        >>> kept.values.tolist(), kept.starts.tolist(), kept.places[:, 0].tolist()
+        >>> kept = KeptWeights.of(torch.tensor([[0.0, 2.0], [0.0, 0.0], [3.0, 4.0]])[..., None, None], None, Geometry())
+        >>> kept.values.tolist(), kept.starts.tolist(), kept.positions[:, 0].tolist()
         ([2.0, 3.0, 4.0], [0, 1, 1, 3], [1, 0, 1])
         """
         weight = weight.detach()
-        found = weight.nonzero()
-        counts = torch.bincount(found[:, 0], minlength=len(weight))
+        indices = weight.nonzero()
+        counts = torch.bincount(indices[:, 0], minlength=len(weight))
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-        first = found[:, 0] // max(len(weight) // geometry.groups, 1) * weight.shape[1]
-        places = torch.stack([found[:, 1] + first, found[:, 2], found[:, 3]], 1)
-        zeros = weight.new_zeros(len(weight)) if bias is None else bias.detach().clone().contiguous()
+        first_channel = indices[:, 0] // max(len(weight) // geometry.groups, 1) * weight.shape[1]
+        positions = torch.stack([indices[:, 1] + first_channel, indices[:, 2], indices[:, 3]], 1)
+        biases = weight.new_zeros(len(weight)) if bias is None else bias.detach().clone().contiguous()
         channels = weight.shape[1] * geometry.groups
-        return Kept(len(weight), channels, geometry, weight[tuple(found.T)].contiguous(), starts, places, zeros)
+        values = weight[tuple(indices.T)].contiguous()
+        return KeptWeights(len(weight), channels, geometry, values, starts, positions, biases)
 
 
-class Planned:
-    """A plan and the tables it points to, which must live as long."""
+class KernelPlan:
+    """The arguments of the kernel for one layer and one input shape, with the tables that they point to."""
 
     def __init__(
-        self, kept: Kept, shape: tuple[int, int, int, int], threads: int, relu: bool, gather: bool = False
+        self, kept: KeptWeights, shape: tuple[int, int, int, int], threads: int, relu: bool, gather: bool = False
     ) -> None:
-        self.plan = Plan()
-        self.in_place = False  # whether the input's own pixels are read, none gathered
+        self.arguments = KernelArguments()
+        self.in_place = False  # whether the kernel reads the input itself rather than gathered planes
         self.output = (shape[0], kept.rows, *kept.geometry.output(*shape[2:]))
-        self._tables: list[Tensor] = []
+        self._tables: list[Tensor] = []  # must live as long as the arguments
         work = len(kept.values) * shape[0] * self.output[2] * self.output[3]
         self.threads = threads = 1 if work < TINY else threads
         self._set(values=kept.values, starts=kept.starts, bias=kept.bias, rows=kept.rows, relu=int(relu))
@@ -107,30 +108,33 @@ class Planned:
             self._plan_dots(kept, shape, threads)
         else:
             self._plan_pixels(kept, shape, threads, gather)
-        self.address = ctypes.addressof(self.plan)
+        self.address = ctypes.addressof(self.arguments)
 
     def _set(self, **fields: Tensor | int) -> None:
+        """Set fields of the arguments; a tensor is kept alive and passed by its address."""
         for name, value in fields.items():
             if isinstance(value, Tensor):
                 self._tables.append(value := value.contiguous())
                 value = value.data_ptr()
-            setattr(self.plan, name, value)
+            setattr(self.arguments, name, value)
 
-    def _plan_dots(self, kept: Kept, shape: tuple[int, int, int, int], threads: int) -> None:
-        self._set(dots=1, offsets=kept.places[:, 0].int(), images=shape[0], image_in=kept.channels)
+    def _plan_dots(self, kept: KeptWeights, shape: tuple[int, int, int, int], threads: int) -> None:
+        """Plan one dot product per row and image, for a few images of one pixel."""
+        self._set(dots=1, offsets=kept.positions[:, 0].int(), images=shape[0], image_in=kept.channels)
         self._set_parts(kept, threads)
 
-    def _plan_pixels(self, kept: Kept, shape: tuple[int, int, int, int], threads: int, gather: bool) -> None:
+    def _plan_pixels(self, kept: KeptWeights, shape: tuple[int, int, int, int], threads: int, gather: bool) -> None:
+        """Plan sums of shifted pixel rows, read from the input itself or from gathered planes."""
         images, channels, high_in, wide_in = shape
         _, rows, high, wide = self.output
         stride, dilation, before = kept.geometry.stride, kept.geometry.dilation, kept.geometry.before
-        steps = kept.places[:, 1:] * torch.tensor(dilation)  # from the first place of the kernel, in input pixels
+        steps = kept.positions[:, 1:] * torch.tensor(dilation)  # input pixels from the first position of the kernel
         phases, shifts = steps % torch.tensor(stride), steps // torch.tensor(stride)
         least = shifts.amin(0) if len(shifts) else shifts.new_zeros(2)
         shifts = shifts - least
         most = shifts.amax(0).tolist() if len(shifts) else [0, 0]
-        # A plane is the input as one phase of the stride sees it: one channel, from `origin` on, `stride` pixels apart.
-        origins = torch.cat([kept.places[:, :1], phases - torch.tensor(before) + least * torch.tensor(stride)], 1)
+        # A plane is one channel of the input as one phase of the stride sees it: every `stride`-th pixel from `origin`.
+        origins = torch.cat([kept.positions[:, :1], phases - torch.tensor(before) + least * torch.tensor(stride)], 1)
         planes, plane_of = origins.unique(dim=0, return_inverse=True)
         in_place = stride == (1, 1) and most == [0, 0] and (high, wide) == (high_in, wide_in) and high * wide >= LANES
         in_place = in_place and not bool(origins[:, 1:].any()) and not gather
@@ -142,7 +146,7 @@ class Planned:
         image_out = rows * high * wide
         if in_place:
             image_in = channels * high * wide
-            offsets = kept.places[:, 0] * (high * wide)
+            offsets = kept.positions[:, 0] * (high * wide)
         else:
             image_in = plane_high * plane_wide
             plane_size = _apart(together * image_in)
@@ -157,14 +161,14 @@ class Planned:
         self._set(groups=groups, group_out=together * image_out, row_out=high * wide)
 
         number = torch.arange(together)[:, None]
-        if plane_wide == wide and high * wide >= LANES:  # its rows follow each other without a gap
+        if plane_wide == wide and high * wide >= LANES:  # the rows of a plane follow each other without a gap
             at = _starts(high * wide)
             reads, writes = (number * image_in + at).flatten(), (number * image_out + at).flatten()
         elif wide >= LANES and PENALTY * -(-wide // LANES) * LANES <= plane_wide:  # row by row
             at, line = _starts(wide), torch.arange(high)[:, None]
             reads = (number[..., None] * image_in + line * plane_wide + at).flatten()
             writes = (number[..., None] * image_out + line * wide + at).flatten()
-        else:  # straight through, whatever lies between rows and images
+        else:  # straight through, including the pixels between rows and between images; rows are copied out later
             size = (together - 1) * image_in + (high - 1) * plane_wide + wide
             reads = writes = torch.arange(0, size, LANES)
             line = torch.arange(high)
@@ -174,11 +178,11 @@ class Planned:
         blocks = -(-len(reads) // BLOCK)
         self._set(reads=reads, writes=writes, blocks=torch.arange(blocks + 1) * len(reads) // blocks)
         self._set(block_count=blocks)
-        balanced = groups >= threads or (not self.plan.segments and (blocks % threads == 0 or blocks >= 4 * threads))
-        self._set_parts(kept, 1 if balanced else threads)
+        even_blocks = not self.arguments.segments and (blocks % threads == 0 or blocks >= 4 * threads)
+        self._set_parts(kept, 1 if groups >= threads or even_blocks else threads)
 
-    def _set_parts(self, kept: Kept, count: int) -> None:
-        """Rows in parts of about equal work."""
+    def _set_parts(self, kept: KeptWeights, count: int) -> None:
+        """Divide the rows into parts of about equal work."""
         work = kept.starts.long() + ROW * torch.arange(kept.rows + 1)
         goals = torch.arange(count + 1) * work[-1] // count
         parts = torch.searchsorted(work, goals)
@@ -187,7 +191,7 @@ class Planned:
 
 
 def _together(images: int, pixels: int, threads: int) -> int:
-    """How many images to take as one: small ones together, as long as every thread gets some.
+    """Return how many images form one group: small images go together, as long as every thread gets a group.
 
     >>> _together(64, 16, 2), _together(64, 16, 16), _together(64, 1024, 2), _together(1, 16, 2), _together(3, 16, 2)
     (32, 4, 1, 1, 1)
@@ -197,7 +201,7 @@ def _together(images: int, pixels: int, threads: int) -> int:
 
 
 def _apart(size: int) -> int:
-    """Floats from one plane to the next: an odd number of cache lines, so that planes do not evict each other.
+    """Return the floats from one plane to the next: an odd number of cache lines, so planes do not evict each other.
 
     >>> _apart(1024), _apart(100)
     (1040, 112)
@@ -207,7 +211,7 @@ def _apart(size: int) -> int:
 
 
 def _starts(size: int) -> Tensor:
-    """Where vectors begin that cover `size` pixels exactly; the last may overlap the one before.
+    """Return the starts of vectors that together cover `size` pixels; the last vector may overlap the one before it.
 
     >>> _starts(40).tolist()
     [0, 16, 24]
