@@ -21,6 +21,7 @@ from barebones.data import DATA
 from barebones.files.masks import load_masks, save_masks
 from barebones.lab import run as lab
 from barebones.lab.experiment import Experiment
+from barebones.lab.network import cached_data
 
 NETWORK = """
 from torch import nn
@@ -154,7 +155,7 @@ def no_data(monkeypatch) -> None:
     def refuse(request):
         raise AssertionError("a dry run reads data")
 
-    lab._data.cache_clear()
+    cached_data.cache_clear()
     for name in DATA:
         monkeypatch.setitem(DATA, name, replace(DATA[name], load=refuse))
 
@@ -319,7 +320,7 @@ def test_a_full_disk_is_one_line(command, tiny, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     done = command("run", *FORCE)
     assert done.code == 2
-    assert "make room first" in done.err
+    assert "delete something first" in done.err
     assert done.err.count("\n") == 1
 
 

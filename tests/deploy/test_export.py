@@ -24,9 +24,11 @@ from barebones.deploy.fold import difference, outputs
 from barebones.deploy.shrink import shrink
 from barebones.files.masks import load_masks, save_masks
 from barebones.files.weights import dense_bytes, load_weights
+from barebones.lab import network as lab_network
 from barebones.lab import run as lab
 from barebones.lab import stored
 from barebones.lab.experiment import Experiment
+from barebones.lab.folder import recorded
 from barebones.models import build
 from barebones.scope import prunable
 
@@ -324,8 +326,8 @@ def test_a_mask_file_is_exported_with_its_initial_weights(finished, command):
     done = command(finished / "mask.safetensors", "-o", "network.safetensors")
     assert (done.code, done.err) == (0, "")
     assert "before training" in done.out
-    experiment = Experiment.from_dict(lab.recorded(finished / "experiment.json"))
-    network = lab.Network(experiment, lab.RunOptions(), torch.device("cpu"))
+    experiment = Experiment.from_dict(recorded(finished / "experiment.json"))
+    network = lab_network.Network(experiment, lab.RunOptions(), torch.device("cpu"))
     masks, _ = load_masks(finished / "mask.safetensors")
     state, _, _ = load_weights("network.safetensors")
     assert all(torch.equal(state[n], t) for n, t in masked(network.model, masks).state_dict().items())

@@ -17,6 +17,7 @@ import torch
 from barebones.accounting import Layer
 from barebones.cli import app as cli
 from barebones.files.masks import save_masks
+from barebones.lab import folder as files
 from barebones.lab import report
 from barebones.lab import run as lab
 from barebones.lab.colours import COLOURS, MARKERS
@@ -75,7 +76,7 @@ def put(
     experiment = Experiment(method=method, sparsity=sparsity, seed=seed, **chosen).resolved()
     folder = runs / (name or experiment.folder)
     folder.mkdir(parents=True)
-    lab.write_json(folder / lab.EXPERIMENT, experiment.to_dict())
+    files.write_json(folder / files.EXPERIMENT, experiment.to_dict())
     masks = {n: torch.ones(s, dtype=torch.bool) for n, s in SHAPES.items()} if method == "dense" else None
     masks = masks or masks_of(1 - sparsity, dead)
     total, kept = sum(m.numel() for m in masks.values()), sum(int(m.sum()) for m in masks.values())
@@ -83,7 +84,7 @@ def put(
     numbers |= {"effective_sparsity": 1 - kept // 2 / total, "flops_dense": 100, "flops_effective": 7}
     collapsed = [dead] if dead else []
     about = {"experiment": experiment.to_dict(), "account": numbers, "collapsed": collapsed, "seconds": 0.5}
-    save_masks(masks, folder / lab.MASK, **about)
+    save_masks(masks, folder / files.MASK, **about)
     reached = EPOCHS if accuracy is not None else 0
     (folder / "metrics.jsonl").write_text(
         metrics(experiment.rounds or 0 if method != "dense" else 0, reached, accuracy or 0, total)
@@ -98,11 +99,11 @@ def put(
         "environment": {"torch": "2"},
     }
     if failed is not None:
-        lab.write_json(
+        files.write_json(
             folder / "failure.json", {"experiment": experiment.to_dict(), "reason": failed, "traceback": "no"}
         )
     elif accuracy is not None:
-        lab.write_json(folder / lab.RESULT, result)
+        files.write_json(folder / files.RESULT, result)
     return folder
 
 
@@ -121,7 +122,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     put(folder, "grasp", 0.98, 0, 0.6, model=HOSTILE, name="hostile")
     put(folder / "deeper", "synflow", 0.98, 0, 0.5, rounds=400)
     (folder / "torn").mkdir()
-    (folder / "torn" / lab.EXPERIMENT).write_text("{")
+    (folder / "torn" / files.EXPERIMENT).write_text("{")
     (folder / "notes").mkdir()
     (folder / "records.csv").write_text("not a run")
     return folder
@@ -298,16 +299,16 @@ def test_the_page_is_complete_in_itself(runs: Path, text: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        (lab.RESULT, "{"),
-        (lab.RESULT, "[]"),
-        (lab.RESULT, "{}"),
-        (lab.RESULT, "[" * 100_000),
-        (lab.EXPERIMENT, ""),
-        (lab.EXPERIMENT, "[1]"),
-        (lab.EXPERIMENT, '{"model": 3}'),
-        (lab.EXPERIMENT, '{"from_the_future": 1}'),
-        (lab.MASK, "no"),
-        (lab.MASK, ""),
+        (files.RESULT, "{"),
+        (files.RESULT, "[]"),
+        (files.RESULT, "{}"),
+        (files.RESULT, "[" * 100_000),
+        (files.EXPERIMENT, ""),
+        (files.EXPERIMENT, "[1]"),
+        (files.EXPERIMENT, '{"model": 3}'),
+        (files.EXPERIMENT, '{"from_the_future": 1}'),
+        (files.MASK, "no"),
+        (files.MASK, ""),
         ("metrics.jsonl", "nothing\n"),
         (
             "metrics.jsonl",
@@ -318,7 +319,7 @@ def test_the_page_is_complete_in_itself(runs: Path, text: str, tmp_path: Path) -
 )
 def test_a_broken_file_is_named_and_the_others_go_on(tmp_path: Path, name: str, content: str) -> None:
     put(tmp_path, "snip", 0.98, 0, 0.7)
-    folder = put(tmp_path, "force", 0.98, 0, 0.9 if name in (lab.RESULT, lab.MASK) else None, name="broken")
+    folder = put(tmp_path, "force", 0.98, 0, 0.9 if name in (files.RESULT, files.MASK) else None, name="broken")
     (folder / name).write_text(content)
     found = gather(tmp_path)
     assert [run["accuracy"] for run in found["runs"] if run["folder"] != "broken"] == [0.7]
@@ -331,10 +332,10 @@ def test_a_broken_file_is_named_and_the_others_go_on(tmp_path: Path, name: str, 
 
 def test_other_values_than_numbers_do_not_reach_the_page(tmp_path: Path) -> None:
     folder = put(tmp_path)
-    result = json.loads((folder / lab.RESULT).read_text())
+    result = json.loads((folder / files.RESULT).read_text())
     result |= {"kept": "many", "flops_dense": 10**400, "collapsed": "all", "environment": [1], "effective": None}
-    (folder / lab.RESULT).write_text(json.dumps(result).replace("0.91", "NaN"))
-    (folder / lab.MASK).unlink()
+    (folder / files.RESULT).write_text(json.dumps(result).replace("0.91", "NaN"))
+    (folder / files.MASK).unlink()
     [run] = gather(tmp_path)["runs"]
     assert (run["kept"], run["flops_dense"], run["environment"]) == (None, None, {})
     assert run["accuracy_at_best_validation"] is None

@@ -22,9 +22,13 @@ from barebones.files import container as files
 from barebones.files import masks as maskfile
 from barebones.files.masks import load_masks, save_masks
 from barebones.lab import run as lab
+from barebones.lab import stages
 from barebones.lab.experiment import Experiment
+from barebones.lab.folder import progress
 from barebones.lab.metrics import read
-from barebones.lab.run import Network, RunOptions, Stopped, read_weights, result_of, run
+from barebones.lab.network import Network
+from barebones.lab.run import RunOptions, Stopped, result_of, run
+from barebones.lab.stages import read_weights
 from barebones.lab.training import Training, evaluate
 from barebones.running import digest
 
@@ -165,8 +169,8 @@ def test_training_goes_on_from_the_masks_of_a_pruning(short, place):
 def test_a_finished_run_is_not_repeated(short, place, monkeypatch):
     result = result_of(run(short, place))
     before = stamps(place.folder(short))
-    for what in ("Network", "Training", "prune", "Metrics"):
-        monkeypatch.setattr(lab, what, lambda *args, **options: pytest.fail("work is done again"))
+    for module, name in [(lab, "Network"), (lab, "Metrics"), (stages, "Training"), (stages, "prune")]:
+        monkeypatch.setattr(module, name, lambda *args, **options: pytest.fail("work is done again"))
     lines: list = []
     assert result_of(run(short, place, lines.append)) == json.loads(json.dumps(result))
     assert stamps(place.folder(short)) == before
@@ -334,8 +338,8 @@ def test_what_finished_stages_left_when_they_were_killed_is_cleared(networks, pl
 SERVER = """
 import json, os, signal, sys
 import sklearn.datasets, torch
-import barebones.cli, barebones.lab.run, barebones.lab.show
-barebones.lab.run._data("digits", None, "cpu", False)
+import barebones.cli, barebones.lab.network, barebones.lab.run, barebones.lab.show
+barebones.lab.network.cached_data("digits", None, "cpu", False)
 warm = torch.nn.Linear(2, 2)  # what the first step loads
 optimizer = torch.optim.SGD(warm.parameters(), 0.1, fused=True)
 warm(torch.ones(1, 2)).sum().backward()
@@ -548,7 +552,7 @@ def test_the_second_process_in_a_folder_gets_one_sentence(short, place, commands
     before = stamps(mine.folder(experiment))
     assert commands(*argv) == 2
     assert commands.err.read_text() == (
-        f"error: another process is at work in {mine.folder(experiment)}; wait for it, or stop it first\n"
+        f"error: another process is running in {mine.folder(experiment)}; wait for it, or stop it first\n"
     )
     assert stamps(mine.folder(experiment)) == before
     steps.close()
@@ -558,7 +562,7 @@ def test_the_second_process_in_a_folder_gets_one_sentence(short, place, commands
 def test_two_runs_of_one_process_share_no_folder(short, place):
     steps = run(short, place)
     next(steps)
-    with pytest.raises(ValueError, match=r"another process is at work in .*; wait for it, or stop it first"):
+    with pytest.raises(ValueError, match=r"another process is running in .*; wait for it, or stop it first"):
         next(run(short, place))
     result_of(steps)
     assert (place.folder(short) / "result.json").exists()
@@ -570,8 +574,8 @@ def test_two_runs_of_one_process_share_no_folder(short, place):
 def test_a_full_disk_is_an_error_before_any_work(short, place, monkeypatch):
     usage = shutil.disk_usage(".")._replace(free=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(lab, "prune", lambda *args, **options: pytest.fail("work was begun"))
-    with pytest.raises(ValueError, match=r"needs about \d+ MB, and its disk has 1 MB; make room first"):
+    monkeypatch.setattr(stages, "prune", lambda *args, **options: pytest.fail("work was begun"))
+    with pytest.raises(ValueError, match=r"needs about \d+ MB, but its disk has 1 MB left; delete something first"):
         result_of(run(short, place))
     assert not (place.folder(short) / "mask.safetensors").exists()
     assert not (place.folder(short) / "metrics.jsonl").exists()
@@ -715,8 +719,8 @@ def test_a_damaged_record_is_named(text, short, place):
     [
         ("", "cannot be read"),
         ('{"test": 1', "cannot be read"),
-        ("[]", "is the result of something else"),
-        ('{"experiment": {}}', "is the result of something else"),
+        ("[]", "is not the result of this experiment"),
+        ('{"experiment": {}}', "is not the result of this experiment"),
     ],
 )
 def test_a_result_that_is_none_is_refused(text, match, short, place):
@@ -754,15 +758,15 @@ def test_a_network_that_breaks_in_the_last_step_of_an_epoch_says_so_too(short, p
 @pytest.mark.parametrize("stage", ["prune", "train"])
 def test_progress_is_told_in_words(stage, short, place):
     folder = place.folder(short)
-    assert lab.progress(folder) == "not begun"
+    assert progress(folder) == "not begun"
     interrupted(short, place, 2)
-    assert lab.progress(folder) == "prune: 3 of 4 rounds"
+    assert progress(folder) == "prune: 3 of 4 rounds"
     interrupted(short, place, 1)
-    assert lab.progress(folder) == "pruned"
+    assert progress(folder) == "pruned"
     interrupted(short, place, 12)
-    assert lab.progress(folder) == "pruned; trained 1 of 2 epochs"
+    assert progress(folder) == "pruned; trained 1 of 2 epochs"
     result_of(run(short, place))
-    assert lab.progress(folder) == "finished"
+    assert progress(folder) == "finished"
 
 
 # masks of a file
@@ -839,9 +843,9 @@ def test_a_round_is_not_saved_before_its_lines_are_written(short, place, monkeyp
         lines = read(place.folder(short) / "metrics.jsonl")
         saved.append((self.index, [line["round"] for line in lines]))
 
-    monkeypatch.setattr(lab, "FLUSH", 1e9)
+    monkeypatch.setattr(stages, "FLUSH", 1e9)
     monkeypatch.setattr(bb.Round, "save", save)
-    monkeypatch.setattr(lab, "_watches_every_round", lambda device: False)
+    monkeypatch.setattr(stages, "_reads_every_round", lambda device: False)
     result_of(run(short, replace(place, save_every=0)))
     assert saved
     assert all(lines == list(range(index + 1)) for index, lines in saved)

@@ -13,7 +13,9 @@ from barebones.files import masks as maskfile
 from barebones.lab import show
 from barebones.lab import shrunk as small_networks
 from barebones.lab.experiment import Experiment
-from barebones.lab.run import Network, RunOptions, Stopped, read_weights, result_of, run
+from barebones.lab.network import Network
+from barebones.lab.run import RunOptions, Stopped, result_of, run
+from barebones.lab.stages import read_weights
 from barebones.lab.training import evaluate
 
 pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")

@@ -76,7 +76,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         outcome, text = swept([experiment], place, jobs=1)
     assert (outcome.done, outcome.failed, outcome.stopped) == (0, 0, 1)
-    assert "another process is at work" in text
+    assert "another process is running" in text
     assert not (there / "failure.json").exists()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..lab.experiment import Experiment
-    from ..lab.run import RunOptions
+    from ..lab.options import RunOptions
     from ..masks import Masks
 
 app = typer.Typer(
@@ -66,7 +66,7 @@ def prune(
     """
     from ..files.container import atomically
     from ..lab.experiment import DENSE, Experiment
-    from ..lab.run import MASK
+    from ..lab.folder import MASK
     from ..lab.show import kept
 
     chosen, place = parted(options)
@@ -185,7 +185,7 @@ def _perform(given: Experiment, place: RunOptions, dry_run: bool, until: str = "
 def _explain(given: Experiment, experiment: Experiment, place: RunOptions, table: Any) -> None:
     """What a run would do, without reading data or writing anything."""
     from ..data import DATA
-    from ..lab.run import progress
+    from ..lab.folder import progress
     from ..models import build
     from ..scope import prunable
 
@@ -223,8 +223,8 @@ def sweep(
 
     barebones sweep smoke
     """
+    from ..lab.folder import progress
     from ..lab.recipes import experiments
-    from ..lab.run import progress
     from ..lab.sweep import sweep as perform
 
     _, place = parted(options)
@@ -298,7 +298,7 @@ def inspect_(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")] = False,
 ) -> None:
     """Print what is in a mask file, or how far a run is and what came of it."""
-    from ..lab.run import EXPERIMENT, finished, progress, recorded
+    from ..lab.folder import EXPERIMENT, finished, progress, recorded
     from ..lab.show import mask_file, summary
 
     if not path.exists():
@@ -308,7 +308,7 @@ def inspect_(
         if not record.exists():
             raise ValueError(f"{path} is not the folder of a run: it has no {EXPERIMENT}")
         result = finished(path)
-        found = {
+        found: dict[str, Any] = {
             "experiment": recorded(record),
             "state": progress(path),
             "result": result,

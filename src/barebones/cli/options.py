@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from ..lab.run import RunOptions
+    from ..lab.options import RunOptions
 
 Runs = Annotated[Path, typer.Option(help="Folder that holds a folder for each run.", rich_help_panel="Where and how")]
 Device = Annotated[
@@ -131,7 +131,7 @@ def _completion(name: str) -> Callable[[str], list[str]] | None:
 
 def parted(options: dict[str, Any]) -> tuple[dict[str, Any], RunOptions]:
     """The options of the experiment, and the place."""
-    from ..lab.run import RunOptions
+    from ..lab.options import RunOptions
 
     place = {name: options.pop(name) for name in PLACE}
     place["device"] = known_device(place["device"])

@@ -11,6 +11,8 @@ from typing import Any
 
 from ..files import container as files
 
+METRICS = "metrics.jsonl"
+
 Line = dict[str, Any]
 
 
@@ -22,7 +24,7 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, report: Callable[[Line], None], tensorboard: bool = False) -> None:
-        self.path, self.report = folder / "metrics.jsonl", report
+        self.path, self.report = folder / METRICS, report
         self.board = Board(folder / "tensorboard") if tensorboard else None
         lines = read(self.path)
         self._write_anew(lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,10 +15,10 @@ from rich.text import Text
 
 from ..files.container import atomically
 from .experiment import Experiment
-from .run import EXPERIMENT, RESULT
+from .folder import EXPERIMENT, FAILURE, RESULT
+from .folder import read_json as read
 from .statistics import over_seeds
 
-FAILURE = "failure.json"  # in a run folder, beside what a run writes
 CSV, PARQUET = "records.csv", "records.parquet"
 DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
 
@@ -71,14 +70,6 @@ def record(folder: Path) -> Row | None:
         except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
             return blank | _remembered(folder) | {"status": UNREADABLE, "reason": f"{name}: {_short(error)}"}
     return None
-
-
-def read(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; whatever is no object is a `ValueError`."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} holds no JSON object")
-    return content
 
 
 def with_statistics(rows: Sequence[Row]) -> list[Row]:

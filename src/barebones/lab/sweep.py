@@ -22,7 +22,8 @@ from ..models import MODELS, build
 from . import records
 from .demo import processors
 from .experiment import Experiment
-from .run import RunOptions, write_json
+from .folder import write_json
+from .options import RunOptions
 from .worker import Event, Worker
 
 LANES = 4  # experiments at once on one accelerator

@@ -22,7 +22,9 @@ from typing import Any
 import torch
 
 from .experiment import Experiment
-from .run import Busy, RunOptions, Stopped, run
+from .folder import Busy
+from .options import RunOptions
+from .run import Stopped, run
 
 BROKEN = 70  # exit code of a worker whose CUDA context is of no more use
 LOOK = 0.1  # seconds between looks into the pipe

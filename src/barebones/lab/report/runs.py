@@ -18,10 +18,10 @@ from ...files.masks import load_masks
 from ...masks import Masks
 from ...models import MODELS, build
 from ..experiment import DENSE, Experiment
+from ..folder import EXPERIMENT, MASK, RESULT, progress
 from ..metrics import COUNTED, Line
 from ..metrics import read as read_metrics
 from ..records import DONE, FAILED, FAILURE, SETTINGS, UNREADABLE, Row, read, record
-from ..run import EXPERIMENT, MASK, RESULT, progress
 
 UNFINISHED = "unfinished"
 METRICS = "metrics.jsonl"

@@ -11,7 +11,8 @@ import torch
 
 from ...data import DATA, Batch
 from ...lab.experiment import Experiment
-from ...lab.run import Network, RunOptions
+from ...lab.network import Network
+from ...lab.options import RunOptions
 from ...models import build, parameter_table
 from ...pruning.prune import Pruned, prune
 from ...pruning.round import Record, Round

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from ...lab import records, tidy
 from ...lab.experiment import Experiment
-from ...lab.run import RunOptions, Stopped
+from ...lab.options import RunOptions
+from ...lab.run import Stopped
 from ...lab.sweep import sweep
 from ...lab.tidy import Row, Rows
 

@@ -1,0 +1,77 @@
+"""An experiment's network at its initial weights, and its data."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..data import Data
+from ..data import load as load_data
+from ..models import build, initialize
+from ..running import digest
+from ..running.rng import forked
+from .experiment import Experiment
+from .options import RunOptions
+
+
+class Network:
+    """The experiment's data and its network at initial weights, both on the device."""
+
+    def __init__(self, experiment: Experiment, options: RunOptions, device: torch.device) -> None:
+        self.experiment, self.device = experiment, device
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("there is no CUDA device here; use --device cpu")
+        if device.type == "cuda":
+            if device.index is not None:
+                torch.cuda.set_device(device)
+            torch.backends.cudnn.benchmark = True  # pays off: all batches but the last have one size
+        self.data = cached_data(experiment.data, options.data_root, options.device, options.download)
+        self.model = self.initial()
+        self._check()
+        self.bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    def initial(self) -> nn.Module:
+        """Build the network again, at the same initial weights."""
+        model = initial_network(self.experiment, self.data.classes, self.data.size, self.data.channels)
+        if self.device.type == "cuda":
+            return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def _check(self) -> None:
+        """Check with two images that the network takes them and returns one output per class."""
+        images, modes = next(self.data.test.epoch(2))[0], [m.training for m in self.model.modules()]
+        name = self.experiment.model
+        try:
+            with torch.no_grad(), forked(self.device):
+                shape = tuple(self.model.eval()(images).shape)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a user's own network may raise anything
+            reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no reason given')}"
+            raise ValueError(f"{name} does not take the images of {self.data.name} ({reason})") from error
+        finally:
+            for module, mode in zip(self.model.modules(), modes, strict=True):
+                module.training = mode
+        if shape != (len(images), self.data.classes):
+            raise ValueError(
+                f"{name} gives outputs of shape {shape} for {len(images)} images of {self.data.name}, "
+                f"which has {self.data.classes} classes"
+            )
+
+
+def initial_network(experiment: Experiment, classes: int, size: int, channels: int) -> nn.Module:
+    """Build the experiment's network for images of this shape, on the CPU; its weights depend on the seed alone."""
+    with forked(torch.device("cpu"), seed=digest.text(experiment.seed, "build")):
+        model = build(experiment.model, classes, size, channels)
+    generator = torch.Generator("cpu").manual_seed(digest.text(experiment.seed, "init"))
+    initialize(model, experiment.init, generator)
+    return model
+
+
+@lru_cache(maxsize=2)
+def cached_data(name: str, root: Path | None, device: str, download: bool) -> Data:
+    """Load a data set, once in a process however many runs use it."""
+    return load_data(name, root, device, download, channels_last=device.startswith("cuda"))

@@ -1,0 +1,38 @@
+"""Run options: where and how to run experiments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .experiment import Experiment
+
+COMPILED_FROM = 100  # epochs; on a GPU, training this long wins back the half minute that compiling takes
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how to run; none of it is part of an experiment or changes its name."""
+
+    runs: Path = Path("runs")  # holds one folder per run
+    device: str = "cpu"
+    data_root: Path | None = None
+    download: bool = False
+    compiled: bool | None = None  # None: on a GPU, if the training is long enough
+    captured: bool = True  # on a GPU, replay rounds and training steps as CUDA graphs
+    save_every: float = 30.0  # seconds between checkpoints
+    tensorboard: bool = False
+    mask: Path | None = None  # the mask file to train, for the method "file"
+
+    def folder(self, experiment: Experiment) -> Path:
+        """Return the folder of the experiment's run."""
+        return self.runs / experiment.folder
+
+    def compiles(self, epochs: int) -> bool:
+        """Return whether torch compiles a network that trains for this many epochs."""
+        return self.on_gpu and epochs >= COMPILED_FROM if self.compiled is None else self.compiled
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a CUDA device."""
+        return self.device.startswith("cuda")

@@ -1,0 +1,345 @@
+"""The stages of a run: pretrain, prune, shrink, train. Each leaves a file; a stage whose file exists is skipped."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..accounting import account
+from ..data import Data
+from ..deploy.shrink import Shrunk
+from ..files import container as files
+from ..files import masks as maskfile
+from ..holding import audit
+from ..masks import Masks, everything
+from ..pruning.probe import Probe
+from ..pruning.prune import prune
+from ..pruning.round import Round
+from ..running import digest
+from ..scope import parameters, prunable
+from ..version import __version__
+from .experiment import DENSE, FILE, Experiment
+from .folder import (
+    CHECKPOINT,
+    MASK,
+    PRETRAINED,
+    PRETRAINING,
+    RESULT,
+    ROUND,
+    SHRUNK,
+    WEIGHTS,
+    read_json,
+    write_json,
+)
+from .metrics import Line, Metrics, read
+from .network import Network
+from .options import RunOptions
+from .shrunk import account_of, images_per_second, laid_out, to_train
+from .training import Epoch, Training, TrainingPlan
+
+FLUSH = 1.0  # seconds between reading the numbers of pruning rounds from a GPU, which delays it each time
+WEIGHTS_KIND, WEIGHTS_VERSION = "barebones-weights", 1
+
+Steps = Generator[None, None, dict[str, Any]]  # yields after each training step and returns the result
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and has saved what it had done."""
+
+
+class Stages:
+    """The stages of one run, in the folder that it has locked."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        options: RunOptions,
+        folder: Path,
+        network: Network,
+        metrics: Metrics,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.experiment, self.options, self.folder, self.network = experiment, options, folder, network
+        self.metrics, self.stopping = metrics, stopping
+        self.model, self.data = network.model, network.data
+        self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
+
+    def pretrain(self) -> Iterator[None]:
+        """Train the dense network before pruning, at the first learning rate."""
+        pretrained, checkpoint = self.folder / PRETRAINED, self.folder / PRETRAINING
+        if not pretrained.exists():
+            plan = replace(self.experiment.plan(self.experiment.pretrain), milestones=())
+            yield from self._training("pretrain", plan, None, checkpoint)
+            write_weights(self.model, pretrained)
+        checkpoint.unlink(missing_ok=True)
+        read_weights(self.model, pretrained)
+
+    def prune(self) -> tuple[Masks, dict[str, Any]]:
+        """Prune, and return the masks and what their file says about them."""
+        path, experiment = self.folder / MASK, self.experiment
+        if not path.exists():
+            if experiment.method == FILE:
+                _copy_mask(self.options.mask, path, experiment, self.model)
+            elif experiment.method == DENSE:
+                self._save_masks(everything(prunable(self.model)), [], 0.0, method=DENSE)
+            else:
+                self._prune()
+        (self.folder / ROUND).unlink(missing_ok=True)
+        masks, about = maskfile.load_masks(path, self.model)
+        masks = {name: mask.to(self.network.device) for name, mask in masks.items()}
+        if "account" not in about:  # a mask file that no run has written
+            about["account"], about["collapsed"] = _account(self.model, masks, self.data)
+        if experiment.method == FILE:  # training other initial weights is allowed, but reported
+            weights = int(Probe(self.model).weights_digest()) % 2**64
+            about["found_for_these_weights"] = about.get("weights") == f"{weights:016x}"
+        return masks, about
+
+    def _prune(self) -> None:
+        experiment, method = self.experiment, self.experiment.pruning()
+        checkpoint = self.folder / ROUND
+        after = Round.load(checkpoint) if checkpoint.exists() else None
+        self.metrics.rewind("prune", after.index + 1 if after else 0)
+        lines = [line for line in read(self.metrics.path) if line["stage"] == "prune"]
+        seconds_before, began = (lines[-1]["elapsed"] if lines else 0.0), monotonic()
+        unwritten: list[Round] = []
+        flushed_at = monotonic()
+
+        def elapsed() -> float:
+            return seconds_before + monotonic() - began
+
+        def flush() -> None:
+            nonlocal flushed_at
+            flushed_at = monotonic()
+            for step in unwritten:
+                numbers = asdict(step.record)
+                index = numbers.pop("index")
+                line = {"stage": "prune", "round": index, "rounds": method.rounds, **numbers, "elapsed": elapsed()}
+                self.metrics(line)
+            unwritten.clear()
+
+        def on_round(step: Round) -> None:
+            unwritten.append(replace(step, masks=dict.fromkeys(step.masks)))  # type: ignore[arg-type]  # without masks
+            stop = self.stopping()
+            if stop or _reads_every_round(self.network.device) or monotonic() - flushed_at > FLUSH:
+                flush()
+            if step.index + 1 < method.rounds and (stop or self._due()):
+                flush()  # first: a resumed run does not write the lines of rounds before its checkpoint
+                self._save(lambda: step.save(checkpoint))
+            if stop:
+                raise Stopped
+
+        with _deterministic():
+            result = prune(
+                self.model,
+                self.data.train.scoring(experiment.plan().batch, experiment.seed),
+                experiment.sparsity,
+                method,
+                experiment.loss,
+                precision=experiment.scoring_precision or "fp32",
+                capture=self.options.captured and self.network.device.type == "cuda",
+                on_collapse="ignore",
+                on_round=on_round,
+                after=after,
+                seed=experiment.seed,
+            )
+        flush()
+        self._save_masks(result.masks, result.collapsed, elapsed(), **result.about)
+        checkpoint.unlink(missing_ok=True)
+
+    def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
+        numbers, dead = _account(self.model, masks, self.data)
+        about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
+        about |= {"collapsed": collapsed or dead, "account": numbers}
+        maskfile.save_masks(masks, self.folder / MASK, **about)
+
+    def train(self, masks: Masks, about: dict[str, Any]) -> Steps:
+        """Train to the end, test, and write the weights and, as the last file, the result."""
+        experiment = self.experiment
+        if experiment.rewind:
+            self.model = self.network.initial()
+        plan, held = experiment.plan(), None if experiment.method == DENSE else masks
+        small = self._shrink(masks) if experiment.shrink else None
+        if small is not None:
+            self.model, held = small.module, small.masks
+        training = yield from self._training("train", plan, held, self.folder / CHECKPOINT)
+        audit(self.model, held or {})
+        if small is not None:
+            self.model = small.expand()  # the network that the user named is the one to keep
+            audit(self.model, masks)
+        last = training.last
+        test = last.test if last is not None else training.evaluate(self.data.test)
+        assert test is not None
+        write_weights(self.model, self.folder / WEIGHTS)
+        lines = read(self.metrics.path)
+        result = {
+            "experiment": experiment.to_dict(),
+            "id": experiment.id,
+            "test": asdict(test),
+            "best_validation": training.best and asdict(training.best),
+            **about["account"],
+            "collapsed": about["collapsed"],
+            "found_for_these_weights": about.get("found_for_these_weights", True),
+            "seconds": {
+                "pretrain": sum(line["seconds"] for line in lines if line["stage"] == "pretrain"),
+                "prune": about.get("seconds", 0.0),
+                "train": sum(line["seconds"] for line in lines if line["stage"] == "train"),
+            },
+            "plan": asdict(plan),
+            "shrunk": read_json(self.folder / SHRUNK) if small is not None else None,
+            "weights": f"{int(digest.content(self.model.parameters())) % 2**64:016x}",
+            "environment": environment(self.options, plan.epochs),
+        }
+        write_json(self.folder / RESULT, result)
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        return result
+
+    def _shrink(self, masks: Masks) -> Shrunk:
+        """Shrink the network; once, measure how fast it trains, and write both to a file."""
+        images = next(self.data.test.epoch(2))[0]
+        small = to_train(self.model, masks, images)
+        if not (path := self.folder / SHRUNK).exists():
+            experiment = self.experiment
+            speeds = images_per_second(
+                {"masked": (laid_out(deepcopy(self.model), images), masks), "shrunk": (small.module, small.masks)},
+                self.data,
+                experiment.plan(),
+                seed=experiment.seed,
+                precision=experiment.precision or "fp32",
+                captured=self.options.captured,
+            )
+            write_json(path, account_of(small, self.model, masks, images[:1]) | {"images_per_second": speeds})
+        return small
+
+    def _training(
+        self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: Path
+    ) -> Generator[None, None, Training]:
+        """Train, from the checkpoint on if there is one; save now and then, and when asked to stop."""
+        training = Training(
+            self.model,
+            self.data,
+            plan,
+            masks,
+            seed=self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage),
+            precision=self.experiment.precision or "fp32",
+            captured=self.options.captured,
+            compiled=self.options.compiles(plan.epochs),
+        )
+        if checkpoint.exists():
+            training.load(checkpoint)
+        self.metrics.rewind(stage, training.epoch)
+        for epoch in training.steps():
+            if epoch is not None:
+                self.metrics(_line(stage, epoch, plan.epochs))
+            over = training.epoch == plan.epochs
+            stop = self.stopping()
+            if stop or over or self._due():
+                self._save(lambda: training.save(checkpoint))
+            if stop and not over:
+                raise Stopped
+            yield
+        return training
+
+    def _due(self) -> bool:
+        """Return whether it is time for a checkpoint: every `save_every` seconds, in at most 2 % of the time."""
+        pause = self.options.save_every
+        return monotonic() - self.saved_at >= max(pause, 50 * self.saving_took if pause else 0)
+
+    def _save(self, save: Callable[[], None]) -> None:
+        began = monotonic()
+        save()
+        self.saved_at = monotonic()
+        self.saving_took = self.saved_at - began
+
+
+def environment(options: RunOptions, epochs: int) -> dict[str, Any]:
+    """Return versions, device and modes, on which the bits of a result may depend."""
+    device = torch.device(options.device)
+    return {
+        "barebones": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "compiled": options.compiles(epochs),
+        "captured": options.captured and device.type == "cuda",
+    }
+
+
+def _reads_every_round(device: torch.device) -> bool:
+    """Return whether reading the numbers of each round costs nothing; on a GPU the host would wait for them."""
+    return device.type == "cpu"
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Make cuDNN choose the same algorithms each time, so that a resumed pruning gives the same masks."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
+
+
+def _line(stage: str, epoch: Epoch, epochs: int) -> Line:
+    """Return the line of metrics for an epoch."""
+    numbers = asdict(epoch)
+    return {"stage": stage, "epoch": numbers.pop("index"), "epochs": epochs, **numbers}
+
+
+def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any], list[str]]:
+    """Return what the masks keep, in a few numbers, and the names of the layers that cut the network."""
+    example = next(data.test.epoch(1))[0]
+    problem = None
+    try:
+        full = account(model, masks, example)
+    except ValueError as error:  # a module whose paths cannot be followed: count without paths
+        full, problem = account(model, masks), str(error)
+    return {
+        "prunable": full.total,
+        "kept": full.kept,
+        "effective": full.effective,
+        "sparsity": full.sparsity,
+        "effective_sparsity": full.effective_sparsity,
+        "flops_dense": full.flops_dense,
+        "flops_effective": full.flops_effective,
+        "flops_shrunk": full.flops_shrunk,
+        "not_followed": problem,
+    }, full.collapsed or []
+
+
+def _copy_mask(source: Path | None, target: Path, experiment: Experiment, model: nn.Module) -> None:
+    if source is None:
+        raise ValueError("the run has no masks yet; name their file with --mask FILE")
+    content = source.read_bytes()
+    if maskfile.content(maskfile.load_masks(source)[0]) != experiment.mask:
+        raise ValueError(f"{source} has changed since it was read; start again")
+    maskfile.load_masks(source, model)  # raises, before anything is copied, if they do not match the model
+    with files.atomically(target) as file:
+        file.write(content)
+
+
+def write_weights(model: nn.Module, path: Path) -> None:
+    """The network's state, tied weights once, under its own names."""
+    tensors = {**parameters(model), **dict(model.named_buffers())}
+    files.write(path, tensors, WEIGHTS_KIND, WEIGHTS_VERSION, {})
+
+
+def read_weights(model: nn.Module, path: Path) -> None:
+    """Put the state that `write_weights` wrote into a network of the same kind."""
+    tensors, _ = files.read(path, WEIGHTS_KIND, WEIGHTS_VERSION)
+    with torch.no_grad():
+        for name, tensor in {**parameters(model), **dict(model.named_buffers())}.items():
+            if name not in tensors or tensors[name].shape != tensor.shape:
+                raise ValueError(f"{path} holds the weights of another network: {name} differs")
+            tensor.copy_(tensors[name])
