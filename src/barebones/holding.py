@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Opti
 from torch.utils.hooks import RemovableHandle
 
 from .gpu import kernels
-from .masks import Masks
 from .scope import matched, parameters
 
 # Optimizers that update each weight from its own gradient and state alone: what a pruned weight gathers reaches
@@ -152,7 +151,11 @@ class Hold:
 
 
 def hold(
-    model: nn.Module, masks: Masks, optimizer: Optimizer | Iterable[Optimizer], *, gradients: bool = False
+    model: nn.Module,
+    masks: Mapping[str, Tensor],
+    optimizer: Optimizer | Iterable[Optimizer],
+    *,
+    gradients: bool = False,
 ) -> Hold:
     """Keep pruned weights at exactly 0.0 through training: now, and after every step of the optimizer(s).
 
@@ -202,7 +205,7 @@ def hold(
     return Hold(bits, optimizers, gradients)
 
 
-def audit(model: nn.Module, masks: Masks) -> None:
+def audit(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Raise a `ValueError` that names layers and counts if any pruned weight is not exactly zero (NaN is not).
 
     >>> audit(nn.Linear(2, 1), {"weight": torch.tensor([[True, False]])})

@@ -1,29 +1,90 @@
-"""Masks: which weights stay. A dict from a parameter's name to a bool tensor of its shape; True keeps."""
+"""Masks: which weights of a model stay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
-Masks = dict[str, Tensor]  # bool; True = keep
-Scores = dict[str, Tensor]  # same keys and shapes; higher = keep, always
+from .words import shape_of, shortened
+
+LISTED = 12  # `str` lists the layers of masks that have at most this many
+
+Scores = dict[str, Tensor]  # the keys and shapes of masks; a weight with a higher score is kept
+
+
+class Masks(dict[str, Tensor]):
+    """A dict from the names of parameters to bool tensors of their shapes, True for weights to keep.
+
+    It prints as counts. Wherever the library takes masks, a plain dict of such tensors will do.
+
+    >>> masks = Masks({"a": torch.tensor([[True, False]]), "b": torch.tensor([True])})
+    >>> masks
+    Masks(2 layers, 2 of 3 weights kept)
+    >>> print(masks)
+    Masks(2 layers, 2 of 3 weights kept)
+      a: 1×2, 1 of 2 kept
+      b: 1, 1 of 1 kept
+    >>> masks | {"b": torch.tensor([False])}
+    Masks(2 layers, 1 of 3 weights kept)
+    """
+
+    def __repr__(self) -> str:
+        layers = "1 layer" if len(self) == 1 else f"{len(self):,} layers"
+        return f"Masks({layers}, {kept(self):,} of {size(self):,} weights kept)"
+
+    def __str__(self) -> str:
+        if len(self) > LISTED:
+            return repr(self)
+        rows = (f"  {n}: {shape_of(m)}, {int(m.count_nonzero()):,} of {m.numel():,} kept" for n, m in self.items())
+        return "\n".join([repr(self), *rows])
+
+    def __or__(self, other: Mapping[str, Tensor]) -> Masks:  # type: ignore[override]
+        return Masks({**self, **other}) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Mapping[str, Tensor]) -> Masks:  # type: ignore[override]
+        return Masks({**other, **self}) if isinstance(other, Mapping) else NotImplemented
+
+    def copy(self) -> Masks:
+        """Return other masks with the same tensors."""
+        return Masks(self)
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Masks:
+        return Masks({name: deepcopy(mask, memo) for name, mask in self.items()})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as an `OrderedDict`, which `torch.load` reads with `weights_only=True` and without this library."""
+        return OrderedDict, (), None, None, iter(self.items())
+
+
+def _unflatten(tensors: Iterable[Any], names: Any) -> Masks:
+    return Masks(zip(names, tensors, strict=True))
+
+
+# torch's tree functions (tree_map and the like) look into dicts, but into subclasses only if they are registered
+register_pytree_node(Masks, lambda masks: (list(masks.values()), list(masks)), _unflatten)
 
 
 def everything(weights: Mapping[str, Tensor]) -> Masks:
-    """The masks that keep every weight."""
-    return {name: torch.ones(w.shape, dtype=torch.bool, device=w.device) for name, w in weights.items()}
+    """Return masks that keep every weight."""
+    return Masks({name: torch.ones(w.shape, dtype=torch.bool, device=w.device) for name, w in weights.items()})
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:
-    """How many elements there are in all."""
+    """Return the number of elements of all tensors together."""
     return sum(t.numel() for t in tensors.values())
 
 
 def kept(masks: Mapping[str, Tensor]) -> int:
-    """How many weights the masks keep.
+    """Return the number of weights that the masks keep.
 
     >>> kept({"a": torch.tensor([True, False]), "b": torch.tensor([True])})
     2
@@ -31,18 +92,18 @@ def kept(masks: Mapping[str, Tensor]) -> int:
     return sum(int(m.count_nonzero()) for m in masks.values())
 
 
-def copied(masks: Masks) -> Masks:
-    """The same masks in memory of their own."""
-    if all(m.device.type == "cuda" for m in masks.values()):  # one launch, not one for each
+def copied(masks: Mapping[str, Tensor]) -> Masks:
+    """Return a copy of the masks that shares no memory with them."""
+    if all(m.device.type == "cuda" for m in masks.values()):  # one kernel launch instead of one per layer
         flat = torch.cat([m.reshape(-1) for m in masks.values()])
         parts = flat.split([m.numel() for m in masks.values()])
-        return {name: part.view(m.shape) for (name, m), part in zip(masks.items(), parts, strict=True)}
-    return {name: mask.clone() for name, mask in masks.items()}
+        return Masks({name: part.view(m.shape) for (name, m), part in zip(masks.items(), parts, strict=True)})
+    return Masks({name: mask.clone() for name, mask in masks.items()})
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two sets of masks keep the same weights: 1.0 is all, 0.0 is none."""
+    """How far two sets of masks keep the same weights, from 0.0 (none) to 1.0 (all)."""
 
     overall: float
     layers: dict[str, float]
@@ -51,27 +112,27 @@ class Agreement:
         return self.overall
 
 
-def agreement(a: Masks, b: Masks) -> Agreement:
-    """The overlap of two masks, 2 |a and b| / (|a| + |b|), in all and per layer.
+def agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Agreement:
+    """Return the overlap of two sets of masks, 2 |a and b| / (|a| + |b|), overall and per layer.
 
-    Where both keep equally many weights this is the share of them that both keep; two empty masks agree.
+    If both keep equally many weights, this is the share of these weights that both keep. Two empty masks agree.
 
     >>> float(agreement({"w": torch.tensor([True, True, False])}, {"w": torch.tensor([True, False, True])}))
     0.5
     """
     for masks in (a, b):
         if not isinstance(masks, Mapping) or any(m.dtype != torch.bool for m in masks.values()):
-            raise ValueError("masks is a dict from names to bool tensors; pass result.masks")
+            raise ValueError("masks must be a dict from parameter names to bool tensors; pass result.masks")
     if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
         differing = sorted(a.keys() ^ b.keys()) or [name for name in a if a[name].shape != b[name].shape]
-        raise ValueError(f"the masks are of two different models; they differ in {', '.join(differing[:5])}")
-    both = {name: int((a[name] & b[name].to(a[name].device)).count_nonzero()) for name in a}
-    sizes = {name: int(a[name].count_nonzero()) + int(b[name].count_nonzero()) for name in a}
+        raise ValueError(f"the masks belong to two different models; they differ in {shortened(differing)}")
+    common = {name: int((a[name] & b[name].to(a[name].device)).count_nonzero()) for name in a}
+    totals = {name: int(a[name].count_nonzero()) + int(b[name].count_nonzero()) for name in a}
 
     def overlap(common: int, total: int) -> float:
         return 2 * common / total if total else 1.0
 
     return Agreement(
-        overlap(sum(both.values()), sum(sizes.values())),
-        {name: overlap(both[name], sizes[name]) for name in a},
+        overlap(sum(common.values()), sum(totals.values())),
+        {name: overlap(common[name], totals[name]) for name in a},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -36,3 +37,12 @@ def shortened(names: Iterable[str], most: int = 5) -> str:
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
+
+
+def shape_of(tensor: Any) -> str:
+    """Write the shape of a tensor, or a tuple of sizes, as people do.
+
+    >>> shape_of((64, 3, 3, 3)), shape_of(())
+    ('64×3×3×3', 'a scalar')
+    """
+    return "×".join(map(str, getattr(tensor, "shape", tensor))) or "a scalar"

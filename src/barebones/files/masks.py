@@ -88,7 +88,7 @@ def load_masks(
             f"{path} does not match the model; {len(differing)} of the parameters differ: "
             f"{', '.join(differing[:SHOWN])}{more}{hint}"
         )
-    return {name: mask.to(named[name].device) for name, mask in masks.items()}, about
+    return Masks({name: mask.to(named[name].device) for name, mask in masks.items()}), about
 
 
 def content(masks: Mapping[str, Tensor]) -> str:
@@ -131,12 +131,12 @@ def pack(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
 def unpack(tensors: Mapping[str, Tensor], layout: Layout) -> Masks:
     """The masks that `pack` stored, in their old order; tensors that the layout does not name are not touched.
 
-    >>> unpack(*pack({"w": torch.tensor([True, False])}))
+    >>> dict(unpack(*pack({"w": torch.tensor([True, False])})))
     {'w': tensor([ True, False])}
     """
     if not isinstance(layout, dict):
         raise ValueError("it says nothing of the layout of its masks")
-    masks = {}
+    masks = Masks()
     for name, entry in layout.items():
         try:
             masks[name] = decode(entry["encoding"], tensors[name], entry["shape"])

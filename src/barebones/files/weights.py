@@ -88,7 +88,7 @@ def load_weights(path: files.Path, model: nn.Module | None = None) -> Weights:
     with torch.no_grad():
         for name, tensor in named.items():
             tensor.copy_(state[name])
-    return Weights(state, {name: mask.to(named[name].device) for name, mask in masks.items()}, about)
+    return Weights(state, Masks({name: mask.to(named[name].device) for name, mask in masks.items()}), about)
 
 
 def dense_bytes(model: nn.Module) -> int:

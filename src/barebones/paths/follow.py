@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
+from ..masks import Masks
 from ..running.inputs import call, tensors
 from ..running.rng import forked
 from ..scope import bare, matched, parameters
 from .bits import Bits, Use
 from .rules import RULES
-
-Masks = dict[str, Tensor]
 
 
 def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Masks:
@@ -121,8 +120,10 @@ def trace(
                 if backward and kept:
                     torch.autograd.backward(ends, inputs=[bits[name] for name in kept])
             reached = [t.requires_grad and bool((t != 0).any()) for t in outputs]
-            found = {name: _flowing(bits[name].grad, mask).to(masks[name].device) for name, mask in kept.items()}
-            return Trace(reached, mode.uses(), found if backward else {}, mode.peeked)
+            on_paths = Masks()
+            if backward:
+                on_paths |= {n: _flowing(bits[n].grad, mask).to(masks[n].device) for n, mask in kept.items()}
+            return Trace(reached, mode.uses(), on_paths, mode.peeked)
     except Exception as error:
         raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}") from error
 

@@ -61,7 +61,7 @@ def erk(probe: Probe) -> Scores:
     """
     scores = {name: _uniform(w, probe.generator) for name, w in probe.weights.items()}
     counts = erk_counts({name: tuple(w.shape) for name, w in probe.weights.items()}, probe.keep)
-    drawn: Masks = {}
+    drawn = Masks()
     for name, score in scores.items():
         drawn |= keep_top({name: score}, counts[name])
     return {name: score + drawn[name] for name, score in scores.items()}

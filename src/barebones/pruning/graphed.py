@@ -61,7 +61,7 @@ class Replay:
             counts, measures, bad = (t.clone() for t in numbers)  # the next replay writes where they were
             parts = chosen.split([shape.numel() for shape in self.shapes.values()])
         found = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        return found, counts, measures, bad
+        return Masks(found), counts, measures, bad
 
     def _round(self, revives: bool, before: Tensor, keep: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
         probe, places = self.probe, iter(leaves)

@@ -182,7 +182,7 @@ def _steps(probe: Probe, method: Method, keep: int, after: Round | None, checkin
     first = 0
     if after is not None:
         _check_continues(after, plan, int(source), probe, method)
-        masks = {name: after.masks[name].to(probe.device) for name in weights}
+        masks = Masks({name: after.masks[name].to(probe.device) for name in weights})
         first = after.index + 1
     replay = Replay(probe, method, source) if Replay.fits(probe, method, bool(groups)) else None
     for index in range(first, method.rounds):
@@ -195,7 +195,7 @@ def _steps(probe: Probe, method: Method, keep: int, after: Round | None, checkin
                 scores = _checked_scores(method.criterion(probe), weights)
                 bad = not_finite(scores, probe)
                 if probe.device.type == "cpu":
-                    Round(index, 0, weights, 0.0, plan, bad, bad, bad).check()
+                    Round(index, 0, Masks(weights), 0.0, plan, bad, bad, bad).check()
                 revives = method.revives(index)
                 among = before
                 if revives and before is not None:
@@ -338,9 +338,9 @@ def _checked_scores(scores: Scores, weights: dict[str, Tensor]) -> Scores:
 def _nonempty(masks: Masks, groups: dict[str, int]) -> Masks:
     """Every weight of an output channel that keeps any."""
     views = {name: _by_output(mask, groups.get(name)) for name, mask in masks.items()}
-    return {
-        name: (v | v.any(1, keepdim=True).any(3, keepdim=True)).view(masks[name].shape) for name, v in views.items()
-    }
+    return Masks(
+        {name: (v | v.any(1, keepdim=True).any(3, keepdim=True)).view(masks[name].shape) for name, v in views.items()}
+    )
 
 
 def _by_output(mask: Tensor, groups: int | None) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..masks import Masks
 from ..scope import matched
@@ -16,7 +17,7 @@ from .probe import Loss, Objective, Probe
 
 def saliency(
     model: nn.Module,
-    masks: Masks,
+    masks: Mapping[str, Tensor],
     batches: Source,
     loss: Loss | str = F.cross_entropy,
     *,
@@ -51,7 +52,7 @@ def saliency(
         return name in masks
 
     probe = Probe(model, batches, loss=loss, objective=objective, scope=scope, bn=bn, precision=precision, seed=seed)
-    ordered = {name: masks[name].to(probe.device) for name in probe.weights}
+    ordered = Masks({name: masks[name].to(probe.device) for name in probe.weights})
     with probe.at(ordered, 0, 0, number):
         gradient = probe.gradient()
         if over == "kept":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -16,7 +16,12 @@ SAMPLE = 1 << 16  # elements sorted to bracket the threshold
 
 
 def keep_top(
-    scores: Scores, keep: int, *, prefer: Masks | None = None, among: Masks | None = None, at_least: int = 0
+    scores: Scores,
+    keep: int,
+    *,
+    prefer: Mapping[str, Tensor] | None = None,
+    among: Mapping[str, Tensor] | None = None,
+    at_least: int = 0,
 ) -> Masks:
     """The masks of exactly the `keep` highest scores over all layers together.
 
@@ -25,7 +30,7 @@ def keep_top(
     whatever their score; there must be enough inside. `at_least` gives every layer its own best weights
     first, that many or as many as it has. There must be no NaN.
 
-    >>> keep_top({"a": torch.tensor([0.0, 3.0, 0.0]), "b": torch.tensor([2.0, 0.0])}, keep=3)
+    >>> dict(keep_top({"a": torch.tensor([0.0, 3.0, 0.0]), "b": torch.tensor([2.0, 0.0])}, keep=3))
     {'a': tensor([ True,  True, False]), 'b': tensor([ True, False])}
     """
     total = sum(s.numel() for s in scores.values())
@@ -37,7 +42,7 @@ def keep_top(
         chosen = _top_with_floor(parts, keep, preferred, allowed, at_least)
     else:
         chosen = _top(parts, keep, preferred, allowed)
-    return {name: mask.view(s.shape) for (name, s), mask in zip(scores.items(), chosen, strict=True)}
+    return Masks({name: mask.view(s.shape) for (name, s), mask in zip(scores.items(), chosen, strict=True)})
 
 
 def _comparable(scores: Scores) -> list[Tensor]:

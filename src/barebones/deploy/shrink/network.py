@@ -438,7 +438,7 @@ class _Shrinking:
             changed(trial.removed, self.large), (before, after), (kept, still), trial.counts, self.shifts, self.left,
             self.unchecked, layout,
         )  # fmt: skip
-        return Shrunk(small, masks, plan, self.large, trial.origin)
+        return Shrunk(small, Masks(masks), plan, self.large, trial.origin)
 
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:

@@ -1,0 +1,83 @@
+"""Masks are a dict that prints as counts, and functions accept plain dicts in their place."""
+
+import copy
+import io
+import re
+
+import pytest
+import torch
+import zoo
+from torch import nn
+from torch.utils._pytree import tree_map
+
+import barebones as bb
+from barebones.masks import copied, everything
+from barebones.paths import effective
+from barebones.pruning.selection import keep_top
+
+
+@pytest.fixture
+def network() -> tuple[nn.Module, torch.Tensor]:
+    return zoo.build("mlp")
+
+
+def test_masks_print_as_counts(network):
+    masks = everything(bb.scope.prunable(network[0]))
+    assert repr(masks) == "Masks(2 layers, 42 of 42 weights kept)"
+    assert str(masks).splitlines() == [repr(masks), "  0.weight: 6×4, 24 of 24 kept", "  2.weight: 3×6, 18 of 18 kept"]
+    assert repr(bb.Masks()) == "Masks(0 layers, 0 of 0 weights kept)"
+    many = bb.Masks({str(i): torch.ones(1000) > 0 for i in range(100)})
+    assert str(many) == repr(many) == "Masks(100 layers, 100,000 of 100,000 weights kept)"
+
+
+def test_whatever_returns_masks_returns_this_kind(network, tmp_path):
+    model, example = network
+    result = bb.prune(model, [], 0.5, "magnitude", example=example)
+    masks = result.masks
+    bb.save_masks(masks, tmp_path / "masks")
+    bb.save_weights(model, masks, tmp_path / "weights")
+    others = [
+        masks | {}, {} | masks, masks.copy(), copied(masks), copy.copy(masks), copy.deepcopy(masks),
+        tree_map(torch.clone, masks), effective(model, masks, example), keep_top({"w": torch.rand(3)}, 1),
+        bb.load_masks(tmp_path / "masks")[0], bb.load_masks(tmp_path / "masks", model)[0],
+        bb.load_weights(tmp_path / "weights").masks, bb.load_weights(tmp_path / "weights", model).masks,
+        bb.shrink(model, masks, example).masks, result.last.masks,
+    ]  # fmt: skip
+    assert all(type(m) is bb.Masks for m in [masks, *others])
+    assert list(tree_map(torch.clone, masks)) == list(masks)
+    with pytest.raises(TypeError):
+        masks | 3
+
+
+def test_a_plain_dict_will_do(network, tmp_path):
+    model, example = network
+    masks = zoo.random_masks(model, 0.5)
+    assert type(masks) is dict
+    assert float(bb.agreement(masks, bb.Masks(masks))) == 1.0
+    with bb.hold(model, masks, torch.optim.SGD(model.parameters())):
+        bb.audit(model, masks)
+    assert bb.account(model, masks, example).kept == sum(int(m.sum()) for m in masks.values())
+    bb.save_masks(masks, tmp_path / "masks")
+    bb.shrink(model, masks, example)
+
+
+def test_torch_save_stores_a_dict_that_loads_without_the_class():
+    torch.save({"masks": bb.Masks(w=torch.eye(2) > 0)}, file := io.BytesIO())
+    assert b"barebones" not in file.getvalue()
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)["masks"]
+    assert list(loaded) == ["w"]
+    assert torch.equal(loaded["w"], torch.eye(2) > 0)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        ({"w": torch.ones(2)}, {"w": torch.ones(2)}, "masks must be a dict from parameter names to bool tensors"),
+        ({"w": torch.ones(2) > 0}, {"v": torch.ones(2) > 0}, "belong to two different models; they differ in v, w"),
+        ({"w": torch.ones(2) > 0}, {"w": torch.ones(3) > 0}, "belong to two different models; they differ in w"),
+    ],
+)
+def test_agreement_of_what_cannot_be_compared(a, b, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        bb.agreement(a, b)
