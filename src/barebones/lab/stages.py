@@ -95,7 +95,7 @@ class Stages:
                 self._prune()
         (self.folder / ROUND).unlink(missing_ok=True)
         masks, about = maskfile.load_masks(path, self.model)
-        masks = {name: mask.to(self.network.device) for name, mask in masks.items()}
+        masks = Masks({name: mask.to(self.network.device) for name, mask in masks.items()})
         if "account" not in about:  # a mask file that no run has written
             about["account"], about["collapsed"] = _account(self.model, masks, self.data)
         if experiment.method == FILE:  # training other initial weights is allowed, but reported
