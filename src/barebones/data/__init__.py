@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from platformdirs import user_cache_path
 
 from ..words import unknown
 from . import cifar, imagenet, tiny_imagenet
@@ -70,9 +71,9 @@ def load(
     """Load the data set of this name; its batches will be on `device`.
 
     `root` is the folder of the data set, or the folder that contains it. The default is `$BAREBONES_DATA`, and if
-    that is not set, `~/.cache/barebones`. Nothing is downloaded unless `download` is true. `workers` is the number of
-    processes or threads that decode image files (Tiny-ImageNet and ImageNet). The default is one per processor and
-    at most 16. The batches do not depend on the number of workers.
+    that is not set, the user's cache folder (`~/.cache/barebones` on Linux). Nothing is downloaded unless `download`
+    is true. `workers` is the number of processes or threads that decode image files (Tiny-ImageNet and ImageNet). The
+    default is one per processor and at most 16. The batches do not depend on the number of workers.
 
     >>> data = load("digits")
     >>> data.classes, data.size, data.channels, len(data.train), len(data.test)
@@ -84,7 +85,7 @@ def load(
     if name not in DATA:
         raise ValueError(unknown("data set", name, DATA))
     if root is None:
-        root = os.environ.get("BAREBONES_DATA") or Path("~/.cache/barebones")
+        root = os.environ.get("BAREBONES_DATA") or user_cache_path("barebones")
     if workers is None:
         workers = min(MAX_WORKERS, _processors())
     return DATA[name].load(Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last))

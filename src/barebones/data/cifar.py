@@ -44,8 +44,7 @@ LAYOUTS = {
         archive=Archive(
             title="CIFAR-10",
             url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            size=170_052_171,
-            checksum="sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             folder="cifar-10-batches-bin",
         ),
         classes=10,
@@ -65,8 +64,7 @@ LAYOUTS = {
         archive=Archive(
             title="CIFAR-100",
             url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-            size=168_513_733,
-            checksum="sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
             folder="cifar-100-binary",
         ),
         classes=100,

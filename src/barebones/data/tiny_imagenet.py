@@ -19,8 +19,7 @@ from .tensors import TensorSplit
 ARCHIVE = Archive(
     title="Tiny-ImageNet",
     url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    size=248_100_043,
-    checksum="sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+    sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
     folder="tiny-imagenet-200",
 )
 SIZE = 64

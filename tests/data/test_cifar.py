@@ -1,0 +1,273 @@
+"""CIFAR from small files in the official format, and the download and unpacking of archives."""
+
+import hashlib
+import io
+import shutil
+import stat
+import sys
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from barebones import data
+from barebones.data import cifar, download, tiny_imagenet
+from barebones.data.split import held_out
+from barebones.data.tensors import TensorSplit
+
+RECORDS = 20  # per file
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Serve `tmp_path` on this machine, and yield the address."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None: ...
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as http:
+        thread = threading.Thread(target=partial(http.serve_forever, poll_interval=0.01))
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+        thread.join()
+
+
+class Published:
+    """Small files in the official format in `folder`, the same as an archive on a server, and their content."""
+
+    def __init__(self, name: str, root: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        layout = cifar.LAYOUTS[name]
+        self.name, self.folder = name, root / layout.archive.folder
+        self.folder.mkdir()
+        files, images, labels = [], [], []
+        for seed, file in enumerate(layout.train + layout.test):
+            generator = torch.Generator().manual_seed(seed)
+            pixels = torch.randint(256, (RECORDS, cifar.PIXELS), generator=generator, dtype=torch.uint8)
+            label = torch.randint(layout.classes, (RECORDS, 1), generator=generator, dtype=torch.uint8)
+            superclass = torch.full((RECORDS, layout.labels - 1), 19, dtype=torch.uint8)
+            content = torch.cat([superclass, label, pixels], 1).numpy().tobytes()
+            (self.folder / file.name).write_bytes(content)
+            files.append(cifar.File(file.name, RECORDS, hashlib.sha256(content).hexdigest()))
+            images.append(pixels.view(-1, 3, 32, 32))
+            labels.append(label.flatten().long())
+        self.images, self.labels = torch.cat(images), torch.cat(labels)
+        self.archive = root / "packed" / layout.archive.name
+        self.archive.parent.mkdir()
+        with tarfile.open(self.archive, "w:gz") as tar:
+            tar.add(self.folder, self.folder.name)
+        digest = hashlib.sha256(self.archive.read_bytes()).hexdigest()
+        archive = replace(layout.archive, url=f"{address}/packed/{layout.archive.name}", sha256=digest)
+        count = len(layout.train)
+        layout = replace(layout, archive=archive, train=tuple(files[:count]), test=tuple(files[count:]))
+        monkeypatch.setitem(cifar.LAYOUTS, name, layout)
+
+    def load(self, root: Path | None = None, **options: Any) -> data.Data:
+        return data.load(self.name, root or self.folder, **options)
+
+    def is_test_of(self, loaded: data.Data) -> bool:
+        return same(loaded.test, self.images[-RECORDS:], self.labels[-RECORDS:])
+
+
+def same(split: data.Split | None, images: torch.Tensor, labels: torch.Tensor) -> bool:
+    assert isinstance(split, TensorSplit)
+    return torch.equal(split.images, images) and torch.equal(split.labels, labels)
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> Published:
+    return Published("cifar10", tmp_path, server, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_files_are_read_to_the_byte(name, tmp_path, monkeypatch):
+    published = Published(name, tmp_path, "http://nowhere", monkeypatch)
+    loaded = published.load()
+    count = len(published.labels) - RECORDS
+    held = held_out(count)
+    images, labels = published.images[:count], published.labels[:count]
+    assert (loaded.classes, loaded.size, loaded.channels) == data.DATA[name].dimensions
+    assert same(loaded.train, images[~held], labels[~held])
+    assert same(loaded.validation, images[held], labels[held])
+    assert int(held.sum()) == count // 10
+    assert published.is_test_of(loaded)
+
+
+def test_the_folder_is_found(cifar10, tmp_path, monkeypatch):
+    assert cifar10.is_test_of(cifar10.load(tmp_path))  # as a folder in the root
+    renamed = cifar10.folder.rename(tmp_path / "renamed")
+    assert cifar10.is_test_of(cifar10.load(renamed))  # as the root itself
+    assert cifar10.is_test_of(cifar10.load(cifar10.archive.parent))  # as an archive in the root
+    assert sorted(path.name for path in cifar10.archive.parent.iterdir()) == [
+        "cifar-10-batches-bin",
+        "cifar-10-binary.tar.gz",
+    ]
+    monkeypatch.setenv("BAREBONES_DATA", str(renamed))
+    assert cifar10.is_test_of(data.load("cifar10"))
+    monkeypatch.delenv("BAREBONES_DATA")
+    monkeypatch.setattr(data, "user_cache_path", lambda name: renamed.parent / name)
+    renamed.rename(tmp_path / "barebones")
+    assert cifar10.is_test_of(data.load("cifar10"))
+    with pytest.raises(FileNotFoundError, match=r"no CIFAR-10 in .*empty; put the folder .*, or allow the download"):
+        cifar10.load(tmp_path / "empty")
+    assert not (tmp_path / "empty").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c[:-1], r"is truncated: it has 61,459 bytes, and 20 records of CIFAR-10 have 61,460; download"),
+        (lambda c: b"", r"is truncated: it has 0 bytes"),
+        (lambda c: c + b"x", r"is damaged: it has 61,461 bytes"),
+        (lambda c: c[:3073] + b"\x0a" + c[3074:], r"is damaged: record 1 has label 10, and .* 10 classes"),
+        (lambda c: c[:100] + bytes([c[100] ^ 1]) + c[101:], r"is damaged: its SHA-256 is not that"),
+        (None, r"is missing; unpack cifar-10-binary.tar.gz again"),
+    ],
+)
+def test_a_damaged_file_is_named(change, message, cifar10):
+    path = cifar10.folder / "data_batch_3.bin"
+    content = path.read_bytes()
+    path.unlink()
+    if change:
+        path.write_bytes(change(content))
+    with pytest.raises(ValueError if change else FileNotFoundError, match=f"data_batch_3.bin {message}"):
+        cifar10.load()
+
+
+# Downloads
+
+
+def test_every_archive_has_a_checksum():
+    for archive in (*(layout.archive for layout in cifar.LAYOUTS.values()), tiny_imagenet.ARCHIVE):
+        assert len(bytes.fromhex(archive.sha256)) == 32
+
+
+def test_an_archive_is_downloaded_and_unpacked(cifar10, tmp_path, capfd):
+    root = tmp_path / "deep" / "root"
+    assert cifar10.is_test_of(cifar10.load(root, download=True))
+    assert sorted(path.name for path in root.iterdir()) == ["cifar-10-batches-bin", "cifar-10-binary.tar.gz"]
+    cifar10.archive.unlink()
+    cifar10.load(root, download=True)  # what is there is not downloaded again
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_progress_is_shown_on_a_terminal(cifar10, tmp_path, monkeypatch):
+    screen = io.StringIO()
+    terminal = partial(download.Console, file=screen, force_terminal=True, width=100)
+    monkeypatch.setattr(download, "Console", lambda stderr: terminal())
+    cifar10.load(tmp_path / "root", download=True)
+    assert "CIFAR-10" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(sha256="0" * 64), ValueError, r"tar.gz was damaged on its way or is not the published file"),
+        (
+            dict(url="{}/x.tar.gz"),
+            ConnectionError,
+            r"could not be downloaded \(404 .*; download http.* put it into .*root$",
+        ),
+        (dict(url="http://127.0.0.1:1/x.tar.gz"), ConnectionError, r"could not be downloaded \(.* put it into .*root$"),
+    ],
+)
+def test_a_failed_download_leaves_nothing(change, error, message, cifar10, server, tmp_path):
+    change = {field: value.format(server) for field, value in change.items()}
+    archive = replace(cifar.LAYOUTS["cifar10"].archive, **change)
+    with pytest.raises(error, match=message):
+        download.located(archive, tmp_path / "root", True, ("test_batch.bin",))
+    assert not list((tmp_path / "root").iterdir())
+
+
+def test_a_download_that_breaks_off_leaves_nothing(cifar10, tmp_path, monkeypatch):
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(download._PoochBar, "update", stop)
+    with pytest.raises(KeyboardInterrupt):
+        cifar10.load(tmp_path / "root", download=True)
+    assert not list((tmp_path / "root").iterdir())
+
+
+def test_without_pooch_the_extra_is_named(cifar10, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ImportError, match=r"downloading CIFAR-10 needs pooch: pip install 'barebones\[data\]'"):
+        cifar10.load(tmp_path / "root", download=True)
+    assert cifar10.is_test_of(cifar10.load(cifar10.archive.parent))  # unpacking needs no pooch
+
+
+def test_a_folder_that_cannot_be_written_is_named(cifar10, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"Not a directory: .*file/root"):
+        cifar10.load(tmp_path / "file" / "root", download=True)
+
+
+# Archives
+
+
+def zipped(path: Path, name: str = "inner/good", mode: int = stat.S_IFREG) -> None:
+    info = zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("inner/first", "x")
+        file.writestr(info, "/etc")
+
+
+def tarred(path: Path, name: str = "inner/good", **fields: Any) -> None:
+    info = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    with tarfile.open(path, "w:gz") as tar:
+        tar.addfile(info, io.BytesIO(b""))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (partial(zipped, name="../escaped"), r"is refused: its member ../escaped points outside of the folder"),
+        (partial(zipped, name="/escaped"), r"is refused: its member /escaped points outside of the folder"),
+        (partial(zipped, mode=stat.S_IFLNK), r"is refused: its member inner/good is a link"),
+        (partial(tarred, name="../escaped"), r"is refused: its member ../escaped points outside of the folder"),
+        (partial(tarred, name="/escaped"), r"is refused: its member /escaped points outside of the folder"),
+        (partial(tarred, type=tarfile.SYMTYPE, linkname="/"), r"is refused: its member inner/good is a link"),
+        (partial(tarred, type=tarfile.LNKTYPE, linkname="a"), r"is refused: its member inner/good is a link"),
+        (partial(tarred, type=tarfile.FIFOTYPE), r"is refused: 'inner/good' is a special file"),
+        (partial(tarred, name="other"), r"does not contain the folder inner"),
+        (lambda path: path.write_bytes(b"not an archive"), r"cannot be unpacked"),
+    ],
+)
+def test_an_unsafe_archive_is_refused(write, message, tmp_path):
+    path = tmp_path / "root" / "archive"
+    path.parent.mkdir()
+    write(path)
+    archive = download.Archive("Test", "archive", hashlib.sha256(path.read_bytes()).hexdigest(), "inner")
+    with pytest.raises(ValueError, match=message):
+        download.unpack(path, archive)
+    assert [path.name for path in tmp_path.rglob("*")] == ["root", "archive"]
+
+
+def test_a_damaged_archive_is_not_unpacked(cifar10):
+    content = bytearray(cifar10.archive.read_bytes())
+    content[1000] ^= 1
+    cifar10.archive.write_bytes(content)
+    with pytest.raises(ValueError, match=r"packed/cifar-10-binary.tar.gz is damaged or not the published file"):
+        cifar10.load(cifar10.archive.parent)
+    assert len(list(cifar10.archive.parent.iterdir())) == 1
+
+
+def test_a_folder_that_another_process_unpacked_is_used(cifar10, monkeypatch):
+    def extract(path: Path, folder: str) -> None:
+        for place in (path.parent, Path(folder)):
+            shutil.copytree(cifar10.folder, place / cifar10.folder.name)
+
+    monkeypatch.setattr(download, "_extract", extract)
+    assert cifar10.is_test_of(cifar10.load(cifar10.archive.parent))
