@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from barebones.cli import app as cli
 from barebones.deploy import export
 from barebones.deploy.export import Exported, to_onnx, to_program, to_sparse
-from barebones.deploy.fold import difference, outputs
 from barebones.deploy.shrink import shrink
 from barebones.files.masks import load_masks, save_masks
 from barebones.files.weights import dense_bytes, load_weights
@@ -30,6 +29,7 @@ from barebones.lab import stored
 from barebones.lab.experiment import Experiment
 from barebones.lab.folder import recorded
 from barebones.models import build
+from barebones.running.outputs import difference, outputs
 from barebones.scope import prunable
 
 MISSING = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
@@ -151,7 +151,7 @@ def test_a_difference_leaves_nothing_behind(network, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "session", lambda blob: lambda images: [torch.zeros(len(images), 10)])
     path = tmp_path / "network.onnx"
     path.write_text("what was there")
-    with pytest.raises(ValueError, match="onnxruntime computes differs from SmallResNet by 1 of the largest"):
+    with pytest.raises(ValueError, match="onnxruntime does not compute what SmallResNet does: the outputs differ by 1"):
         to_onnx(network.make(), network.masks, noise(*IMAGES), path)
     assert [p.name for p in tmp_path.iterdir()] == ["network.onnx"]
     assert path.read_text() == "what was there"
@@ -161,14 +161,14 @@ def test_a_difference_leaves_nothing_behind(network, tmp_path, monkeypatch):
 def test_a_missing_package_is_named(package, network, tmp_path, monkeypatch):
     for name in ("onnx", "onnxscript", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None if name == package else types.ModuleType(name))
-    with pytest.raises(ImportError, match=rf"of which {package} is missing: pip install 'barebones\[export\]'"):
+    with pytest.raises(ImportError, match=rf"and {package} is missing: pip install 'barebones\[export\]'"):
         to_onnx(network.make(), network.masks, noise(*IMAGES), tmp_path / "network.onnx")
 
 
 @needs_onnx
 def test_what_is_too_large_for_onnx_is_told(network, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "MOST", 100_000)
-    with pytest.raises(ValueError, match="ONNX files end at 2 GB"):
+    monkeypatch.setattr(export, "ONNX_BYTES", 100_000)
+    with pytest.raises(ValueError, match="an ONNX file holds at most 2 GB"):
         to_onnx(network.make(), network.masks, noise(*IMAGES), tmp_path / "network.onnx")
 
 
@@ -220,8 +220,8 @@ class Fixed(nn.Linear):
     ("model", "example", "told"),
     [
         (Fixed(3, 1), torch.zeros(2, 3), "Fixed cannot be exported for batches of any size"),
-        (nn.Linear(3, 1), torch.tensor(1.0), "no tensor with a batch"),
-        (nn.Linear(3, 1), torch.zeros(0, 3), "no tensor with a batch"),
+        (nn.Linear(3, 1), torch.tensor(1.0), "no tensor with a batch dimension"),
+        (nn.Linear(3, 1), torch.zeros(0, 3), "no tensor with a batch dimension"),
     ],
 )
 def test_what_cannot_be_exported_is_told_in_one_line(model, example, told, tmp_path):
@@ -232,7 +232,7 @@ def test_what_cannot_be_exported_is_told_in_one_line(model, example, told, tmp_p
 
 
 def test_exporting_leaves_no_trace(network, program_file, tmp_path):
-    levels = [logging.getLogger(name).level for name in export.CHATTER]
+    levels = [logging.getLogger(name).level for name in export.CHATTY]
     model = network.make()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     to_sparse(model, network.masks, tmp_path / "weights")
@@ -240,7 +240,7 @@ def test_exporting_leaves_no_trace(network, program_file, tmp_path):
         to_program(model, {"fc.weight": torch.ones(1) > 0}, noise(*IMAGES), tmp_path / "network.pt2")
     assert model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert [logging.getLogger(name).level for name in export.CHATTER] == levels
+    assert [logging.getLogger(name).level for name in export.CHATTY] == levels
 
 
 def test_a_sparse_file_is_read_back(network, tmp_path):

@@ -1,4 +1,4 @@
-"""Export: a masked network as a file for others, each checked against the network itself before it is written."""
+"""Export: masked networks as files for other programs, checked against the network before they are written."""
 
 from __future__ import annotations
 
@@ -22,48 +22,51 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..files import container as files
 from ..files.weights import dense_bytes, load_weights, save_weights
 from ..running.inputs import call
+from ..running.outputs import difference, mismatch, outputs, tolerance
 from ..scope import bare, matched
-from .fold import difference, folded, outputs, tolerance
+from .fold import folded
 
-CHATTER = ("torch", "onnxscript", "onnx_ir")  # loggers that have much to say of an export that goes well
-MOST = 2**31 - 2**20  # bytes of weights in one ONNX file; protobuf ends at 2 GiB, and the graph needs room
+CHATTY = ("torch", "onnxscript", "onnx_ir")  # loggers that report a lot even if an export succeeds
+ONNX_BYTES = 2**31 - 2**20  # of weights in an ONNX file, at most: protobuf allows 2 GiB, and the graph needs some of it
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written: its bytes, those of the dense checkpoint, and how far the two networks were apart."""
+    """A written file: its size, the size of the dense checkpoint, and how much the outputs differ."""
 
     path: str
     bytes: int
     bytes_dense: int
-    difference: float  # the largest one seen, as a share of the largest output
+    difference: float  # the largest, relative to the largest output
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the file is than the dense checkpoint."""
+        """Return how many times smaller the file is than the dense checkpoint."""
         return self.bytes_dense / self.bytes
 
 
 def to_onnx(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, path: files.Path, *, fold: bool = True
 ) -> Exported:
-    """Write the masked network as one ONNX file, for batches of any size, with batch-norm folded into its layers.
+    """Write the masked network as one ONNX file for batches of any size, with batch-norm folded into its layers.
 
-    onnxruntime runs it on the example and on a batch that is larger by one, and a `ValueError` gives the largest
-    difference from the model under its masks, in eval mode, where that is more than rounding. Then nothing is written.
+    Before the file is written, onnxruntime runs it on the example and on a batch that is larger by one. If the outputs
+    differ from those of the masked model in eval mode by more than rounding, a `ValueError` says by how much, and
+    nothing is written.
 
-    The example is what the model is called with: an input, a tuple of arguments, a dict of them by name, or (args,
-    kwargs); the first dimension of its first tensor is the batch. The model is left untouched, and exported on the CPU.
+    The example is what the model is called with: one input, a tuple of arguments, a dict of arguments by name, or
+    (args, kwargs). The first dimension of its first tensor is the batch. The export runs on the CPU, and the model does
+    not change.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _required(package)
     plain, program, examples = _program(model, masks, example, fold)
-    if sum(t.numel() * t.element_size() for t in program.state_dict.values()) > MOST:
-        raise ValueError("ONNX files end at 2 GB, and these weights are more; use torch.export (.pt2) instead")
+    if sum(t.numel() * t.element_size() for t in program.state_dict.values()) > ONNX_BYTES:
+        raise ValueError("an ONNX file holds at most 2 GB, and these weights are more; use torch.export (.pt2) instead")
     with _quietly(), _explained(f"{_name(plain)} cannot be written as ONNX"):
-        made = torch.onnx.export(program, (), dynamo=True, verbose=False)
-        assert made is not None
-        blob = _bare(made.model_proto).SerializeToString()
+        onnx_program = torch.onnx.export(program, (), dynamo=True, verbose=False)
+        assert onnx_program is not None
+        blob = _without_notes(onnx_program.model_proto).SerializeToString()
     gap = _checked(plain, examples, session(blob), "onnxruntime")
     return _written(path, blob, model, gap)
 
@@ -71,11 +74,11 @@ def to_onnx(
 def to_program(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, path: files.Path, *, fold: bool = True
 ) -> Exported:
-    """Write the masked network as a program of `torch.export` (.pt2), for batches of any size, checked like `to_onnx`.
+    """Write the masked network as a program of `torch.export` (.pt2) for batches of any size, checked like `to_onnx`.
 
-    What is checked is what the file gives back. Weights are raw bytes in it, but torch stores the example as a pickle:
-    it is read here with `weights_only=True` alone, and where that does not do, the program is checked before it is
-    saved. `torch.export.load` trusts its file more than that: load no strangers' programs with it.
+    The check loads the program again. A .pt2 file holds weights as raw bytes, but torch stores the example as a pickle.
+    This function reads the pickle only with `weights_only=True`; if that fails, it checks the program as it was before
+    saving. `torch.export.load` falls back to full unpickling, so do not load programs from people you do not trust.
     """
     plain, program, examples = _program(model, masks, example, fold)
     with _quietly(), _explained(f"{_name(plain)} cannot be saved by torch.export"):
@@ -90,7 +93,7 @@ def to_program(
 
 
 def to_sparse(model: nn.Module, masks: Mapping[str, Tensor], path: files.Path, **about: Any) -> Exported:
-    """Write the masked network as a compact weight file, and read it back: bit for bit, so the difference is 0.
+    """Write the masked network as a compact weight file, and check that it reads back bit for bit.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -102,19 +105,19 @@ def to_sparse(model: nn.Module, masks: Mapping[str, Tensor], path: files.Path, *
     state = load_weights(path, copy.deepcopy(masked)).state
     for name, tensor in masked.state_dict().items():
         if not torch.equal(_bytes(tensor), _bytes(state[name])):
-            raise OSError(f"{os.fspath(path)} gives other values of {name} back than were written; is the disk sound?")
+            raise OSError(f"{os.fspath(path)} does not return the values of {name} that were written; check the disk")
     return Exported(os.fspath(path), os.path.getsize(path), dense_bytes(model), 0.0)
 
 
 def _program(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, fold: bool
 ) -> tuple[nn.Module, torch.export.ExportedProgram, list[Any]]:
-    """The masked network on the CPU, its program (of the folded one), and examples of two batch sizes."""
+    """Return the masked network on the CPU, its exported program (folded if asked), and examples of two batch sizes."""
     plain = _masked(model, masks)
     args, kwargs = tree_map(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, call(example))
     first = next((tensor for tensor in _flat((args, kwargs)) if tensor.dim()), None)
     if first is None or not len(first):
-        raise ValueError("the example holds no tensor with a batch in it; pass what the model is called with")
+        raise ValueError("the example has no tensor with a batch dimension; pass what the model is called with")
 
     def batched(leaf: Any) -> bool:
         return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == len(first)
@@ -122,73 +125,70 @@ def _program(
     larger = tree_map(lambda leaf: torch.cat([leaf, leaf[:1]]) if batched(leaf) else leaf, (args, kwargs))
     network = folded(plain, (args, kwargs)) if fold else plain
     size = torch.export.Dim("batch")
-    given = inspect.signature(network.forward).bind(*args, **kwargs).arguments
-    free = {name: tree_map(lambda leaf: {0: size} if batched(leaf) else None, value) for name, value in given.items()}
-    with _quietly(), _explained(f"{_name(plain)} cannot be exported for batches of any size"):  # 1 would be a constant
-        program = torch.export.export(network, *larger, dynamic_shapes=free)
+    arguments = inspect.signature(network.forward).bind(*args, **kwargs).arguments
+    shapes = {name: tree_map(lambda t: {0: size} if batched(t) else None, value) for name, value in arguments.items()}
+    with _quietly(), _explained(f"{_name(plain)} cannot be exported for batches of any size"):
+        program = torch.export.export(network, *larger, dynamic_shapes=shapes)  # a batch of 1 would become a constant
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # this machine's paths are nobody's business
+        node.meta.pop("stack_trace", None)  # it contains paths of this machine
     return plain, program, [(args, kwargs), larger]
 
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
-    """A copy on the CPU, in eval mode, with its pruned weights at zero."""
-    fitted = {name: mask.cpu() for name, _, mask in matched(model, masks)}
-    found = copy.deepcopy(bare(model)).cpu().eval()
+    """Return a copy on the CPU in eval mode, with the pruned weights at zero."""
+    cpu_masks = {name: mask.cpu() for name, _, mask in matched(model, masks)}
+    masked = copy.deepcopy(bare(model)).cpu().eval()
     with torch.no_grad():
-        for _, parameter, mask in matched(found, fitted):
+        for _, parameter, mask in matched(masked, cpu_masks):
             parameter.masked_fill_(~mask, 0.0)
-    return found
+    return masked
 
 
-def _bare(proto: Any) -> Any:
-    """The ONNX model without notes on how it was made, its free dimension called "batch"."""
+def _without_notes(proto: Any) -> Any:
+    """Remove the notes on how the ONNX model was made, and call its dynamic dimension "batch"."""
     graph = proto.graph
-    free = [d for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim if d.dim_param]
-    for symbol in [dim.dim_param for dim in free[:1]]:
-        for dim in free:
+    dynamic = [d for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim if d.dim_param]
+    for symbol in [dim.dim_param for dim in dynamic[:1]]:
+        for dim in dynamic:
             dim.dim_param = dim.dim_param.replace(symbol, "batch")
     del graph.value_info[:], proto.metadata_props[:]
-    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
-        del part.metadata_props[:]
+    for element in (graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+        del element.metadata_props[:]
     return proto
 
 
 def session(blob: bytes, threads: int = 0, arena: bool = True) -> Callable[..., list[Tensor]]:
-    """A function that runs an ONNX model in onnxruntime, on so many threads (0: as it likes).
+    """Return a function that runs an ONNX model in onnxruntime, on this many threads (0: onnxruntime decides).
 
-    Without `arena` it keeps no memory for the next call.
+    Without `arena`, onnxruntime reserves no memory for later calls.
     """
     runtime = _required("onnxruntime")
-    quiet = runtime.SessionOptions()
-    quiet.log_severity_level = 3  # errors alone
-    quiet.intra_op_num_threads = threads
-    quiet.enable_cpu_mem_arena = arena
-    with _explained("onnxruntime cannot load what was exported"):
-        session = runtime.InferenceSession(blob, quiet, providers=["CPUExecutionProvider"])
-    names = [taken.name for taken in session.get_inputs()]
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # only errors
+    options.intra_op_num_threads = threads
+    options.enable_cpu_mem_arena = arena
+    with _explained("onnxruntime cannot load the exported network"):
+        session = runtime.InferenceSession(blob, options, providers=["CPUExecutionProvider"])
+    names = [argument.name for argument in session.get_inputs()]
 
     def run(*args: Any, **kwargs: Any) -> list[Tensor]:
-        with _explained("onnxruntime cannot run what was exported"):
-            taken = {name: tensor.numpy() for name, tensor in zip(names, _flat((args, kwargs)), strict=True)}
-            return [torch.from_numpy(array) for array in session.run(None, taken)]
+        with _explained("onnxruntime cannot run the exported network"):
+            inputs = {name: tensor.numpy() for name, tensor in zip(names, _flat((args, kwargs)), strict=True)}
+            return [torch.from_numpy(array) for array in session.run(None, inputs)]
 
     return run
 
 
 def _checked(plain: nn.Module, examples: list[Any], run: Callable[..., Any], where: str) -> float:
-    """The largest difference between the network and what was made of it; more than rounding is a `ValueError`."""
+    """Return the largest difference between the network and its export; more than rounding is a `ValueError`."""
     gap = 0.0
     for args, kwargs in examples:
         with torch.no_grad(), _quietly():
-            found = run(*args, **kwargs)
-        wanted = outputs(plain, (args, kwargs))
-        gap = max(gap, difference(_flat(wanted), _flat(found)))
-    if gap > (most := tolerance(plain)):
-        raise ValueError(
-            f"what {where} computes differs from {_name(plain)} by {gap:.2g} of the largest output, and rounding "
-            f"explains {most:g}; nothing was written"
-        )
+            exported = _flat(run(*args, **kwargs))
+        expected = _flat(outputs(plain, (args, kwargs)))
+        if problem := mismatch(expected, exported, tolerance(plain)):
+            raise ValueError(f"{where} does not compute what {_name(plain)} does: {problem}; nothing was written")
+        gap = max(gap, difference(expected, exported))
     return gap
 
 
@@ -199,23 +199,23 @@ def _written(path: files.Path, blob: bytes, model: nn.Module, gap: float) -> Exp
 
 
 def _without_code(blob: bytes) -> bool:
-    """Whether all that is pickled in a .pt2 file is plain data, which `weights_only=True` reads."""
+    """Tell whether all pickles in a .pt2 file are plain data that `weights_only=True` can read."""
     with zipfile.ZipFile(io.BytesIO(blob)) as archive:
         for name in archive.namelist():
-            if name.endswith(".json") and b'"use_pickle": true' in archive.read(name):  # a weight of a class of its own
+            if name.endswith(".json") and b'"use_pickle": true' in archive.read(name):  # a weight of a custom class
                 return False
             if name.endswith(".pt") and (content := archive.read(name)):
                 try:
                     torch.load(io.BytesIO(content), weights_only=True)
-                except Exception:  # whatever it is, it is no plain data
+                except Exception:  # any error means that it is not plain data
                     return False
     return True
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the warnings and the log of what goes well; errors are raised and logged as ever."""
-    loggers = [logging.getLogger(name) for name in CHATTER]
+    """Hide warnings and the log of a successful export; errors are raised and logged as usual."""
+    loggers = [logging.getLogger(name) for name in CHATTY]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
@@ -229,7 +229,7 @@ def _quietly() -> Iterator[None]:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """What a stranger's exporter raises, as a `ValueError` of one line; the whole of it is its cause."""
+    """Turn any error of another library into a `ValueError` of one line; its cause is the full error."""
     try:
         yield
     except (OSError, MemoryError):
@@ -244,12 +244,12 @@ def _required(package: str) -> Any:
         with warnings.catch_warnings(action="ignore"):
             return importlib.import_module(package)
     except ImportError:
-        need = "ONNX files are written with onnx and onnxscript, and checked in onnxruntime"
-        raise ImportError(f"{need}, of which {package} is missing: pip install 'barebones[export]'") from None
+        needs = "writing ONNX files needs onnx, onnxscript and onnxruntime"
+        raise ImportError(f"{needs}, and {package} is missing: pip install 'barebones[export]'") from None
 
 
 def _flat(tree: Any) -> list[Tensor]:
-    """The tensors of inputs or outputs, in the order that torch.export and ONNX have them in."""
+    """List the tensors of inputs or outputs in the order of torch.export and ONNX."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...running.outputs import mismatch, tolerance
 from ..export import session, to_onnx
-from ..fold import difference, folded, tolerance
+from ..fold import folded
 from ..shrink import Shrunk
 from ..sparse import sparsify_for_cpu
 
@@ -57,12 +58,9 @@ def all_variants(model: nn.Module, small: Shrunk, example: Tensor, progress: Cal
     expected = _outputs(masked, example)
     for variant in variants:
         if variant.forward is not None and variant.pruned:
-            gap = difference(expected, _outputs(variant.forward, example))
-            if gap > tolerance(masked):
-                raise ValueError(
-                    f"{variant.name!r} does not compute what the masked network does: the outputs differ by {gap:.2g} "
-                    f"of the largest output, and the tolerance is {tolerance(masked):g}"
-                )
+            problem = mismatch(expected, _outputs(variant.forward, example), tolerance(masked))
+            if problem:
+                raise ValueError(f"{variant.name!r} does not compute what the masked network does: {problem}")
     return variants
 
 

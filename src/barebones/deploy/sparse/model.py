@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...running.outputs import mismatch, outputs, tolerance
 from ...scope import bare, matched, parameters
-from ..fold import difference, folded, outputs, tolerance
+from ..fold import folded
 from .graph import fused
 from .layer import LayerChoice, SparseLayer, replaceable
 
@@ -54,13 +55,13 @@ def sparsify_for_cpu(
     if fuse and (fusion := fused(masked, names, example)):
         graph, rectified = fusion
         sparse = _replaced(graph, names, rectified)
-        if difference(expected, outputs(sparse, example)) <= tolerance(sparse):
+        if not mismatch(expected, outputs(sparse, example), tolerance(sparse)):
             return sparse
     sparse = _replaced(masked, names)
-    if (gap := difference(expected, outputs(sparse, example))) > (most := tolerance(sparse)):
+    if problem := mismatch(expected, outputs(sparse, example), tolerance(sparse)):
         raise ValueError(
-            f"{type(masked).__name__} cannot be made sparse: its outputs would differ by {gap:.2g} of the largest "
-            f"output, and the tolerance is {most:g}; it may read the weights of its layers without calling the layers"
+            f"{type(masked).__name__} cannot be made sparse: {problem}; "
+            "it may also read the weights of its layers without calling the layers"
         )
     return sparse
 
