@@ -25,7 +25,7 @@ from barebones.masks import size
 from barebones.models import build, initialize
 from barebones.pruning.methods import METHODS
 from barebones.pruning.probe import Probe
-from barebones.pruning.prune import rounds as prune_rounds
+from barebones.pruning.rounds import rounds as prune_rounds
 from barebones.pruning.selection import keep_top
 from barebones.running.precision import tf32
 from barebones.scope import prunable

@@ -25,9 +25,11 @@ from barebones.gpu.graphs import Captured
 from barebones.lab.training import Epoch, Training, TrainingPlan
 from barebones.masks import Masks, agreement
 from barebones.models import build, initialize
+from barebones.pruning.gradients import PRECISIONS
 from barebones.pruning.methods import METHODS
-from barebones.pruning.probe import PRECISIONS, Probe
-from barebones.pruning.prune import prune, rounds
+from barebones.pruning.probe import Probe
+from barebones.pruning.prune import prune
+from barebones.pruning.rounds import rounds
 from barebones.pruning.saliency import saliency
 from barebones.running.precision import autocast, tf32
 from barebones.scope import prunable

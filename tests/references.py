@@ -295,6 +295,16 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def changes(before: dict[str, Tensor], after: dict[str, Tensor]) -> tuple[int, int, int, dict[str, int]]:
+    """Weights pruned, recovered, recovered into output channels that kept none before, and kept in each layer."""
+    pruned = sum(int((before[name] & ~mask).sum()) for name, mask in after.items())
+    recovered = {name: mask & ~before[name] for name, mask in after.items()}
+    empty = {name: ~mask.flatten(1).any(1) for name, mask in before.items()}
+    into_empty = sum(int(recovered[name][empty[name]].sum()) for name in after)
+    layers = {name: int(mask.sum()) for name, mask in after.items()}
+    return pruned, sum(int(mask.sum()) for mask in recovered.values()), into_empty, layers
+
+
 HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name)
 
 

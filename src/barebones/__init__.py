@@ -11,8 +11,9 @@ from .holding import Hold, audit, hold
 from .masks import Agreement, Masks, Scores, agreement
 from .pruning.methods import METHODS, Method
 from .pruning.probe import Probe
-from .pruning.prune import Pruned, prune, rounds
+from .pruning.prune import Pruned, prune
 from .pruning.round import Record, Round
+from .pruning.rounds import rounds
 from .pruning.saliency import saliency
 from .pruning.schedules import SCHEDULES, exponential, linear, one_shot, settle
 from .pruning.selection import keep_top

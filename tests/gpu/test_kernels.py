@@ -10,10 +10,10 @@ import pytest
 CHECK = """
 import random, sys
 import torch
-from barebones import kernels
-from barebones.kernels import layers, selecting
-from barebones.prune import _numbers
-from barebones.selection import keep_top
+from barebones.gpu import kernels
+from barebones.gpu.kernels import layers, selecting
+from barebones.pruning.counts import changes
+from barebones.pruning.selection import keep_top
 
 layers.BLOCK = selecting.BLOCK = 64
 selecting.PROGRAMS, selecting.MANY, selecting.STRIDE = 5, 500, 7
@@ -65,10 +65,10 @@ after = torch.rand(flat.numel(), generator=g) < 0.2
 names = [str(i) for i in range(3)]
 sizes = [w.numel() for w in weights]
 views = [{n: p.view(s) for n, p, s in zip(names, f.split(sizes), shapes)} for f in (flat, after)]
-expected = _numbers(views[0], views[1], int(flat.sum()), True, {})
+expected = changes(views[0], views[1], int(flat.sum()), True, {})
 channels = kernels.channels(shapes, flat.device)
 assert torch.equal(kernels.tally(flat, after, *channels), expected)
-expected = _numbers(None, views[1], flat.numel(), True, {})
+expected = changes(None, views[1], flat.numel(), True, {})
 assert torch.equal(kernels.tally(None, after, *channels), expected)
 
 tensors = [torch.randn(5, 7, 3), torch.randn(130), torch.randn(64)]
@@ -83,8 +83,8 @@ REPLAY = """
 import torch
 from torch import nn
 import barebones as bb
-from barebones import replay
-from barebones.kernels import layers, selecting
+from barebones.gpu.kernels import layers, selecting
+from barebones.pruning import graphed
 
 layers.BLOCK = selecting.BLOCK = 64
 selecting.PROGRAMS, selecting.MANY, selecting.STRIDE = 3, 200, 7
@@ -110,8 +110,8 @@ class Recorded:
         return self.memory[key]
 
 
-replay.Captured = Recorded
-replay.Replay.fits = staticmethod(lambda probe, method, transposed: replaying)
+graphed.Captured = Recorded
+graphed.GraphedRounds.fits = staticmethod(lambda probe, method, transposed: replaying)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 5, 3),
                       nn.ReLU(), nn.Flatten(), nn.Linear(80, 4)).to(memory_format=torch.channels_last)

@@ -13,8 +13,8 @@ from barebones.data import DATA
 from barebones.lab.experiment import DENSE, FILE, Experiment
 from barebones.lab.protocols import PROTOCOLS, protocol
 from barebones.models import MODELS, SCHEMES
+from barebones.pruning.gradients import LOSSES
 from barebones.pruning.methods import METHODS
-from barebones.pruning.probe import LOSSES
 from barebones.pruning.schedules import SCHEDULES
 
 NAMES = [f.name for f in fields(Experiment)]

@@ -11,10 +11,10 @@ from typing import Any
 
 from ..data import DATA
 from ..models import MODELS, SCHEMES
+from ..pruning.gradients import LOSSES
+from ..pruning.gradients import PRECISIONS as SCORING_PRECISIONS
 from ..pruning.methods import METHODS, Method
-from ..pruning.probe import LOSSES
-from ..pruning.probe import PRECISIONS as SCORING_PRECISIONS
-from ..pruning.prune import resolved as resolved_method
+from ..pruning.methods import resolved as resolved_method
 from ..pruning.schedules import SCHEDULES
 from .protocols import protocol
 from .training import PRECISIONS, TrainingPlan

@@ -127,7 +127,7 @@ class Stages:
             unwritten.clear()
 
         def on_round(step: Round) -> None:
-            unwritten.append(replace(step, masks=dict.fromkeys(step.masks)))  # type: ignore[arg-type]  # without masks
+            unwritten.append(step.without_masks())
             stop = self.stopping()
             if stop or _reads_every_round(self.network.device) or monotonic() - flushed_at > FLUSH:
                 flush()

@@ -72,7 +72,7 @@ def synflow(probe: Probe) -> Scores:
 
     Norms use their running statistics; the input is one sample of ones.
     """
-    model = bare(probe.given)
+    model = bare(probe.user_model)
     example = probe.call()
     if example is None:
         raise ValueError("synflow reads no data but must know the input's shape; pass example=, an input of the model")

@@ -1,8 +1,11 @@
-"""Replay: a whole round of pruning as one CUDA graph, so that the host has next to nothing to do for it."""
+"""Whole rounds as CUDA graphs: a round is recorded once and replayed, so that the host has next to nothing to do."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,97 +13,119 @@ from torch import Tensor
 from ..gpu import kernels
 from ..gpu.graphs import Captured
 from ..masks import Masks
-from ..running.inputs import mapped
+from ..running.inputs import mapped, taken_apart
 from . import criteria
+from .counts import Counted, not_finite
 from .methods import Method
-from .probe import Probe, not_finite, taken_apart
+from .probe import Probe
+from .steps import take_round
 
-CRITERIA = (criteria.saliency, criteria.gradient_norm)  # that do the same work in every round
+CRITERIA = (criteria.saliency, criteria.gradient_norm)  # those that launch the same work in every round
 
 
-class Replay:
-    """Masks on, gradient, scores, selection, numbers: recorded once, replayed for every other round.
+class GraphedRounds:
+    """Take rounds of pruning as CUDA graphs: one for the rounds in which weights may return, one for the others.
 
-    What changes from round to round goes in as tensors: the masks, how many weights to keep, and the batch.
+    What changes from round to round goes into the graph as tensors: the masks, how many weights to keep, the batch.
     """
 
-    def __init__(self, probe: Probe, method: Method, source: Tensor) -> None:
-        self.probe, self.method, self.source = probe, method, source
-        self.shapes = {name: p.shape for name, p in probe.parameters.items()}
-        self._scoring: kernels.Scoring | None = None
-        self._channels = kernels.channels(
-            tuple(tuple(s) for s in self.shapes.values()), probe.device
-        )  # graphs read them
-        self._rounds = {
-            revives: Captured(partial(self._round, revives), eager=1, on_recorded=self._finish)
+    def __init__(self, probe: Probe, method: Method, weights_digest: Tensor) -> None:
+        self.probe, self.method, self.weights_digest = probe, method, weights_digest
+        self.shapes = {name: parameter.shape for name, parameter in probe.parameters.items()}
+        self.channels = kernels.channels(  # kept here, because the graphs read this memory
+            tuple(tuple(shape) for shape in self.shapes.values()), probe.device
+        )
+        self.fused: kernels.Scoring | None = None  # one kernel for the scores of this criterion
+        if method.criterion is criteria.saliency:
+            self.fused = kernels.Scoring([parameter.data for parameter in probe.parameters.values()])
+        self._graphs = {
+            revives: Captured(partial(self._round, revives), eager=1, on_recorded=self._recorded)
             for revives in (True, False)
         }
-        self._form: object = None
+        self._form: object = None  # of the batches: where in it the tensors are
 
     @staticmethod
     def fits(probe: Probe, method: Method, transposed: bool) -> bool:
-        """Whether this run can be replayed whole; if not, its gradient alone may be."""
-        plain = method.criterion in CRITERIA and not method.at_least and method.revive_empty and not transposed
-        floats = all(p.dtype == torch.float32 for p in probe.parameters.values())
-        floats = floats and sum(p.numel() for p in probe.parameters.values()) <= kernels.LARGEST
-        alone = probe.batches.single(method.batches) and probe.alone
-        return probe.capture and plain and floats and alone and kernels.available(probe.device)
+        """Return whether whole rounds of this run can be graphs. If not, its gradient alone may still be one."""
+        same_work = method.criterion in CRITERIA and not method.at_least and method.revive_empty and not transposed
+        float32 = all(parameter.dtype == torch.float32 for parameter in probe.parameters.values())
+        few = sum(parameter.numel() for parameter in probe.parameters.values()) <= kernels.LARGEST
+        one_batch = probe.batches.single(method.batches) and probe.alone
+        return probe.capture and same_work and float32 and few and one_batch and kernels.available(probe.device)
 
-    def __call__(self, masks: Masks | None, index: int, keep: int) -> tuple[Masks, Tensor, Tensor, Tensor]:
-        """The new masks, the counts and measures of the round, and the flags of what was not finite.
-
-        The masks are good until the next call, which writes where they are.
-        """
+    def __call__(self, masks: Masks | None, index: int, keep: int) -> tuple[Masks, Counted]:
+        """Take round `index`. The masks it returns are valid until the next call, which overwrites them."""
         probe, device = self.probe, self.probe.device
-        total = sum(shape.numel() for shape in self.shapes.values())
-        before = torch.ones(total, dtype=torch.bool, device=device) if masks is None else _flat(masks)
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        before = torch.ones(sum(sizes), dtype=torch.bool, device=device) if masks is None else _flat(masks)
         with probe.at(None, index, keep, self.method.batches):
             self._form, leaves = taken_apart(probe.next_batch())
-            wanted = torch.full((), keep, dtype=torch.int64, device=device)
-            chosen, *numbers = self._rounds[self.method.revives(index)](before, wanted, *leaves)
-            counts, measures, bad = (t.clone() for t in numbers)  # the next replay writes where they were
-            parts = chosen.split([shape.numel() for shape in self.shapes.values()])
-        found = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        return Masks(found), counts, measures, bad
+            count = torch.full((), keep, dtype=torch.int64, device=device)
+            chosen, *counted = self._graphs[self.method.revives(index)](before, count, *leaves)
+            counted = [tensor.clone() for tensor in counted]  # the next replay overwrites them
+            parts = chosen.split(sizes)
+        views = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return Masks(views), Counted(*counted)
 
     def _round(self, revives: bool, before: Tensor, keep: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
-        probe, places = self.probe, iter(leaves)
-        fused = self.method.criterion is criteria.saliency  # its product, S and the flags in one pass
-        with probe.covered(before, mapped(self._form, lambda _: next(places)), noting=not fused):
-            if fused:
-                self._scoring = self._scoring or kernels.Scoring([*probe.weights.values()])
-                flat, probe.saliency, layers = self._scoring([*probe.gradient().values()], before)
-                bad = torch.cat([~probe.loss_value.isfinite().view(1), layers])
-            else:
-                scores = self.method.criterion(probe)
-                bad = not_finite(scores, probe)
-                flat = torch.cat([score.reshape(-1) for score in scores.values()])
-            chosen = kernels.top(flat, keep, before if revives else None, None if revives else before)
-            numbers = kernels.tally(before, chosen, *self._channels)
-            assert probe.batches_digest is not None
-            counts = torch.cat([numbers[:3], torch.stack([self.source, probe.batches_digest]), numbers[3:]])
-            measures = torch.stack([probe.saliency, probe.loss_value])
-        return chosen, counts, measures, bad
+        """The function that is recorded."""
+        remaining = iter(leaves)
+        batch = mapped(self._form, lambda _: next(remaining))
+        masks, counted = take_round(FlatSteps(self, batch, keep, revives), before)
+        return masks, *counted
 
-    def _finish(self) -> None:
-        if self._scoring is not None:
-            self._scoring.finish()
+    def _recorded(self) -> None:
+        if self.fused is not None:
+            self.fused.finish()
+
+
+@dataclass
+class FlatSteps:
+    """The steps of one round on flat tensors, all layers in a row; each step is a few launches, and none waits."""
+
+    rounds: GraphedRounds
+    batch: Any
+    keep: Tensor
+    revives: bool
+
+    def __post_init__(self) -> None:
+        self.probe, self.weights_digest = self.rounds.probe, self.rounds.weights_digest
+
+    def masks_on(self, masks: Tensor) -> AbstractContextManager[None]:
+        return self.probe.covered(masks, self.batch, noting=self.rounds.fused is None)
+
+    def score(self, masks: Tensor) -> Tensor:
+        if self.rounds.fused is not None:  # the product, S(theta, c) and the flags in one pass
+            scores, self.probe.saliency, layers = self.rounds.fused([*self.probe.gradient().values()], masks)
+            self._flags = torch.cat([self.probe.loss_not_finite.view(1), layers])
+            return scores
+        by_layer = self.rounds.method.criterion(self.probe)
+        self._flags = not_finite(by_layer, self.probe.loss_not_finite)
+        return torch.cat([score.reshape(-1) for score in by_layer.values()])
+
+    def not_finite(self, scores: Tensor) -> Tensor:
+        return self._flags
+
+    def select(self, scores: Tensor, masks: Tensor) -> Tensor:
+        return kernels.top(scores, self.keep, masks if self.revives else None, None if self.revives else masks)
+
+    def changes(self, before: Tensor, after: Tensor) -> Tensor:
+        return kernels.tally(before, after, *self.rounds.channels)
 
 
 def _flat(masks: Masks) -> Tensor:
-    """All masks in a row, without a copy where they are views of such a row already."""
-    first = next(iter(masks.values()))
-    total = sum(m.numel() for m in masks.values())
-    whole = first._base
-    if whole is not None and whole.dim() == 1 and whole.numel() == total and _in_a_row(masks, whole):
-        return whole
-    return torch.cat([m.reshape(-1) for m in masks.values()])
+    """Return all masks in a row, without a copy where they are views of such a row already."""
+    row = next(iter(masks.values()))._base
+    total = sum(mask.numel() for mask in masks.values())
+    if row is not None and row.dim() == 1 and row.numel() == total and _in_order(masks, row):
+        return row
+    return torch.cat([mask.reshape(-1) for mask in masks.values()])
 
 
-def _in_a_row(masks: Masks, whole: Tensor) -> bool:
-    place = 0
+def _in_order(masks: Masks, row: Tensor) -> bool:
+    offset = 0
     for mask in masks.values():
-        if mask._base is not whole or mask.storage_offset() != place or not mask.is_contiguous():
+        if mask._base is not row or mask.storage_offset() != offset or not mask.is_contiguous():
             return False
-        place += mask.numel()
+        offset += mask.numel()
     return True

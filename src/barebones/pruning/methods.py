@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..masks import Scores
 from ..words import unknown
 from . import criteria
 from .probe import Probe
-from .schedules import Schedule, exponential
+from .schedules import SCHEDULES, Schedule, exponential
 
 Criterion = Callable[[Probe], Scores]
 
@@ -122,13 +122,48 @@ METHODS: dict[str, Method] = {  # neighbours in a plot differ in colour and mark
 }  # fmt: skip
 
 
-def named(name: str) -> Method:
-    """Return the method of that name.
+def as_method(method: str | Method) -> Method:
+    """Return the row of that name; a `Method` is returned as it is.
 
-    >>> named("forse")
+    >>> as_method("forse")
     Traceback (most recent call last):
     ValueError: there is no method 'forse'; did you mean 'force'? Choose one of force, iter-snip, ...
     """
-    if name not in METHODS:
-        raise ValueError(unknown("method", name, METHODS))
-    return METHODS[name]
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str):
+        hint = "; wrap your criterion in bb.Method(...)" if callable(method) else ""
+        raise ValueError(f"method={method!r} is neither a name nor a bb.Method{hint}")
+    if method not in METHODS:
+        raise ValueError(unknown("method", method, METHODS))
+    return METHODS[method]
+
+
+def resolved(
+    method: str | Method,
+    rounds: int | None,
+    batches: int | None,
+    schedule: str | Schedule | None,
+    revive_until: float | None,
+    revive_empty: bool | None,
+    at_least: int | None,
+) -> Method:
+    """Return the method with the settings that the caller changed; None leaves a setting as it is."""
+    row = as_method(method)
+    if isinstance(method, str) and row.rounds == 1 and rounds not in (None, 1):
+        raise ValueError(
+            f"{method} is one round by definition, not {rounds}; choose an iterative method, or pass a Method"
+        )
+    if isinstance(schedule, str):
+        if schedule not in SCHEDULES:
+            raise ValueError(unknown("schedule", schedule, SCHEDULES))
+        schedule = SCHEDULES[schedule]
+    changes = {
+        "rounds": rounds,
+        "batches": batches,
+        "schedule": schedule,
+        "revive_until": revive_until,
+        "revive_empty": revive_empty,
+        "at_least": at_least,
+    }
+    return replace(row, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]

@@ -1,18 +1,18 @@
-"""A round: what one step of pruning leaves, and the file from which the next can continue."""
+"""A round: the masks and numbers that one step of pruning leaves, and the file from which the next one can continue."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..files import container as files
 from ..files import masks as maskfile
-from ..masks import Masks
+from ..masks import Masks, copied
+from .counts import Counted, check_finite
 
 FORMAT, VERSION = "barebones-round", 1
 
@@ -22,48 +22,52 @@ class Record:
     """The numbers of one round."""
 
     index: int
-    keep: int  # weights kept after it
-    pruned: int  # kept before, not after
-    recovered: int  # kept after, not before
-    recovered_empty: int  # of these, the ones in output channels that were wholly empty
-    saliency: float  # S(theta, c) of eq. 6 at the masks it began with; nan where the criterion takes no gradient
+    keep: int  # weights kept after the round
+    pruned: int  # kept before the round, not after it
+    recovered: int  # kept after the round, not before it
+    recovered_empty: int  # the recovered weights in output channels that kept no weight before
+    saliency: float  # S(theta, c) of eq. 6 at the masks the round began with; nan if the criterion takes no gradient
     loss: float  # at the same masks
     seconds: float
-    layers: dict[str, int]  # kept weights in each layer
+    layers: dict[str, int] = field(repr=False)  # kept weights of each layer
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What a round leaves: the masks, which it owns, and its numbers, which stay on the device until read."""
+    """What one round leaves: the masks, which belong to it, and its numbers, which stay on the device until read."""
 
     index: int
     keep: int
-    masks: Masks
+    masks: Masks = field(repr=False)
     seconds: float
-    plan: dict[str, Any] = field(repr=False)  # what the run was asked to do; to continue, it must be asked the same
-    counts: Tensor = field(repr=False)  # int64: pruned, recovered, recovered_empty, two digests, kept in each layer
-    measures: Tensor = field(repr=False)  # float64: saliency, loss
-    bad: Tensor | None = field(default=None, repr=False)  # bool: whether the loss, then each layer, was not finite
+    plan: dict[str, Any] = field(repr=False)  # the settings of the run; a run that continues must have the same
+    counted: Counted = field(repr=False)
 
     def check(self) -> None:
-        """Raise a `FloatingPointError` if anything it computed with was not finite; an accelerator is waited for."""
-        if self.bad is None or not any(flags := self.bad.tolist()):
-            return
-        loss, *layers = flags
-        where = [name for name, flag in zip(self.masks, layers, strict=True) if flag]
-        what = " and ".join(["the loss"] * loss + ["the scores"] * bool(where))
-        at = f" of {', '.join(where[:5])}{f' and {len(where) - 5} more' if len(where) > 5 else ''}" if where else ""
-        verb, advice = "are" if where else "is", "check the data and the weights, or use a higher precision"
-        raise FloatingPointError(f"round {self.index}: {what}{at} {verb} not finite; {advice}")
+        """Raise a `FloatingPointError` if the loss or a score was not finite. This waits for the device."""
+        check_finite(self.counted.not_finite, self.masks, self.index)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the loss and all scores were finite."""
+        return not bool(self.counted.not_finite.any())
 
     @cached_property
     def record(self) -> Record:
-        """The numbers, read from the device once; a `FloatingPointError` if they are not finite."""
+        """The numbers, read from the device once; a `FloatingPointError` if the loss or a score was not finite."""
         self.check()
-        pruned, recovered, recovered_empty, _, _, *kept = self.counts.tolist()
-        saliency, loss = self.measures.tolist()
-        layers = dict(zip(self.masks, kept, strict=True))
-        return Record(self.index, self.keep, pruned, recovered, recovered_empty, saliency, loss, self.seconds, layers)
+        numbers = self.counted.unpack()
+        return Record(
+            index=self.index,
+            keep=self.keep,
+            pruned=numbers.pruned,
+            recovered=numbers.recovered,
+            recovered_empty=numbers.recovered_empty,
+            saliency=numbers.saliency,
+            loss=numbers.loss,
+            seconds=self.seconds,
+            layers=dict(zip(self.masks, numbers.layers, strict=True)),
+        )
 
     @property
     def pruned(self) -> int:
@@ -87,16 +91,24 @@ class Round:
 
     @property
     def weights_digest(self) -> int:
-        """Of the dense weights that it scored."""
-        return int(self.counts[3])
+        """The digest of the dense weights that were scored."""
+        return self.counted.unpack().weights_digest
 
     @property
     def batches_digest(self) -> int:
-        """Of the batches that it read; 0 where it read none."""
-        return int(self.counts[4])
+        """The digest of the batches that were read; 0 if the criterion reads none."""
+        return self.counted.unpack().batches_digest
+
+    def with_own_masks(self) -> Round:
+        """Return the round with copies of its masks, so that whoever gets it cannot change the run."""
+        return replace(self, masks=copied(self.masks))
+
+    def without_masks(self) -> Round:
+        """Return the round with its numbers alone: the names of the layers stay, their masks are None."""
+        return replace(self, masks=dict.fromkeys(self.masks))  # type: ignore[arg-type]
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it, atomically, as a safetensors file from which `rounds` can continue."""
+        """Write the round, atomically, as a safetensors file from which `rounds` can continue."""
         self.check()
         tensors, layout = maskfile.pack(self.masks)
         about = {
@@ -105,8 +117,8 @@ class Round:
             "seconds": self.seconds,
             "plan": self.plan,
             "layout": layout,
-            "counts": self.counts.tolist(),
-            "measures": [value.hex() for value in self.measures.tolist()],
+            "counts": self.counted.integers.tolist(),
+            "measures": [value.hex() for value in self.counted.floats.tolist()],
         }
         files.write(path, tensors, FORMAT, VERSION, about)
 
@@ -114,12 +126,10 @@ class Round:
     def load(cls, path: str | PathLike[str]) -> Round:
         """Read a file that `save` wrote."""
         tensors, about = files.read(path, FORMAT, VERSION)
-        return cls(
-            index=about["index"],
-            keep=about["keep"],
-            masks=maskfile.unpack(tensors, about["layout"]),
-            seconds=about["seconds"],
-            plan=about["plan"],
-            counts=torch.tensor(about["counts"], dtype=torch.int64, device="cpu"),
-            measures=torch.tensor([*map(float.fromhex, about["measures"])], dtype=torch.float64, device="cpu"),
+        masks = maskfile.unpack(tensors, about["layout"])
+        counted = Counted(
+            integers=torch.tensor(about["counts"], dtype=torch.int64, device="cpu"),
+            floats=torch.tensor([*map(float.fromhex, about["measures"])], dtype=torch.float64, device="cpu"),
+            not_finite=torch.zeros(1 + len(masks), dtype=torch.bool, device="cpu"),  # `save` refuses other rounds
         )
+        return cls(about["index"], about["keep"], masks, about["seconds"], about["plan"], counted)

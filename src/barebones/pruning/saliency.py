@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..masks import Masks
 from ..scope import matched
 from .batches import Source
-from .probe import Loss, Objective, Probe
+from .gradients import Loss, Objective
+from .probe import Probe
 
 
 def saliency(

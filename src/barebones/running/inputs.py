@@ -36,6 +36,15 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
     return change(batch)
 
 
+def taken_apart(batch: Any) -> tuple[Any, list[Tensor]]:
+    """Return the form of a batch and the tensors in it; `mapped` puts other tensors in their places."""
+    leaves: list[Any] = []
+    form = mapped(batch, leaves.append)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise ValueError("a batch with more than tensors in it cannot be captured; leave out capture=True")
+    return form, leaves
+
+
 def on_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors, and whatever else has a `to`, moved."""
 

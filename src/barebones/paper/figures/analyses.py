@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
@@ -115,12 +114,12 @@ def _passed(network: Network, asked: Experiment, place: RunOptions) -> tuple[lis
     seen: list[Round] = []
 
     def watch(step: Round) -> None:
-        seen.append(replace(step, masks=dict.fromkeys(step.masks)))  # type: ignore[arg-type]  # numbers, not masks
+        seen.append(step.without_masks())
 
     try:
         cut = bool(pruned(network, asked, place, watch).collapsed)
     except FloatingPointError:
-        seen, cut = [step for step in seen if step.bad is None or not bool(step.bad.any())], True
+        seen, cut = [step for step in seen if step.finite], True
     return [step.record for step in seen], cut
 
 

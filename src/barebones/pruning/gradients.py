@@ -1,0 +1,177 @@
+"""Gradients: the loss of a model on one batch, and its derivatives with respect to the prunable weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..gpu.graphs import Captured
+from ..running.inputs import first_sample, mapped, taken_apart, tensors
+
+Loss = Callable[[Any, Any], Tensor]
+Objective = Callable[[nn.Module, Any], Tensor]
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": F.cross_entropy,
+    "nll-on-logits": F.nll_loss,  # what the paper's own code applies to raw outputs; kept to reproduce it
+}
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+class Gradients:
+    """Differentiates the loss of one batch, at the weights that the model holds now.
+
+    There are three ways: `plain`, `captured` (a CUDA graph, recorded once and replayed), and `with_graph` followed by
+    `product` for second derivatives. A temperature divides the model's output before the loss, if it is a tensor.
+    """
+
+    example: Any  # what the model is called with, an input or (args, kwargs); noted at the first call if it is None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: list[nn.Parameter],
+        loss: Loss,
+        objective: Objective | None,
+        precision: str,
+        example: Any = None,
+    ) -> None:
+        self.model, self.parameters, self.loss, self.objective = model, parameters, loss, objective
+        self.precision, self.example = precision, example
+        self._graphs: dict[Any, Captured] = {}  # by the form of a batch and the temperature
+        self._foreign: set[int] = set()  # addresses of tensors that belong to somebody else
+
+    def plain(self, batch: Any, temperature: float) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss and its gradients, in memory of their own."""
+        value = self.value(batch, temperature)
+        return value.detach().double(), self._first(value)
+
+    def captured(self, batch: Any, temperature: float) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the loss, S(theta, c) and the gradients from a CUDA graph. The next replay overwrites them."""
+        form, leaves = taken_apart(batch)
+
+        def compute(*leaves: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+            remaining = iter(leaves)
+            loss, gradients = self.plain(mapped(form, lambda _: next(remaining)), temperature)
+            return loss, self.saliency(gradients), gradients
+
+        return self._graphs.setdefault((repr(form), temperature), Captured(compute))(*leaves)
+
+    def with_graph(self, value: Tensor) -> list[Tensor]:
+        """Return gradients of a loss that can be differentiated again."""
+        return self._checked(torch.autograd.grad(value, self.parameters, create_graph=True, allow_unused=True))
+
+    def product(self, gradients: list[Tensor], vector: list[Tensor]) -> list[Tensor]:
+        """Return the product of the Hessian with a vector, from gradients of `with_graph`."""
+        pairs = [(g, v) for g, v in zip(gradients, vector, strict=True) if g.requires_grad]  # others are constant
+        if not pairs:
+            return [torch.zeros_like(p, dtype=_at_least_float(p)) for p in self.parameters]
+        outputs, vectors = [g for g, _ in pairs], [v for _, v in pairs]
+        products = torch.autograd.grad(outputs, self.parameters, vectors, allow_unused=True)
+        return _unshared(self._filled(products), self._foreign)
+
+    def saliency(self, gradients: list[Tensor]) -> Tensor:
+        """Return S(theta, c), with a few launches for all layers; the model holds theta * c."""
+        products = torch._foreach_mul([p.data for p in self.parameters], gradients)
+        return torch.stack(torch._foreach_norm(products, 1)).double().sum()
+
+    def value(self, batch: Any, temperature: float) -> Tensor:
+        """Return the loss of a batch: a scalar that can be differentiated."""
+        self._foreign = {t.data_ptr() for t in (*tensors(batch), *self.model.parameters(), *self.model.buffers())}
+        autocast = torch.autocast(  # without a cache, which within another autocast would hold weights of earlier masks
+            self.parameters[0].device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
+        )
+        with autocast, self._noting_example(), self._divided(temperature):
+            if self.objective is not None:
+                value = self.objective(self.model, batch)
+            else:
+                if not isinstance(batch, list | tuple) or len(batch) != 2:
+                    raise ValueError(
+                        f"a batch is a pair (input, target), but this one is a {type(batch).__name__}; pass "
+                        "objective=lambda model, batch: ... for batches of another form"
+                    )
+                value = self.loss(self.model(batch[0]), batch[1])
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"the loss must be a scalar tensor, not {shape}; reduce it with mean() or sum()")
+        if not value.requires_grad:
+            raise ValueError("the loss does not depend on the weights: it carries no gradient (detached, or no_grad?)")
+        return value.reshape(())
+
+    def _first(self, value: Tensor) -> list[Tensor]:
+        gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
+        return _unshared(self._checked(gradients), self._foreign)
+
+    def _checked(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor]:
+        if all(gradient is None for gradient in gradients):
+            raise ValueError("the loss does not depend on any prunable weight; check scope= and the objective")
+        return self._filled(gradients)
+
+    def _filled(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor]:
+        """Return the gradients as at least float32, with zeros for weights that were not used."""
+        return [
+            torch.zeros_like(p, dtype=_at_least_float(p)) if g is None else g.to(_at_least_float(p))
+            for g, p in zip(gradients, self.parameters, strict=True)
+        ]
+
+    @contextmanager
+    def _noting_example(self) -> Iterator[None]:
+        """Note what the model is called with, the first time."""
+        if self.example is not None:
+            yield
+            return
+
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.example is None:
+                self.example = first_sample((args, kwargs))
+
+        hook = self.model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextmanager
+    def _divided(self, temperature: float) -> Iterator[None]:
+        """Divide the model's output by the temperature, if it is a tensor."""
+        if temperature == 1.0:
+            yield
+            return
+
+        def divide(_: nn.Module, __: Any, output: Any) -> Any:
+            return output / temperature if isinstance(output, Tensor) else output
+
+        hook = self.model.register_forward_hook(divide)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+def added(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:
+    """Return the sum of two lists of tensors, in the memory of the first; an empty list counts as zeros."""
+    return [a.add_(b) for a, b in zip(total, more, strict=True)] if total else more
+
+
+def _at_least_float(parameter: Tensor) -> torch.dtype:
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+def _unshared(gradients: list[Tensor], foreign: set[int]) -> list[Tensor]:
+    """Return tensors that may be changed in place, copied only where needed.
+
+    Autograd may return one tensor for two weights that are added, an expanded one, or one that a function saved.
+    """
+    seen = set(foreign)
+    unshared = []
+    for gradient in gradients:
+        if gradient.data_ptr() in seen or 0 in gradient.stride():
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
+        seen.add(gradient.data_ptr())
+        unshared.append(gradient)
+    return unshared

@@ -1,0 +1,66 @@
+"""Resuming: the settings that a run writes into its rounds, and the check that a round belongs to the same run."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ..running import digest
+from .methods import Method
+from .probe import Probe
+from .round import Round
+
+
+def plan_of(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
+    """Return the settings of a run, in plain values that a file can hold."""
+    return {
+        "criterion": function_name(method.criterion),
+        "objective": function_name(probe.objective or probe.loss),
+        "counts": counts,
+        "batches": method.batches,
+        "revive": round(method.revive_until * method.rounds),
+        "revive_empty": method.revive_empty,
+        "at_least": method.at_least,
+        "bn": probe.bn,
+        "precision": probe.precision,
+        "training": digest.text([m.training for m in probe.user_model.modules() if not isinstance(m, _NormBase)]),
+        "seed": probe.seed,
+    }
+
+
+def function_name(function: object) -> str:
+    """Return the name of a function, with the values bound to a `partial` and the settings of a loss module."""
+    if isinstance(function, functools.partial):
+        values = [*enumerate(function.args), *function.keywords.items()]
+        bound = [f"{key}={function_name(value) if callable(value) else repr(value)}" for key, value in values]
+        return f"{function_name(function.func)}({', '.join(bound)})"
+    if isinstance(function, nn.Module):
+        settings = {key: value for key, value in vars(function).items() if isinstance(value, int | float | str)}
+        return f"{function!r} {settings}"
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def check_same_run(after: Round, plan: dict[str, Any], weights_digest: int, probe: Probe, method: Method) -> None:
+    """Raise a ValueError unless the round `after` was made with the same settings, weights and batches."""
+    if not isinstance(after, Round):
+        raise ValueError(f"after= is the last Round of a run (result.last, or Round.load(path)), not {after!r:.60}")
+    if differing := [key for key in plan if plan[key] != after.plan.get(key)]:
+        then, now = ({key: str(settings.get(key))[:40] for key in differing} for settings in (after.plan, plan))
+        raise ValueError(f"this round was made with other settings: {', '.join(differing)} (then {then}, now {now})")
+    shapes = {name: weight.shape for name, weight in probe.weights.items()}
+    if shapes != {name: mask.shape for name, mask in after.masks.items()} or after.weights_digest != weights_digest:
+        raise ValueError("this round was made with other weights; start from the same initialization to continue it")
+    if after.batches_digest and after.batches_digest != int(probe.digest_of(after.index, method.batches)):
+        raise ValueError("this round was made with other batches; pass the same data and seed to continue it")
+
+
+def check_unchanged(before: int, after: int) -> None:
+    """Raise a ValueError if the digests say that the model's weights changed during the run."""
+    if before != after:
+        raise ValueError(
+            "the model's weights were changed while it was pruned, by the criterion, the loss or between two rounds; "
+            "change a copy of it instead"
+        )

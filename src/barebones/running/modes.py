@@ -1,0 +1,92 @@
+"""Modes: the train flags, buffers and gradients of a model, changed for a while and then put back bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Put the train flags, buffers and gradients of a model back at the end. Inside, its parameters have no gradient.
+
+    >>> model = nn.BatchNorm1d(2)
+    >>> with restored(model):
+    ...     _ = model.eval().train()(torch.randn(4, 2))
+    >>> model.running_mean
+    tensor([0., 0.])
+    """
+    modules = list(model.modules())
+    flags = [module.training for module in modules]
+    tables = [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
+    values = Copies([buffer for _, buffers in tables for buffer in buffers.values() if buffer is not None])
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        for parameter, gradient in gradients:
+            if gradient is not None:
+                parameter.grad = None  # a loss that calls backward() must not add to the caller's gradients
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        for module, flag in zip(modules, flags, strict=True):
+            set_training(module, flag)
+        for table, buffers in tables:
+            if list(map(id, table.values())) != list(map(id, buffers.values())):
+                table.clear()
+                table.update(buffers)
+        values.put_back()
+
+
+@contextmanager
+def trainable(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let frozen parameters have gradients for a while."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def set_training(module: nn.Module, flag: bool) -> None:
+    """Set the train flag of one module, not of its children, unless it has that value already."""
+    if module.training != flag:
+        module.training = flag
+
+
+def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    """Run a compiled model without its compiled code, which has no second derivatives."""
+    compiled = any(type(m).__name__ == "OptimizedModule" or m._compiled_call_impl for m in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+class Copies:
+    """Copies of the values of some tensors, which `put_back` writes back; on a GPU with few launches."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._groups = [
+            (group, torch.cat([tensor.detach().reshape(-1) for tensor in group])) for group in by_kind(tensors)
+        ]
+
+    def put_back(self) -> None:
+        """Write the values back, in place."""
+        for group, row in self._groups:
+            parts = row.split([tensor.numel() for tensor in group])
+            values = [part.view(tensor.shape) for part, tensor in zip(parts, group, strict=True)]
+            torch._foreach_copy_([tensor.data for tensor in group], values)
+
+
+def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group tensors that have the same type and device."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(groups.values())
