@@ -17,6 +17,7 @@ import typer
 
 import barebones as bb
 from barebones.cli import app as cli
+from barebones.cli import stopping as signals
 from barebones.data import DATA
 from barebones.files.masks import load_masks, save_masks
 from barebones.lab import run as lab
@@ -336,7 +337,7 @@ def test_a_loss_that_is_not_finite_is_one_line(command, tiny):
 @pytest.mark.parametrize("name", ["[red]here", "[/]", "[bold"])
 def test_brackets_in_a_path_are_shown_as_they_are(name, command, capsys):
     assert command("inspect", name) == (2, "", f"error: there is no {name}\n")
-    with pytest.raises(typer.Exit), cli._stoppable(f"saved in {name}"):
+    with pytest.raises(typer.Exit), signals.stoppable(f"saved in {name}"):
         raise lab.Stopped
     assert capsys.readouterr().err == f"saved in {name}\n"
 
@@ -354,22 +355,24 @@ def test_brackets_in_the_path_of_a_mask_file_are_shown_as_they_are(name, command
 
 def test_the_first_signal_asks_and_the_second_insists(capfd):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with cli._stoppable("hint") as stopping:
+    with signals.stoppable("hint") as stopping:
         assert not stopping()
         signal.raise_signal(signal.SIGTERM)
         assert stopping()
         assert stopping.code == 143
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert "stopping as soon as this is saved; again to stop at once" in capfd.readouterr().err
+    assert "saving, then stopping; press Ctrl-C again to stop at once" in capfd.readouterr().err
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_signal_is_answered_without_what_it_may_have_interrupted(capfd, monkeypatch):
     # a signal comes also while rich is printing, or importing half of itself: the answer may not need it
-    monkeypatch.setattr(cli, "Console", lambda *args, **options: pytest.fail("rich is used within a signal handler"))
-    stopping = cli._Stopping()
-    stopping.ask(signal.SIGTERM, None)
+    monkeypatch.setattr(
+        signals, "Console", lambda *args, **options: pytest.fail("rich is used within a signal handler")
+    )
+    stopping = signals.Stopping()
+    stopping.handle(signal.SIGTERM, None)
     assert stopping.code == 143
     assert "again to stop at once" in capfd.readouterr().err
 

@@ -360,7 +360,7 @@ def test_the_shrunk_network_is_what_is_exported(finished, command):
 def test_a_compact_file_is_of_the_whole_network(finished, command):
     done = command(finished, "-o", "small.safetensors", "--shrink")
     assert done.code == 2
-    assert "--shrink is for .onnx and .pt2" in done.err
+    assert "use --shrink with .onnx and .pt2" in done.err
 
 
 @pytest.mark.parametrize(

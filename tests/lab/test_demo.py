@@ -1,78 +1,107 @@
-"""The demo: it runs, prints a row for each method, and its sentences follow the numbers."""
+"""The demo: a recipe, a table with a row for each method, and a sentence that follows from the numbers."""
 
 import io
 import sys
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
 from barebones.data import digits
-from barebones.lab import demo
+from barebones.lab import demo, records
+from barebones.lab.experiment import Experiment
+from barebones.lab.sweep import SweepResult
 from barebones.models import initialize, small_resnet, small_vgg
 from barebones.scope import prunable
 
+ACCURACIES = {"dense": 0.99, "random": 0.4, "snip": 0.1, "iter-snip": 0.95, "force": 0.94, "hybrid": 0.96}
 
-def run(**options) -> tuple[str, dict[demo.Case, demo.Outcome]]:
+
+def rows(experiments: list[Experiment], **accuracies: float) -> list[records.Row]:
+    """Records as a sweep would write them, with these accuracies."""
+    known = ACCURACIES | {name.replace("_", "-"): value for name, value in accuracies.items()}
+    results = {
+        "effective_sparsity": 0.99,
+        "collapsed": False,
+        "prune_seconds": 1.0,
+        "train_seconds": 2.0,
+        "top1_std": 0.1,
+    }
+    return [{**e.to_dict(), **results, "status": records.DONE, "top1_mean": known[e.method]} for e in experiments]
+
+
+def test_the_recipe_has_every_method_network_and_seed():
+    experiments = demo.recipe(seeds=2, epochs=5)
+    assert len({e.resolved().id for e in experiments}) == len(demo.COMPARED) * len(demo.SPARSITIES) * 2
+    assert {(e.data, e.epochs, e.sparsity == demo.SPARSITIES[e.model]) for e in experiments} == {("digits", 5, True)}
+
+
+@pytest.fixture
+def swept(monkeypatch) -> list[Path]:
+    """A sweep that runs nothing and records made-up results; the folders that it was told to use."""
+    folders: list[Path] = []
+
+    def sweep(experiments, options, **others):
+        folders.append(options.runs)
+        assert options.runs.is_dir()
+        monkeypatch.setattr(records, "records", lambda runs: rows(experiments))
+        return SweepResult(done=len(experiments), failed=0, stopped=0, skipped=0, tables=[])
+
+    monkeypatch.setattr(demo, "sweep", sweep)
+    return folders
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_it_prints_a_row_for_each_method_and_leaves_nothing_on_disk(seeds, swept):
     console = Console(record=True, width=120, file=io.StringIO())
-    outcomes = demo.run(console, **options)
-    return console.export_text(), outcomes
-
-
-def test_it_prints_a_row_for_each_method():
-    text, outcomes = run(seeds=1, epochs=1, rounds=2, networks=["ResNet"], workers=1)
-    assert len(outcomes) == len(demo.METHODS)
-    for method in demo.METHODS:
-        assert f"│ {demo.NAMES.get(method, method)}" in text
-    assert "98" in text.splitlines()[0] + text.splitlines()[1]
-    for case, outcome in outcomes.items():
-        assert 0 <= outcome.accuracy <= 100
-        assert (outcome.sparsity < 1) == (case.method == "dense")
-        assert outcome.sparsity >= 100 * demo.NETWORKS["ResNet"][1] - 0.1 or case.method == "dense"
+    demo.demo(console, seeds)
+    text = console.export_text()
+    assert "1,294 handwritten digits for training, 359 for testing." in text
+    for label in ("Dense", "Random", "SNIP", "Iter SNIP", "FORCE", "Hybrid"):
+        assert text.count(f"│ {label} ") == 2
+    assert ("mean ± standard deviation of 3 seeds" in text) == (seeds == 3)
+    assert " ".join(text.split()).count("This is what the paper says") == 2
+    assert not swept[0].exists()
 
 
 @pytest.mark.slow
-def test_the_numbers_depend_on_the_seeds_alone_and_not_on_the_processes():
-    cases = [demo.Case("ResNet", "force", 0, epochs=1, rounds=2), demo.Case("ResNet", "random", 1, epochs=1)]
-    clock = {"pruning": 0.0, "training": 0.0}
-    alone, together = (
-        {
-            case: replace(outcome, **clock)
-            for _, finished in demo.measured(cases, workers)
-            for case, outcome in finished.items()
-        }
-        for workers in (1, 2)
-    )
-    assert alone == together
-    assert list(alone) == cases
+def test_it_runs(monkeypatch):
+    monkeypatch.setattr(demo, "SPARSITIES", {"small-vgg": 0.9})
+    monkeypatch.setattr(demo, "COMPARED", ("dense", "random", "snip", "hybrid"))
+    monkeypatch.setattr(demo, "PROGRESSIVE", ("hybrid",))
+    done = demo.demo(Console(file=io.StringIO()), seeds=1, epochs=1)
+    assert [row["status"] for row in done] == [records.DONE] * 4
 
 
-def made_up(**accuracies: float) -> dict[demo.Case, demo.Outcome]:
-    values = {"dense": 99.0, "random": 40.0, "snip": 10.0, "iter-snip": 95.0, "force": 94.0, "hybrid": 96.0}
-    values |= {name.replace("_", "-"): value for name, value in accuracies.items()}
-    return {demo.Case("VGG", method, 0): demo.Outcome(value, 99.0, False, 1.0, 1.0) for method, value in values.items()}
+def test_it_says_which_run_failed_and_why(swept, monkeypatch):
+    failed = {"status": "failed", "folder": "digits-small-vgg-force", "reason": "no room"}
+    monkeypatch.setattr(demo, "sweep", lambda *args, **options: SweepResult(0, 1, 0, 0, []))
+    monkeypatch.setattr(records, "records", lambda runs: [failed])
+    with pytest.raises(ValueError, match="digits-small-vgg-force failed: no room"):
+        demo.demo(Console(file=io.StringIO()), seeds=1)
 
 
 @pytest.mark.parametrize(
     ("accuracies", "shown", "words"),
     [
         ({}, True, "near chance and below random pruning"),
-        ({"snip": 35.0}, True, "below random pruning"),
-        ({"snip": 60.0}, False, "above random pruning"),
-        ({"force": 30.0}, False, "near chance"),
-        ({"iter_snip": 9.0}, False, "near chance"),
+        ({"snip": 0.35}, True, "below random pruning"),
+        ({"snip": 0.60}, False, "above random pruning"),
+        ({"force": 0.30}, False, "near chance"),
+        ({"iter_snip": 0.09}, False, "near chance"),
     ],
 )
 def test_what_it_says_follows_from_the_numbers(accuracies, shown, words):
-    first, last = demo.sentences(made_up(**accuracies))
-    assert words in first
-    assert ("as the paper says." in last and "not as the paper says" not in last) == shown
+    said = demo.sentence("small-vgg", rows(demo.recipe(seeds=2), **accuracies))
+    assert words in said
+    assert ("This is what the paper says" if shown else "This is not what the paper says") in said
 
 
-@pytest.mark.parametrize("make", [small_vgg, small_resnet])
-def test_the_networks_take_digits(make):
+@pytest.mark.parametrize(("make", "weights"), [(small_vgg, 266_384), (small_resnet, 54_096)])
+def test_the_networks_take_digits(make, weights):
     model = initialize(make(), generator=torch.Generator().manual_seed(0))
+    assert sum(p.numel() for p in prunable(model).values()) == weights
     assert model(torch.randn(3, 1, 8, 8)).shape == (3, 10)
     for weight in (p for p in model.parameters() if p.dim() == 4 and p.numel() > 5000):
         fan_in = weight[0].numel()
@@ -89,13 +118,8 @@ def test_the_digits_are_split_once_and_for_all():
     assert len(everything.unique(dim=0)) == 1797  # no image is in both
 
 
-@pytest.mark.parametrize(("make", "weights"), [(small_vgg, 266_384), (small_resnet, 54_096)])
-def test_the_networks_are_as_large_as_the_demo_says(make, weights):
-    assert sum(p.numel() for p in prunable(make()).values()) == weights
-
-
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match=r"pip install 'barebones\[demo\]'"):
-        demo.run(Console(file=io.StringIO()), seeds=1, epochs=1)
+        demo.demo(Console(file=io.StringIO()), seeds=1, epochs=1)

@@ -504,7 +504,7 @@ def test_a_signal_saves_says_how_to_go_on_and_leaves_with_its_code(number, code,
     assert left == code, said
     (folder,) = tmp_path.iterdir()
     assert "Traceback" not in said
-    assert said.endswith(f"stopped, and saved in {folder}; the same command goes on from there\n")
+    assert said.endswith(f"stopped and saved in {folder}; the same command resumes from there\n")
     expected = {"pretrain": "pretraining", "prune": "round", "train": "checkpoint"}[stage]
     assert (folder / f"{expected}.safetensors").exists()
     assert not (folder / "result.json").exists()

@@ -1,147 +1,136 @@
-"""The options of the command line: those of an experiment, generated from its fields, and those of a place."""
+"""The options of the command line: those of an experiment, made from its fields, and those of how to run it."""
 
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
+import torch
 import typer
 
-if TYPE_CHECKING:
-    from ..lab.options import RunOptions
+from ..data import DATA
+from ..lab.experiment import DENSE, Experiment
+from ..lab.options import RunOptions
+from ..models import MODELS, SCHEMES
+from ..pruning.methods import METHODS
+from ..pruning.schedules import SCHEDULES
 
-Runs = Annotated[Path, typer.Option(help="Folder that holds a folder for each run.", rich_help_panel="Where and how")]
-Device = Annotated[
-    str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.", rich_help_panel="Where and how")
-]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(help="Folder with the data set; else $BAREBONES_DATA or a cache.", rich_help_panel="Where and how"),
-]
-Download = Annotated[
-    bool, typer.Option("--download", help="Fetch the data set if it is not there.", rich_help_panel="Where and how")
-]
-Compile = Annotated[
-    bool | None,
-    typer.Option(
-        "--compile/--no-compile",
-        help="Let torch compile the network; by default on a GPU from 100 epochs on.",
-        rich_help_panel="Where and how",
-    ),
-]
-Capture = Annotated[
-    bool,
-    typer.Option(
-        "--capture/--no-capture",
-        help="Replay training steps and pruning rounds as CUDA graphs (on a GPU).",
-        rich_help_panel="Where and how",
-    ),
-]
-SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.", rich_help_panel="Where and how")]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Log for TensorBoard, too.", rich_help_panel="Where and how")
-]
+HOW = "Where and how"  # the panel of the options that are not part of an experiment
+PANELS = {"rounds": "Pruning", "epochs": "Training"}  # the first option of each panel of an experiment
+DEFAULTS = {"precision": "bf16 on a GPU, else fp32", "scoring_precision": "fp32"}  # shown for fields that are None
+
 Source = Annotated[Path, typer.Argument(help="Folder of a finished run; or a mask file, for the untrained network.")]
-SourceModel = Annotated[str | None, typer.Option("--model", help="Network, for a mask file that does not say.")]
-SourceData = Annotated[str | None, typer.Option("--data", help="Data set, for a mask file that does not say.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]
-PLACE = {
-    "runs": (Runs, Path("runs")),
-    "device": (Device, "auto"),
-    "data_root": (DataRoot, None),
-    "download": (Download, False),
-    "compiled": (Compile, None),
-    "captured": (Capture, True),
-    "save_every": (SaveEvery, 30.0),
-    "tensorboard": (TensorBoard, False),
+SourceModel = Annotated[str | None, typer.Option("--model", help="Network, if the mask file does not name it.")]
+SourceData = Annotated[str | None, typer.Option("--data", help="Data set, if the mask file does not name it.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Experiments to run at once.", show_default="one per CPU core; up to 4 on a GPU"),
+]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run failed experiments again.")]
+
+
+def _how(annotation: Any, *flags: str, **settings: Any) -> Any:
+    return Annotated[annotation, typer.Option(*flags, rich_help_panel=HOW, **settings)]
+
+
+RUN_OPTIONS = {  # a field of `RunOptions`: its option and default
+    "runs": (_how(Path, help="Folder that contains one folder per run."), Path("runs")),
+    "device": (_how(str, help="cpu, cuda or cuda:N; auto is a GPU if there is one."), "auto"),
+    "data_root": (
+        _how(Path | None, help="Folder with the data set.", show_default="$BAREBONES_DATA, or a cache folder"),
+        None,
+    ),
+    "download": (_how(bool, "--download", help="Download the data set if it is missing."), False),
+    "compiled": (
+        _how(
+            bool | None,
+            "--compile/--no-compile",
+            help="Compile the network with torch.compile.",
+            show_default="on a GPU, from 100 epochs on",
+        ),
+        None,
+    ),
+    "captured": (
+        _how(bool, "--capture/--no-capture", help="On a GPU, run training steps and pruning rounds as CUDA graphs."),
+        True,
+    ),
+    "save_every": (_how(float, min=0, help="Seconds between checkpoints."), 30.0),
+    "tensorboard": (_how(bool, "--tensorboard", help="Also log to TensorBoard."), False),
 }
-PANELS = {"Pruning": ("rounds", "pretrain"), "Training": ("epochs", "shrink")}  # the first and last option of each
 
 
 def with_options(unset: bool = False, experiment: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator: the options of an experiment, those of a place, and the command's own.
+    """Return a decorator that gives a command the options of an experiment, its own, and those of `RunOptions`.
 
-    With `unset` an option of the experiment that is not given is None, whatever its default.
+    With `unset`, options of the experiment that the user does not name are None, whatever their default.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True).parameters
-        wanted = [p for p in own.values() if p.kind is not p.VAR_KEYWORD]
-        if experiment:
-            wanted = [*_experiment_options(unset), *wanted]
-        for name, (kind, default) in PLACE.items():
-            wanted.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
-        wanted = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in wanted]
-        command.__signature__ = inspect.Signature(wanted)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in wanted}
+        parameters = inspect.signature(command, eval_str=True).parameters.values()
+        options = _experiment_options(unset) if experiment else []
+        options += [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+        options += [_parameter(name, kind, default) for name, (kind, default) in RUN_OPTIONS.items()]
+        options = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options]
+        command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in options}
         return command
 
     return decorate
 
 
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 def _experiment_options(unset: bool) -> list[inspect.Parameter]:
-    from ..lab.experiment import Experiment
-
-    hints, found, panel = get_type_hints(Experiment), [], "Experiment"
-    for option in fields(Experiment):
-        if option.name == "mask":
+    types, options, panel = get_type_hints(Experiment), [], "Experiment"
+    for field in fields(Experiment):
+        if field.name == "mask":
             continue
-        panel = next((title for title, names in PANELS.items() if option.name == names[0]), panel)
-        kind, default = hints[option.name], option.default
+        panel = PANELS.get(field.name, panel)
+        kind, default, help = types[field.name], field.default, field.metadata["help"]
         if kind is bool:
-            flag = typer.Option(f"--{option.name}", help=option.metadata["help"], rich_help_panel=panel)
+            option = typer.Option(f"--{field.name}", help=help, rich_help_panel=panel)
         else:
-            own = {"precision": "bf16 on a GPU, else fp32", "scoring_precision": "fp32"}
-            paper = own.get(option.name, "the paper's, or the method's")
-            shown = "as in the mask" if unset else paper if default is None else default
-            flag = typer.Option(
-                help=option.metadata["help"], rich_help_panel=panel, show_default=str(shown),
-                autocompletion=_completion(option.name),
+            shown = DEFAULTS.get(field.name, "the paper's, or the method's") if default is None else default
+            option = typer.Option(
+                help=help, rich_help_panel=panel, show_default="as in the mask file" if unset else str(shown),
+                autocompletion=_completion(field.name),
             )  # fmt: skip
-            kind = kind | None if unset else kind
-            default = None if unset else default
-        annotation = Annotated[kind, flag]  # type: ignore[valid-type]
-        found.append(
-            inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
-    return found
+            kind, default = (kind | None, None) if unset else (kind, default)
+        options.append(_parameter(field.name, Annotated[kind, option], default))
+    return options
 
 
-def _completion(name: str) -> Callable[[str], list[str]] | None:
-    """For the shell: the values of an option that has names for them."""
-    from ..data import DATA
-    from ..models import MODELS, SCHEMES
-    from ..pruning.methods import METHODS
-    from ..pruning.schedules import SCHEDULES
-
-    known: dict[str, Iterable[str]] = {
-        "model": MODELS,
-        "data": DATA,
-        "method": [*METHODS, "dense"],
-        "schedule": SCHEDULES,
-        "init": SCHEMES,
+def _completion(option: str) -> Callable[[str], list[str]] | None:
+    """Return the function that completes the values of an option in the shell, if they have names."""
+    tables: dict[str, tuple[Iterable[str], ...]] = {
+        "model": (MODELS,),
+        "data": (DATA,),
+        "method": (METHODS, (DENSE,)),
+        "schedule": (SCHEDULES,),
+        "init": (SCHEMES,),
     }
-    if name not in known:
+    if option not in tables:
         return None
-    return lambda incomplete: [value for value in known[name] if value.startswith(incomplete)]
+    return lambda incomplete: [n for names in tables[option] for n in names if n.startswith(incomplete)]
 
 
-def parted(options: dict[str, Any]) -> tuple[dict[str, Any], RunOptions]:
-    """The options of the experiment, and the place."""
-    from ..lab.options import RunOptions
-
-    place = {name: options.pop(name) for name in PLACE}
-    place["device"] = known_device(place["device"])
-    return options, RunOptions(**place)
+def split(options: dict[str, Any]) -> tuple[dict[str, Any], RunOptions]:
+    """Split the options of a command into the fields of an experiment and the run options."""
+    run_options = {name: options.pop(name) for name in RUN_OPTIONS}
+    run_options["device"] = check_device(run_options["device"])
+    return options, RunOptions(**run_options)
 
 
-def known_device(name: str) -> str:
-    """The device of this name, if it is there; "auto" is a GPU where there is one."""
-    import torch
-
+def check_device(name: str) -> str:
+    """Return the name of a device that is available here; "auto" becomes a GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -153,3 +142,8 @@ def known_device(name: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; use --device cpu")
     return name
+
+
+def import_from_working_folder() -> None:
+    """Let models and recipes of the user be imported from the working folder, as `python -m` does."""
+    sys.path.insert(0, os.getcwd())

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from platformdirs import user_cache_path
 
+from ..running.processors import processors
 from ..words import unknown
 from . import cifar, imagenet, tiny_imagenet
 from .digits import digits
@@ -87,10 +88,5 @@ def load(
     if root is None:
         root = os.environ.get("BAREBONES_DATA") or user_cache_path("barebones")
     if workers is None:
-        workers = min(MAX_WORKERS, _processors())
+        workers = min(MAX_WORKERS, processors())
     return DATA[name].load(Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last))
-
-
-def _processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

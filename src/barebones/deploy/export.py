@@ -109,6 +109,55 @@ def to_sparse(model: nn.Module, masks: Mapping[str, Tensor], path: files.Path, *
     return Exported(os.fspath(path), os.path.getsize(path), dense_bytes(model), 0.0)
 
 
+@dataclass(frozen=True)
+class Format:
+    """A file format of `export`: its name, the ending of its files, and how a written file is checked."""
+
+    name: str
+    suffix: str
+    checked: str
+    weights_only: bool = False  # the file holds no network, only weights for one
+
+
+FORMATS = (
+    Format("onnx", ".onnx", "In onnxruntime"),
+    Format("torch", ".pt2", "Loaded again"),
+    Format("sparse", ".safetensors", "Loaded again", weights_only=True),
+)
+
+
+def format_for(path: files.Path, name: str | None = None) -> Format:
+    """Return the format of that name or, without one, the format that the file's name ends in.
+
+    >>> format_for("network.pt2").name
+    'torch'
+    """
+    suffix = os.path.splitext(path)[1].lower()
+    for known in FORMATS:
+        if name == known.name or (name is None and suffix == known.suffix):
+            return known
+    wrong = f"format {name!r} is unknown" if name else f"the name {os.path.basename(path)} does not tell the format"
+    names, suffixes = (", ".join(column) for column in zip(*((f.name, f.suffix) for f in FORMATS), strict=True))
+    raise ValueError(f"{wrong}; use --format {names}, or a name that ends in {suffixes}")
+
+
+def export(
+    model: nn.Module,
+    masks: Mapping[str, Tensor],
+    example: Any,
+    path: files.Path,
+    format: Format,
+    *,
+    fold: bool = True,
+    **about: Any,
+) -> Exported:
+    """Write the masked network in one of the `FORMATS`; `about` goes into files that hold weights only."""
+    if format.weights_only:
+        return to_sparse(model, masks, path, **about)
+    writer = {"onnx": to_onnx, "torch": to_program}[format.name]
+    return writer(model, masks, example, path, fold=fold)
+
+
 def _program(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, fold: bool
 ) -> tuple[nn.Module, torch.export.ExportedProgram, list[Any]]:

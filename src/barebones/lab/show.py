@@ -13,9 +13,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..data import DATA
 from ..files.masks import load_masks
+from ..models import build
+from ..scope import prunable
 from .experiment import Experiment
+from .folder import EXPERIMENT, finished, progress, recorded
 from .metrics import COUNTED, Line
+from .options import RunOptions
 
 
 @contextmanager
@@ -63,15 +68,40 @@ def note(line: Line) -> str:
     return ", ".join([*parts, f"lr {line['lr']:g}", f"{line['images_per_second']:,.0f} images/s"])
 
 
-def plan(experiment: Experiment, given: Experiment) -> Table:
-    """Every value of an experiment, and where it comes from."""
+def dry_run(requested: Experiment, options: RunOptions) -> Iterator[Table | str]:
+    """Tell what a run would do, in a table and sentences, without reading data or writing anything."""
+    experiment = requested.resolved(options.device)
+    yield settings(experiment, requested)
+    weights = sum(p.numel() for p in prunable(build(experiment.model, *DATA[experiment.data].dimensions)).values())
+    left = round((1 - experiment.sparsity) * weights)
+    if left == 0:
+        raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")
+    yield f"{experiment.model} has {weights:,} prunable weights; {left:,} would be left."
+    if experiment.rounds is not None:
+        yield f"Pruning: {experiment.rounds} rounds of {experiment.batches} batches of {experiment.batch} images."
+    small = ", without the channels that carry no signal (needs Torch-Pruning)" if experiment.shrink else ""
+    yield f"Training: {experiment.epochs} epochs on {options.device}{small}."
+    folder = options.folder(experiment)
+    yield f"The run's folder is {folder}: {progress(folder)}."
+
+
+def settings(experiment: Experiment, requested: Experiment) -> Table:
+    """Show every setting of an experiment, and where its value comes from."""
     table = Table("setting", "value", "from", title="experiment", title_justify="left")
     for option in fields(experiment):
-        value, said = getattr(experiment, option.name), getattr(given, option.name)
+        value, asked = getattr(experiment, option.name), getattr(requested, option.name)
         if value is not None:
-            source = "default" if said == option.default else "you"
-            table.add_row(option.name, str(value), "data set and method" if said is None else source)
+            source = "default" if asked == option.default else "you"
+            table.add_row(option.name, str(value), "data set and method" if asked is None else source)
     return table
+
+
+def run_folder(folder: Path) -> dict[str, Any]:
+    """Return the settings, the progress and the result (None before the end) of the run in a folder."""
+    record = folder / EXPERIMENT
+    if not record.exists():
+        raise ValueError(f"{folder} is not the folder of a run: it has no {EXPERIMENT}")
+    return {"experiment": recorded(record), "state": progress(folder), "result": finished(folder)}
 
 
 def summary(result: dict[str, Any], folder: Path) -> Iterator[str]:

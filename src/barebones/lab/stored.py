@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..data import DATA
-from ..files.masks import load_masks
+from ..files.masks import content, load_masks
 from ..masks import Masks
-from .experiment import Experiment
+from .experiment import FILE, Experiment
 from .folder import EXPERIMENT, MASK, WEIGHTS, finished, progress, recorded
 from .network import initial_network
 from .stages import read_weights
+
+FINDING = ("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision")  # how masks are found
+SETTLED = (*FINDING, "loss", "pretrain", "rewind", "sparsity")  # settings that cannot change once there are masks
+
+
+def load(source: Path, model: str | None = None, data: str | None = None) -> tuple[Experiment, nn.Module, Masks]:
+    """Load the experiment, the network and the masks, on the CPU, of a run's folder or of a mask file.
+
+    The network of a folder is the trained one, that of a mask file the initial one. `model` and `data` are for mask
+    files that do not name them.
+    """
+    if not source.exists():
+        raise ValueError(f"there is no {source}")
+    if source.is_dir():
+        if model or data:
+            raise ValueError("the run's folder names its network and data; --model and --data are for mask files")
+        return trained(source)
+    experiment = experiment_for_mask(source, {k: v for k, v in (("model", model), ("data", data)) if v})
+    network = initial(experiment)
+    return experiment, network, load_masks(source, network)[0]
+
+
+def experiment_for_mask(path: Path, changes: dict[str, Any]) -> Experiment:
+    """Return the experiment that trains the masks of a file: the one that found them, with these settings changed."""
+    masks, about = load_masks(path)
+    record = about.get("experiment") or {}
+    if not record and not {"model", "data"} <= changes.keys():
+        raise ValueError(f"{path} does not say what it was made for; name --model and --data")
+    finder = Experiment.from_dict(record)
+    if wrong := [name for name in sorted(SETTLED) if name in changes]:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        raise ValueError(f"the masks are found already, so {options} means nothing here")
+    if finder.pretrain:
+        raise ValueError(f"{path} was found after pretraining; barebones run repeats that and goes on to train")
+    settings = {"method": FILE, "mask": content(masks), "sparsity": float(about["sparsity"])}
+    return Experiment.from_dict(finder.to_dict() | dict.fromkeys(FINDING) | settings | changes)
 
 
 def trained(folder: Path) -> tuple[Experiment, nn.Module, Masks]:

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from ..data import load
 from ..models import MODELS, build
+from ..running.processors import processors
 from . import records
-from .demo import processors
 from .experiment import Experiment
 from .folder import write_json
 from .options import RunOptions
@@ -108,6 +108,7 @@ def sweep(
     retry_failed: bool = False,
     console: Console,
     stopping: Callable[[], bool] = lambda: False,
+    summarize: bool = True,
 ) -> SweepResult:
     """Run the experiments that are not finished, several at once, and write the records of all runs at this place.
 
@@ -115,6 +116,7 @@ def sweep(
     process takes turns with up to `jobs` experiments (4), as many as fit its memory. Equal experiments run once.
     One that failed stays so, unless `retry_failed`. When `stopping()` turns true, or on a KeyboardInterrupt, the
     runs save themselves; a KeyboardInterrupt while they do kills them.
+    Without `summarize` nothing is printed at the end.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: at least one experiment has to run at a time")
@@ -133,7 +135,7 @@ def sweep(
             crew.dismiss(10.0)
             raise
         crew.dismiss(PATIENCE, display.show)
-    return _concluded(crew, place, console)
+    return _concluded(crew, place, console if summarize else Console(quiet=True))
 
 
 def _listed(experiments: Sequence[Experiment], place: RunOptions, retry_failed: bool) -> list[Job]:

@@ -1,0 +1,129 @@
+"""Commands for small and fast networks: shrink, export, bench speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..accounting import account
+from ..deploy.advice import advise
+from ..deploy.export import export as write_export
+from ..deploy.export import format_for
+from ..deploy.shrink import shrink as shrink_network
+from ..files.weights import dense_bytes
+from ..lab import stored
+from .options import Source, SourceData, SourceModel, check_device, import_from_working_folder
+from .output import say
+
+PRECISIONS = ("fp32", "tf32", "bf16")  # of a training step that is measured
+
+
+def shrink(
+    source: Source,
+    multiple_of: Annotated[
+        int, typer.Option(min=1, help="Round the channels that stay up to a multiple of this number.")
+    ] = 1,
+    before_training: Annotated[
+        bool,
+        typer.Option(
+            "--before-training",
+            help="Treat the biases and batch-norm shifts of channels without input as pruned, too.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+    model: SourceModel = None,
+    data: SourceData = None,
+) -> None:
+    """Show how small a network becomes without the channels that carry no signal.
+
+    It writes nothing: `run --shrink` trains the small network, and `export --shrink` writes it to a file.
+
+    barebones shrink mask.safetensors
+    """
+    import_from_working_folder()
+    experiment, network, masks = stored.load(source, model, data)
+    example = stored.example(experiment)
+    small = shrink_network(network, masks, example, multiple_of=multiple_of, before_training=before_training)
+    dense, left = account(network, masks, example[:1]).flops_dense, account(small.module, {}, example[:1]).flops_dense
+    if as_json:
+        typer.echo(json.dumps(small.plan.to_dict() | {"flops": [dense, left]}, indent=2))
+        return
+    Console().print(small.plan)
+    if dense:
+        say(f"FLOPs of an image: {dense:,} dense, {left:,} shrunk ({(left or 0) / dense:.1%}).")
+
+
+def export(
+    source: Source,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: NAME.onnx, NAME.pt2 or NAME.safetensors.")],
+    format: Annotated[
+        str | None, typer.Option(help="onnx, torch or sparse.", show_default="from the file's name")
+    ] = None,
+    shrink: Annotated[bool, typer.Option("--shrink", help="Remove the channels that carry no signal first.")] = False,
+    fold: Annotated[bool, typer.Option(help="Fold batch-norm into the layer before it (onnx and torch).")] = True,
+    model: SourceModel = None,
+    data: SourceData = None,
+) -> None:
+    """Write a sparse network to a file: as ONNX, as a torch.export program, or as a compact file of its weights.
+
+    barebones export runs/RUN -o network.onnx
+    """
+    chosen = format_for(out, format)
+    if shrink and chosen.weights_only:
+        raise ValueError(
+            "a compact file holds only weights, which must fit the original network; "
+            "use --shrink with .onnx and .pt2 files, which contain the network itself"
+        )
+    if out.is_dir() or not out.parent.is_dir():
+        raise ValueError(f"{out} is a folder; name a file" if out.is_dir() else f"there is no folder {out.parent}")
+    import_from_working_folder()
+    experiment, network, masks = stored.load(source, model, data)
+    example, dense = stored.example(experiment), dense_bytes(network)
+    if shrink:
+        small = shrink_network(network, masks, example)
+        network, masks = small.module, small.masks
+    written = write_export(network, masks, example, out, chosen, fold=fold, experiment=experiment.to_dict())
+    smaller = f"{dense / written.bytes:.3g} times smaller than" if written.bytes < dense else "no smaller than"
+    say(f"{out}: {written.bytes:,} bytes, {smaller} the dense checkpoint ({dense:,}).")
+    if chosen.weights_only:
+        say("Loaded again, it is the same bit for bit.")
+    else:
+        say(f"{chosen.checked}, its outputs differ by {written.difference:.2g} of the largest at most.")
+    if not source.is_dir():
+        say("This is the network before training; name the folder of a run for a trained one.")
+
+
+def speed(
+    mask: Source,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Batch size; repeat the option for several.", show_default="1 and 64"),
+    ] = None,
+    train_batch: Annotated[
+        int, typer.Option(min=0, help="Batch size of the training step; 0 measures no training.")
+    ] = 32,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Least number of measurements of each variant; the median is shown.")
+    ] = 5,
+    device: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
+    precision: Annotated[str, typer.Option(help=f"Precision of the training step: {', '.join(PRECISIONS)}.")] = "fp32",
+    model: SourceModel = None,
+    data: SourceData = None,
+) -> None:
+    """Tell whether pruning pays on this machine: time and memory of the dense, masked, shrunk and sparse network.
+
+    barebones bench speed mask.safetensors
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r} is unknown; choose fp32, tf32 or bf16")
+    device = check_device(device)
+    import_from_working_folder()
+    experiment, network, masks = stored.load(mask, model, data)
+    advise(
+        Console(), network, masks, stored.example(experiment), batches=batch or [1, 64], train_batch=train_batch,
+        repeats=repeats, device=device, precision=precision,
+    )  # fmt: skip

@@ -1,0 +1,195 @@
+"""Commands for experiments: prune, train, run, sweep, inspect, demo."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..files.container import atomically
+from ..lab import demo as lab_demo
+from ..lab.experiment import DENSE, Experiment
+from ..lab.folder import MASK, progress
+from ..lab.options import RunOptions
+from ..lab.recipes import RECIPES
+from ..lab.recipes import experiments as from_recipe
+from ..lab.run import result_of
+from ..lab.run import run as run_experiment
+from ..lab.show import dry_run as explain
+from ..lab.show import kept, mask_file, run_folder, summary, watching
+from ..lab.stored import experiment_for_mask
+from ..lab.sweep import sweep as run_sweep
+from ..pruning.methods import METHODS
+from .options import DryRun, Jobs, RetryFailed, import_from_working_folder, split, with_options
+from .output import say
+from .stopping import stoppable
+
+
+@with_options()
+def prune(
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the mask file here.")] = None,
+    dry_run: DryRun = False,
+    **options: Any,
+) -> None:
+    """Prune a network before training: find its masks, and print what they keep.
+
+    barebones prune --data digits --model small-vgg --sparsity 0.99 -o mask.safetensors
+    """
+    settings, run_options = split(options)
+    requested = Experiment(**settings)
+    if requested.method not in METHODS:
+        raise ValueError(f"method {requested.method} prunes nothing; choose another, or use barebones train")
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent} to write {out.name} into; create it first")
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file to write the masks to")
+    about = _perform(requested, run_options, dry_run, until="prune")
+    if about is None:
+        return
+    path = run_options.folder(requested.resolved(run_options.device)) / MASK
+    if out is not None:
+        with atomically(out) as file:
+            file.write(path.read_bytes())
+    for sentence in kept(about["account"] | {"collapsed": about["collapsed"]}):
+        say(sentence)
+    say(f"The masks are in {out or path}")
+
+
+@with_options(unset=True)
+def train(
+    mask: Annotated[
+        Path | None,
+        typer.Option(help="Mask file whose pruned weights stay zero; without one, the dense network is trained."),
+    ] = None,
+    dry_run: DryRun = False,
+    **options: Any,
+) -> None:
+    """Train a network under the masks of a file, from the initial weights that the masks were found for.
+
+    barebones train --mask mask.safetensors
+    """
+    settings, run_options = split(options)
+    settings = {name: value for name, value in settings.items() if value is not None and value is not False}
+    if "method" in settings:
+        raise ValueError("train does not prune, so --method means nothing here; use barebones run")
+    if mask is not None:
+        experiment, run_options = experiment_for_mask(mask, settings), replace(run_options, mask=mask)
+    elif "sparsity" in settings:
+        raise ValueError("without --mask the dense network is trained: leave out --sparsity, or use barebones run")
+    else:
+        experiment = Experiment(**settings, method=DENSE)
+    _conclude(experiment, run_options, dry_run)
+
+
+@with_options()
+def run(dry_run: DryRun = False, **options: Any) -> None:
+    """Prune, train and test a network: one experiment from start to end.
+
+    Finished stages are skipped, so the same command resumes a run that was stopped or killed.
+
+    barebones run --data digits --model small-vgg --method force --sparsity 0.99
+    """
+    settings, run_options = split(options)
+    _conclude(Experiment(**settings), run_options, dry_run)
+
+
+def _conclude(requested: Experiment, run_options: RunOptions, dry_run: bool) -> None:
+    """Run an experiment to its end and print the result."""
+    result = _perform(requested, run_options, dry_run)
+    if result is not None:
+        for sentence in summary(result, run_options.folder(requested.resolved(run_options.device))):
+            say(sentence)
+
+
+def _perform(
+    requested: Experiment, run_options: RunOptions, dry_run: bool, until: str = "train"
+) -> dict[str, Any] | None:
+    """Run an experiment and show its progress; in a dry run only print what it would do, and return None."""
+    import_from_working_folder()
+    if dry_run:
+        console = Console(soft_wrap=True)
+        for part in explain(requested, run_options):
+            console.print(part, highlight=False)
+        return None
+    experiment = requested.resolved(run_options.device)
+    hint = f"stopped and saved in {run_options.folder(experiment)}; the same command resumes from there"
+    with stoppable(hint) as stopping, watching(Console(stderr=True)) as report:
+        return result_of(run_experiment(experiment, run_options, report, stopping, until))
+
+
+@with_options(experiment=False)
+def sweep(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help=f"A recipe: {', '.join(RECIPES)}; file.py:function; package.module:function; or a .toml or .json grid."
+        ),
+    ],
+    jobs: Jobs = None,
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
+    **options: Any,
+) -> None:
+    """Run many experiments, several at once, and write one table of all results.
+
+    Finished experiments are skipped, so the same command resumes a sweep. The exit code is 1 if an experiment failed.
+
+    barebones sweep smoke
+    """
+    _, run_options = split(options)
+    import_from_working_folder()
+    experiments = dict.fromkeys(experiment.resolved(run_options.device) for experiment in from_recipe(recipe))
+    if dry_run:
+        for experiment in experiments:
+            say(f"{experiment.folder}: {progress(run_options.folder(experiment))}")
+        say(f"{len(experiments)} experiments in {run_options.runs}")
+        return
+    with stoppable("") as stopping:
+        outcome = run_sweep(
+            list(experiments), run_options,
+            jobs=jobs, retry_failed=retry_failed, console=Console(), stopping=stopping,
+        )  # fmt: skip
+        if stopping():
+            raise typer.Exit(stopping.code)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A mask file, or the folder of a run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+) -> None:
+    """Print what a mask file contains, or the settings, progress and result of a run."""
+    if not path.exists():
+        raise ValueError(f"there is no {path}")
+    if not path.is_dir():
+        header, layers, content = mask_file(path)
+        if as_json:
+            typer.echo(json.dumps(content, indent=2))
+        else:
+            Console().print(header, layers)
+        return
+    content = run_folder(path)
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+        return
+    for name, value in content["experiment"].items():
+        say(f"{name:18} {value}")
+    say(f"State: {content['state']}.")
+    for sentence in summary(content["result"], path) if content["result"] else ():
+        say(sentence)
+
+
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, each with another seed.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training.")] = lab_demo.EPOCHS,
+) -> None:
+    """Prune two small networks to the bone, train what is left, and compare the methods on handwritten digits."""
+    with stoppable("") as stopping:
+        lab_demo.demo(Console(), seeds, epochs, stopping)
+        if stopping():
+            raise typer.Exit(stopping.code)

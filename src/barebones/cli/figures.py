@@ -1,0 +1,95 @@
+"""Commands that show results: figure, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from ..lab.report import write as write_report
+from ..paper.figures import FIGURES, SCALES, Work, listed, named
+from ..paper.figures import figure as draw
+from .options import Jobs, RetryFailed, split, with_options
+from .output import say
+from .stopping import stoppable
+
+
+@with_options(experiment=False)
+def figure(
+    name: Annotated[str | None, typer.Argument(help="The name of a figure (see --list), or all.")] = None,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="List all figures, with what each shows and how long it takes.")
+    ] = False,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Size of the experiments: {', '.join(SCALES)}. smoke uses digits; paper is the full protocol.",
+            show_default=SCALES[0],
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Run nothing; draw the runs, or NAME.csv, that are in this folder."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder to write NAME.png, NAME.svg and NAME.csv into.")
+    ] = Path("figures"),
+    jobs: Jobs = None,
+    retry_failed: RetryFailed = False,
+    **options: Any,
+) -> None:
+    """Draw a figure of the paper: run the experiments that are missing, write the picture and its numbers.
+
+    barebones figure layers
+    """
+    if list_all:
+        Console().print(listed())
+        return
+    if name is None:
+        raise ValueError("which figure? barebones figure --list names all")
+    names = list(FIGURES) if name == "all" else [name]
+    named(names[0])
+    _, run_options = split(options)
+    with stoppable("stopped; the same command resumes with what is missing") as stopping:
+        work = Work(run_options, Console(), jobs, retry_failed, stopping)
+        for each in names:
+            try:
+                for path in draw(each, scale, out, work, source):
+                    say(str(path))
+            except (ValueError, OSError) as error:
+                if len(names) == 1:
+                    raise
+                say(f"{each}: {error}")
+                work.failed.append(each)
+    if work.failed:
+        say(f"not drawn, or not complete: {', '.join(work.failed)}")
+        raise typer.Exit(1)
+
+
+def report(
+    runs: Annotated[Path, typer.Argument(help="Folder that contains the run folders, or one run folder.")] = Path(
+        "runs"
+    ),
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write the page to.")] = Path("report.html"),
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Skip the effective weights of each layer, which take a second per mask."),
+    ] = False,
+) -> None:
+    """Write one page about all runs: tables, charts, layers, comparisons. It needs nothing but a browser.
+
+    barebones report runs -o report.html
+    """
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading runs")
+        content = write_report(runs, out, not quick, lambda done, total: bar.update(task, completed=done, total=total))
+    states = [run["status"] for run in content["runs"]]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+    for run in content["runs"]:
+        for problem in run["problems"]:
+            say(f"{run['folder']} cannot be read in full: {problem}")
+    say(f"{len(states)} runs ({counts}) are in {out}; open it in a browser.")

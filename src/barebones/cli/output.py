@@ -1,0 +1,10 @@
+"""Output: lines of plain text for people and for pipes."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+
+def say(text: str) -> None:
+    """Print a line as it is: no markup, no colours for numbers, no line breaks at the terminal's width."""
+    Console(soft_wrap=True).print(text, highlight=False, markup=False)

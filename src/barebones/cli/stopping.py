@@ -1,0 +1,46 @@
+"""Stopping: Ctrl-C and SIGTERM ask a command to save its work and exit; a second signal ends it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+
+from ..lab.run import Stopped
+
+
+class Stopping:
+    """Tells whether a signal has asked to stop, and the exit code for it (0: no signal came)."""
+
+    def __init__(self) -> None:
+        self.code = 0
+
+    def __call__(self) -> bool:
+        return self.code != 0
+
+    def handle(self, number: int, frame: object) -> None:
+        """Handle a signal: the first one asks to stop, the second one interrupts."""
+        if self.code:
+            raise KeyboardInterrupt
+        self.code = 128 + number
+        # Not with rich: the signal may have interrupted it.
+        os.write(2, b"saving, then stopping; press Ctrl-C again to stop at once\n")
+
+
+@contextmanager
+def stoppable(hint: str) -> Iterator[Stopping]:
+    """Let SIGINT and SIGTERM ask the body to stop; when it has stopped, print the hint on how to resume."""
+    stopping = Stopping()
+    before = {number: signal.signal(number, stopping.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    except Stopped:
+        Console(stderr=True, soft_wrap=True).print(hint, highlight=False, markup=False)
+        raise typer.Exit(stopping.code) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
