@@ -9,7 +9,7 @@ import zoo
 from torch import Tensor, nn
 
 from barebones.accounting import account
-from barebones.files.masks import encode
+from barebones.files.encoding import encode
 from barebones.paths import collapsed, effective
 from barebones.scope import parameters
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from .files.masks import encode
+from .files.encoding import encode
 from .paths import Use, cuts, trace
 from .scope import matched, parameters
 

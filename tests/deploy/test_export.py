@@ -374,7 +374,7 @@ def test_a_compact_file_is_of_the_whole_network(finished, command):
         (["RUN", "-o", ".", "--format", "onnx"], "is a folder; name a file"),
         (["RUN", "-o", "out.onnx", "--model", "vgg19"], "--model and --data are for mask files"),
         (["text", "-o", "out.onnx"], "text is not a safetensors file"),
-        (["RUN/weights.safetensors", "-o", "out.onnx"], "not one of barebones-masks"),
+        (["RUN/weights.safetensors", "-o", "out.onnx"], "not a barebones-masks file"),
     ],
 )
 def test_mistakes_are_one_line(words, told, finished, command, tmp_path):

@@ -81,7 +81,7 @@ FOREIGN = {
     "json": (lambda p: p.write_text(json.dumps({"weights": [1, 2, 3]})), "not a safetensors file"),
     "text": (lambda p: p.write_text("hello"), "not a safetensors file"),
     "pickle": (lambda p: torch.save({"w": torch.ones(2)}, p), "not a safetensors file"),
-    "state dict": (lambda p: save_file({"w": torch.ones(2)}, p), "not one of kind .its format is None"),
+    "state dict": (lambda p: save_file({"w": torch.ones(2)}, p), "not a kind file .its format is None"),
     "hugging face": (lambda p: save_file({"w": torch.ones(2)}, p, {"format": "pt"}), "its format is 'pt'"),
     "another of ours": (lambda p: files.write(p, TENSORS, "other", 1, {}), "its format is 'other'"),
     "newer": (lambda p: files.write(p, TENSORS, "kind", 2, {}), "version 2, .* up to version 1; .* upgrade"),

@@ -203,6 +203,26 @@ def test_tied_weights_are_stored_once(tmp_path):
         load_weights(tmp_path / "weights", nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)))
 
 
+def test_a_model_without_memory_is_refused(tmp_path):
+    save_weights(nn.Linear(2, 2), {}, tmp_path / "weights")
+    with pytest.raises(ValueError, match=r"weight, bias: on the meta device; move the model with to_empty\(\)"):
+        load_weights(tmp_path / "weights", nn.Linear(2, 2, device="meta"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_network_comes_back_on_another_device(device, tmp_path):
+    model, other = build("small-resnet", 10, 8, 1).cuda(), build("small-resnet", 10, 8, 1).to(device)
+    masks = random_masks(model, 0.1)
+    save_weights(model, masks, tmp_path / "weights")
+    loaded = load_weights(tmp_path / "weights", other)
+    assert {mask.device.type for mask in loaded.masks.values()} == {device}
+    for name, tensor in other.state_dict().items():
+        mask = masks.get(name)
+        assert same(cleared(model.state_dict()[name].cpu(), mask), tensor.cpu())
+
+
 def test_what_state_dict_leaves_out_is_left_out(tmp_path):
     model = nn.Linear(2, 2)
     model.register_buffer("scratch", torch.zeros(3), persistent=False)
@@ -240,7 +260,7 @@ class Extra(nn.Linear):
         (nn.Linear(2, 2), {"0.weight": torch.ones(2, 2) > 0}, "the model has no parameter 0.weight"),
         (nn.Linear(2, 2, device="meta"), {}, "weight cannot be stored: it is on the meta device"),
         (Tensors({}, {"b": torch.eye(2).to_sparse()}), {}, "b cannot be stored: its layout is torch.sparse_coo"),
-        (Tensors({}, {"b": torch.zeros(2, dtype=torch.complex64)}), {}, "b cannot be stored: it is of complex numbers"),
+        (Tensors({}, {"b": torch.zeros(2, dtype=torch.complex64)}), {}, "b cannot be stored: it is complex"),
         (nn.Sequential(Extra(2, 2)), {}, "0 has extra state"),
     ],
 )
@@ -259,22 +279,9 @@ def stored(folder: Path) -> Path:
     return path
 
 
-def test_every_truncation_and_many_a_changed_byte_are_told(tmp_path):
-    whole = stored(tmp_path).read_bytes()
-    path = tmp_path / "damaged"
-    for length in range(0, len(whole), 7):
-        path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="damaged"):  # the file's name, which each message has
-            load_weights(path)
-    for at in range(0, len(whole), 11):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(ValueError, match="damaged"):
-            load_weights(path)
-
-
 def test_other_files_are_told(tmp_path):
     save_masks({"w": torch.ones(3) > 0}, tmp_path / "masks")
-    with pytest.raises(ValueError, match="not one of barebones-sparse"):
+    with pytest.raises(ValueError, match="not a barebones-sparse file"):
         load_weights(tmp_path / "masks")
     (tmp_path / "page").write_text("<html>")
     with pytest.raises(ValueError, match="page is "):
@@ -293,9 +300,9 @@ def changed(
     yield tensors | {WHOLE + "weight": torch.ones(20, 20)}, about, "values of weight are damaged"
     yield {n: t for n, t in tensors.items() if n != MASK + "weight"}, about, "mask of weight is damaged"
     yield tensors, about | {"layout": layout | {"weight": layout["weight"] | {"shape": [2, 2]}}}, "mask of weight is"
-    yield tensors, {n: v for n, v in about.items() if n != "layout"}, "nothing of the layout"
-    yield tensors, about | {"tied": {"other": "nowhere"}}, "which of its weights are tied"
-    yield tensors, about | {"tied": None}, "which of its weights are tied"
+    yield tensors, {n: v for n, v in about.items() if n != "layout"}, "layout of its masks is missing"
+    yield tensors, about | {"tied": {"other": "nowhere"}}, "list of its tied weights"
+    yield tensors, about | {"tied": None}, "list of its tied weights"
 
 
 @pytest.mark.parametrize("number", range(9))

@@ -350,7 +350,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(spoil, match, tmp_path):
 
 def test_a_file_of_another_kind_is_no_checkpoint(tmp_path):
     files.write(tmp_path / "weights", {"w": torch.ones(2)}, "barebones-weights", 1, {})
-    with pytest.raises(ValueError, match="not one of barebones-checkpoint"):
+    with pytest.raises(ValueError, match="not a barebones-checkpoint file"):
         Training(network(), data(), PLAN).load(tmp_path / "weights")
 
 

@@ -1,1 +1,1 @@
-"""Files: every file that the library writes, and the way back."""
+"""Files: the formats of all tensors that the library writes, and how they are read back."""

@@ -1,11 +1,11 @@
-"""Files: written whole or not at all, and read only where nothing in them is damaged."""
+"""The container of all our files: safetensors, written atomically, with a checksum that is verified on reading."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Any, BinaryIO
@@ -15,16 +15,17 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..version import __version__
+from ..words import shape_of
 
 Path = str | os.PathLike[str]
 
-LONGEST = 100_000_000  # bytes of header; safetensors reads no longer one
-BLANK = "0" * 64  # stands for the checksum while it is computed
+LONGEST_HEADER = 100_000_000  # bytes; safetensors does not read longer headers
+BLANK = "0" * 64  # stands in for the checksum while it is computed
 
 
 @contextmanager
 def atomically(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` at the end, or never: any exception leaves `path` as it was.
+    """Open a temporary file for writing that replaces `path` at the end; after an exception `path` is unchanged.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -35,16 +36,16 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
     (False, ['note'])
     """
     name = os.fspath(path)
-    target = os.path.realpath(path)  # a link stays a link
+    target = os.path.realpath(path)  # a symbolic link stays one; the file it points to is replaced
     if os.path.exists(target) and not os.path.isfile(target):
-        raise ValueError(f"{os.fspath(path)} is a folder or a device; name a file to write")
+        raise ValueError(f"{name} is a folder or a device; give the name of a file to write")
     folder = os.path.dirname(target)
     temporary = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
     try:
         try:
             file = open(temporary, "xb")  # noqa: SIM115 (closed below, before it is renamed)
         except OSError as error:
-            raise OSError(error.errno, f"cannot write into {folder} ({error.strerror})", os.fspath(path)) from None
+            raise OSError(error.errno, f"cannot write into {folder} ({error.strerror})", name) from None
         with file:
             yield file
             file.flush()
@@ -53,10 +54,10 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk, say, which names nothing
-            raise OSError(error.errno, f"cannot write ({error.strerror}); what was there is untouched", name) from None
+        if isinstance(error, OSError) and error.filename is None:  # for example a full disk: the error names no file
+            raise OSError(error.errno, f"cannot write ({error.strerror}); the old file is unchanged", name) from None
         raise
-    with suppress(OSError):  # not every system can open or sync a folder
+    with suppress(OSError):  # not every system can open and sync a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -67,7 +68,7 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
 def write(path: Path, tensors: Mapping[str, Tensor], kind: str, version: int, about: Mapping[str, Any]) -> None:
     """Write tensors as a safetensors file of this kind and version, atomically and with a checksum of all its bytes.
 
-    `about` may hold whatever JSON can. Equal content makes equal bytes.
+    `about` may hold anything that JSON can represent. Equal content gives equal bytes.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -77,9 +78,9 @@ def write(path: Path, tensors: Mapping[str, Tensor], kind: str, version: int, ab
     """
     blob = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     end = 8 + int.from_bytes(blob[:8], "little")
-    stated = {"format": kind, "version": str(version), "library": __version__, "about": _json(about), "sha256": BLANK}
-    # safetensors writes metadata in random order, so the header is put together here
-    header = {"__metadata__": stated, **json.loads(blob[8:end])}
+    metadata = {"format": kind, "version": str(version), "library": __version__, "about": _json(about), "sha256": BLANK}
+    # safetensors writes metadata in random order, so we build the header ourselves
+    header = {"__metadata__": metadata, **json.loads(blob[8:end])}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     start, data = len(text).to_bytes(8, "little"), memoryview(blob)[end:]
@@ -90,10 +91,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], kind: str, version: int, ab
 
 
 def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the `about` of a file that `write` made; a file that is anything else is a `ValueError`.
+    """Read the tensors and the `about` of a file that `write` made; any other file is a `ValueError`.
 
-    Not a safetensors file, truncated, damaged, of another kind, or of a newer version than this one: the message
-    says which, and names the file.
+    The message names the file and says whether it is not a safetensors file, truncated, damaged, of another kind or
+    of a newer version.
 
     >>> read(__file__, "example", 1)
     Traceback (most recent call last):
@@ -105,36 +106,58 @@ def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[s
     with open(path, "rb") as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
-        text = file.read(length) if length <= LONGEST else b""
-        if len(start) < 8 or length > LONGEST or text[:1] not in (b"{", b""):
+        text = file.read(length) if length <= LONGEST_HEADER else b""
+        if len(start) < 8 or length > LONGEST_HEADER or text[:1] not in (b"{", b""):
             raise ValueError(f"{name} is {'not a safetensors file' if start else 'empty'}")
         if len(text) < length:
-            raise ValueError(f"{name} is truncated; it ends within its header")
+            raise ValueError(f"{name} is truncated: it ends inside its header")
         try:
-            stated = json.loads(text).get("__metadata__", {})
-            found = stated.get("format")
+            metadata = json.loads(text).get("__metadata__", {})
+            stored_kind = metadata.get("format")
         except (ValueError, AttributeError, RecursionError):
             raise ValueError(f"{name} is not a safetensors file, or its header is damaged") from None
-        if found != kind:
-            raise ValueError(f"{name} is a safetensors file, but not one of {kind} (its format is {found!r})")
-        if (number := str(stated.get("version"))).isdecimal() and int(number) > version:
+        if stored_kind != kind:
+            raise ValueError(f"{name} is a safetensors file, but not a {kind} file (its format is {stored_kind!r})")
+        if (number := str(metadata.get("version"))).isdecimal() and int(number) > version:
             raise ValueError(
                 f"{name} is a {kind} file of version {number}, and barebones {__version__} reads up to version "
-                f"{version}; it was written by barebones {stated.get('library')}, so upgrade to that"
+                f"{version}; it was written by barebones {metadata.get('library')}; upgrade to that version"
             )
         file.seek(0)
         blob = file.read()
-    checksum = str(stated.get("sha256"))
+    checksum = str(metadata.get("sha256"))
     if _checksum(start, text.replace(_seal(checksum), _seal(BLANK), 1), memoryview(blob)[8 + length :]) != checksum:
-        raise ValueError(f"{name} is truncated or damaged; its checksum does not match its content")
+        raise ValueError(f"{name} is truncated or damaged: its checksum does not match its content")
     try:
-        return load(blob), dict(json.loads(stated["about"]))
+        return load(blob), dict(json.loads(metadata["about"]))
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is not a {kind} file as barebones writes it ({error!r})") from None
+        raise ValueError(f"{name} is not a valid {kind} file ({error!r})") from None
+
+
+def differences(
+    stored: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    required: Iterable[str],
+    describe: Callable[[Tensor], str] = shape_of,
+) -> list[str]:
+    """List where the tensors of a file differ from those of a model, of which the `required` ones must be stored.
+
+    >>> import torch
+    >>> model = {"a": torch.ones(2), "b": torch.ones(3)}
+    >>> differences({"a": torch.ones(1), "c": torch.ones(1)}, model, required=model)
+    ['a (1 in the file, 2 in the model)', 'c (not in the model)', 'b (not in the file)']
+    """
+    lines = []
+    for name in [*stored, *(name for name in required if name not in stored)]:
+        if name not in expected or name not in stored:
+            lines.append(f"{name} (not in the {'file' if name in expected else 'model'})")
+        elif (in_file := describe(stored[name])) != (in_model := describe(expected[name])):
+            lines.append(f"{name} ({in_file} in the file, {in_model} in the model)")
+    return lines
 
 
 def _seal(checksum: str) -> bytes:
-    """The checksum as it stands in a header; inside any other string there the quotes would be escaped."""
+    """Return the checksum as it appears in a header; inside any other JSON string the quotes would be escaped."""
     return f'"sha256":"{checksum}"'.encode()
 
 
@@ -149,5 +172,5 @@ def _json(about: Mapping[str, Any]) -> str:
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{key}={value!r} cannot be stored: {error}; pass numbers, text, lists or dicts") from None
+            raise ValueError(f"{key}={value!r} cannot be stored: {error}; use numbers, text, lists or dicts") from None
     return json.dumps(about, allow_nan=False, separators=(",", ":"))

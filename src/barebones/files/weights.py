@@ -1,4 +1,4 @@
-"""Weight files: a sparse network in few bytes. Of a masked weight only what is kept, and all else as it is."""
+"""Weight files: the weights and buffers of a network, sparse or dense; of pruned weights only what is kept."""
 
 from __future__ import annotations
 
@@ -10,28 +10,36 @@ from torch import Tensor, nn
 
 from ..masks import Masks, size
 from ..scope import bare, matched
-from . import container as files
-from .masks import SHOWN, pack, unpack
+from ..words import shape_of, shortened
+from . import container
+from .encoding import pack, unpack
 
 KIND, VERSION = "barebones-sparse", 1
-MASK, VALUES, WHOLE = "mask ", "values ", "whole "  # what a tensor's name begins with; its parameter's name follows
-INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes; moves floats bit for bit
+MASK, VALUES, WHOLE = "mask ", "values ", "whole "  # the prefixes of tensor names; the parameter's name follows
+# The integers of each size in bytes. Floats are copied as integers, so that every bit stays.
+INTEGER = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+}
 
 
 class Weights(NamedTuple):
-    """What a weight file holds: a state for `load_state_dict`, the masks, and what was said about them."""
+    """The content of a weight file: a state for `load_state_dict`, the masks, and what was stored about them."""
 
     state: dict[str, Tensor]
     masks: Masks
     about: dict[str, Any]
 
 
-def save_weights(model: nn.Module, masks: Mapping[str, Tensor], path: files.Path, **about: Any) -> None:
-    """Save a masked network: the kept values of masked weights and where they lie, and all else as it is.
+def save_weights(model: nn.Module, masks: Mapping[str, Tensor], path: container.Path, **about: Any) -> None:
+    """Save a network: the kept values of masked weights and their positions, and everything else unchanged.
 
-    All else are the parameters without a mask and the buffers that `state_dict` holds; tied tensors are stored once.
-    A pruned weight is 0.0 by definition, whatever value it has in the model, which is left untouched. Positions are
-    encoded as in a mask file. `about` is whatever JSON can hold. The file appears whole or not at all.
+    Everything else is the parameters without a mask and the buffers that `state_dict` holds. With `masks={}` this is
+    the whole dense network. Tied tensors are stored once. A pruned weight counts as 0.0, whatever value it has in the
+    model, which is not changed. Positions are encoded as in a mask file. `about` takes values that JSON can
+    represent. The file is written atomically.
 
     >>> import os, tempfile
     >>> model = nn.Linear(1000, 100)
@@ -41,29 +49,34 @@ def save_weights(model: nn.Module, masks: Mapping[str, Tensor], path: files.Path
     ...     load_weights(f"{folder}/weights", model).about["method"]
     True
     'random'
+    >>> with tempfile.TemporaryDirectory() as folder:  # a dense network has no masks
+    ...     save_weights(model, {}, f"{folder}/dense")
+    ...     load_weights(f"{folder}/dense", nn.Linear(1000, 100)).masks
+    Masks(0 layers, 0 of 0 weights kept)
     """
-    fitted = {name: (parameter.detach(), mask) for name, parameter, mask in matched(model, masks)}
-    bits, layout = pack({name: mask for name, (_, mask) in fitted.items()})
-    tensors = {MASK + name: data for name, data in bits.items()}
-    named, tied = _named(model)
-    for name, tensor in named.items():
-        if trouble := _unfit(tensor):
-            raise ValueError(f"{name} cannot be stored: {trouble}")
-        if name in fitted:
-            weight, mask = fitted[name]
-            tensors[VALUES + name] = _bits(weight)[mask].view(weight.dtype)
+    masked = {name: (parameter.detach(), mask) for name, parameter, mask in matched(model, masks)}
+    encoded, layout = pack({name: mask for name, (_, mask) in masked.items()})
+    tensors = {MASK + name: data for name, data in encoded.items()}
+    state, tied = _state_of(model)
+    for name, tensor in state.items():
+        if reason := _why_not(tensor):
+            raise ValueError(f"{name} cannot be stored: {reason}")
+        if name in masked:
+            weight, mask = masked[name]
+            tensors[VALUES + name] = _integers(weight)[mask].view(weight.dtype)
         else:  # a copy, since safetensors refuses tensors that share memory
             tensors[WHOLE + name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     total, kept = size(masks), sum(entry["kept"] for entry in layout.values())
-    own = {"sparsity": (total - kept) / max(total, 1), "prunable": total, "kept": kept, "layout": layout, "tied": tied}
-    files.write(path, tensors, KIND, VERSION, about | own)
+    counts = {"sparsity": (total - kept) / max(total, 1), "prunable": total, "kept": kept}
+    container.write(path, tensors, KIND, VERSION, about | counts | {"layout": layout, "tied": tied})
 
 
-def load_weights(path: files.Path, model: nn.Module | None = None) -> Weights:
-    """What `save_weights` stored, bit for bit; with a model, put into it as well, and the masks on its devices.
+def load_weights(path: container.Path, model: nn.Module | None = None) -> Weights:
+    """Return what `save_weights` stored, bit for bit; with a model, also copy it into the model.
 
-    The model's parameters and buffers must be those of the file by name, shape and dtype: else a `ValueError` says
-    where they differ, and nothing is changed. Memory formats are the model's own.
+    The model may be on any device; its masks are returned on its devices. Its parameters and buffers must have the
+    names, shapes and types of those in the file. Otherwise a `ValueError` says where they differ, and the model is
+    not changed. The model keeps its memory formats.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -72,19 +85,21 @@ def load_weights(path: files.Path, model: nn.Module | None = None) -> Weights:
     >>> int(state["weight"].count_nonzero()), sorted(state), masks["weight"].tolist(), about["sparsity"]
     (2, ['bias', 'weight'], [[True, False], [False, True]], 0.5)
     """
-    tensors, about = files.read(path, KIND, VERSION)
+    tensors, about = container.read(path, KIND, VERSION)
     try:
-        bits = {name.removeprefix(MASK): data for name, data in tensors.items() if name.startswith(MASK)}
-        masks = unpack(bits, about.pop("layout", None))
-        state = _state(tensors, masks, about.pop("tied", None))
+        encoded = {name.removeprefix(MASK): data for name, data in tensors.items() if name.startswith(MASK)}
+        masks = unpack(encoded, about.pop("layout", None))
+        state = _decoded(tensors, masks, about.pop("tied", None))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if model is None:
         return Weights(state, masks, about)
-    named, tied = _named(model)
-    if differing := list(_mismatches(state, named | {name: named[first] for name, first in tied.items()})):
-        more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
-        raise ValueError(f"{path} does not match the model: {', '.join(differing[:SHOWN])}{more}")
+    named, tied = _state_of(model)
+    expected = named | {name: named[first] for name, first in tied.items()}
+    if differing := container.differences(state, expected, expected, _shape_and_type):
+        raise ValueError(f"{path} does not match the model: {shortened(differing)}")
+    if meta := [name for name, tensor in named.items() if tensor.is_meta]:
+        raise ValueError(f"{shortened(meta)}: on the meta device; move the model with to_empty() before loading {path}")
     with torch.no_grad():
         for name, tensor in named.items():
             tensor.copy_(state[name])
@@ -92,23 +107,23 @@ def load_weights(path: files.Path, model: nn.Module | None = None) -> Weights:
 
 
 def dense_bytes(model: nn.Module) -> int:
-    """Of the parameters and buffers that a checkpoint holds, tied ones once.
+    """Return the bytes of all parameters and buffers of a `state_dict`, tied ones counted once.
 
     >>> dense_bytes(nn.BatchNorm1d(10))  # weight, bias, mean and variance, and a count of 8 bytes
     168
     """
-    return sum(tensor.numel() * tensor.element_size() for tensor in _named(model)[0].values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in _state_of(model)[0].values())
 
 
-def _named(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What `state_dict` holds, by canonical name and each tensor once; and of every other name of one, its first."""
+def _state_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of `state_dict` by canonical name, each once, and the first name of each tied tensor."""
 
     def walk(module: nn.Module, path: str) -> Iterator[tuple[str, Tensor]]:
         module = bare(module)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise ValueError(f"{path.rstrip('.') or 'the model'} has extra state, which a weight file cannot hold")
-        kept = {name: t for name, t in module._buffers.items() if name not in module._non_persistent_buffers_set}
-        for name, tensor in {**module._parameters, **kept}.items():
+        buffers = {name: t for name, t in module._buffers.items() if name not in module._non_persistent_buffers_set}
+        for name, tensor in {**module._parameters, **buffers}.items():
             if tensor is not None:
                 yield path + name, tensor
         for name, child in module._modules.items():
@@ -117,49 +132,42 @@ def _named(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     named: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
-    first: dict[int, str] = {}
+    names: dict[int, str] = {}
     for name, tensor in walk(model, ""):
-        if (known := first.setdefault(id(tensor), name)) == name:
+        if (first := names.setdefault(id(tensor), name)) == name:
             named[name] = tensor
         else:
-            tied[name] = known
+            tied[name] = first
     return named, tied
 
 
-def _state(tensors: Mapping[str, Tensor], masks: Masks, tied: Any) -> dict[str, Tensor]:
+def _decoded(tensors: Mapping[str, Tensor], masks: Masks, tied: Any) -> dict[str, Tensor]:
+    """Return the state that the tensors of a file stand for."""
     state = {name.removeprefix(WHOLE): tensor for name, tensor in tensors.items() if name.startswith(WHOLE)}
     for name, mask in masks.items():
         values = tensors.get(VALUES + name)
         if values is None or values.dim() != 1 or values.numel() != mask.count_nonzero() or name in state:
-            raise ValueError(f"the values of {name} are damaged: they are not those that its mask keeps")
+            raise ValueError(f"the values of {name} are damaged: they do not match its mask")
         weight = torch.zeros(mask.shape, dtype=values.dtype, device="cpu")
-        _bits(weight)[mask] = _bits(values)
+        _integers(weight)[mask] = _integers(values)
         state[name] = weight
     if not isinstance(tied, dict) or not all(first in state for first in tied.values()):
-        raise ValueError("it does not say which of its weights are tied")
+        raise ValueError("the list of its tied weights is missing or damaged")
     return state | {name: state[first] for name, first in tied.items()}
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def _integers(tensor: Tensor) -> Tensor:
     return tensor.view(INTEGER[tensor.element_size()])
 
 
-def _unfit(tensor: Tensor) -> str:
-    """Why a tensor cannot be stored; empty where it can."""
+def _why_not(tensor: Tensor) -> str:
+    """Say why a tensor cannot be stored; return an empty string if it can."""
     if tensor.is_meta:
         return "it is on the meta device and has no values"
     if tensor.layout != torch.strided or tensor.is_quantized:
         return f"its layout is {tensor.layout}, or it is quantized"
-    return "it is of complex numbers" if tensor.is_complex() else ""
+    return "it is complex" if tensor.is_complex() else ""
 
 
-def _mismatches(state: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> Iterator[str]:
-    for name in [*named, *(name for name in state if name not in named)]:
-        if name not in state or name not in named:
-            yield f"{name} (not in the {'file' if name in named else 'model'})"
-        elif (there := _form(state[name])) != (here := _form(named[name])):
-            yield f"{name} ({there} in the file, {here} in the model)"
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{'×'.join(map(str, tensor.shape)) or 'a scalar'} of {str(tensor.dtype).removeprefix('torch.')}"
+def _shape_and_type(tensor: Tensor) -> str:
+    return f"{shape_of(tensor)} of {str(tensor.dtype).removeprefix('torch.')}"

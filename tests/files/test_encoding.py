@@ -1,0 +1,132 @@
+"""Encodings: any mask comes back from the fewest bytes, and bytes that no mask has are refused."""
+
+import math
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from barebones.files.encoding import decode, decode_indices, encode, encode_indices, pack, unpack
+
+
+def random_mask(shape: tuple[int, ...], density: float, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < density
+
+
+def sizes(mask: Tensor) -> dict[str, int]:
+    """Bytes of each encoding, counted one weight at a time."""
+    count = {"bits": math.ceil(mask.numel() / 8), "gaps8": 0, "gaps16": 0}
+    for name, width in (("gaps8", 1), ("gaps16", 2)):
+        gap = 0
+        for keep in mask.flatten().tolist():
+            gap += not keep
+            if keep:
+                count[name] += width * (1 + gap // (256**width - 1))
+                gap = 0
+    return count
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda m: m,
+    "transposed": lambda m: m.mT if m.dim() > 1 else m,
+    "channels last": lambda m: m.to(memory_format=torch.channels_last) if m.dim() == 4 else m,
+    "every other": lambda m: m[..., ::2] if m.dim() else m,
+    "expanded": lambda m: m.expand(3, *m.shape),
+}
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=4).map(tuple) | st.integers(0, 3000).map(lambda n: (n,)),
+    density=st.sampled_from([0.0, 0.002, 0.02, 0.1, 0.13, 0.5, 1.0]),
+    layout=st.sampled_from(sorted(LAYOUTS)),
+    seed=st.integers(0, 1000),
+)
+def test_any_mask_comes_back_from_the_fewest_bytes(shape: tuple, density: float, layout: str, seed: int) -> None:
+    mask = LAYOUTS[layout](random_mask(shape, density, seed))
+    encoding, data = encode(mask)
+    assert data.dtype == torch.uint8
+    assert torch.equal(decode(encoding, data, mask.shape), mask)
+    counted = sizes(mask)
+    assert data.numel() == counted[encoding] == min(counted.values())
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(0, 3) | st.sampled_from([254, 255, 256, 509, 510, 511, 65534, 65535, 65536, 200_000])))
+def test_any_gaps_come_back(gaps: list[int]) -> None:
+    indices = (torch.tensor(gaps, dtype=torch.int64) + 1).cumsum(0) - 1
+    encoding, data = encode_indices(indices)
+    assert torch.equal(decode_indices(encoding, data), indices)
+    assert data.numel() == min(w * sum(1 + g // (256**w - 1) for g in gaps) for w in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("density", "encoding", "most"),
+    [(0.5, "bits", 0.251), (0.1, "gaps8", 1.001), (0.01, "gaps8", 1.1), (0.005, "gaps8", 1.4), (0.001, "gaps16", 2.01)],
+)
+def test_bytes_per_kept_weight_of_a_random_million(density: float, encoding: str, most: float) -> None:
+    mask = random_mask((1000, 1000), density)
+    found, data = encode(mask)
+    assert found == encoding
+    assert data.numel() <= most * int(mask.count_nonzero())
+    assert torch.equal(decode(found, data, mask.shape), mask)
+
+
+def test_special_masks() -> None:
+    assert [encode(torch.tensor(keep))[1].tolist() for keep in (True, False)] == [[1], []]
+    assert encode(torch.zeros(10**6, dtype=torch.bool))[1].numel() == 0
+    assert encode(torch.ones(10**6, dtype=torch.bool))[1].numel() == 125_000
+    last = torch.zeros(10**6, dtype=torch.bool)
+    last[-1] = True
+    assert encode(last)[0] == "gaps16"
+    assert torch.equal(decode(*encode(last), last.shape), last)
+
+
+def bytes_(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "shape", "message"),
+    [
+        ("bits", bytes_(1, 2), (8,), "1 bytes of bits, not 2"),
+        ("bits", bytes_(), (8,), "1 bytes of bits, not 0"),
+        ("bits", bytes_(16), (4,), "after its last"),
+        ("bits", bytes_(1).int(), (8,), "not as a row of bytes"),
+        ("gaps8", bytes_(1)[None], (8,), "not as a row of bytes"),
+        ("gaps8", bytes_(3, 4), (8,), "keeps weight 8, but there are only 8"),
+        ("gaps8", bytes_(0), (0,), "keeps weight 0, but there are only 0"),
+        ("gaps8", bytes_(3, 255), (999,), "has no end"),
+        ("gaps16", bytes_(3, 0, 1), (8,), "3 bytes are not a whole number"),
+        ("gaps16", bytes_(0, 1), (256,), "keeps weight 256"),
+        ("gaps16", bytes_(255, 255), (99999,), "has no end"),
+        ("runs", bytes_(), (8,), "'runs' is unknown"),
+        ("bits", bytes_(1), (-2, -4), "shape"),
+    ],
+)
+def test_bytes_that_no_mask_has(encoding: str, data: Tensor, shape: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode(encoding, data, shape)
+
+
+def test_pack_checks_what_it_unpacks() -> None:
+    masks = {"b": random_mask((4, 5), 0.5), "a": random_mask((2000,), 0.01), "c": torch.tensor(True)}
+    tensors, layout = pack(masks)
+    unpacked = unpack({**tensors, "other": torch.ones(2)}, layout)
+    assert list(unpacked) == list(masks)
+    assert all(torch.equal(unpacked[name], masks[name]) for name in masks)
+    for entry, message in [
+        ({**layout["a"], "kept": 5}, "the mask of a is damaged: it keeps"),
+        ({**layout["a"], "shape": None}, "the mask of a is damaged"),
+        ({"shape": [2000]}, "the mask of a is damaged"),
+        (None, "the mask of a is damaged"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            unpack(tensors, {**layout, "a": entry})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="the mask of c"):
+        unpack({name: tensors[name] for name in "ab"}, layout)
+    with pytest.raises(ValueError, match=r"of w has the type torch.float32; masks must be bool"):
+        pack({"w": torch.ones(2)})
