@@ -20,6 +20,10 @@ from barebones.data.images import centre_crop, open_rgb, random_crop, to_tensor
 from barebones.data.normalization import Normalization
 from barebones.data.split import derived_seed, held_out
 from barebones.data.tensors import TensorSplit, cropped
+from barebones.lab import plots, stored
+from barebones.lab.experiment import Experiment
+from barebones.lab.options import RunOptions
+from barebones.lab.run import result_of, run
 from barebones.pruning.batches import Batches
 
 FORKS = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # Python 3.12 warns about torch's forks
@@ -185,6 +189,21 @@ def test_digits():
     train, _ = joined(digits.train.epoch(100))
     assert abs(float(train.mean())) < 0.01
     assert abs(float(train.std()) - 1) < 0.01
+
+
+def test_a_data_set_needs_one_row(monkeypatch, tmp_path):
+    def load(request):
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randint(256, (256, 1, 8, 8), generator=generator, dtype=torch.uint8)
+        split = TensorSplit(images, torch.arange(256) % 3, Normalization([0.5], [0.3], device=request.device))
+        return data.Data("noise", 3, 8, 1, train=split, validation=None, test=split)
+
+    monkeypatch.setitem(data.DATA, "noise", data.DataSet(load, classes=3, size=8, channels=1, label="Noise"))
+    experiment = Experiment("small-resnet", "noise", "snip", 0.5, epochs=1).resolved()
+    assert result_of(run(experiment, RunOptions(tmp_path)))["test"]["top1"] > 0
+    trained = stored.trained(RunOptions(tmp_path).folder(experiment))[1]
+    assert trained(stored.example(experiment)).shape == (2, 3)
+    assert plots.title("noise", "vgg19") == "Noise, VGG-19"
 
 
 # Tiny-ImageNet

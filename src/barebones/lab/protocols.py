@@ -35,6 +35,5 @@ def protocol(data: str, model: str) -> Protocol:
     >>> protocol("cifar10", "mobilenet-v2").weight_decay, protocol("cifar10", "vgg19").weight_decay
     (4e-05, 0.0005)
     """
-    if model.startswith("mobilenet"):
-        return replace(PROTOCOLS[data], weight_decay=MOBILENET_WEIGHT_DECAY)
-    return PROTOCOLS[data]
+    row = PROTOCOLS.get(data, PROTOCOLS["digits"])  # a data set that has no row is treated as digits
+    return replace(row, weight_decay=MOBILENET_WEIGHT_DECAY) if model.startswith("mobilenet") else row
