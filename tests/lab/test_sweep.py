@@ -205,7 +205,7 @@ def alive(pid: int) -> bool:
 def test_what_would_fail_every_run_is_said_before(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "Worker", None)
     for experiment, place, words in (
-        (short("small-vgh"), RunOptions(tmp_path), "did you mean small-vgg"),
+        (short("small-vgh"), RunOptions(tmp_path), "did you mean 'small-vgg'"),
         (Experiment("vgg19", "cifar10"), RunOptions(tmp_path, data_root=tmp_path / "none"), "none"),
     ):
         with pytest.raises((ValueError, OSError), match=words):

@@ -1,17 +1,17 @@
-"""Networks: plain modules by name, their parameters in a table, and their initialization."""
+"""Networks: plain modules by name, their initialization, and a table of their parameters."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from typing import Protocol
 
 from torch import nn
 
+from ..words import did_you_mean, unknown
 from .init import SCHEMES, initialize
 from .mobilenet import MobileNetV2
 from .resnet import ResNet
@@ -38,24 +38,28 @@ __all__ = [
 
 
 class Factory(Protocol):
-    """Makes a network for a number of classes and square images of `size` pixels a side."""
+    """A function that makes a network for a number of classes and square images of `size` x `size` pixels."""
 
     def __call__(self, classes: int, size: int, channels: int = 3) -> nn.Module: ...
 
 
 def _factory(network: Callable[..., nn.Module], smallest: int = 1, imagenet: bool | None = None) -> Factory:
+    """Return a factory that picks the variant for ImageNet by the size of the images, unless `imagenet` is given."""
+
     def make(classes: int, size: int, channels: int = 3) -> nn.Module:
         if size < smallest:
             raise ValueError(
-                f"images of {size}x{size} pixels are too small for this network, which halves them until nothing is "
-                f"left; it needs {smallest}x{smallest}. small-vgg and small-resnet are made for 8x8"
+                f"images of {size}x{size} pixels are too small for this network, which needs {smallest}x{smallest}; "
+                "use a network for small images, such as small-vgg or small-resnet"
             )
-        return network(classes, channels=channels, imagenet=size >= 128 if imagenet is None else imagenet)
+        return network(classes, channels=channels, imagenet=size >= IMAGENET_SIZE if imagenet is None else imagenet)
 
     return make
 
 
-MODELS: dict[str, Factory] = {  # for ImageNet from 128 pixels a side on, for CIFAR and Tiny-ImageNet below
+IMAGENET_SIZE = 128  # smaller images get the variant for CIFAR and Tiny-ImageNet, others the one for ImageNet
+
+MODELS: dict[str, Factory] = {
     "resnet18": _factory(partial(ResNet, 18)),
     "resnet34": _factory(partial(ResNet, 34)),
     "resnet50": _factory(partial(ResNet, 50)),
@@ -70,10 +74,11 @@ MODELS: dict[str, Factory] = {  # for ImageNet from 128 pixels a side on, for CI
 
 
 def build(name: str, classes: int, size: int, channels: int = 3) -> nn.Module:
-    """The network of that name in `MODELS`, or what the factory "package.module:factory" returns.
+    """Build the network of that name in `MODELS`, or the network that the factory "package.module:factory" returns.
 
-    A factory is told the number of classes if it has a parameter `classes`, `num_classes` or `n_classes`, or cannot
-    be called without one argument. Nothing is initialized beyond torch's defaults: that is `initialize`.
+    A factory of your own receives the number of classes if it has a parameter `classes`, `num_classes` or
+    `n_classes`, or if it needs exactly one argument. The weights are those of torch's default initialization; use
+    `initialize` to change them.
 
     >>> build("resnet50", classes=10, size=32).conv1.kernel_size, build("resnet50", 1000, 224).conv1.kernel_size
     ((3, 3), (7, 7))
@@ -81,10 +86,7 @@ def build(name: str, classes: int, size: int, channels: int = 3) -> nn.Module:
     if ":" in name:
         return _imported(name, classes)
     if name not in MODELS:
-        raise ValueError(
-            f"there is no model {name!r}{_did_you_mean(name.lower(), MODELS)}; choose one of {', '.join(MODELS)}, "
-            "or package.module:factory for one of your own"
-        )
+        raise ValueError(f"{unknown('model', name, MODELS)}, or package.module:factory for one of your own")
     return MODELS[name](classes, size, channels)
 
 
@@ -92,33 +94,30 @@ def _imported(name: str, classes: int) -> nn.Module:
     path, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(path)
-    except Exception as error:  # whatever a stranger's file raises
-        hint = "; is its folder on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
+    except Exception as error:  # the user's module may raise anything
+        hint = "; add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
         raise ValueError(f"the model {name} cannot be imported ({type(error).__name__}: {error}){hint}") from error
     try:
         factory = attrgetter(attribute)(module)
     except AttributeError as error:
-        raise ValueError(f"{path} has no {attribute!r}{_did_you_mean(attribute, vars(module))}") from error
+        raise ValueError(f"{path} has no {attribute!r}{did_you_mean(attribute, vars(module))}") from error
     if isinstance(factory, nn.Module) or not callable(factory):
         kind = type(factory).__name__
-        raise ValueError(f"{name} is of type {kind}; name a function or a class that makes an nn.Module")
+        raise ValueError(f"{name} is of type {kind}; name a function or a class that returns an nn.Module")
     signature = inspect.signature(factory)
-    said = [word for word in ("classes", "num_classes", "n_classes") if word in signature.parameters]
-    for args, words in [*(((), {word: classes}) for word in said), ((), {}), ((classes,), {})]:
+    keywords = [word for word in ("classes", "num_classes", "n_classes") if word in signature.parameters]
+    for args, kwargs in [*(((), {keyword: classes}) for keyword in keywords), ((), {}), ((classes,), {})]:
         try:
-            signature.bind(*args, **words)
+            signature.bind(*args, **kwargs)
         except TypeError:
             continue
         try:
-            model = factory(*args, **words)
-        except (Exception, SystemExit) as error:  # as above
+            model = factory(*args, **kwargs)
+        except (Exception, SystemExit) as error:  # the user's factory, too
             raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
         if not isinstance(model, nn.Module):
             raise ValueError(f"{name} returned {type(model).__name__}; a factory must return an nn.Module")
         return model
-    raise ValueError(f"{name}{signature} needs more than the number of classes; name a factory that supplies the rest")
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=2)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""
+    raise ValueError(
+        f"{name}{signature} needs more arguments than the number of classes; name a factory that needs no others"
+    )

@@ -1,11 +1,11 @@
-"""MobileNet-v2, as it is usually made for CIFAR."""
+"""MobileNet-v2 in its usual version for CIFAR, and for ImageNet."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-STAGES = (  # how much wider inside, channels, blocks, stride of the first
+STAGES = (  # expansion, output channels, number of blocks, stride of the first block
     (1, 16, 1, 1),
     (6, 24, 2, 2),  # stride 1 for CIFAR
     (6, 32, 3, 2),
@@ -17,26 +17,26 @@ STAGES = (  # how much wider inside, channels, blocks, stride of the first
 
 
 def pointwise(channels: int, width: int) -> nn.Sequential:
-    """A 1x1 convolution and its batch-norm."""
+    """Return a 1x1 convolution with its batch-norm."""
     return nn.Sequential(nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width))
 
 
 def spatial(channels: int, width: int, stride: int, groups: int = 1) -> nn.Sequential:
-    """A 3x3 convolution and its batch-norm."""
+    """Return a 3x3 convolution with its batch-norm."""
     convolution = nn.Conv2d(channels, width, 3, stride, padding=1, groups=groups, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(width))
 
 
-class Inverted(nn.Module):
-    """Widen, filter each channel by itself, narrow without a ReLU; at stride 1 with a way around.
+class InvertedBottleneck(nn.Module):
+    """A 1x1 convolution that widens, a depthwise 3x3 one, and a 1x1 one that narrows, without a ReLU after it.
 
-    The way around is a 1x1 convolution where the number of channels changes. The original has none there, but the
-    CIFAR version does, and so comes to the 2.3 M parameters of the paper.
+    Blocks of stride 1 have a shortcut. It is a 1x1 convolution where the number of channels changes. The original
+    network has no shortcut there, but the version for CIFAR has, and so it has the 2.3 M parameters of the paper.
     """
 
-    def __init__(self, channels: int, width: int, wider: int, stride: int) -> None:
+    def __init__(self, channels: int, width: int, expansion: int, stride: int) -> None:
         super().__init__()
-        inside = channels * wider
+        inside = channels * expansion
         self.widen = pointwise(channels, inside)
         self.filter = spatial(inside, inside, stride, groups=inside)
         self.narrow = pointwise(inside, width)
@@ -49,9 +49,9 @@ class Inverted(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """A 3x3 stem, seven stages of inverted bottlenecks, a 1x1 convolution to 1280, average pool, one linear layer.
+    """A 3x3 stem, seven stages of inverted bottlenecks, a 1x1 convolution to 1280 channels, average pool, linear layer.
 
-    The stem and the second stage, of stride 2 for ImageNet, have stride 1 for CIFAR and Tiny-ImageNet.
+    The stem and the second stage have stride 2 for ImageNet, and stride 1 for CIFAR and Tiny-ImageNet.
 
     >>> sum(p.numel() for p in MobileNetV2().parameters())
     2296922
@@ -62,10 +62,10 @@ class MobileNetV2(nn.Module):
         self.stem = spatial(channels, 32, stride=2 if imagenet else 1)
         blocks = []
         channels = 32
-        for stage, (wider, width, count, stride) in enumerate(STAGES):
+        for stage, (expansion, width, count, stride) in enumerate(STAGES):
             first = 1 if stage == 1 and not imagenet else stride
             for index in range(count):
-                blocks.append(Inverted(channels, width, wider, stride=1 if index else first))
+                blocks.append(InvertedBottleneck(channels, width, expansion, stride=1 if index else first))
                 channels = width
         self.blocks = nn.Sequential(*blocks)
         self.head = pointwise(channels, 1280)

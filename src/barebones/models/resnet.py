@@ -1,4 +1,4 @@
-"""Residual networks: ResNet-18, 34 and 50, for CIFAR and Tiny-ImageNet or, named as torchvision's, for ImageNet."""
+"""ResNet-18, 34 and 50 for CIFAR and Tiny-ImageNet, and for ImageNet with torchvision's parameter names."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch import Tensor, nn
 
 
 def conv(channels: int, width: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the size but for its stride; the batch-norm after it has the bias."""
+    """Return a padded convolution without a bias, because a batch-norm follows it."""
     return nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
 
 
 def shortcut(channels: int, width: int, stride: int) -> nn.Sequential:
-    """The way around a block: nothing at all, or a 1x1 convolution where the block changes the shape."""
+    """Return the shortcut of a block: the identity, or a 1x1 convolution if the block changes the shape."""
     if stride == 1 and channels == width:
         return nn.Sequential()
     return nn.Sequential(conv(channels, width, 1, stride), nn.BatchNorm2d(width))
 
 
 class Basic(nn.Module):
-    """Two 3x3 convolutions."""
+    """A residual block of two 3x3 convolutions."""
 
     expansion = 1
 
@@ -35,7 +35,7 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution, with the stride, between two 1x1 that narrow and widen."""
+    """A residual block of a 1x1 convolution that narrows, a 3x3 one with the stride, and a 1x1 one that widens."""
 
     expansion = 4
 
@@ -53,7 +53,7 @@ class Bottleneck(nn.Module):
         return F.relu(self.bn3(self.conv3(out)) + self.downsample(x))
 
 
-BLOCKS: dict[int, tuple[type[Basic | Bottleneck], tuple[int, int, int, int]]] = {  # by depth: kind, count per stage
+BLOCKS: dict[int, tuple[type[Basic | Bottleneck], tuple[int, int, int, int]]] = {  # by depth: block, blocks per stage
     18: (Basic, (2, 2, 2, 2)),
     34: (Basic, (3, 4, 6, 3)),
     50: (Bottleneck, (3, 4, 6, 3)),
@@ -61,9 +61,10 @@ BLOCKS: dict[int, tuple[type[Basic | Bottleneck], tuple[int, int, int, int]]] = 
 
 
 class ResNet(nn.Module):
-    """A stem, four stages of 64 to 512 channels at halved sizes (four times as many in bottlenecks), one linear layer.
+    """A stem, four stages of 64, 128, 256 and 512 channels (four times as many for bottlenecks), and a linear layer.
 
-    The stem is a 3x3 convolution (CIFAR, Tiny-ImageNet), or ImageNet's 7x7 of stride 2 and a max-pool.
+    Each stage after the first halves the image. The stem is a 3x3 convolution for CIFAR and Tiny-ImageNet, and a 7x7
+    convolution of stride 2 with a max-pool for ImageNet.
 
     >>> sum(p.numel() for p in ResNet(50).parameters())
     23520842

@@ -1,4 +1,4 @@
-"""Small networks for 8x8 images: a VGG and a ResNet, deep enough to show what extreme sparsity does to them."""
+"""A small VGG and a small ResNet for 8x8 images, deep enough to show the effects of extreme sparsity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .resnet import Bottleneck, conv
 
 
 class SmallVGG(nn.Module):
-    """Eight 3x3 convolutions at 8x8, 4x4 and 2x2, max-pools between, average pool, one linear layer.
+    """Eight 3x3 convolutions at 8x8, 4x4 and 2x2, with max-pools between them, average pool, linear layer.
 
     >>> sum(p.numel() for p in SmallVGG().parameters())
     267290
@@ -32,7 +32,7 @@ class SmallVGG(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """A 3x3 stem, five bottlenecks (as in ResNet-50) at 8x8, 4x4 and 2x2, average pool, one linear layer.
+    """A 3x3 stem, five bottlenecks (as in ResNet-50) at 8x8, 4x4 and 2x2, average pool, linear layer.
 
     >>> sum(p.numel() for p in SmallResNet().parameters())
     55834
@@ -54,10 +54,10 @@ class SmallResNet(nn.Module):
 
 
 def small_vgg(classes: int = 10, width: int = 16) -> SmallVGG:
-    """A VGG for images of 1x8x8."""
+    """Return a small VGG for images of 1x8x8."""
     return SmallVGG(classes, width)
 
 
 def small_resnet(classes: int = 10, width: int = 8) -> SmallResNet:
-    """A ResNet for images of 1x8x8."""
+    """Return a small ResNet for images of 1x8x8."""
     return SmallResNet(classes, width)

@@ -1,4 +1,4 @@
-"""The paper's table of weights per layer type, for any model."""
+"""The paper's table of parameters per layer type, for any model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 
 
 class ParameterTable(NamedTuple):
-    """One row of the paper's table of weights per layer type: percentages of all parameters, and their number."""
+    """One row of the table: percentages of all parameters, and their number."""
 
     conv: float
     fully_connected: float
@@ -21,9 +21,11 @@ class ParameterTable(NamedTuple):
 
 
 def parameter_table(model: nn.Module) -> ParameterTable:
-    """The row of a model: weights of convolutions, linear layers and batch-norms, and all biases, batch-norm's too.
+    """Return the table's row for a model.
 
-    Prunable are the first two. Tied parameters count once; what is neither of these counts in the total only.
+    The columns are the weights of convolutions, linear layers and batch-norms, all biases (those of batch-norms, too),
+    and the prunable weights: those of convolutions and linear layers. Tied parameters count once. Other parameters
+    count in the total only.
 
     >>> parameter_table(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)))
     ParameterTable(conv=0.0, fully_connected=60.0, batchnorm=10.0, bias=30.0, prunable=60.0, total=20)

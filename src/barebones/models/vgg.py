@@ -1,4 +1,4 @@
-"""VGG-16 and 19 with batch-norm, for CIFAR and Tiny-ImageNet or, named as torchvision's, for ImageNet."""
+"""VGG-16 and 19 with batch-norm for CIFAR and Tiny-ImageNet, and for ImageNet with torchvision's parameter names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ COUNTS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # by depth: convolutions pe
 
 
 class VGG(nn.Module):
-    """Five stages of 3x3 convolutions, max-pools between them, an average pool and a classifier.
+    """Five stages of 3x3 convolutions with max-pools between them, an average pool and a classifier.
 
-    For CIFAR and Tiny-ImageNet the average is over all that four max-pools leave (2x2 and 4x4) and the classifier
-    is one linear layer; the batch-norms have the biases. For ImageNet there is a fifth max-pool, the average pool
-    gives 7x7, the classifier is three linear layers with dropout, and the convolutions have biases too.
+    For CIFAR and Tiny-ImageNet, the average pool covers the whole image after four max-pools (2x2 and 4x4 pixels), the
+    classifier is one linear layer, and the convolutions have no biases. For ImageNet, there is a fifth max-pool, the
+    average pool returns 7x7 pixels, the classifier has three linear layers with dropout, and the convolutions have
+    biases.
 
     >>> sum(p.numel() for p in VGG(19).parameters())
     20035018
@@ -29,14 +30,14 @@ class VGG(nn.Module):
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers if imagenet else layers[:-1])
         self.avgpool = nn.AdaptiveAvgPool2d(7 if imagenet else 1)
-        self.classifier = head(classes) if imagenet else nn.Linear(channels, classes)
+        self.classifier = imagenet_classifier(classes) if imagenet else nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.avgpool(self.features(x)).flatten(1))
 
 
-def head(classes: int) -> nn.Sequential:
-    """ImageNet's classifier: 7x7 places of 512 channels, twice 4096, the classes."""
+def imagenet_classifier(classes: int) -> nn.Sequential:
+    """Return the classifier for ImageNet: three linear layers with dropout, for 7x7 pixels of 512 channels."""
     return nn.Sequential(
         *[nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Dropout()],
         *[nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()],
