@@ -42,7 +42,7 @@ def shrink(
 
     It writes nothing: `run --shrink` trains the small network, and `export --shrink` writes it to a file.
 
-    barebones shrink mask.safetensors
+    Example: barebones shrink mask.safetensors
     """
     import_from_working_folder()
     experiment, network, masks = stored.load(source, model, data)
@@ -70,7 +70,7 @@ def export(
 ) -> None:
     """Write a sparse network to a file: as ONNX, as a torch.export program, or as a compact file of its weights.
 
-    barebones export runs/RUN -o network.onnx
+    Example: barebones export runs/RUN -o network.onnx
     """
     chosen = format_for(out, format)
     if shrink and chosen.weights_only:
@@ -116,7 +116,7 @@ def speed(
 ) -> None:
     """Tell whether pruning pays on this machine: time and memory of the dense, masked, shrunk and sparse network.
 
-    barebones bench speed mask.safetensors
+    Example: barebones bench speed mask.safetensors
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is unknown; choose fp32, tf32 or bf16")

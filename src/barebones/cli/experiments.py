@@ -37,7 +37,7 @@ def prune(
 ) -> None:
     """Prune a network before training: find its masks, and print what they keep.
 
-    barebones prune --data digits --model small-vgg --sparsity 0.99 -o mask.safetensors
+    Example: barebones prune --data digits --model small-vgg --sparsity 0.99 -o mask.safetensors
     """
     settings, run_options = split(options)
     requested = Experiment(**settings)
@@ -70,7 +70,7 @@ def train(
 ) -> None:
     """Train a network under the masks of a file, from the initial weights that the masks were found for.
 
-    barebones train --mask mask.safetensors
+    Example: barebones train --mask mask.safetensors
     """
     settings, run_options = split(options)
     settings = {name: value for name, value in settings.items() if value is not None and value is not False}
@@ -91,7 +91,7 @@ def run(dry_run: DryRun = False, **options: Any) -> None:
 
     Finished stages are skipped, so the same command resumes a run that was stopped or killed.
 
-    barebones run --data digits --model small-vgg --method force --sparsity 0.99
+    Example: barebones run --data digits --model small-vgg --method force --sparsity 0.99
     """
     settings, run_options = split(options)
     _conclude(Experiment(**settings), run_options, dry_run)
@@ -138,7 +138,7 @@ def sweep(
 
     Finished experiments are skipped, so the same command resumes a sweep. The exit code is 1 if an experiment failed.
 
-    barebones sweep smoke
+    Example: barebones sweep smoke
     """
     _, run_options = split(options)
     import_from_working_folder()

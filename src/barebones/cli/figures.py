@@ -43,7 +43,7 @@ def figure(
 ) -> None:
     """Draw a figure of the paper: run the experiments that are missing, write the picture and its numbers.
 
-    barebones figure layers
+    Example: barebones figure layers
     """
     if list_all:
         Console().print(listed())
@@ -81,7 +81,7 @@ def report(
 ) -> None:
     """Write one page about all runs: tables, charts, layers, comparisons. It needs nothing but a browser.
 
-    barebones report runs -o report.html
+    Example: barebones report runs -o report.html
     """
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -22,7 +22,12 @@ from ..pruning.schedules import SCHEDULES
 
 HOW = "Where and how"  # the panel of the options that are not part of an experiment
 PANELS = {"rounds": "Pruning", "epochs": "Training"}  # the first option of each panel of an experiment
-DEFAULTS = {"precision": "bf16 on a GPU, else fp32", "scoring_precision": "fp32"}  # shown for fields that are None
+DEFAULTS = {  # what to show for fields of an experiment whose default is None
+    "Pruning": "set by the method and the data set",
+    "Training": "set by the data set",
+    "precision": "bf16 on a GPU, else fp32",
+    "scoring_precision": "fp32",
+}
 
 Source = Annotated[Path, typer.Argument(help="Folder of a finished run; or a mask file, for the untrained network.")]
 SourceModel = Annotated[str | None, typer.Option("--model", help="Network, if the mask file does not name it.")]
@@ -98,9 +103,9 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
         if kind is bool:
             option = typer.Option(f"--{field.name}", help=help, rich_help_panel=panel)
         else:
-            shown = DEFAULTS.get(field.name, "the paper's, or the method's") if default is None else default
+            shown = DEFAULTS.get(field.name, DEFAULTS.get(panel, "")) if default is None else True
             option = typer.Option(
-                help=help, rich_help_panel=panel, show_default="as in the mask file" if unset else str(shown),
+                help=help, rich_help_panel=panel, show_default="as in the mask file" if unset else shown,
                 autocompletion=_completion(field.name),
             )  # fmt: skip
             kind, default = (kind | None, None) if unset else (kind, default)

@@ -1,0 +1,34 @@
+"""Fixtures for the tests of the command line: networks of the user's own."""
+
+from pathlib import Path
+
+import pytest
+
+NETWORK = """
+from torch import nn
+
+def tiny():
+    return nn.Sequential(nn.Conv2d(1, 6, 3, 2, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(),
+                         nn.Linear(54, 10))
+
+def other():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+number = 3
+
+def list_of_one():
+    return [nn.Linear(1, 1)]
+
+def for_larger_images():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+
+def for_fewer_classes():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+"""
+
+
+@pytest.fixture
+def tiny(command, tmp_path) -> Path:
+    """Write networks of the user's own into the working folder of `command`, and return that folder."""
+    (tmp_path / "nets_for_cli.py").write_text(NETWORK)
+    return tmp_path
