@@ -1,0 +1,48 @@
+"""The records in results/: every number of its README stands in a record, and every record is in the queue."""
+
+import re
+from pathlib import Path
+
+from barebones.lab.recipes import experiments
+from barebones.lab.records import records
+
+RESULTS = Path(__file__).parents[1] / "results"
+README = (RESULTS / "README.md").read_text(encoding="utf-8")
+METHODS = {
+    "hybrid": "hybrid", "FORCE": "force", "Iter SNIP": "iter-snip", "SynFlow": "synflow", "Iter GRASP": "iter-grasp",
+    "SNIP-MB": "snip-mb", "GRASP-MB": "grasp-mb", "random (ERK)": "erk", "random": "random", "SNIP": "snip",
+}  # fmt: skip
+
+
+def accuracies(**settings: object) -> list[tuple[str, bool]]:
+    """The test accuracies in %, as the README prints them, of the records with these settings."""
+    chosen = [row for row in records(RESULTS) if all(row[name] == value for name, value in settings.items())]
+    return [(f"{100 * row['top1']:.2f}", row["collapsed"]) for row in chosen]
+
+
+def test_every_cell_of_the_table_is_a_record():
+    heads, _, *rows = re.findall(r"^\|(.*)\|$", README, re.MULTILINE)
+    sparsities = [float(head.strip(" %")) / 100 for head in heads.split("|")[1:]]
+    assert len(rows) == len(METHODS)
+    for row in rows:
+        label, *cells = (cell.strip() for cell in row.split("|"))
+        for sparsity, cell in zip(sparsities, cells, strict=True):
+            settings = {"model": "vgg19", "epochs": 40, "method": METHODS[label], "sparsity": sparsity, "seed": 0}
+            expected = [f"{top1} (collapsed)" if collapsed else top1 for top1, collapsed in accuracies(**settings)]
+            assert [cell] == (expected or [""]), settings
+
+
+def test_the_sentences_match_the_records():
+    for wanted, settings in {
+        "91.61": {"model": "vgg19", "method": "dense"},
+        "89.53": {"model": "resnet50", "method": "force", "epochs": 350},
+        "90.21": {"model": "resnet50", "method": "hybrid", "epochs": 350},
+    }.items():
+        assert accuracies(**settings) == [(wanted, False)]
+        assert wanted in README
+    assert f"{len(records(RESULTS))} of\nthem are finished" in README
+
+
+def test_every_record_is_in_the_queue():
+    queued = {experiment.resolved("cuda").folder for experiment in experiments(str(RESULTS / "queue.toml"))}
+    assert {row["folder"] for row in records(RESULTS)} <= queued
