@@ -22,7 +22,7 @@ def accuracies(**settings: object) -> list[tuple[str, bool]]:
 
 def test_every_cell_of_the_table_is_a_record():
     heads, _, *rows = re.findall(r"^\|(.*)\|$", README, re.MULTILINE)
-    sparsities = [float(head.strip(" %")) / 100 for head in heads.split("|")[1:]]
+    sparsities = [round(float(head.strip(" %")) / 100, 6) for head in heads.split("|")[1:]]
     assert len(rows) == len(METHODS)
     for row in rows:
         label, *cells = (cell.strip() for cell in row.split("|"))
