@@ -295,4 +295,5 @@ def test_inspect_of_a_truncated_mask_file_is_one_line(command):
     Path("mask").write_bytes(Path("mask").read_bytes()[:-3])
     done = command("inspect", "mask")
     assert done.code == 2
-    assert done.err == "error: mask is truncated or damaged; its checksum does not match its content\n"
+    assert done.err.startswith("error: mask is truncated or damaged")
+    assert done.err.count("\n") == 1
