@@ -28,7 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_map
 
-from barebones.models import small_resnet, small_vgg
+from barebones.models import SmallResNet, SmallVGG
 from barebones.running.inputs import call
 from barebones.running.inputs import tensors as tensors_in
 from barebones.scope import matched, parameters
@@ -461,8 +461,8 @@ ZOO: dict[str, Entry] = {
     "bilinear": Entry(bilinear, (2, 3)),
     # convolutional networks
     "cnn": Entry(lambda: tiny(dtype=torch.float32), (4, 1, 6, 6), exact_paths=False),
-    "vgg": Entry(lambda: small_vgg(3, width=2), (4, 1, 8, 8)),
-    "resnet": Entry(lambda: small_resnet(3, width=2), (4, 1, 8, 8)),
+    "vgg": Entry(lambda: SmallVGG(3, width=2), (4, 1, 8, 8)),
+    "resnet": Entry(lambda: SmallResNet(3, width=2), (4, 1, 8, 8)),
     "mobile": Entry(mobile, IMAGE),
     "multiplier": Entry(lambda: Pooled(nn.Sequential(*conv(2, 4), *conv(4, 8, groups=4), *conv(8, 4, 1)), 4), IMAGE),
     "dense": Entry(dense_net, IMAGE),

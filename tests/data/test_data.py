@@ -187,6 +187,8 @@ def test_digits():
     text = bytes(labels.tolist()) + images.mul(0.3760 * 16).add(0.3057 * 16).round().byte().numpy().tobytes()
     assert hashlib.sha256(text).hexdigest().startswith("9be9db48f7a84658")
     train, _ = joined(digits.train.epoch(100))
+    everything = torch.cat([train, joined(digits.validation.epoch(100))[0], images]).flatten(1)
+    assert len(everything.unique(dim=0)) == 1797  # no image is in two splits
     assert abs(float(train.mean())) < 0.01
     assert abs(float(train.std()) - 1) < 0.01
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 import barebones as bb
 from barebones.deploy.shrink import network
-from barebones.models import small_resnet, small_vgg
+from barebones.models import SmallResNet, SmallVGG
 from barebones.paths import effective
 from barebones.running.inputs import call, tensors
 from barebones.scope import matched, parameters, prunable
@@ -348,8 +348,8 @@ def dropping() -> nn.Module:
 
 IMAGE, TOKENS = (4, 2, 8, 8), (2, 5, 6)
 ZOO: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "vgg": (lambda: small_vgg(3, width=2), (4, 1, 8, 8)),
-    "resnet": (lambda: small_resnet(3, width=2), (4, 1, 8, 8)),
+    "vgg": (lambda: SmallVGG(3, width=2), (4, 1, 8, 8)),
+    "resnet": (lambda: SmallResNet(3, width=2), (4, 1, 8, 8)),
     "mobile": (mobile, IMAGE),
     "multiplier": (lambda: Pooled(nn.Sequential(*conv(2, 4), *conv(4, 8, groups=4), *conv(8, 4, 1)), 4), IMAGE),
     "dense": (dense_net, IMAGE),

@@ -8,11 +8,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from barebones.data import digits
 from barebones.lab import demo, records
 from barebones.lab.experiment import Experiment
 from barebones.lab.sweep import SweepResult
-from barebones.models import initialize, small_resnet, small_vgg
+from barebones.models import SmallResNet, SmallVGG, initialize
 from barebones.scope import prunable
 
 ACCURACIES = {"dense": 0.99, "random": 0.4, "snip": 0.1, "iter-snip": 0.95, "force": 0.94, "hybrid": 0.96}
@@ -98,7 +97,7 @@ def test_what_it_says_follows_from_the_numbers(accuracies, shown, words):
     assert ("This is what the paper says" if shown else "This is not what the paper says") in said
 
 
-@pytest.mark.parametrize(("make", "weights"), [(small_vgg, 266_384), (small_resnet, 54_096)])
+@pytest.mark.parametrize(("make", "weights"), [(SmallVGG, 266_384), (SmallResNet, 54_096)])
 def test_the_networks_take_digits(make, weights):
     model = initialize(make(), generator=torch.Generator().manual_seed(0))
     assert sum(p.numel() for p in prunable(model).values()) == weights
@@ -106,16 +105,6 @@ def test_the_networks_take_digits(make, weights):
     for weight in (p for p in model.parameters() if p.dim() == 4 and p.numel() > 5000):
         fan_in = weight[0].numel()
         assert float(weight.detach().std()) == pytest.approx((2 / fan_in) ** 0.5, rel=0.1)
-
-
-def test_the_digits_are_split_once_and_for_all():
-    data = digits()
-    assert len(data.train_labels) + len(data.test_labels) == 1797
-    assert torch.equal(data.test_images, digits().test_images)
-    assert abs(float(data.train_images.mean())) < 1e-4
-    assert data.test_labels.bincount().min() > 30
-    everything = torch.cat([data.train_images, data.test_images]).flatten(1)
-    assert len(everything.unique(dim=0)) == 1797  # no image is in both
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch):

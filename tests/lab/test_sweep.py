@@ -28,13 +28,13 @@ from barebones.lab.worker import Event, Lane, Wire
 MODELS = """
 import os, signal, sys
 from pathlib import Path
-from barebones.models import small_vgg
+from barebones.models import SmallVGG
 
 HERE = Path(__file__).parent
 
 def fails():
     if (HERE / "mended").exists():
-        return small_vgg()
+        return SmallVGG()
     print("the worker's print")
     raise RuntimeError("no [luck]\\nand more")
 
@@ -44,7 +44,7 @@ def kills():
 
 def kills_once():
     if (HERE / "killed").exists():
-        return small_vgg()
+        return SmallVGG()
     (HERE / "killed").touch()
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -13,9 +13,7 @@ from platformdirs import user_cache_path
 
 from ..running.processors import processors
 from ..words import unknown
-from . import cifar, imagenet, tiny_imagenet
-from .digits import digits
-from .digits import load as _load_digits
+from . import cifar, digits, imagenet, tiny_imagenet
 from .folder import FolderSplit
 from .split import Batch, Data, Request, ScoringBatches, Split
 from .tensors import TensorSplit
@@ -29,7 +27,6 @@ __all__ = [
     "ScoringBatches",
     "Split",
     "TensorSplit",
-    "digits",
     "load",
 ]
 
@@ -57,7 +54,7 @@ DATA = {
     "cifar100": DataSet(partial(cifar.load, "cifar100"), classes=100, size=32, channels=3, label="CIFAR-100"),
     "tiny-imagenet": DataSet(tiny_imagenet.load, classes=200, size=64, channels=3, label="Tiny-ImageNet"),
     "imagenet": DataSet(imagenet.load, classes=1000, size=224, channels=3, label="ImageNet"),
-    "digits": DataSet(_load_digits, classes=10, size=8, channels=1, label="Digits"),
+    "digits": DataSet(digits.load, classes=10, size=8, channels=1, label="Digits"),
 }
 
 

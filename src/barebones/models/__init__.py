@@ -15,7 +15,7 @@ from ..words import did_you_mean, unknown
 from .init import SCHEMES, initialize
 from .mobilenet import MobileNetV2
 from .resnet import ResNet
-from .small import SmallResNet, SmallVGG, small_resnet, small_vgg
+from .small import SmallResNet, SmallVGG
 from .table import ParameterTable, parameter_table
 from .vgg import VGG
 
@@ -32,8 +32,6 @@ __all__ = [
     "build",
     "initialize",
     "parameter_table",
-    "small_resnet",
-    "small_vgg",
 ]
 
 

@@ -51,13 +51,3 @@ class SmallResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu(self.bn1(self.conv1(x))))
         return self.fc(x.mean((2, 3)))
-
-
-def small_vgg(classes: int = 10, width: int = 16) -> SmallVGG:
-    """Return a small VGG for images of 1x8x8."""
-    return SmallVGG(classes, width)
-
-
-def small_resnet(classes: int = 10, width: int = 8) -> SmallResNet:
-    """Return a small ResNet for images of 1x8x8."""
-    return SmallResNet(classes, width)
