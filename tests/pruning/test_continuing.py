@@ -207,14 +207,6 @@ def test_the_header_tells_the_method_from_its_relatives():
     assert all(a["schedule"] == "exponential" and a["weights"] == about[0]["weights"] for a in about)
 
 
-def test_weights_out_of_reach_are_never_kept():
-    with pytest.raises(ValueError, match="cannot keep 3 weights among 2"):
-        bb.keep_top({"a": torch.arange(4.0)}, 3, among={"a": torch.tensor([True, False, True, False])})
-    scores = {"a": torch.arange(4.0), "b": torch.arange(2.0)}
-    among = {"a": torch.ones(4, dtype=torch.bool), "b": torch.zeros(2, dtype=torch.bool)}
-    assert not bb.keep_top(scores, 2, among=among, at_least=1)["b"].any()
-
-
 @pytest.mark.parametrize(
     ("call", "match"),
     [
