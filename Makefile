@@ -8,11 +8,12 @@ READY := .venv/ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test quick lint bench clean
 
 help:
 	@echo "make demo    prune and train small networks on digits, and print the comparison"
-	@echo "make test    run the tests"
+	@echo "make test    run all tests and measure how much of the source they cover"
+	@echo "make quick   run the tests that are not slow, in about a minute"
 	@echo "make lint    check style, format, types and the order of imports"
 	@echo "make bench   measure speed and memory of pruning"
 	@echo "make clean   remove .venv, caches and built packages"
@@ -21,7 +22,10 @@ demo: $(READY)
 	@$(BIN)/barebones demo
 
 test: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov
+
+quick: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 lint: $(READY)
 	@$(BIN)/ruff check
