@@ -35,6 +35,7 @@ from barebones.running.precision import autocast, tf32
 from barebones.scope import prunable
 
 SPARSITY = 0.995
+BATCH = 128
 HELD_TARGET = {"resnet50": 0.02, "vgg19": 0.03}  # share of the step that holding may cost, and so on
 EPOCH_TARGET = {"resnet50": 2.8, "vgg19": 0.60}
 PRUNING_TARGET = {"resnet50": (4.0, 1.10), "vgg19": (1.2, 1.6)}
@@ -58,7 +59,7 @@ def run(
         raise ValueError(f"device={device!r}: there is no CUDA device here; choose cpu")
     where = torch.cuda.get_device_name() if device != "cpu" else f"{torch.get_num_threads()} threads"
     how = f"{precision}, {'compiled' if compiled else 'not compiled'}"
-    console.print(f"{where}, torch {torch.__version__}, {how}, batch 128 of random 32x32 images", highlight=False)
+    console.print(f"{where}, torch {torch.__version__}, {how}, batch {BATCH} of random 32x32 images", highlight=False)
     with _choosing_algorithms():
         data = random_images(images, device)
         for name in models:
@@ -77,7 +78,7 @@ def random_images(count: int, device: str) -> Data:
         pixels = torch.randint(256, (size, 3, 32, 32), generator=generator, dtype=torch.uint8, device="cpu")
         return TensorSplit(pixels, torch.randint(10, (size,), generator=generator, device="cpu"), normalization)
 
-    return Data("noise", 10, 32, 3, part(count), part(max(128, count // 9)), part(max(128, count // 9)))
+    return Data("noise", 10, 32, 3, part(count), part(max(BATCH, count // 9)), part(max(BATCH, count // 9)))
 
 
 def network(name: str, data: Data, seed: int = 0) -> nn.Module:
@@ -90,7 +91,7 @@ def network(name: str, data: Data, seed: int = 0) -> nn.Module:
 
 
 def _training(name: str, data: Data, repeats: int, lanes: int, precision: str, compiled: bool) -> Table:
-    plan = TrainingPlan(epochs=1_000_000, batch=128, lr=0.1, weight_decay=5e-4)
+    plan = TrainingPlan(epochs=1_000_000, batch=BATCH, lr=0.1, weight_decay=5e-4)
 
     def training(masked: bool) -> Training:
         model = network(name, data)
@@ -152,7 +153,7 @@ def _advance(runs: list[Iterator[Epoch | None]], streams: list[torch.cuda.Stream
 
 def _stepper(training: Training) -> Callable[[], None]:
     """A step on one batch that stays where it is."""
-    images, labels = next(training.data.train.epoch(128, augment=True))
+    images, labels = next(training.data.train.epoch(BATCH, augment=True))
     stream = torch.cuda.Stream() if training.device.type == "cuda" else None
 
     def step() -> None:
@@ -169,7 +170,7 @@ def _pruning(name: str, data: Data, count: int, repeats: int, precision: str) ->
     model = network(name, data)
     device = next(model.parameters()).device
     capture = device.type == "cuda"
-    batches = data.train.scoring(128)
+    batches = data.train.scoring(BATCH)
     bare = _bare(model, batches, precision, capture)
 
     def force() -> None:
@@ -238,10 +239,10 @@ def _safety(name: str, data: Data, count: int, seeds: range) -> Table:
         exact = _snip(model, data, "fp32", seed)
         for precision in PRECISIONS if capture else ("fp32", "bf16"):
             masks = prune(
-                model, data.train.scoring(128, seed), SPARSITY, replace(METHODS["force"], rounds=count),
+                model, data.train.scoring(BATCH, seed), SPARSITY, replace(METHODS["force"], rounds=count),
                 precision=precision, capture=capture, on_collapse="ignore", seed=seed,
             ).masks  # fmt: skip
-            value = saliency(model, masks, data.train.scoring(128, 1234), count=10)
+            value = saliency(model, masks, data.train.scoring(BATCH, 1234), count=10)
             found.setdefault(precision, []).append(value)
             agreed.setdefault(precision, []).append(float(agreement(exact, _snip(model, data, precision, seed))))
         other = agreement(exact, _snip(model, data, "fp32", seed + 1000))
@@ -260,7 +261,7 @@ def _safety(name: str, data: Data, count: int, seeds: range) -> Table:
 
 
 def _snip(model: nn.Module, data: Data, precision: str, seed: int) -> Masks:
-    probe = Probe(model, data.train.scoring(128, seed), precision=precision)
+    probe = Probe(model, data.train.scoring(BATCH, seed), precision=precision)
     keep = round((1 - SPARSITY) * sum(p.numel() for p in prunable(model).values()))
     return next(iter(rounds(probe, METHODS["snip"], keep))).masks
 

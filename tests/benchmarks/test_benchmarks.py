@@ -16,7 +16,7 @@ import lab
 def test_the_core_benchmark_prints_its_three_tables(monkeypatch):
     monkeypatch.setattr(core, "_peak", lambda model, what, batch, device: 10_000_000 + len(what) * 1_000_000)
     console = Console(record=True, width=120, file=io.StringIO())
-    core.run(console, model="mobilenet-v2", rounds=2, repeats=1, batch=4, scores=100_000, device="cpu")
+    core.run(console, model="small-vgg", rounds=2, repeats=1, batch=2, scores=10_000, device="cpu")
     text = console.export_text()
     assert re.search(r"force, 2 rounds .*\d\.\d{3}.*≤ 1\.05", text)
     assert re.search(r"grasp, 1 batch .*≤ 1\.10", text)
@@ -24,11 +24,13 @@ def test_the_core_benchmark_prints_its_three_tables(monkeypatch):
     assert re.search(r"k = 0\.5% .*x .*≥ 2\.5 x", text)
 
 
-def test_the_lab_benchmark_prints_its_tables():
+def test_the_lab_benchmark_prints_its_tables(monkeypatch):
+    monkeypatch.setattr(lab, "BATCH", 4)
     console = Console(record=True, width=120, file=io.StringIO())
     lab.run(
-        console, ["small-resnet"], "cpu", images=256, rounds_=2, repeats=1, lanes=2, precision="bf16", compiled=False
-    )
+        console, ["small-vgg"], "cpu", images=8, rounds_=2, repeats=1, lanes=2, precision="bf16", compiled=False,
+        seeds=1,
+    )  # fmt: skip
     text = console.export_text()
     assert re.search(r"holding costs .*%", text)
     assert re.search(r"epoch, 2 side by side, per network .* s", text)
@@ -37,5 +39,5 @@ def test_the_lab_benchmark_prints_its_tables():
 
 
 def test_the_peak_of_a_process_is_measured(capsys):
-    core.use("mobilenet-v2", "force", 4, "cpu")
+    core.use("small-vgg", "force", 2, "cpu")
     assert int(capsys.readouterr().out) > 10_000_000
