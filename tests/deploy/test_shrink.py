@@ -18,7 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 import barebones as bb
-from barebones.deploy.shrink import network
+from barebones.deploy.shrink import network, trials
+from barebones.deploy.shrink.removal import Removal
 from barebones.models import SmallResNet, SmallVGG
 from barebones.paths import effective
 from barebones.running.inputs import call, tensors
@@ -663,7 +664,7 @@ def test_before_training_shifts_of_channels_without_input_are_pruned_and_it_says
     small = bb.shrink(model, model.masks, PIXELS, before_training=True)
     assert [widths(small.module, str(i)) for i in (0, 3)] == [(3, 2), (5, 3)]
     assert small.plan.shifts == {"1": 1}
-    assert "taken as pruned" in str(small.plan)
+    assert "count as pruned" in str(small.plan)
     unshifted = masked(model, model.masks)
     with torch.no_grad():
         unshifted[1].bias[0] = 0
@@ -781,7 +782,7 @@ def test_a_dead_residual_branch_goes_whole(end, bias):
     small = bb.shrink(model, model.masks, PIXELS)
     left = [name for name, _ in small.module.named_parameters() if name.startswith("a.")]
     assert left == (["a.3.bias"] if bias else [])
-    assert "Whole layers gone: a.0, a.1, a.3." in str(small.plan)
+    assert "Whole layers removed: a.0, a.1, a.3." in str(small.plan)
     assert not {name for name in small.masks if name.startswith("a.")}
     assert_alike(masked(model, model.masks), small.module, PIXELS)
     fit(small.module, small.masks, PIXELS)
@@ -1188,7 +1189,7 @@ def test_what_cannot_be_done_is_told_in_a_sentence(monkeypatch):
     refused("does not run on the example", model, masks, torch.randn(2, 5))
     refused("does not run on the example", model, masks, {"x": x})
     for multiple in (0, -8, 1.5):
-        refused("multiple_of is a whole number", model, masks, x, multiple_of=multiple)
+        refused("multiple_of must be a whole number", model, masks, x, multiple_of=multiple)
     refused("random", Noisy(), {"first.weight": torch.arange(24).view(6, 4) < 12}, x)
     monkeypatch.setattr(network, "find_spec", lambda name: None)
     refused(r"pip install \"barebones\[shrink\]\"", model, masks, x, error=ModuleNotFoundError)
@@ -1198,17 +1199,17 @@ def test_a_wrong_model_is_never_returned(monkeypatch):
     """Were the coupling wrong, the comparison would tell."""
     model, example = zoo("vgg", trained=False)
     masks = everything(model)
-    choose = network.choose
+    choose = trials.choose
 
     def too_many(coupled, reading, pinned, multiple_of, at_least):
         choice = choose(coupled, reading, pinned, multiple_of, at_least)
-        return network.Removal(choice.idle | ~(coupled.fixed | pinned), choice.fillers)
+        return Removal(choice.idle | ~(coupled.fixed | pinned), choice.fillers)
 
-    monkeypatch.setattr(network, "choose", too_many)
+    monkeypatch.setattr(trials, "choose", too_many)
     small = bb.shrink(model, masks, example)
     assert_alike(masked(model, masks), small.module, example)
     assert small.plan.left
-    assert "Left as they are" in str(small.plan)
+    assert "Channels without a signal stay" in str(small.plan)
 
 
 class Pooling(nn.Module):
@@ -1379,7 +1380,7 @@ def test_what_could_not_be_compared_in_train_mode_is_said(refuses, why):
     small = bb.shrink(model, masks, torch.randn(2, 4))
     assert small.module.a.out_features == 4
     assert why in small.plan.unchecked
-    assert f"Compared in eval mode alone: {small.plan.unchecked}." in str(small.plan)
+    assert f"Compared in eval mode only: {small.plan.unchecked}." in str(small.plan)
     assert not bb.shrink(nn.Sequential(nn.Linear(4, 2)), {}, torch.randn(2, 4)).plan.unchecked
 
 
@@ -1540,7 +1541,7 @@ VIEWS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "larger": (lambda net, h: h if h.shape[2] == 6 else viewed(h), "it does not run with channels last (view size"),
     "backward": (lambda net, h: _Viewing.apply(h), "it does not train with channels last (view size"),  # type: ignore[no-untyped-call]
     "insisting": (lambda net, h: insisting(h), "it does not run with channels last (not in this order)"),
-    "strides": (lambda net, h: h.as_strided(h.shape, torch.empty(h.shape).stride()), "its outputs differ by"),
+    "strides": (lambda net, h: h.as_strided(h.shape, torch.empty(h.shape).stride()), "the outputs differ by"),
 }
 
 
@@ -1555,7 +1556,7 @@ def test_a_forward_that_needs_the_order_it_has_keeps_it_and_the_plan_says_why(ho
     trace.check()
     assert why in small.plan.layout
     assert small.plan.to_dict()["layout"] == small.plan.layout
-    sentence = f"Weights in the order in memory that they had: {small.plan.layout}."
+    sentence = f"The weights keep their order in memory: {small.plan.layout}."
     assert sentence in " ".join(str(small.plan).split())
     assert plain(small.module)
     assert not kept.plan.layout

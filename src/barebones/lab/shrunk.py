@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from ..accounting import account
 from ..data import Data
 from ..deploy.shrink import Shrunk, shrink
-from ..deploy.shrink.compare import differentiated
-from ..deploy.shrink.cut import with_channels_last
+from ..deploy.shrink.layout import run_backward, with_channels_last
 from ..masks import Masks
 from ..running.rng import forked
 from .training import Training, TrainingPlan
@@ -36,7 +35,7 @@ def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
     """The model itself, with its channels last in memory where it learns from these images so."""
     trial = with_channels_last(deepcopy(model)).train()
     try:
-        differentiated(trial, images, images.device)
+        run_backward(trial, images)
     except RuntimeError:  # it needs the order that it has, for a view of pixels and channels say; or training will tell
         return model
     return with_channels_last(model)

@@ -1,7 +1,8 @@
-"""Coupling: which channels of which layers can only go together, by Torch-Pruning's dependency graph.
+"""Coupled channels: which channels of which layers can only be removed together.
 
-A place is one side of a layer, and each of its channels has a number. Channels that must go together (a convolution's
-output, the batch-norm behind it, what is added to it, whatever reads it) have the same label.
+A channel is one input or output of a layer: of a convolution, a linear layer, a batch-norm. If a convolution loses an
+output channel, so must the batch-norm behind it, whatever is added to it, and the input side of every layer that reads
+it. These channels form one coupled group. Torch-Pruning's dependency graph finds the groups.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch.utils._pytree import tree_map
 
 from ...running.inputs import call, tensors
 
-# Autograd's names for what treats each channel by itself, or only moves it. Behind anything else (a softmax, a norm
-# over channels, a product of matrices) the number of channels matters, even if some of them are zeros.
-EACH = """
+# Autograd's names for functions that treat each channel by itself, or only move it. Behind any other function (a
+# softmax, a norm over channels, a matrix product) the number of channels matters, even if some of them are zero.
+NAMES = """
     Abs Acos AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool1D AdaptiveMaxPool2D AdaptiveMaxPool3D Add Addcdiv
     Addcmul Alias AsStrided Asinh Atan AvgPool1D AvgPool2D AvgPool3D Celu Clamp ClampMax ClampMin Clone
     ConstantPadNd Contiguous Copy CopySlices Cos Div Dropout Elu Erf Exp Expm1 FeatureDropout FusedDropout Gelu
@@ -31,156 +32,176 @@ EACH = """
     Square Squeeze Sub Swapaxes T Tanh Threshold ToCopy Transpose Unsqueeze UpsampleBicubic2D UpsampleBilinear2D
     UpsampleLinear1D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleTrilinear3D Where
 """
-CHANNELWISE = frozenset(EACH.split())
-POOLS = ("MaxPool", "AvgPool", "MkldnnMaxPool", "ReflectionPad", "ReplicationPad")  # torch refuses them no channels
-ROUNDS = 10  # times that a search may come to each node
-OVER_PLACES = {"Mean", "Sum", "Amax", "Amin", "Max", "LinalgVectorNorm", "Std", "Var"}  # if not over the channels
-ATTENTION = {"Bmm", "Baddbmm", "Softmax", "SafeSoftmax", "ScaledDotProduct"}  # whole heads may go: a trial tells
-MIXING_LAYERS = {"LN", "GN", "MHA", "LSTM", "CUSTOMIZED", "OUTPUT"}  # types of Torch-Pruning's nodes
+CHANNELWISE = frozenset(NAMES.split())
+# Reductions: they treat each channel by itself if they do not reduce over the channels.
+REDUCTIONS = {"Mean", "Sum", "Amax", "Amin", "Max", "LinalgVectorNorm", "Std", "Var"}
+# Attention: single channels must stay, whole heads may go. Only a trial can tell.
+ATTENTION = ("Bmm", "Baddbmm", "Softmax", "SafeSoftmax", "ScaledDotProduct")
+# Functions for which torch refuses inputs without channels.
+POOLS = ("MaxPool", "AvgPool", "MkldnnMaxPool", "ReflectionPad", "ReplicationPad")
+# Torch-Pruning's names for the layers that can lose channels, and for those that mix all channels.
+LAYERS = ("CONV", "LINEAR", "BN", "IN", "PRELU", "DEPTHWISE_CONV", "EMBED")
+MIXING_LAYERS = ("LN", "GN", "MHA", "LSTM", "CUSTOMIZED", "OUTPUT")
+WRITERS = ("CONV", "LINEAR", "EMBED", "DEPTHWISE_CONV")
+VISITS = 10  # how often the search for one group may come back to each node, on average
 
 
 @dataclass
 class ChannelSlot:
-    """One side of a layer ("in", "out", or "both" where each channel in is a channel out), from `start` on."""
+    """The channels of one side of a layer; they are numbered from `start` on.
+
+    The side is "in" or "out", or "both" for a layer whose input channel i is its output channel i, as of a batch-norm.
+    """
 
     name: str
-    layer: Any  # a module, or a parameter that is no module's
+    layer: Any  # a module, or a parameter that belongs to no layer
     side: str
     start: int
     size: int
 
     @property
     def span(self) -> slice:
+        """The numbers of its channels."""
         return slice(self.start, self.start + self.size)
 
 
 @dataclass
 class Coupling:
-    """Every place and the label of each of its channels; which labels must stay, need a trial, or go into a pool."""
+    """All channels of a model and the coupled group of each.
 
-    places: dict[tuple[str, str], ChannelSlot] = field(default_factory=dict)
-    label: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-    fixed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
-    doubtful: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
-    pooled: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
-    graph: Any = None
+    A group is known by the smallest number of its channels. `fixed`, `uncertain` and `pooled` hold one bool per group.
+    """
 
-    def every(self, good: Tensor) -> Tensor:
-        """Per label: is it so for each of its channels?"""
-        return torch.ones_like(self.fixed).scatter_reduce(0, self.label, good, "amin")
+    slots: dict[tuple[str, str], ChannelSlot] = field(default_factory=dict)  # by (layer, side)
+    group: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # of each channel
+    fixed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))  # cannot be removed
+    uncertain: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))  # only a trial can tell
+    pooled: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))  # go through one of POOLS
+    graph: Any = None  # Torch-Pruning's
 
-    def some(self, good: Tensor) -> Tensor:
-        """Per label: is it so for one of its channels?"""
-        return ~self.every(~good)
+    def groups(self, slot: ChannelSlot) -> Tensor:
+        """Return the group of each channel of a slot."""
+        return self.group[slot.span]
+
+    def all_of(self, channels: Tensor) -> Tensor:
+        """Return, for each group, whether a property (one bool per channel) holds for all of its channels."""
+        return torch.ones_like(self.fixed).scatter_reduce(0, self.group, channels, "amin")
 
 
-def coupling(model: nn.Module, example: Any) -> Coupling:
-    """The coupled channels of a model, a copy, which is run once on the example, in eval mode, with gradients."""
+def find_coupling(model: nn.Module, example: Any) -> Coupling:
+    """Find the coupled groups of a model by one run on the example, in eval mode and with gradients.
+
+    The model must be a copy: it loses its backward hooks.
+    """
     import torch_pruning as tp
 
     graph = tp.DependencyGraph()
     sources: list[Any] = []
-    args, kwargs = tree_map(lambda value: _marked(value, sources), call(example))
+    args, kwargs = tree_map(lambda value: _tracked(value, sources), call(example))
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
     training = [m for m in model.modules() if m.training]
-    for module in model.modules():  # a copy: these would put steps of their own between the layers
+    for module in model.modules():  # backward hooks would put nodes of their own between the layers
         vars(module).update(_backward_hooks={}, _backward_pre_hooks={})
     with torch.enable_grad(), warnings.catch_warnings(action="ignore"):
         try:
             for parameter in frozen:
                 parameter.requires_grad_(True)
-            graph.build_dependency(model, args, lambda net, given: _outputs(net(*given, **kwargs)), verbose=False)
+            graph.build_dependency(model, args, lambda net, args: _outputs(net(*args, **kwargs)), verbose=False)
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
             for module in training:
                 module.training = True
-    return _Tracing(graph, sources, model).run()
+    return _Builder(graph, sources, model).build()
 
 
-def _marked(value: Any, sources: list[Any]) -> Any:
-    """An input that autograd sees, through a step of its own: what is added to it cannot lose channels."""
+def _tracked(value: Any, sources: list[Any]) -> Any:
+    """Return an input with a node of autograd, noted in `sources`: what is added to it cannot lose channels."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     with torch.enable_grad():
-        marked = value.detach().clone().requires_grad_() * 1
-    sources.append(marked.grad_fn)
-    return marked
+        tracked = value.detach().clone().requires_grad_() * 1
+    sources.append(tracked.grad_fn)
+    return tracked
 
 
 def _outputs(tree: Any) -> list[Tensor]:
-    # a step of its own, or a layer would hide that it is an output
+    """Return the outputs, each with a node of its own: otherwise a layer would hide that it is an output."""
     return [t * 1 for t in tensors(tree) if t.requires_grad]
 
 
-class _Tracing:
-    """From Torch-Pruning's groups to labels."""
+class _Builder:
+    """Collects the pairs of coupled channels that Torch-Pruning reports, and joins them to groups."""
 
     def __init__(self, graph: Any, sources: list[Any], model: nn.Module) -> None:
-        self.graph, self.sources = graph, {id(s) for s in sources}
+        self.graph, self.sources = graph, {id(source) for source in sources}
         self.names = {id(module): name for name, module in model.named_modules()}
         self.names |= {id(parameter): name for name, parameter in model.named_parameters()}
         self.tied = _tied(model)
-        self.found = Coupling(graph=graph)
-        self.size = 0
-        self.edges: list[tuple[Tensor, Tensor]] = []
-        self.stays: list[Tensor] = []
-        self.doubts: list[Tensor] = []
-        self.pools: list[Tensor] = []
-        self.roots: list[Tensor] = []
+        self.slots: dict[tuple[str, str], ChannelSlot] = {}
+        self.size = 0  # channels so far
+        none = torch.empty(0, dtype=torch.long)
+        self.pairs: list[tuple[Tensor, Tensor]] = [(none, none)]
+        self.written, self.fixed, self.uncertain, self.pooled = [none], [none], [none], [none]  # channels
 
-    def run(self) -> Coupling:
-        whole: set[int] = set()
+    def build(self) -> Coupling:
+        done: set[int] = set()
         for module, node in list(self.graph.module2node.items()):
-            if node.type.name in ("CONV", "LINEAR", "EMBED", "DEPTHWISE_CONV") and id(module) not in whole:
+            if node.type.name in WRITERS and id(module) not in done:
                 covered, entangled = self.follow(module)
-                whole |= covered
+                done |= covered
                 for channel in range(self.graph.get_out_channels(module)) if entangled else ():
                     self.follow(module, [channel])
-        return self.labelled()
+        group = self.joined()
+
+        def of_groups(channels: list[Tensor]) -> Tensor:
+            return torch.zeros(self.size, dtype=torch.bool).index_fill(0, group[torch.cat(channels)], True)
+
+        fixed = of_groups(self.fixed) | ~of_groups(self.written)  # what no layer writes, such as an input, stays
+        return Coupling(self.slots, group, fixed, of_groups(self.uncertain), of_groups(self.pooled), self.graph)
 
     def follow(self, module: nn.Module, channels: list[int] | None = None) -> tuple[set[int], bool]:
-        """Couple what goes with the output channels of a layer.
+        """Note everything that is coupled with the output channels of a layer, all of them or these.
 
-        Returned are the layers that it covers whole, and whether channels of one layer may be coupled with each other,
-        as the halves of a gate are: asked for all at once, Torch-Pruning does not tell of that.
+        Return the layers of which all output channels were met, and whether channels of one layer may be coupled with
+        each other, as the halves of a gated unit are: Torch-Pruning shows that only if asked channel by channel.
         """
         pruner = self.graph.get_pruner_of_module(module)
         count = pruner.get_out_channels(module)
-        root = self.place(module, "both" if pruner.prune_in_channels == pruner.prune_out_channels else "out", count)
+        root = self.slot(module, "both" if pruner.prune_in_channels == pruner.prune_out_channels else "out", count)
         channels = list(range(count)) if channels is None else channels
-        self.roots.append(torch.tensor(channels) + root.start)
-        whole, entangled = set(), False
+        self.written.append(torch.tensor(channels) + root.start)
+        covered, entangled = set(), False
         try:
             with _bounded(len(self.graph.module2node)):
-                group = self.graph.get_pruning_group(module, pruner.prune_out_channels, channels)
-        except Exception:  # it cannot follow some function behind this layer
-            self.stays.append(self.roots[-1])
+                coupled = self.graph.get_pruning_group(module, pruner.prune_out_channels, channels)
+        except Exception:  # Torch-Pruning cannot follow some function behind this layer
+            self.fixed.append(self.written[-1])
             return {id(module)}, False
-        for item in group:
-            node, own = item.dep.target, torch.tensor(item.root_idxs) + root.start
+        for item in coupled:
+            node, roots = item.dep.target, torch.tensor(item.root_idxs) + root.start
             kind = node.type.name
             entangled |= kind in ("SPLIT", "UNBIND", "SLICE", "EXPAND")
-            if kind in MIXING_LAYERS or id(node.grad_fn) in self.sources or self.uncuttable(node.module):
-                self.stays.append(own)
+            if kind in MIXING_LAYERS or id(node.grad_fn) in self.sources or self.cannot_be_cut(node.module):
+                self.fixed.append(roots)
             if kind == "ELEMENTWISE":
-                self.judge(node, own)
+                self.judge(node, roots)
             elif isinstance(node.module, nn.Parameter) or kind in LAYERS:
                 side = self.side(item.dep, node)
-                size = self.width(node, side)
-                if size is None:  # one and the same for all channels, as of a PReLU
+                size = (self.graph.get_in_channels if side == "in" else self.graph.get_out_channels)(node)
+                if size is None:  # one value for all channels, as the slope of a PReLU
                     continue
-                place = self.place(node.module, side, size)
+                slot = self.slot(node.module, side, size)
                 if max(item.idxs) >= size:
-                    self.stays.append(own)
+                    self.fixed.append(roots)
                     continue
-                self.edges.append((own, torch.tensor(item.idxs) + place.start))
+                self.pairs.append((roots, torch.tensor(item.idxs) + slot.start))
                 if side != "in" and len(item.idxs) == size:
-                    whole.add(id(node.module))
-        return whole, entangled
+                    covered.add(id(node.module))
+        return covered, entangled
 
-    def uncuttable(self, layer: Any) -> bool:
-        """Its weights are another's too, or computed, or in groups that Torch-Pruning takes for something else."""
+    def cannot_be_cut(self, layer: Any) -> bool:
+        """Whether the weights are shared or computed, or in groups that Torch-Pruning takes for depthwise ones."""
         computed = isinstance(layer, nn.modules.conv._ConvNd | nn.Linear) and "weight" not in layer._parameters
         if id(layer) in self.tied or computed:
             return True
@@ -188,19 +209,16 @@ class _Tracing:
             return False
         return layer.transposed or (layer.groups == layer.out_channels and layer.in_channels != layer.out_channels)
 
-    def judge(self, node: Any, own: Tensor) -> None:
-        """A function of autograd: does it treat each channel by itself?"""
-        name = _plain(node.grad_fn)
+    def judge(self, node: Any, channels: Tensor) -> None:
+        """Note what a function of autograd means for the channels that go through it."""
+        name = _function(node.grad_fn)
         if name.startswith(POOLS):
-            self.pools.append(own)
-        if name in CHANNELWISE or (name in OVER_PLACES and _spares_channels(node.grad_fn)):
+            self.pooled.append(channels)
+        if name in CHANNELWISE or (name in REDUCTIONS and _spares_channels(node.grad_fn)):
             return
         if name in ("Mm", "Addmm") and all(reader.type.name == "LINEAR" for reader in node.outputs):
-            return  # a linear layer on more than two dimensions: it is part of it
-        if name in OVER_PLACES or any(name.startswith(one) for one in ATTENTION):
-            self.doubts.append(own)
-        else:
-            self.stays.append(own)
+            return  # part of a linear layer that is applied to more than two dimensions
+        (self.uncertain if name in REDUCTIONS or name.startswith(ATTENTION) else self.fixed).append(channels)
 
     def side(self, dep: Any, node: Any) -> str:
         pruner = self.graph.get_pruner_of_module(node.module)
@@ -208,48 +226,30 @@ class _Tracing:
             return "both"
         return "out" if dep.handler == pruner.prune_out_channels else "in"
 
-    def width(self, node: Any, side: str) -> int | None:
-        return (self.graph.get_in_channels if side == "in" else self.graph.get_out_channels)(node)
-
-    def place(self, layer: Any, side: str, size: int) -> ChannelSlot:
+    def slot(self, layer: Any, side: str, size: int) -> ChannelSlot:
         name = self.names[id(layer)]
-        if (name, side) not in self.found.places:
-            self.found.places[name, side] = ChannelSlot(name, layer, side, self.size, size)
+        if (name, side) not in self.slots:
+            self.slots[name, side] = ChannelSlot(name, layer, side, self.size, size)
             self.size += size
-        return self.found.places[name, side]
+        return self.slots[name, side]
 
-    def labelled(self) -> Coupling:
-        label = torch.arange(self.size)
-        none = torch.empty(0, dtype=torch.long)
-        a, b = (torch.cat([none, *(edge[end] for edge in self.edges)]) for end in (0, 1))
-        while True:  # the smallest number that a channel is coupled with
-            least = torch.minimum(label[a], label[b])
-            after = label.scatter_reduce(0, a, least, "amin").scatter_reduce(0, b, least, "amin")
-            after = after[after]
-            if torch.equal(after, label):
-                break
-            label = after
-        found = self.found
-        found.label = label
-        found.fixed = torch.ones(self.size, dtype=torch.bool)
-        found.doubtful, found.pooled = (torch.zeros(self.size, dtype=torch.bool) for _ in range(2))
-        found.fixed[label[torch.cat([none, *self.roots])]] = False  # what nobody writes, an input say, stays
-        for own in self.stays:
-            found.fixed[label[own]] = True
-        for own in self.doubts:
-            found.doubtful[label[own]] = True
-        for own in self.pools:
-            found.pooled[label[own]] = True
-        return found
+    def joined(self) -> Tensor:
+        """Return the smallest number that each channel is coupled with, directly or through others."""
+        a, b = (torch.cat(side) for side in zip(*self.pairs, strict=True))
+        group = torch.arange(self.size)
+        while True:
+            least = torch.minimum(group[a], group[b])
+            smaller = group.scatter_reduce(0, a, least, "amin").scatter_reduce(0, b, least, "amin")
+            smaller = smaller[smaller]
+            if torch.equal(smaller, group):
+                return group
+            group = smaller
 
 
-LAYERS = ("CONV", "LINEAR", "BN", "IN", "PRELU", "DEPTHWISE_CONV", "EMBED")
+def _function(grad_fn: Any) -> str:
+    """Return the name of a function without what autograd adds to it.
 
-
-def _plain(grad_fn: Any) -> str:
-    """Its name without what autograd adds to it.
-
-    >>> _plain((torch.ones(1, requires_grad=True) + 1).grad_fn)
+    >>> _function((torch.ones(1, requires_grad=True) + 1).grad_fn)
     'Add'
     """
     name = grad_fn.name() if hasattr(grad_fn, "name") else "Unknown"
@@ -257,41 +257,39 @@ def _plain(grad_fn: Any) -> str:
 
 
 def _spares_channels(grad_fn: Any) -> bool:
-    """A mean over height and width, say, of images. (Of three dimensions, either of two may be the channels.)"""
-    dims = getattr(grad_fn, "_saved_dim", None)
-    given: Any = getattr(grad_fn, "_saved_self", None)
-    sizes = getattr(grad_fn, "_saved_self_sym_sizes", None) or getattr(given, "shape", None) or ()
-    if dims is None or len(sizes) < 4:
+    """Whether a reduction is over neither batch nor channels, as a mean over height and width is.
+
+    Tensors of three dimensions are not judged: their channels may be dimension 1 (signals) or 2 (sequences).
+    """
+    saved_dims = getattr(grad_fn, "_saved_dim", None)
+    saved_input: Any = getattr(grad_fn, "_saved_self", None)
+    shape = getattr(grad_fn, "_saved_self_sym_sizes", None) or getattr(saved_input, "shape", None) or ()
+    if saved_dims is None or len(shape) < 4:
         return False
-    taken = {int(d) % 2**64 for d in ([dims] if isinstance(dims, int) else dims)}
-    taken = {d - 2**64 + len(sizes) if d >= 2**63 else d for d in taken}
-    return bool(taken) and 0 not in taken and 1 not in taken
+    dims = {int(d) % 2**64 for d in ([saved_dims] if isinstance(saved_dims, int) else saved_dims)}
+    dims = {d - 2**64 + len(shape) if d >= 2**63 else d for d in dims}  # autograd shows -1 as 2**64 - 1
+    return bool(dims) and 0 not in dims and 1 not in dims
 
 
 def _tied(model: nn.Module) -> set[int]:
-    """The modules that share a parameter with another: nothing of theirs can be cut alone."""
+    """Return the ids of the modules that share a parameter with another: none of them can be cut alone."""
     owners: dict[int, set[int]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
             if parameter is not None:
                 owners.setdefault(id(parameter), set()).add(id(module))
-    return {module for shared in owners.values() if len(shared) > 1 for module in shared}
-
-
-def copied(tree: Any) -> Any:
-    """Inputs that a model may write to."""
-    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, tree)
+    return {module for modules in owners.values() if len(modules) > 1 for module in modules}
 
 
 @contextmanager
 def _bounded(nodes: int) -> Iterator[None]:
-    """Torch-Pruning stops with an error where it would go round and round, as behind circular padding."""
+    """Make Torch-Pruning raise an error where its search would never end, as behind circular padding."""
     from torch_pruning.dependency import graph
 
     class Bounded(graph.Group):
         def add_dep(self, dep: Any, idxs: Any) -> None:
-            if len(self) > ROUNDS * nodes:
-                raise RecursionError("the coupling of these channels has no end")
+            if len(self) > VISITS * nodes:
+                raise RecursionError("the search for coupled channels has no end")
             super().add_dep(dep, idxs)
 
     before, graph.Group = graph.Group, Bounded
@@ -299,13 +297,3 @@ def _bounded(nodes: int) -> Iterator[None]:
         yield
     finally:
         graph.Group = before
-
-
-@contextmanager
-def hooked(handles: list[Any]) -> Iterator[None]:
-    """Hooks for the time of a block."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

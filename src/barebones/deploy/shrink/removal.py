@@ -1,4 +1,11 @@
-"""Removal: which coupled channels carry no signal from input to output, and may go without a trace."""
+"""Removal: which coupled groups of channels can go without changing what the network computes.
+
+A group can go if, for each layer that reads one of its channels, one of these holds:
+
+- the layer does not read the channel: its kept weights for it are all in output channels that go themselves;
+- the channel is always zero;
+- the channel is constant, and the layer's bias can take over what the constant adds.
+"""
 
 from __future__ import annotations
 
@@ -11,50 +18,51 @@ from torch import Tensor, nn
 
 from ...scope import parameters
 from .coupling import ChannelSlot, Coupling
-from .cut import Removed, rows
+from .cut import RemovedChannels, connections
 
 
 @dataclass
 class Reader:
-    """A layer that mixes its input channels: who reads whom by its mask, and what arrives."""
+    """A layer that combines its input channels: what it reads by its mask, and what arrives."""
 
     layer: nn.Module
-    place: ChannelSlot
-    out: ChannelSlot | None
-    reads: Tensor  # (outputs, inputs)
-    reached: Tensor  # per input channel, by the model's input
-    constant: Tensor  # its value where it is one, else NaN
-    lone: bool = False  # some parameter is all channels', and may move any constant in training
-    held: bool = False  # its bias is pruned itself, at least in part
+    inputs: ChannelSlot
+    outputs: ChannelSlot | None
+    reads: Tensor  # (outputs, inputs): whether the mask keeps a weight between them
+    reached: Tensor  # per input channel: whether it depends on the model's input
+    constant: Tensor  # per input channel: its value if that is always the same, else NaN
+    bias_pruned: bool  # at least one value of its bias is pruned
+    constants_can_move: bool  # the model has a trainable scalar (a PReLU's slope) that may change any constant
 
     @property
-    def silent(self) -> Tensor:
-        """Channels that bring zeros, whatever the input."""
+    def zero(self) -> Tensor:
+        """The input channels that are zero whatever the model's input."""
         return ~self.reached & (self.constant == 0)
-
-    def without_shifts(self) -> Reader:
-        """As if every constant that arrives were zero."""
-        return replace(self, constant=torch.where(self.reached, self.constant, 0.0))
-
-    @property
-    def writes(self) -> Tensor:
-        """Output channels that the model's input reaches through it."""
-        return (self.reads & self.reached).any(1)
 
     @property
     def foldable(self) -> Tensor:
-        """Channels whose constant adds the same to every place of the output, so that the bias can."""
-        same = ~self.reached & self.constant.isfinite()
-        can = _unpadded(self.layer) and not self.held and (self.biased or not self.lone)
-        return same if can else torch.zeros_like(same)
+        """The input channels whose constant adds the same at every position of the output, so that a bias can too."""
+        constant = ~self.reached & self.constant.isfinite()
+        can = _unpadded(self.layer) and not self.bias_pruned and (self.has_bias or not self.constants_can_move)
+        return constant if can else torch.zeros_like(constant)
 
     @property
-    def biased(self) -> bool:
-        """Its bias can take over constants for good; else `expand` needs the channels that make them."""
+    def has_bias(self) -> bool:
+        """Whether its own bias can take over constants for good; if not, `expand` needs the channels that make them."""
         return self.layer.bias is not None
+
+    @property
+    def writes(self) -> Tensor:
+        """The output channels that the model's input reaches through this layer."""
+        return (self.reads & self.reached).any(1)
+
+    def without_shifts(self) -> Reader:
+        """Return the reader as it would be if every constant that arrives were zero."""
+        return replace(self, constant=torch.where(self.reached, self.constant, 0.0))
 
 
 def _unpadded(layer: nn.Module) -> bool:
+    """Whether the layer sees its input without zeros around it; transposed and grouped convolutions do not count."""
     if isinstance(layer, nn.Linear):
         return True
     if not isinstance(layer, nn.modules.conv._ConvNd) or layer.transposed or layer.groups > 1:
@@ -64,158 +72,185 @@ def _unpadded(layer: nn.Module) -> bool:
 
 
 def readers(
-    coupled: Coupling,
+    coupling: Coupling,
     model: nn.Module,
     masks: Mapping[str, Tensor],
     reached: Mapping[str, Tensor],
     constants: Mapping[str, Tensor],
 ) -> list[Reader]:
-    """The layers that read channels; what nobody has seen arrive counts as reached."""
-    found = []
-    layers, names = dict(model.named_modules()), {id(p): name for name, p in parameters(model).items()}
-    owners = {id(p): path for path, module in layers.items() for p in module._parameters.values()}
-    placed = {name for name, _ in coupled.places}
-    lone = any(p.numel() == 1 and p.requires_grad and owners[id(p)] not in placed for p in model.parameters())
-    for (name, side), place in coupled.places.items():
-        layer = layers.get(name)
+    """Return the layers that read channels. A channel that no run has shown counts as reached."""
+    modules, names = dict(model.named_modules()), {id(p): name for name, p in parameters(model).items()}
+    owners = {id(p): path for path, module in modules.items() for p in module._parameters.values()}
+    layers = {name for name, _ in coupling.slots}
+    can_move = any(p.numel() == 1 and p.requires_grad and owners[id(p)] not in layers for p in model.parameters())
+    result = []
+    for (name, side), slot in coupling.slots.items():
+        layer = modules.get(name)
         if side != "in" or layer is None:
             continue
         weight = layer.weight
         assert isinstance(weight, Tensor)
         mask = masks.get(names.get(id(weight), ""), torch.ones(weight.shape, dtype=torch.bool))
-        of_bias = masks.get(names.get(id(layer.bias), ""))
-        found.append(
+        bias_mask = masks.get(names.get(id(layer.bias), ""))
+        result.append(
             Reader(
                 layer,
-                place,
-                coupled.places.get((name, "out")),
-                rows(mask.cpu(), layer),
-                reached.get(name, torch.ones(place.size, dtype=torch.bool)),
-                constants.get(name, torch.full((place.size,), torch.nan)).cpu(),
-                lone,
-                of_bias is not None and not bool(of_bias.all()),
+                inputs=slot,
+                outputs=coupling.slots.get((name, "out")),
+                reads=connections(mask.cpu(), layer),
+                reached=reached.get(name, torch.ones(slot.size, dtype=torch.bool)),
+                constant=constants.get(name, torch.full((slot.size,), torch.nan)).cpu(),
+                bias_pruned=bias_mask is not None and not bool(bias_mask.all()),
+                constants_can_move=can_move,
             )
         )
-    return found
+    return result
 
 
 @dataclass
 class Removal:
-    """Labels: what carries nothing (`idle`), and of it what stays to fill up a width (`fillers`)."""
+    """A choice of groups: those that carry no signal (`idle`), and the idle ones that stay to fill up a width."""
 
     idle: Tensor
     fillers: Tensor
 
     @property
     def gone(self) -> Tensor:
-        """What is taken out."""
+        """The groups that are removed."""
         return self.idle & ~self.fillers
 
-    def removed(self, coupled: Coupling) -> Removed:
-        """By place."""
-        return {key: self.gone[coupled.label[place.span]] for key, place in coupled.places.items()}
+    def channels(self, coupling: Coupling) -> RemovedChannels:
+        """Return the removed channels by layer and side."""
+        return {key: self.gone[coupling.groups(slot)] for key, slot in coupling.slots.items()}
 
 
-def choose(coupled: Coupling, reading: list[Reader], pinned: Tensor, multiple_of: int, at_least: int) -> Removal:
-    """The largest set of channels that can go: none that is read, or that brings more than a constant.
+def choose(coupling: Coupling, reading: list[Reader], pinned: Tensor, multiple_of: int, at_least: int) -> Removal:
+    """Return the largest set of groups that can go without the `pinned` ones.
 
-    `pinned` labels stay. What is left of each layer is a multiple of `multiple_of`, as far as it has so many, and
-    at least `at_least`, or one in front of a pool; groups of a convolution stay equally wide.
+    Every layer keeps a multiple of `multiple_of` channels (or all that it has) and at least `at_least`, or one in front
+    of a pool. The groups of a grouped convolution stay equally wide.
     """
-    pinned, fillers = pinned | coupled.fixed, torch.zeros_like(pinned)
+    pinned, fillers = pinned | coupling.fixed, torch.zeros_like(pinned)
     while True:
-        idle, unread = _idle(coupled, reading, pinned, fillers)
-        choice = Removal(idle, fillers & idle)
-        if not (extra := _missing(coupled, choice, multiple_of, at_least, unread)).any():
-            return choice
-        fillers = fillers | (extra & unread)  # nobody reads it: it may stay whatever becomes of what it reads itself
-        pinned = pinned | (extra & ~unread)
+        idle, unread = _idle(coupling, reading, pinned, fillers)
+        removal = Removal(idle, fillers & idle)
+        missing = _missing(coupling, removal, multiple_of, at_least, unread)
+        if not missing.any():
+            return removal
+        fillers = fillers | (missing & unread)  # nothing reads these: they may stay whatever happens to their inputs
+        pinned = pinned | (missing & ~unread)
 
 
-def _idle(coupled: Coupling, reading: list[Reader], pinned: Tensor, fillers: Tensor) -> tuple[Tensor, Tensor]:
-    """The labels that carry nothing, and those that nobody reads.
+def _idle(coupling: Coupling, reading: list[Reader], pinned: Tensor, fillers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the groups that carry no signal, and the groups that nothing reads.
 
-    From everything that may go, what is read stays, then what that reads, and so on: a ring of channels that only
-    read each other goes.
+    Begin with all groups that are not pinned, and keep what is read, then what that reads, and so on. Channels that
+    only read each other, in a ring, are never kept in this way: they go.
     """
     idle = ~pinned
     while True:
-        fine, unread, made = (torch.ones(len(coupled.label), dtype=torch.bool) for _ in range(3))
-        for one in reading:
-            awake = ~idle[coupled.label[one.out.span]] if one.out else torch.ones(len(one.reads), dtype=torch.bool)
-            read = one.reads[awake].any(0)
-            unread[one.place.span] = ~read
-            fine[one.place.span] = ~read | one.silent | one.foldable
-            made[one.place.span] = ~read | one.silent | one.biased
-        ignored = coupled.every(unread)
-        now = idle & coupled.every(fine)
-        now &= ~_moving(coupled, reading, now & ~coupled.every(made), now & ~fillers)
-        if torch.equal(now, idle):
-            return idle, ignored
-        idle = now
+        removable, unread, reproducible = (torch.ones(len(coupling.group), dtype=torch.bool) for _ in range(3))
+        for reader in reading:
+            awake = torch.ones(len(reader.reads), dtype=torch.bool)
+            if reader.outputs:
+                awake = ~idle[coupling.groups(reader.outputs)]
+            span, ignored = reader.inputs.span, ~reader.reads[awake].any(0)
+            unread[span] = ignored
+            removable[span] = ignored | reader.zero | reader.foldable
+            reproducible[span] = ignored | reader.zero | reader.has_bias
+        still_idle = idle & coupling.all_of(removable)
+        needed = still_idle & ~coupling.all_of(reproducible)  # `expand` must make these constants again
+        still_idle &= ~_made_of_kept(coupling, reading, needed, still_idle & ~fillers)
+        if torch.equal(still_idle, idle):
+            return idle, coupling.all_of(unread)
+        idle = still_idle
 
 
-def _moving(coupled: Coupling, reading: list[Reader], read: Tensor, gone: Tensor) -> Tensor:
-    """Of the labels whose constant `expand` needs, those made of a constant that stays: training would move it."""
-    moving = torch.zeros_like(read)
-    fresh = read
-    while fresh.any():
-        made = torch.zeros_like(read)
-        for one in reading:
-            if one.out is None:
-                continue
-            outs, ins = coupled.label[one.out.span], coupled.label[one.place.span]
-            used = one.reads & (fresh[outs] & ~one.writes)[:, None]
-            moving[outs[(used & ~gone[ins] & ~one.silent).any(1)]] = True
-            made[ins[used.any(0) & gone[ins]]] = True
-        fresh, read = made & ~read, read | made
-    return moving
+def _made_of_kept(coupling: Coupling, reading: list[Reader], needed: Tensor, gone: Tensor) -> Tensor:
+    """Return the groups with a constant that `expand` needs and that is made of a constant that stays.
 
-
-def severed(coupled: Coupling, reading: list[Reader], choice: Removal) -> dict[str, Tensor]:
-    """By layer, (outputs, inputs): the weights between what stays and what goes that `expand` leaves out.
-
-    They bring a zero that training may move, or a constant that a bias has taken over.
+    Training could change the constant that stays, and `expand` would then compute another one from it.
     """
-    found = {}
-    for one in reading:
-        gone = choice.gone[coupled.label[one.place.span]]
-        over = choice.gone[coupled.label[one.out.span]] if one.out else torch.zeros(len(one.reads), dtype=torch.bool)
-        taken = gone & (one.silent | (one.foldable & one.biased))
-        found[one.place.name] = one.reads & ((~over[:, None] & taken) | (over[:, None] & (~gone & one.silent)))
-    return {name: cells for name, cells in found.items() if cells.any()}
+    result = torch.zeros_like(needed)
+    to_follow = needed
+    while to_follow.any():
+        sources = torch.zeros_like(needed)
+        for reader in reading:
+            if reader.outputs is None:
+                continue
+            written, read = coupling.groups(reader.outputs), coupling.groups(reader.inputs)
+            used = reader.reads & (to_follow[written] & ~reader.writes)[:, None]
+            result[written[(used & ~gone[read] & ~reader.zero).any(1)]] = True
+            sources[read[used.any(0) & gone[read]]] = True
+        to_follow, needed = sources & ~needed, needed | sources
+    return result
 
 
-def _missing(coupled: Coupling, choice: Removal, multiple_of: int, at_least: int, unread: Tensor) -> Tensor:
-    """Labels that have to stay for the shapes to be possible, and as wide as asked for."""
-    stay = torch.zeros_like(choice.idle)
-    for place in coupled.places.values():
-        if place.side == "in":
+def severed(coupling: Coupling, reading: list[Reader], removal: Removal) -> dict[str, Tensor]:
+    """Return the connections between kept and removed channels that `expand` sets to zero, as (outputs, inputs).
+
+    They carry a zero that training may change in the large network, or a constant that a bias has taken over.
+    """
+    result = {}
+    for reader in reading:
+        gone = removal.gone[coupling.groups(reader.inputs)]
+        gone_outputs = torch.zeros(len(reader.reads), 1, dtype=torch.bool)
+        if reader.outputs:
+            gone_outputs = removal.gone[coupling.groups(reader.outputs)][:, None]
+        replaced = gone & (reader.zero | (reader.foldable & reader.has_bias))
+        cells = reader.reads & ((~gone_outputs & replaced) | (gone_outputs & ~gone & reader.zero))
+        if cells.any():
+            result[reader.inputs.name] = cells
+    return result
+
+
+def folded_constants(
+    coupling: Coupling, reading: list[Reader], removal: Removal
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return what the constants among the removed inputs add to the output of each layer, and how many they are."""
+    added, counts = {}, {}
+    for reader in reading:
+        channels = removal.gone[coupling.groups(reader.inputs)] & reader.foldable & ~reader.zero
+        if not channels.any():
             continue
-        labels = coupled.label[place.span]
-        gone = choice.gone[labels] & ~stay[labels]
-        left = place.size - int(gone.sum())
-        least = max(at_least, int(coupled.pooled[labels].any()))
+        weight: Any = reader.layer.weight
+        weight = weight.detach().flatten(2).sum(2) if weight.dim() > 2 else weight.detach()
+        shift = weight[:, channels.to(weight.device)] @ reader.constant[channels].to(weight)
+        if bool((shift != 0).any()):
+            added[reader.inputs.name], counts[reader.inputs.name] = shift, int(channels.sum())
+    return added, counts
+
+
+def _missing(coupling: Coupling, removal: Removal, multiple_of: int, at_least: int, unread: Tensor) -> Tensor:
+    """Return groups that must stay after all, for possible shapes and for widths as asked."""
+    stay = torch.zeros_like(removal.idle)
+    for slot in coupling.slots.values():
+        if slot.side == "in":
+            continue
+        groups = coupling.groups(slot)
+        gone = removal.gone[groups] & ~stay[groups]
+        left = slot.size - int(gone.sum())
+        least = max(at_least, int(coupling.pooled[groups].any()))
         wanted = max(-(-left // multiple_of) * multiple_of, least)
-        _keep(stay, labels[gone], min(wanted, place.size) - left, unread)
-    for (name, side), place in coupled.places.items():
-        groups = getattr(place.layer, "groups", 1)
-        if side != "in" or groups == 1 or (name, "out") not in coupled.places:
+        _keep(stay, groups[gone], min(wanted, slot.size) - left, unread)
+    for (name, side), slot in coupling.slots.items():
+        blocks = getattr(slot.layer, "groups", 1)  # of a grouped convolution
+        if side != "in" or blocks == 1 or (name, "out") not in coupling.slots:
             continue
-        ins, outs = (coupled.label[coupled.places[name, s].span].view(groups, -1) for s in ("in", "out"))
-        whole = choice.gone[ins].all(1) & choice.gone[outs].all(1)
-        for labels in (ins, outs):
-            gone = choice.gone[labels] & ~stay[labels]
+        ins, outs = (coupling.groups(coupling.slots[name, side]).view(blocks, -1) for side in ("in", "out"))
+        whole = removal.gone[ins].all(1) & removal.gone[outs].all(1)
+        for groups in (ins, outs):
+            gone = removal.gone[groups] & ~stay[groups]
             fewest = int(gone[~whole].sum(1).min()) if (~whole).any() else 0
-            for group in (~whole).nonzero().flatten():
-                own = labels[group][gone[group]]
-                _keep(stay, own, len(own) - fewest, unread)
+            for block in (~whole).nonzero().flatten():
+                removed = groups[block][gone[block]]
+                _keep(stay, removed, len(removed) - fewest, unread)
     return stay
 
 
-def _keep(stay: Tensor, labels: Tensor, count: int, unread: Tensor) -> None:
-    """Mark so many of them, those that nobody reads first."""
-    labels = labels.unique()
+def _keep(stay: Tensor, groups: Tensor, count: int, unread: Tensor) -> None:
+    """Mark `count` of these groups as staying, first those that nothing reads."""
+    groups = groups.unique()
     if count > 0:
-        order = torch.argsort((~unread[labels]).int(), stable=True)
-        stay[labels[order][:count]] = True
+        order = torch.argsort((~unread[groups]).int(), stable=True)
+        stay[groups[order][:count]] = True

@@ -1,68 +1,70 @@
-"""Signals: what arrives at each input channel of a layer, the input's or a constant."""
+"""Signals: what arrives at each input channel of a layer, something that depends on the input or a constant.
+
+A channel carries a constant signal if no path of kept weights leads to it from the model's input: its value is then
+made of biases and shifts alone, the same for every input and at every position.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...paths import trace
-from ...running.inputs import call
-from ...running.rng import forked
-from .coupling import copied, hooked
+from ...running.outputs import outputs
 
-Watch = Callable[[str, Tensor], None]
+SLACK = 1e-5  # relative; values of a channel that differ by no more are one constant
+Watch = Callable[[str, Tensor], None]  # gets the name of a layer and its input, as (channels, values)
 
 
 def reached(
-    model: nn.Module, masks: Mapping[str, Tensor], example: Any, readers: Mapping[str, nn.Module]
+    model: nn.Module, masks: Mapping[str, Tensor], example: Any, layers: Mapping[str, nn.Module]
 ) -> tuple[dict[str, Tensor], bool]:
-    """Which input channels of each layer lie behind a path of kept weights from the model's input.
+    """Return which input channels of each layer a path of kept weights connects with the model's input.
 
-    And whether the forward looks at values in Python, or at how many there are of a kind: then everything may.
+    Also return whether the forward pass looks at values in Python, or at how many there are of a kind: then anything
+    may depend on the input, and all channels count as reached.
     """
-    found: dict[str, Tensor] = {}
+    channels: dict[str, Tensor] = {}
 
-    def watch(name: str, lines: Tensor) -> None:
-        found[name] = found.get(name, False) | (lines != 0).any(1)
+    def watch(name: str, values: Tensor) -> None:
+        channels[name] = channels.get(name, False) | (values != 0).any(1)
 
-    with hooked(_hooks(readers, watch)):
-        seen = trace(model, masks, example, backward=False, strict=True)
-    if seen.peeked:
-        found = {name: torch.ones_like(bits) for name, bits in found.items()}
-    return found, seen.peeked
+    with _watched(layers, watch):
+        traced = trace(model, masks, example, backward=False, strict=True)
+    if traced.peeked:
+        channels = {name: torch.ones_like(bits) for name, bits in channels.items()}
+    return channels, traced.peeked
 
 
-def constants(
-    model: nn.Module,
-    runs: list[tuple[bool, Any]],
-    readers: Mapping[str, nn.Module],
-    device: torch.device,
-) -> dict[str, Tensor]:
-    """The value of each input channel where it is one and the same in all runs, (train mode, input); else NaN.
+def constants(model: nn.Module, runs: list[tuple[bool, Any]], layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the value of each input channel that is the same in all runs, and NaN for other channels.
 
-    The model's buffers move.
+    A run is (train mode, input). The buffers of the model change.
     """
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
 
-    def watch(name: str, lines: Tensor) -> None:
-        low, high = lines.amin(1), lines.amax(1)
-        value = found.setdefault(name, low.clone())
-        slack = 1e-5 * (1 + value.abs())
+    def watch(name: str, observed: Tensor) -> None:
+        low, high = observed.amin(1), observed.amax(1)
+        value = values.setdefault(name, low.clone())
+        slack = SLACK * (1 + value.abs())
         same = ((low - value).abs() <= slack) & ((high - value).abs() <= slack)
-        same &= (value != 0) | ((low == 0) & (high == 0))
-        found[name] = torch.where(same, value, torch.nan)
+        same &= (value != 0) | ((low == 0) & (high == 0))  # zero is exactly zero
+        values[name] = torch.where(same, value, torch.nan)
 
-    with torch.no_grad(), hooked(_hooks(readers, watch)), forked(device):
-        for mode, example in runs:
-            args, kwargs = copied(call(example))
-            model.train(mode)(*args, **kwargs)
-    return found
+    with _watched(layers, watch):
+        for train, example in runs:
+            outputs(model.train(train), example)
+    return values
 
 
-def _hooks(readers: Mapping[str, nn.Module], watch: Watch) -> list[Any]:
+@contextmanager
+def _watched(layers: Mapping[str, nn.Module], watch: Watch) -> Iterator[None]:
+    """Call `watch` with the input of each of these layers whenever it runs."""
+
     def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -72,4 +74,9 @@ def _hooks(readers: Mapping[str, nn.Module], watch: Watch) -> list[Any]:
 
         return look
 
-    return [module.register_forward_pre_hook(hook(name), with_kwargs=True) for name, module in readers.items()]
+    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

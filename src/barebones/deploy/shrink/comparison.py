@@ -1,0 +1,175 @@
+"""The comparison of two networks: on the same inputs, with the same random numbers, in train and in eval mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ...running.inputs import tensors
+from ...running.outputs import difference, mismatch, outputs, tolerance
+from ...running.rng import forked
+
+
+class Unusable(Exception):
+    """A changed network cannot replace the original: it does not run, or it computes something else."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a network: mode and input, and what it must return up to a tolerance."""
+
+    train: bool
+    inputs: Any
+    returned: list[Tensor]
+    limit: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The inputs and modes in which networks are compared. Dropout is off.
+
+    The modes are eval, train, and eval again with the statistics that batch-norms collected in train mode. They are
+    eval alone for a network that does not run in train mode, or is random there; `unchecked` says why.
+    """
+
+    inputs: list[Any]  # the example, and random values of its shape, as a larger batch where the network takes that
+    other_sizes: list[Any]  # one sample, larger images and longer sequences, as far as the network takes them
+    modes: tuple[bool, ...]
+    trains: bool  # whether the network runs in train mode
+    unchecked: str
+
+    @staticmethod
+    def of(model: nn.Module, example: Any) -> Comparison:
+        """Find the inputs and modes in which this network runs."""
+        device = next((t.device for t in (*model.parameters(), *tensors(example))), torch.device("cpu"))
+        with forked(device, seed=0):
+            wide = tree_map(lambda value: _random(value, times=2), example)
+            same = tree_map(lambda value: _random(value, times=1), example)
+        modes: tuple[bool, ...] = (False,)
+        trains, unchecked = False, ""
+        for inputs in (wide, same):  # a network may insist on its batch size, and batch-norm on more than one value
+            try:
+                runs = [_run(without_dropout(aside(model)).train(), inputs, seed) for seed in (0, 1)]
+            except Exception as error:
+                unchecked = f"it does not run in train mode ({first_line(error)})"
+                continue
+            trains, unchecked = True, ""
+            if difference(*runs) > 0:
+                unchecked = "its outputs are random in train mode"
+            else:
+                modes = (False, True, False)
+            break
+        return Comparison([example, inputs], _other_sizes(model, inputs, device), modes, trains, unchecked)
+
+    def cast(self, like: Any) -> Comparison:
+        """Return the same comparison with inputs of the types of an example."""
+
+        def cast(tree: Any) -> Any:
+            return tree_map(lambda value, t: t.to(value.dtype) if isinstance(t, Tensor) else t, like, tree)
+
+        return replace(
+            self, inputs=[cast(tree) for tree in self.inputs], other_sizes=[cast(tree) for tree in self.other_sizes]
+        )
+
+    def runs(self, model: nn.Module) -> list[Run]:
+        """Run a network in all modes, and return what it returned."""
+        network = without_dropout(aside(model))
+        result: list[Run] = []
+        for train in self.modes:
+            for inputs in self.inputs[1:] if result else (*self.inputs, *self.other_sizes):
+                result.append(Run(train, inputs, _run(network.train(train), inputs), tolerance(model, train)))
+        return result
+
+    def check(self, network: nn.Module, expected: list[Run], how: str) -> None:
+        """Raise `Unusable` unless the network returns what is expected; `how` says in what it differs."""
+        network = without_dropout(aside(network))
+        for run in expected:
+            try:
+                returned = _run(network.train(run.train), run.inputs)
+            except Exception as error:
+                raise Unusable(f"it does not run {how} ({first_line(error)})") from error
+            if reason := mismatch(run.returned, returned, run.limit):
+                raise Unusable(f"{how}, in {'train' if run.train else 'eval'} mode, {reason}")
+        if self.trains and True not in self.modes:  # random in train mode: it cannot be compared, but it must run
+            try:
+                _run(network.train(), self.inputs[1])
+            except Exception as error:
+                raise Unusable(f"it does not run in train mode {how} ({first_line(error)})") from error
+
+
+def aside(network: nn.Module) -> nn.Module:
+    """Return a copy to run, with its own modes and buffers but with the same parameters."""
+    return deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
+
+
+def without_dropout(network: nn.Module) -> nn.Module:
+    """Switch off the dropout layers of a network, and return it."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    return network
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error message, or the name of the error if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _run(network: nn.Module, inputs: Any, seed: int = 0) -> list[Tensor]:
+    return [t.clone() for t in tensors(outputs(network, inputs, seed))]  # a later run may write to what it returned
+
+
+def _random(value: Any, times: int) -> Any:
+    """Return random numbers for a batch of so many times the size; integers are repeated."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    wide = torch.cat([value] * times)
+    return torch.randn_like(wide) if wide.is_floating_point() else wide
+
+
+def _other_sizes(model: nn.Module, inputs: Any, device: torch.device) -> list[Any]:
+    """Return the inputs of other sizes that the model takes in eval mode.
+
+    This is tried on the CPU: on a GPU, an index out of range would end the process.
+    """
+    probe = aside(model) if device.type == "cpu" else deepcopy(model).cpu()
+    accepted = []
+    for resize in (_one_sample, _larger, _longer):
+        try:
+            with forked(device, seed=1):
+                resized = resize(inputs)
+            outputs(probe.eval(), tree_map(lambda t: t.cpu() if isinstance(t, Tensor) else t, resized))
+            accepted.append(resized)
+        except Exception:  # the model does not take such inputs
+            continue
+    return accepted
+
+
+def _one_sample(tree: Any) -> Any:
+    """Cut each tensor that is as long as the first one to its first row."""
+    batch = next((len(t) for t in tensors(tree) if t.dim()), 0)
+    return tree_map(lambda t: t[:1] if isinstance(t, Tensor) and t.dim() and len(t) == batch else t, tree)
+
+
+def _larger(tree: Any) -> Any:
+    """Return one sample of twice the height and width, or whatever dimensions come behind the channels."""
+    return tree_map(lambda t: _stretched(t, range(2, t.dim())) if isinstance(t, Tensor) else t, _one_sample(tree))
+
+
+def _longer(tree: Any) -> Any:
+    """Return one sample of twice the length, for sequences: their length comes before the channels."""
+    return tree_map(
+        lambda t: _stretched(t, range(1, min(2, t.dim()))) if isinstance(t, Tensor) else t, _one_sample(tree)
+    )
+
+
+def _stretched(value: Tensor, dims: Iterable[int]) -> Tensor:
+    for dim in dims:
+        value = torch.cat([value, value], dim)
+    return torch.randn_like(value) if value.is_floating_point() else value

@@ -1,0 +1,47 @@
+"""Shifts of channels without input, which count as pruned before training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .coupling import Coupling
+from .removal import Reader, choose
+
+
+def prune_shifts(
+    coupling: Coupling, observe: Callable[[], list[Reader]], networks: tuple[nn.Module, ...]
+) -> tuple[list[Reader], dict[str, int]]:
+    """Set to zero the shifts that alone keep a channel from being removed, in all networks, until none is left.
+
+    `observe` tells what arrives at each layer of the first network. Return that in the end, and how many shifts of
+    each layer were pruned.
+    """
+    nothing, layers = torch.zeros_like(coupling.fixed), dict(networks[0].named_modules())
+    pruned: dict[str, int] = {}
+    while True:
+        reading, before = observe(), sum(pruned.values())
+        removable = choose(coupling, reading, nothing, 1, 0).idle
+        without_shifts = choose(coupling, [reader.without_shifts() for reader in reading], nothing, 1, 0).idle
+        for (name, side), slot in coupling.slots.items():
+            bias = getattr(layers.get(name), "bias", None)
+            if side == "in" or not isinstance(bias, Tensor):
+                continue
+            channels = (without_shifts & ~removable)[coupling.groups(slot)].to(bias.device)
+            count = int((channels & (bias != 0)).sum())
+            if count:
+                for network in networks:
+                    _zero_shift(network.get_submodule(name), channels)
+                pruned[name] = pruned.get(name, 0) + count
+        if sum(pruned.values()) == before:
+            return reading, pruned
+
+
+def _zero_shift(layer: Any, channels: Tensor) -> None:
+    with torch.no_grad():
+        layer.bias[channels] = 0
+        if getattr(layer, "running_mean", None) is not None:
+            layer.running_mean[channels] = 0

@@ -1,0 +1,118 @@
+"""Trials: cut the network, compare it with the masked one, and keep the channels whose removal changes an output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...scope import layers
+from .comparison import Comparison, Unusable, first_line
+from .coupling import ChannelSlot, Coupling
+from .cut import RemovedChannels, cut, fill, numbered
+from .removal import Reader, choose, folded_constants, severed
+
+
+@dataclass
+class Trial:
+    """A cut network that computes what the masked one computes, in the precision of the comparison."""
+
+    small: nn.Module
+    origin: dict[str, Tensor]  # for each tensor, the indices of its values in the large network
+    removed: RemovedChannels
+    severed: dict[str, Tensor]
+    folded: dict[str, int]  # how many constant inputs the bias of each layer took over
+
+
+class Trials:
+    """The search for the smallest network that passes the comparison."""
+
+    def __init__(
+        self, model: nn.Module, coupling: Coupling, reading: list[Reader], comparison: Comparison, multiple_of: int
+    ) -> None:
+        self.model, self.coupling, self.reading = model, coupling, reading
+        self.comparison, self.multiple_of = comparison, multiple_of
+        self.expected = comparison.runs(model)
+        self.left: dict[str, str] = {}  # by layer: why channels without a signal stay
+
+    def best(self) -> Trial:
+        """Return the first trial that passes, of fewer and fewer removals.
+
+        Almost always that is the removal of everything that can go. Otherwise layers keep one channel at least, or the
+        uncertain groups stay, or at last all groups stay. From there, coupled layers are tried one after the other, so
+        that a layer whose width is written down elsewhere (a fixed view, a buffer per channel) stays alone.
+        """
+        nothing, uncertain = torch.zeros_like(self.coupling.fixed), self.coupling.uncertain
+        steps = [(nothing, 0), (nothing, 1)]
+        steps += [(uncertain, 0), (uncertain, 1)] if uncertain.any() else []
+        steps += [(~nothing, 1)]
+        for pinned, at_least in steps:
+            try:
+                trial = self.attempt(pinned, at_least)
+                break
+            except Unusable as error:
+                reason = error
+        else:
+            raise ValueError(
+                f"{type(self.model).__name__} cannot be shrunk: the comparison fails even if no channel is removed "
+                f"({reason}); is its output random, or does it depend on earlier calls?"
+            ) from reason
+        for slot, groups in self._coupled_layers():
+            if not pinned[groups].any():
+                continue
+            certain = pinned.clone()
+            certain[groups] = uncertain[groups]
+            if not torch.equal(certain, pinned):
+                try:
+                    trial, pinned = self.attempt(certain, at_least), certain
+                except Unusable as error:
+                    self.left[slot.name] = str(error)
+            for without_heads in self._heads(slot, groups, pinned):
+                try:
+                    trial, pinned = self.attempt(without_heads, at_least), without_heads
+                    break
+                except Unusable:
+                    continue
+        return trial
+
+    def attempt(self, pinned: Tensor, at_least: int) -> Trial:
+        """Remove all channels that can go without the pinned groups; raise `Unusable` if the result differs."""
+        removal = choose(self.coupling, self.reading, pinned, self.multiple_of, at_least)
+        removed = removal.channels(self.coupling)
+        shifts, counts = folded_constants(self.coupling, self.reading, removal)
+        small = numbered(self.model, shifts)
+        try:
+            cut(small, removed, self.coupling.graph)
+        except Exception as error:  # a layer is not what it seems, such as one with computed weights
+            raise Unusable(f"it cannot be cut ({first_line(error)})") from error
+        names = {id(module): f"{path}.bias".lstrip(".") for path, module in layers(self.model)}
+        biases = {names[id(self.model.get_submodule(layer))]: shift for layer, shift in shifts.items()}
+        origin = fill(small, self.model, biases)
+        self.comparison.check(small, self.expected, "without them")
+        return Trial(small, origin, removed, severed(self.coupling, self.reading, removal), counts)
+
+    def _coupled_layers(self) -> Iterator[tuple[ChannelSlot, Tensor]]:
+        """Yield the groups that each layer writes, if no earlier layer writes them too."""
+        seen = self.coupling.fixed.clone()
+        for slot in self.coupling.slots.values():
+            groups = self.coupling.groups(slot).unique()
+            groups = groups[~seen[groups]]
+            if slot.side != "in" and len(groups):
+                seen[groups] = True
+                yield slot, groups
+
+    def _heads(self, slot: ChannelSlot, groups: Tensor, pinned: Tensor) -> Iterator[Tensor]:
+        """Yield what stays pinned if whole heads of attention go: idle blocks of channels, the smallest size first."""
+        if not self.coupling.uncertain[groups].any():
+            return
+        channels, free = self.coupling.groups(slot), pinned.clone()
+        free[groups] = False
+        idle = choose(self.coupling, self.reading, free, 1, 0).idle[channels]
+        for width in (w for w in range(2, slot.size) if slot.size % w == 0):
+            blocks = idle.view(-1, width).all(1)
+            if blocks.any() and not blocks.all():
+                without_heads = pinned.clone()
+                without_heads[channels.view(-1, width)[blocks].flatten()] = False
+                yield without_heads
