@@ -1,4 +1,4 @@
-"""Showing: a run as it goes on, what came of it, what is in a mask file."""
+"""What a user sees of a run: its plan, its progress, its result; and what a mask file contains."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..data import DATA
 from ..files.masks import load_masks
 from ..models import build
 from ..scope import prunable
+from ..words import shortened
 from .experiment import Experiment
 from .folder import EXPERIMENT, finished, progress, recorded
 from .metrics import COUNTED, Line
@@ -25,9 +26,9 @@ from .options import RunOptions
 
 @contextmanager
 def watching(console: Console) -> Iterator[Any]:
-    """A function that shows lines of metrics: as bars on a terminal, else as a line now and then."""
+    """Yield a function that shows lines of metrics: as progress bars on a terminal, otherwise as lines of text."""
     if not console.is_terminal:
-        yield lambda line: _say(console, line)
+        yield lambda line: _print(console, line)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True) as progress:
@@ -47,8 +48,8 @@ def _counted(line: Line) -> tuple[str, int, int]:
     return line["stage"], line[what] + 1, line[what + "s"]
 
 
-def _say(console: Console, line: Line) -> None:
-    """Every epoch, and every tenth of the rounds."""
+def _print(console: Console, line: Line) -> None:
+    """Print every epoch, and every tenth of the rounds."""
     stage, number, total = _counted(line)
     if stage != "prune" or number == total or number % max(1, total // 10) == 0:
         what = COUNTED[stage]
@@ -56,7 +57,7 @@ def _say(console: Console, line: Line) -> None:
 
 
 def note(line: Line) -> str:
-    """A line of metrics in a few words."""
+    """Return a line of metrics in a few words."""
     if line["stage"] == "prune":
         saliency = line["saliency"]
         known = "" if saliency is None or saliency != saliency else f", saliency {saliency:.4g}"
@@ -105,7 +106,7 @@ def run_folder(folder: Path) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any], folder: Path) -> Iterator[str]:
-    """What came of a run, in sentences."""
+    """Yield the result of a run in sentences."""
     test, best, seconds = result["test"], result["best_validation"], result["seconds"]
     five = f", {test['top5']:.2%} top-5" if test["top5"] is not None else ""
     yield f"Test accuracy after the last epoch: {test['top1']:.2%}{five}."
@@ -123,19 +124,17 @@ def summary(result: dict[str, Any], folder: Path) -> Iterator[str]:
 
 
 def kept(about: dict[str, Any]) -> Iterator[str]:
-    """What the masks of a run keep, in sentences."""
+    """Yield what the masks of a run keep, in sentences."""
     effective = about.get("effective_sparsity")
     known = "" if effective is None else f"; effective sparsity {effective:.3%}"
     left = f"{about['kept']:,} of {about['prunable']:,} prunable weights are left"
     yield f"{left}: sparsity {about['sparsity']:.3%}{known}."
     if about.get("collapsed"):
-        names = about["collapsed"]
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        yield f"No signal passes from input to output: {', '.join(names[:5])}{more} cut the network."
+        yield f"No signal passes from input to output: {shortened(about['collapsed'])} cut the network."
 
 
 def shrunk(small: dict[str, Any]) -> Iterator[str]:
-    """What became of a network that was trained small, in sentences."""
+    """Yield what shrinking did to a network before it was trained, in sentences."""
     before, after = small["parameters"]
     yield f"Shrunk from {before:,} to {after:,} parameters, and to {small['flops']:.1%} of the dense FLOPs."
     pace = small["images_per_second"]
@@ -149,7 +148,7 @@ def shrunk(small: dict[str, Any]) -> Iterator[str]:
 
 
 def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
-    """What is in a mask file: how it was made, the layers, and both as plain values."""
+    """Return what a mask file contains: a table of how it was made, one of its layers, and both as plain values."""
     masks, about = load_masks(path)
     layers: dict[str, dict[str, Any]] = {
         name: {"shape": list(m.shape), "total": m.numel(), "kept": int(m.count_nonzero())} for name, m in masks.items()
