@@ -14,7 +14,7 @@ from barebones.lab.experiment import DENSE, FILE, Experiment
 from barebones.lab.protocols import PROTOCOLS, protocol
 from barebones.models import MODELS, SCHEMES
 from barebones.pruning.gradients import LOSSES
-from barebones.pruning.methods import METHODS
+from barebones.pruning.methods import METHODS, Method
 from barebones.pruning.schedules import SCHEDULES
 
 NAMES = [f.name for f in fields(Experiment)]
@@ -108,7 +108,14 @@ def test_dense_prunes_nothing():
     found = Experiment("vgg19", method=DENSE).resolved()
     assert found.sparsity == 0
     assert (found.rounds, found.batches, found.schedule) == (None, None, None)
-    for changes in ({"rounds": 3}, {"batches": 2}, {"pretrain": 1}, {"schedule": "linear"}, {"at_least": 1}):
+    for changes in (
+        {"rounds": 3},
+        {"batches": 2},
+        {"pretrain": 1},
+        {"schedule": "linear"},
+        {"at_least": 1},
+        {"shrink": True},
+    ):
         with pytest.raises(
             ValueError, match=f"dense prunes nothing, so it takes no {next(iter(changes)).replace('_', '-')}"
         ):
@@ -125,33 +132,36 @@ def test_more_rounds_of_a_method_of_one_are_refused(method):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"data": "cifar1"}, "data 'cifar1' is unknown; did you mean 'cifar10"),
-        ({"method": "forse"}, "method 'forse' is unknown; did you mean 'force'"),
-        ({"method": "zzz"}, "method 'zzz' is unknown; choose one of force, iter-snip"),
+        ({"data": "cifar1"}, "there is no data set 'cifar1'; did you mean 'cifar10"),
+        ({"method": "forse"}, "there is no method 'forse'; did you mean 'force'"),
+        ({"method": "zzz"}, "there is no method 'zzz'; choose one of force, iter-snip"),
         ({"method": "FORCE"}, "did you mean 'force'"),
         ({"init": "xavir"}, "did you mean 'xavier'"),
-        ({"loss": "mse"}, "loss 'mse' is unknown"),
+        ({"loss": "mse"}, "there is no loss 'mse'"),
         ({"schedule": "exponentiel"}, "did you mean 'exponential'"),
-        ({"precision": "fp8"}, "precision 'fp8' is unknown"),
-        ({"scoring_precision": "fp16"}, "scoring-precision 'fp16' is unknown"),
-        ({"sparsity": 99}, r"sparsity 99 is no fraction to remove, from 0 up to 1; did you mean 0\.99\?"),
+        ({"precision": "fp8"}, "there is no precision 'fp8'"),
+        ({"scoring_precision": "fp16"}, "there is no scoring precision 'fp16'"),
+        (
+            {"sparsity": 99},
+            r"sparsity 99 is not a fraction .* to remove, from 0 to below 1; did you mean 0\.99\?",
+        ),
         ({"sparsity": 99.5}, r"did you mean 0\.995\?"),
-        ({"sparsity": 1.0}, "no fraction to remove"),
-        ({"sparsity": 100}, "no fraction to remove"),
-        ({"sparsity": -0.1}, "no fraction to remove"),
-        ({"sparsity": float("nan")}, "no fraction to remove"),
-        ({"rounds": 0}, "rounds 0 is too few; it is at least 1"),
-        ({"batches": 0}, "batches 0 is too few"),
-        ({"epochs": -1}, "epochs -1 is too few"),
-        ({"batch": 1}, "batch 1 is too few; it is at least 2"),
-        ({"seed": -1}, "seed -1 is too few"),
-        ({"pretrain": -1}, "pretrain -1 is too few"),
+        ({"sparsity": 1.0}, "not a fraction of weights to remove"),
+        ({"sparsity": 100}, "not a fraction of weights to remove"),
+        ({"sparsity": -0.1}, "not a fraction of weights to remove"),
+        ({"sparsity": float("nan")}, "not a fraction of weights to remove"),
+        ({"rounds": 0}, "rounds 0 is too small; it must be at least 1"),
+        ({"batches": 0}, "batches 0 is too small"),
+        ({"epochs": -1}, "epochs -1 is too small"),
+        ({"batch": 1}, "batch 1 is too small; it must be at least 2"),
+        ({"seed": -1}, "seed -1 is too small"),
+        ({"pretrain": -1}, "pretrain -1 is too small"),
         ({"lr": -0.1}, "lr -0.1 must be 0 or more"),
         ({"lr": float("nan")}, "lr nan must be"),
         ({"weight_decay": float("inf")}, "weight-decay inf must be"),
         ({"momentum": -1.0}, "momentum -1.0 must be"),
         ({"method": FILE}, "name it with barebones train --mask FILE"),
-        ({"rewind": True}, "rewind goes back to the weights before --pretrain"),
+        ({"rewind": True}, "rewind returns to the weights before --pretrain"),
         ({"at_least": -1}, "at.least"),
         ({"revive_until": 1.5}, "revive.until"),
         ({"revive_until": float("nan")}, "revive.until"),
@@ -301,9 +311,29 @@ def test_folders_are_readable_and_safe():
     assert not name.startswith(".")
 
 
-def test_a_group_is_all_but_the_seed():
-    one, other = Experiment(seed=1), Experiment(seed=2)
-    assert one.group == other.group
-    assert one.group != replace(other, sparsity=0.5).group
-    assert hash(one.group) == hash(other.group)
-    assert {name for name, _ in one.group} == {*NAMES} - {"seed"}
+def mine(probe):
+    return {name: weight.square() for name, weight in probe.weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("row", "rounds", "batches"),
+    [
+        (Method(mine), 1, 1),
+        (Method(mine, batches=5), 1, 600),
+        (Method(mine, rounds=3), 60, 10),
+        (Method(mine, rounds=3, protocol_rounds=False), 3, 1),
+        (Method(mine, batches=5, protocol_rounds=False), 1, 5),
+        (Method(mine, schedule=lambda total, keep, rounds: [total, keep]), 1, 1),
+    ],
+)
+def test_a_method_that_was_registered_at_run_time_reads_its_row(row, rounds, batches, monkeypatch):
+    monkeypatch.setitem(METHODS, "mine", row)
+    found = Experiment("vgg19", "cifar100", "mine").resolved()
+    assert (found.rounds, found.batches) == (rounds, batches)
+    assert found.resolved() == found
+    assert found.pruning() == replace(row, rounds=rounds, batches=batches)
+    record = found.to_dict()
+    monkeypatch.delitem(METHODS, "mine")
+    assert Experiment.settings(record) == record  # readable where the method is not known
+    with pytest.raises(ValueError, match="there is no method 'mine'"):
+        Experiment.from_dict(record)

@@ -145,21 +145,3 @@ def test_without_torch_pruning_nothing_is_begun(experiment, tmp_path, monkeypatc
     with pytest.raises(ModuleNotFoundError, match=r"barebones\[shrink\]"):
         result_of(run(experiment, RunOptions(tmp_path / "runs")))
     assert not (tmp_path / "runs").exists()
-
-
-def test_nothing_can_be_shrunk_where_nothing_is_pruned():
-    with pytest.raises(ValueError, match="nothing to shrink"):
-        Experiment("small-vgg", "digits", "dense", shrink=True).resolved()
-
-
-def test_a_record_from_before_the_option_is_still_the_run(experiment, tmp_path):
-    masked, place = replace(experiment, shrink=False, epochs=1), RunOptions(tmp_path)
-    first = result_of(run(masked, place))
-    for name in ("experiment.json", "result.json"):
-        path = place.folder(masked) / name
-        values = json.loads(path.read_text())
-        del values.get("experiment", values)["shrink"]
-        path.write_text(json.dumps(values))
-    assert result_of(run(masked, place))["weights"] == first["weights"]
-    (place.folder(masked) / "result.json").unlink()
-    assert result_of(run(masked, place))["weights"] == first["weights"]

@@ -1,10 +1,9 @@
-"""An experiment: one frozen record is the command line, the memory of a run and, hashed, the name of its folder."""
+"""An experiment: one frozen record is the command line's options, a run's record and, hashed, its folder's name."""
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
@@ -13,50 +12,56 @@ from ..data import DATA
 from ..models import MODELS, SCHEMES
 from ..pruning.gradients import LOSSES
 from ..pruning.gradients import PRECISIONS as SCORING_PRECISIONS
-from ..pruning.methods import METHODS, Method
+from ..pruning.methods import METHODS, Method, as_method
 from ..pruning.methods import resolved as resolved_method
 from ..pruning.schedules import SCHEDULES
+from ..words import did_you_mean, unknown
 from .protocols import protocol
 from .training import PRECISIONS, TrainingPlan
 
-DENSE, FILE = "dense", "file"  # methods of the lab alone: no pruning, and masks from a file
+DENSE, FILE = "dense", "file"  # methods of the lab that do not prune: train everything, or the masks of a file
+PRUNING = ("rounds", "batches", "schedule", "revive_until", "at_least", "pretrain")  # fields that a dense run lacks
+
+# Fields that were added after runs had been recorded. A field at its value here is left out of the hash, so the
+# folders of all earlier runs keep their names. Every new field of `Experiment` must be listed here.
+LATER: dict[str, Any] = {"shrink": False}
 
 
-def _option(default: Any, help: str, name: str = "") -> Any:
-    return field(default=default, metadata={"help": help, "name": name})
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Prune a network, train what is left, test it.
+    """Prune a network, train what is left, and test it.
 
-    None stands for the paper's value for this data set and method; `resolved()` puts the numbers in. Only a
-    resolved experiment is run, recorded and hashed, so a run does not depend on defaults that may change.
+    None stands for the value that the paper uses for this data set and method; `resolved()` fills it in. Only a
+    resolved experiment is run, recorded and hashed, so a run does not depend on defaults, which may change.
 
     >>> Experiment(model="vgg19", data="cifar10", method="force").resolved().rounds
     300
     """
 
-    model: str = _option("resnet50", f"Network: {', '.join(MODELS)}; or package.module:factory for one of yours.")
+    model: str = _option("resnet50", f"Network: {', '.join(MODELS)}; or package.module:factory for your own.")
     data: str = _option("cifar10", f"Data set: {', '.join(DATA)}.")
-    method: str = _option("force", f"How to prune: {', '.join(METHODS)}; or dense, for no pruning.")
-    sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 up to 1.")
-    seed: int = _option(0, "Of the initial weights, the scoring batches and the order of training.")
+    method: str = _option("force", f"Pruning method: {', '.join(METHODS)}; or dense, for no pruning.")
+    sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.")
+    seed: int = _option(0, "Seed of the initial weights, the scoring batches and the order of training images.")
 
-    rounds: int | None = _option(None, "Pruning rounds of an iterative method (T).")
-    batches: int | None = _option(None, "Batches that each pruning round reads (B).")
-    schedule: str | None = _option(None, f"How many weights stay after each round: {', '.join(SCHEDULES)}.")
+    rounds: int | None = _option(None, "Number of pruning rounds of an iterative method (T).")
+    batches: int | None = _option(None, "Number of batches that each pruning round reads (B).")
+    schedule: str | None = _option(None, f"How many weights are kept after each round: {', '.join(SCHEDULES)}.")
     revive_until: float | None = _option(None, "Fraction of the rounds in which pruned weights may return.")
-    at_least: int | None = _option(None, "Weights that every layer keeps at least.")
-    loss: str = _option("cross-entropy", f"Loss of the scores: {', '.join(LOSSES)}.")
+    at_least: int | None = _option(None, "Minimum number of weights that each layer keeps.")
+    loss: str = _option("cross-entropy", f"Loss that the scores are computed from: {', '.join(LOSSES)}.")
     init: str = _option("kaiming-fan-in", f"Initialization: {', '.join(SCHEMES)}.")
     scoring_precision: str | None = _option(None, f"Precision of the scores: {', '.join(SCORING_PRECISIONS)}.")
     pretrain: int = _option(0, "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).")
-    rewind: bool = _option(False, "After --pretrain, train from the initial weights, not from the pretrained ones.")
-    mask: str | None = _option(None, "SHA-256 of the mask file that is trained (method file).")
+    rewind: bool = _option(False, "After --pretrain, train from the initial weights instead of the pretrained ones.")
+    mask: str | None = _option(None, "SHA-256 of the mask file to train (method file).")
 
-    epochs: int | None = _option(None, "Epochs of training; the milestones of the learning rate scale along.")
-    batch: int | None = _option(None, "Images in a batch, in training and in scoring.")
+    epochs: int | None = _option(None, "Number of training epochs; the learning rate's milestones scale with it.")
+    batch: int | None = _option(None, "Images per batch, in training and in scoring.")
     lr: float | None = _option(None, "Learning rate at the start.")
     momentum: float = _option(0.9, "Momentum of SGD.")
     weight_decay: float | None = _option(None, "Weight decay of SGD.")
@@ -64,161 +69,160 @@ class Experiment:
     shrink: bool = _option(False, "Train the network without the channels that carry no signal.")
 
     def __post_init__(self) -> None:
-        for option in fields(self):  # 1 and 1.0 are one experiment, and have one name
+        for option in fields(self):  # 1 and 1.0 are the same experiment and must have the same hash
             value = getattr(self, option.name)
             if option.type.startswith("float") and isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, option.name, float(value))
-        for name, known in (
-            ("data", DATA),
-            ("method", (*METHODS, DENSE, FILE)),
-            ("init", SCHEMES),
-            ("loss", LOSSES),
-            ("schedule", SCHEDULES),
-            ("precision", PRECISIONS),
-            ("scoring_precision", SCORING_PRECISIONS),
-        ):
-            value = getattr(self, name)
-            if value is not None and value not in known:
-                near = difflib.get_close_matches(str(value).lower(), list(known), n=1)
-                hint = f"; did you mean {near[0]!r}? Else" if near else ""
-                raise ValueError(f"{_spoken(name)} {value!r} is unknown{hint or ';'} choose one of {', '.join(known)}")
+        choices: dict[str, tuple[str, Iterable[str]]] = {
+            "data": ("data set", DATA),
+            "method": ("method", (*METHODS, DENSE, FILE)),
+            "init": ("initialization", SCHEMES),
+            "loss": ("loss", LOSSES),
+            "schedule": ("schedule", SCHEDULES),
+            "precision": ("precision", PRECISIONS),
+            "scoring_precision": ("scoring precision", SCORING_PRECISIONS),
+        }
+        for name, (kind, known) in choices.items():
+            if (value := getattr(self, name)) is not None and value not in known:
+                raise ValueError(unknown(kind, value, known))
         if not 0 <= self.sparsity < 1:
             hint = f"; did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
-            raise ValueError(f"sparsity {self.sparsity:g} is no fraction to remove, from 0 up to 1{hint}")
+            raise ValueError(
+                f"sparsity {self.sparsity:g} is not a fraction of weights to remove, from 0 to below 1{hint}"
+            )
         for name, least in (("rounds", 1), ("batches", 1), ("epochs", 0), ("batch", 2), ("pretrain", 0), ("seed", 0)):
             if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{_spoken(name)} {value} is too few; it is at least {least}")
+                raise ValueError(f"{_option_name(name)} {value} is too small; it must be at least {least}")
         if self.seed >= 2**63:
-            raise ValueError(f"seed {self.seed} is too large; it is below 2**63")
+            raise ValueError(f"seed {self.seed} is too large; it must be below 2**63")
         for name in ("lr", "weight_decay", "momentum"):
             if (value := getattr(self, name)) is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{_spoken(name)} {value} must be 0 or more")
+                raise ValueError(f"{_option_name(name)} {value} must be 0 or more")
         if self.method == FILE and self.mask is None:
             raise ValueError("method file trains the masks of a file; name it with barebones train --mask FILE")
         if self.rewind and not self.pretrain:
-            raise ValueError("rewind goes back to the weights before --pretrain, which is 0; set both or none")
+            raise ValueError("rewind returns to the weights before --pretrain, which is 0; set both or neither")
 
     def resolved(self, device: str = "cpu") -> Experiment:
-        """With every None replaced by the paper's value, and the precision of training by what suits the device."""
+        """Return the experiment with every None replaced by the paper's value.
+
+        The precision of training, if it is None, becomes the one that suits the device.
+        """
         paper = protocol(self.data, self.model)
-        fast = "bf16" if device.startswith("cuda") else "fp32"
-        changes: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "epochs": paper.epochs,
             "batch": paper.batch,
             "lr": paper.lr,
             "weight_decay": paper.weight_decay,
-            "precision": fast,
+            "precision": "bf16" if device.startswith("cuda") else "fp32",
         }
+        fixed: dict[str, Any] = {}
         if self.method == DENSE:
-            wrong = [name for name in (*PRUNING, "rewind") if getattr(self, name)]
-            if wrong:
-                raise ValueError(f"method dense prunes nothing, so it takes no {', '.join(map(_spoken, wrong))}")
-            if self.shrink:
-                raise ValueError("method dense prunes nothing, so there is nothing to shrink")
-            changes |= {"sparsity": 0.0}
+            if wrong := [name for name in (*PRUNING, "rewind", "shrink") if getattr(self, name)]:
+                raise ValueError(f"method dense prunes nothing, so it takes no {', '.join(map(_option_name, wrong))}")
+            fixed = {"sparsity": 0.0}
         elif self.method != FILE:
             row = self.pruning(paper.rounds, paper.batches)
-            schedule = next((name for name, known in SCHEDULES.items() if known is row.schedule), None)
-            changes |= {
+            defaults |= {
                 "rounds": row.rounds,
                 "batches": row.batches,
-                "schedule": schedule,
+                "schedule": next((name for name, known in SCHEDULES.items() if known is row.schedule), None),
                 "revive_until": row.revive_until,
                 "at_least": row.at_least,
-                "scoring_precision": "fp32",  # a fraction of the training's cost even so, and the faithful one
+                "scoring_precision": "fp32",  # faithful, and still a fraction of the cost of training
             }
-        return replace(self, **{n: v for n, v in changes.items() if getattr(self, n) is None or n == "sparsity"})
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return replace(self, **missing, **fixed)
 
     def pruning(self, rounds: int | None = None, batches: int | None = None) -> Method:
-        """The row of `METHODS` with the experiment's own values; `rounds` and `batches` are the data set's.
+        """Return the row of `METHODS` with the experiment's values; `rounds` and `batches` are the protocol's T and B.
 
-        Methods of several rounds get the data set's T and B; those of one round over many batches ("-mb") get
-        T x B batches, so that all see as much data; one-shot methods and those without data keep their own.
+        A method of several rounds takes the protocol's T and B. A method of one round over several batches ("-mb")
+        takes T x B batches, so that both read equally much data. All others keep the values of their row, and so
+        does every method with `protocol_rounds=False`.
         """
-        own = METHODS[self.method]
-        iterative = own.rounds > 1 and self.method != "synflow"
-        if rounds is not None and batches is not None:
+        row = as_method(self.method)
+        iterative = row.rounds > 1 and row.protocol_rounds
+        if rounds is not None and batches is not None and row.protocol_rounds:
             if iterative:
-                own = replace(own, rounds=rounds, batches=batches)
-            elif own.batches > 1:
-                own = replace(own, batches=rounds * batches)
+                row = replace(row, rounds=rounds, batches=batches)
+            elif row.batches > 1:
+                row = replace(row, batches=rounds * batches)
         return resolved_method(
-            self.method if not iterative else own, self.rounds, self.batches or own.batches, self.schedule,
+            row if iterative else self.method, self.rounds, self.batches or row.batches, self.schedule,
             self.revive_until, None, self.at_least,
         )  # fmt: skip
 
     def plan(self, epochs: int | None = None) -> TrainingPlan:
-        """How to train; `epochs` in place of its own number."""
+        """Return how to train, for `epochs` instead of the experiment's own number if given."""
         assert self.epochs is not None and self.batch is not None and self.lr is not None  # noqa: PT018
         assert self.weight_decay is not None
-        paper = protocol(self.data, self.model)
         return TrainingPlan(
             epochs=self.epochs if epochs is None else epochs,
             batch=self.batch,
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
-            milestones=paper.milestones,
+            milestones=protocol(self.data, self.model).milestones,
         )
 
     @property
     def id(self) -> str:
-        """The first 10 hexadecimal digits of the hash of everything in it."""
+        """The first 10 hexadecimal digits of the hash of all fields."""
         hashed = {name: value for name, value in asdict(self).items() if name not in LATER or value != LATER[name]}
         return sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:10]
 
     @property
     def folder(self) -> str:
-        """What the folder of its run is called: readable, and unique by the hash."""
+        """The name of its run's folder: readable, and unique by the hash."""
         model = "".join(c if c.isalnum() or c in "-_." else "-" for c in self.model)
         sparsity = "" if self.method == DENSE else f"-{100 * self.sparsity:g}"
         return f"{self.data}-{model}-{self.method}{sparsity}-s{self.seed}-{self.id}"
 
-    @property
-    def group(self) -> tuple[tuple[str, Any], ...]:
-        """Everything but the seed: runs that differ in it alone are averaged."""
-        return tuple((name, value) for name, value in asdict(self).items() if name != "seed")
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return the fields as plain values, for JSON."""
         return asdict(self)
-
-    def is_record(self, values: Any) -> bool:
-        """Whether these plain values, of a file that may be older than an option, are this experiment."""
-        try:
-            return isinstance(values, Mapping) and Experiment.from_dict(values) == self
-        except ValueError:
-            return False
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
-        """From plain values; a name that it does not have is a `ValueError`."""
-        known = {f.name: f for f in fields(cls)}
+        """Make an experiment from plain values; a name that is no field raises a `ValueError`."""
+        return cls(**cls.settings(values))
+
+    @classmethod
+    def settings(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return recorded values with the default of each missing field; check the names and types alone.
+
+        Unlike `from_dict`, it accepts a method that is not registered in this process.
+        """
+        known = {option.name: option for option in fields(cls)}
         for name in values:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"an experiment has no {name!r}{hint}. It has {', '.join(known)}")
-        return cls(**{name: _typed(known[name], value) for name, value in values.items()})
+                hint = did_you_mean(name, known) or "."
+                raise ValueError(f"an experiment has no {name!r}{hint} It has {', '.join(known)}")
+        checked = {name: _typed(known[name], value) for name, value in values.items()}
+        return {name: checked.get(name, option.default) for name, option in known.items()}
 
-
-LATER: dict[str, Any] = {"shrink": False}  # options that came later: at these values, older runs keep their names
-PRUNING = ("rounds", "batches", "schedule", "revive_until", "at_least", "pretrain")
+    def is_record(self, values: Any) -> bool:
+        """Return whether these plain values describe this experiment; fields that they lack have their defaults."""
+        try:
+            return isinstance(values, Mapping) and Experiment.settings(values) == self.to_dict()
+        except ValueError:
+            return False
 
 
 def _typed(option: Any, value: Any) -> Any:
-    """The value if it is of the option's type; whole numbers pass as floats."""
-    kinds = {"str": str, "int": int, "float": float, "bool": bool}
-    wanted, _, none = option.type.partition(" | ")
-    if value is None and (none or option.default is None):
+    """Return the value if it has the option's type; whole numbers become floats where the option is a float."""
+    types = {"str": str, "int": int, "float": float, "bool": bool}
+    wanted, _, optional = option.type.partition(" | ")
+    if value is None and (optional or option.default is None):
         return None
     if wanted == "float" and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, kinds[wanted]) or (wanted == "int" and isinstance(value, bool)):
-        article = "a whole number" if wanted == "int" else {"float": "a number", "bool": "true or false"}.get(wanted)
-        raise ValueError(f"{_spoken(option.name)} {value!r} is not {article or 'a text'}")
+    if not isinstance(value, types[wanted]) or (wanted == "int" and isinstance(value, bool)):
+        kind = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}[wanted]
+        raise ValueError(f"{_option_name(option.name)} {value!r} is not {kind}")
     return value
 
 
-def _spoken(name: str) -> str:
+def _option_name(name: str) -> str:
     return name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Protocols: how the paper prunes and trains on each data set. Every number of it is in this table."""
+"""Protocols: how the paper prunes and trains on each data set, all its numbers in one table."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Protocol:
-    """SGD with momentum 0.9; the learning rate is divided by ten at each milestone, a fraction of the epochs."""
+    """Settings of SGD with momentum 0.9 and of pruning.
+
+    The learning rate is divided by ten at each milestone, a fraction of the epochs.
+    """
 
     epochs: int
     milestones: tuple[float, ...]
     batch: int
     weight_decay: float
-    rounds: int  # T, of the iterative methods
-    batches: int  # B, in each of these rounds; methods of one round over many batches get T x B
+    rounds: int  # T, of iterative methods
+    batches: int  # B, in each of these rounds; methods of one round over several batches read T x B
     lr: float = 0.1
 
 
@@ -23,17 +26,19 @@ PROTOCOLS = {
     "cifar100": Protocol(350, (150 / 350, 250 / 350), batch=128, weight_decay=5e-4, rounds=60, batches=10),
     "tiny-imagenet": Protocol(300, (1 / 2, 3 / 4), batch=128, weight_decay=5e-4, rounds=60, batches=20),
     "imagenet": Protocol(90, (1 / 3, 2 / 3), batch=256, weight_decay=1e-4, rounds=60, batches=40),
-    # not in the paper: small enough for any machine
+    # not in the paper, but small enough for any machine
     "digits": Protocol(20, (1 / 2, 3 / 4), batch=64, weight_decay=5e-4, rounds=60, batches=1),
 }
 MOBILENET_WEIGHT_DECAY = 4e-5
 
 
 def protocol(data: str, model: str) -> Protocol:
-    """What the paper does with this network on this data set.
+    """Return how the paper prunes and trains this network on this data set.
+
+    A data set without a row has the protocol of digits.
 
     >>> protocol("cifar10", "mobilenet-v2").weight_decay, protocol("cifar10", "vgg19").weight_decay
     (4e-05, 0.0005)
     """
-    row = PROTOCOLS.get(data, PROTOCOLS["digits"])  # a data set that has no row is treated as digits
+    row = PROTOCOLS.get(data, PROTOCOLS["digits"])
     return replace(row, weight_decay=MOBILENET_WEIGHT_DECAY) if model.startswith("mobilenet") else row

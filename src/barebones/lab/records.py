@@ -66,7 +66,7 @@ def record(folder: Path) -> Row | None:
             continue
         try:
             content = read(folder / name)
-            return blank | _settings(content["experiment"]) | parse(content)
+            return blank | Experiment.settings(content["experiment"]) | parse(content)
         except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
             return blank | _remembered(folder) | {"status": UNREADABLE, "reason": f"{name}: {_short(error)}"}
     return None
@@ -163,15 +163,11 @@ def _differences(row: Row, others: Sequence[Row]) -> str:
     return ", ".join(f"{name.replace('_', '-')} {row[name]}" for name in names)
 
 
-def _settings(experiment: Mapping[str, Any]) -> Row:
-    return Experiment.from_dict(experiment).to_dict()
-
-
 def _remembered(folder: Path) -> Row:
     """What was run there, if at least that can be read."""
     try:
         content = read(folder / EXPERIMENT)
-        return _settings(content.get("experiment", content))
+        return Experiment.settings(content.get("experiment", content))
     except (ValueError, TypeError, OSError, RecursionError):
         return {}
 

@@ -43,14 +43,14 @@ def experiment_for_mask(path: Path, changes: dict[str, Any]) -> Experiment:
     record = about.get("experiment") or {}
     if not record and not {"model", "data"} <= changes.keys():
         raise ValueError(f"{path} does not say what it was made for; name --model and --data")
-    finder = Experiment.from_dict(record)
+    finder = Experiment.settings(record)
     if wrong := [name for name in sorted(SETTLED) if name in changes]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         raise ValueError(f"the masks are found already, so {options} means nothing here")
-    if finder.pretrain:
+    if finder["pretrain"]:
         raise ValueError(f"{path} was found after pretraining; barebones run repeats that and goes on to train")
     settings = {"method": FILE, "mask": content(masks), "sparsity": float(about["sparsity"])}
-    return Experiment.from_dict(finder.to_dict() | dict.fromkeys(FINDING) | settings | changes)
+    return Experiment.from_dict(finder | dict.fromkeys(FINDING) | settings | changes)
 
 
 def trained(folder: Path) -> tuple[Experiment, nn.Module, Masks]:

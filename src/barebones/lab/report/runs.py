@@ -155,7 +155,7 @@ def _chosen(row: Row) -> Row | None:
 
 
 def _settings(folder: Path) -> Row:
-    return Experiment.from_dict(read(folder / EXPERIMENT)).to_dict()
+    return Experiment.settings(read(folder / EXPERIMENT))
 
 
 def _lines(folder: Path) -> list[Line]:
