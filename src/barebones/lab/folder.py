@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from ..files.container import atomically
 from .experiment import Experiment
 from .metrics import METRICS
@@ -115,17 +117,15 @@ def _make(folder: Path) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which the system releases when the process ends, also by SIGKILL."""
-    with open(folder / LOCK, "a") as file:
-        try:
-            import fcntl
-        except ImportError:  # Windows has no such lock
-            yield
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Busy(f"another process is running in {folder}; wait for it, or stop it first") from None
+    lock = FileLock(folder / LOCK, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise Busy(f"another process is running in {folder}; wait for it, or stop it first") from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _check_room(folder: Path, needed: int) -> None:
