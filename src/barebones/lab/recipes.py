@@ -1,8 +1,7 @@
-"""Recipes: lists of experiments, from a built-in function, a Python file, or a grid in a TOML or JSON file."""
+"""Recipes: lists of experiments, from a built-in function, a function of yours, or a grid in a TOML or JSON file."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import json
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..words import did_you_mean, unknown
 from .experiment import DENSE, Experiment
 
 Recipe = Callable[[], Iterable[Experiment]]
@@ -25,7 +25,10 @@ SEEDS = range(3)
 
 
 def smoke() -> Iterator[Experiment]:
-    """Four methods on digits: does everything work? `barebones sweep smoke`; 8 runs, about 20 s on two cores."""
+    """Four methods on digits, to check that everything works.
+
+    `barebones sweep smoke`; 8 runs, about 20 s on two cores.
+    """
     for seed, method in product(range(2), (DENSE, "random", "snip", "force")):
         rounds = 10 if method == "force" else None
         yield Experiment("small-vgg", "digits", method, sparsity=0.98, seed=seed, rounds=rounds, epochs=4)
@@ -35,7 +38,7 @@ def cifar10() -> Iterator[Experiment]:
     """Accuracy against sparsity on CIFAR-10, all methods: the paper's main figure.
 
     `barebones sweep cifar10 --device cuda`; 258 runs: 2 networks, dense and 7 methods at 6 sparsities, 3 seeds.
-    About 43 hours on one H200 (16 minutes for a ResNet-50, 4 for a VGG-19); one whole seed comes after the other.
+    About 43 hours on one H200 (16 minutes for a ResNet-50, 4 for a VGG-19). All runs of a seed come before the next.
     """
     for seed, network in product(SEEDS, NETWORKS):
         yield Experiment(network, "cifar10", DENSE, sparsity=0.0, seed=seed)
@@ -44,7 +47,7 @@ def cifar10() -> Iterator[Experiment]:
 
 
 def early_pruning() -> Iterator[Experiment]:
-    """Early pruning on CIFAR-10: one epoch of dense training, then the smallest weights go, then the full schedule.
+    """Early pruning on CIFAR-10: one epoch of dense training, pruning by magnitude, then the full training.
 
     `barebones sweep early-pruning --device cuda`; 36 runs: 2 networks at 6 sparsities, 3 seeds; about 6 hours on
     one H200.
@@ -54,14 +57,19 @@ def early_pruning() -> Iterator[Experiment]:
 
 
 RECIPES: dict[str, Recipe] = {"smoke": smoke, "cifar10": cifar10, "early-pruning": early_pruning}
+IMPORTED: list[str] = []  # the files and modules of recipes that this process has imported; workers import them too
 
 
 def experiments(recipe: str) -> list[Experiment]:
-    """The experiments of a recipe.
+    """Return the experiments of a recipe.
 
-    A recipe is a name in `RECIPES`; or `path/to/file.py:function` or `package.module:function`, a function without
-    arguments that returns experiments; or a `.toml` or `.json` file whose keys are fields of `Experiment`, and
-    whose lists are crossed. Tables `[[grid]]` in it are several grids, each with what stands above them.
+    A recipe is one of these:
+
+    - a name in `RECIPES`;
+    - `path/to/file.py:function` or `package.module:function`, a function without arguments that returns experiments.
+      Its file may register methods of its own in `METHODS`; the workers of a sweep import it as well;
+    - a `.toml` or `.json` file whose keys are fields of `Experiment`. A list stands for several values, and all
+      combinations are run. Each table `[[grid]]` is a grid of its own, which adds to the keys above all tables.
 
     >>> len(experiments("smoke"))
     8
@@ -72,18 +80,15 @@ def experiments(recipe: str) -> list[Experiment]:
         return _checked(recipe, _from_file(Path(recipe)))
     if ":" in recipe:
         return _checked(recipe, _called(recipe))
-    near = difflib.get_close_matches(recipe.lower(), RECIPES, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
     if Path(recipe).suffix == ".py":
-        hint = f" (name a function in the file: {recipe}:function)"
+        raise ValueError(f"the recipe {recipe} does not name a function in the file; write {recipe}:function")
     raise ValueError(
-        f"there is no recipe {recipe!r}{hint}; choose one of {', '.join(RECIPES)}, or a file.py:function, "
-        "or a .toml or .json file"
+        f"{unknown('recipe', recipe, RECIPES)}; or name a file.py:function, or a .toml or .json file that lists them"
     )
 
 
 def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
-    """An experiment for each choice of one value from every list.
+    """Yield one experiment for each combination of one value from every list.
 
     >>> [(e.method, e.seed) for e in crossed({"method": ["snip", "force"], "seed": [0, 1], "epochs": 2})]
     [('snip', 0), ('snip', 1), ('force', 0), ('force', 1)]
@@ -96,6 +101,15 @@ def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
         yield Experiment.from_dict(dict(zip(values, choice, strict=True)))
 
 
+def imported(source: str) -> ModuleType:
+    """Import the module of a recipe, a name or the path of a Python file, and remember it for workers."""
+    module = _from_path(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    source = str(Path(source).resolve()) if source.endswith(".py") else source
+    if source not in IMPORTED:
+        IMPORTED.append(source)
+    return module
+
+
 def _from_file(path: Path) -> Iterator[Experiment]:
     try:
         text = path.read_text(encoding="utf-8")
@@ -103,12 +117,12 @@ def _from_file(path: Path) -> Iterator[Experiment]:
     except OSError as error:
         raise ValueError(f"the recipe {path} cannot be read ({error.strerror}); check its name") from None
     except ValueError as error:
-        raise ValueError(f"the recipe {path} is no valid {path.suffix[1:].upper()}: {error}") from None
+        raise ValueError(f"the recipe {path} is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"the recipe {path} holds no fields of an experiment; write a name and a value for each")
+        raise ValueError(f"the recipe {path} has no fields of an experiment; write a name and a value for each")
     grids = content.pop("grid", [{}])
     if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
-        raise ValueError(f"grid in the recipe {path} is no list of tables; begin each with [[grid]]")
+        raise ValueError(f"grid in the recipe {path} is not a list of tables; begin each with [[grid]]")
     try:
         for grid in grids:
             yield from crossed(content | grid)
@@ -117,20 +131,20 @@ def _from_file(path: Path) -> Iterator[Experiment]:
 
 
 def _called(recipe: str) -> Iterable[Experiment]:
-    """What the function returns, whose name stands behind the last colon."""
-    where, _, name = recipe.rpartition(":")
+    """Import a recipe's module and call its function, whose name follows the last colon."""
+    source, _, name = recipe.rpartition(":")
     try:
-        module = _file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        module = imported(source)
     except FileNotFoundError as error:
-        raise ValueError(f"the recipe {recipe} is not there: no file {error.filename or where}") from None
-    except Exception as error:  # whatever a stranger's file raises
+        raise ValueError(f"the recipe {recipe} does not exist: there is no file {error.filename or source}") from None
+    except Exception as error:  # a user's file may raise anything
         hint = "; is its folder on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
-        raise ValueError(f"the recipe {where} cannot be imported ({type(error).__name__}: {error}){hint}") from error
+        raise ValueError(f"the recipe {source} cannot be imported ({type(error).__name__}: {error}){hint}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        near = difflib.get_close_matches(name, [n for n, value in vars(module).items() if callable(value)], n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"{where} has no function {name!r}{hint}; name one that returns experiments")
+        functions = [key for key, value in vars(module).items() if callable(value)]
+        hint = did_you_mean(name, functions) or "; name one that returns experiments"
+        raise ValueError(f"{source} has no function {name!r}{hint}")
     try:
         returned: Iterable[Experiment] = function()
         return list(returned) if not isinstance(returned, Experiment) else [returned]
@@ -138,8 +152,8 @@ def _called(recipe: str) -> Iterable[Experiment]:
         raise ValueError(f"the recipe {recipe} failed ({type(error).__name__}: {error})") from error
 
 
-def _file(path: Path) -> ModuleType:
-    """The module in a file; its folder becomes importable, as for a script, so models can stand beside the recipe."""
+def _from_path(path: Path) -> ModuleType:
+    """Import a file, and make its folder importable as for a script, so that its models may be in files beside it."""
     if not path.is_file():
         raise FileNotFoundError(2, "no such file", str(path))
     folder = str(path.resolve().parent)
@@ -154,11 +168,11 @@ def _file(path: Path) -> ModuleType:
     return module
 
 
-def _checked(recipe: str, made: Iterable[Experiment]) -> list[Experiment]:
-    found = list(made)
-    if not found:
-        raise ValueError(f"the recipe {recipe} is empty; it must give at least one experiment")
-    for thing in found:
-        if not isinstance(thing, Experiment):
-            raise ValueError(f"the recipe {recipe} gave {type(thing).__name__}; it must give Experiment objects alone")
-    return found
+def _checked(recipe: str, returned: Iterable[Experiment]) -> list[Experiment]:
+    listed = list(returned)
+    if not listed:
+        raise ValueError(f"the recipe {recipe} is empty; it must return at least one experiment")
+    for value in listed:
+        if not isinstance(value, Experiment):
+            raise ValueError(f"the recipe {recipe} returned {type(value).__name__}; it must return only experiments")
+    return listed

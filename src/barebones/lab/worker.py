@@ -1,4 +1,4 @@
-"""A worker: one process that runs several experiments at once by taking turns, a training step of each."""
+"""A worker: one process that runs several experiments at a time by taking turns, one training step of each."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ import sys
 import tempfile
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
 
+from ..pruning.methods import METHODS, Method
+from . import recipes
 from .experiment import Experiment
 from .folder import Busy
 from .options import RunOptions
 from .run import Stopped, run
 
-BROKEN = 70  # exit code of a worker whose CUDA context is of no more use
-LOOK = 0.1  # seconds between looks into the pipe
-SHOWN = 0.3  # seconds between the lines of metrics that are passed on from one lane
-TAIL = 8_000  # characters of what a dead process wrote that are kept
+BROKEN = 70  # exit code of a worker whose CUDA context cannot be used any more
+PIPE_PAUSE = 0.1  # seconds between looks into the pipe
+LINE_PAUSE = 0.3  # seconds between the lines of metrics that one lane passes on
+TAIL = 8_000  # characters of a dead process's output to keep
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker says of an experiment: started, line, memory, done, failed or stopped."""
+    """What a worker reports about an experiment: started, line, memory, done, failed or stopped."""
 
     kind: str
     folder: str
@@ -43,51 +46,53 @@ class Event:
 
 
 class Worker:
-    """The parent's side: starts the process, gives it experiments, hears what becomes of them.
+    """The parent's side: starts the process, gives it experiments and receives its events.
 
-    The process has the parent's `sys.path`, ignores Ctrl-C, which is the parent's to handle, and saves and ends its
-    runs when it is told to, when it gets a SIGTERM, and when the parent is no more.
+    The process gets the parent's `sys.path`, imports the recipes that the parent has imported, and gets the rows of
+    `methods`, so methods that were registered at run time work in it too. It ignores Ctrl-C, which the parent
+    handles. It saves and ends its runs when it is told to, on SIGTERM, and when the parent is gone.
     """
 
-    def __init__(self, place: RunOptions) -> None:
+    def __init__(self, options: RunOptions, methods: Iterable[str] = ()) -> None:
         context = get_context("spawn")
         handle, name = tempfile.mkstemp(prefix="barebones-worker-", suffix=".log")
         os.close(handle)
-        self.log = Path(name)  # what the process prints, so that it does not disturb the table
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, place, name))
+        self.log = Path(name)  # what the process prints goes there, so that it does not disturb the table
+        self.pipe, other_end = context.Pipe()
+        self.process = context.Process(target=work, args=(other_end, options, name, list(recipes.IMPORTED)))
         with _without_ctrl_c():
             self.process.start()
-        theirs.close()  # so that either side notices when the other is gone
-        self.lanes: dict[str, bool] = {}  # the folders of what runs, and whether their memory is known
-        self.share: int | None = None  # bytes of the device that the largest lane so far needs
-        self.free = 0  # bytes of the device
+        other_end.close()  # so that either side notices when the other is gone
+        self._send({name: row for name in methods if (row := METHODS.get(name)) and _can_be_sent(row)})
+        self.lanes: dict[str, bool] = {}  # the folders of its running experiments, and whether their memory is known
+        self.share: int | None = None  # bytes of the device's memory that the largest lane so far needs
+        self.free = 0  # bytes of the device's memory that are free
 
     def begin(self, experiment: Experiment) -> None:
-        """Give it one more experiment."""
+        """Give the process one more experiment."""
         self.lanes[experiment.folder] = False
         self._send(experiment)
 
     def stop(self) -> None:
-        """Tell it to save and end."""
+        """Tell the process to save its runs and end."""
         self._send(None)
 
-    def _send(self, message: Experiment | None) -> None:
-        with suppress(OSError):  # it is gone: `dead` will say so
+    def _send(self, message: Experiment | dict[str, Method] | None) -> None:
+        with suppress(OSError):  # the process is gone, which `dead` will report
             self.pipe.send(message)
 
-    def roomy(self) -> bool:
-        """Whether the device has memory for one lane more, as far as the lanes so far tell."""
+    def has_room(self) -> bool:
+        """Return whether the device has memory for one more lane, judged by the lanes so far."""
         return all(self.lanes.values()) and self.share is not None and self.free >= 1.2 * self.share
 
     def events(self) -> Iterator[Event]:
-        """What it has said since the last call."""
+        """Yield the events since the last call."""
         while True:
             try:
                 if not self.pipe.poll():
                     return
                 event = self.pipe.recv()
-            except (EOFError, OSError):  # the end of the process
+            except (EOFError, OSError):  # the process has ended
                 self.process.join(5)
                 return
             yield self._noted(event)
@@ -103,7 +108,7 @@ class Worker:
         return event
 
     def dead(self) -> str | None:
-        """How the process ended, in a sentence; None while it lives."""
+        """Say how the process ended; None while it runs."""
         code = self.process.exitcode
         if code is None:
             return None
@@ -114,18 +119,18 @@ class Worker:
         return f"the process was killed (signal {-code}{name}){hint}"
 
     def output(self) -> str:
-        """The end of what the process printed; after a crash, with the traceback of it."""
+        """Return the end of what the process printed; after a crash, that includes the traceback."""
         try:
             return self.log.read_text(encoding="utf-8", errors="replace")[-TAIL:]
         except OSError:
             return ""
 
     def close(self, patience: float) -> None:
-        """Hang up, which the process takes for a wish to stop; kill it after so many seconds."""
+        """Close the pipe, which tells the process to stop; kill it after `patience` seconds."""
         self.pipe.close()
         try:
             self.process.join(patience)
-        finally:  # also if the waiting is interrupted
+        finally:  # also when the wait is interrupted
             if self.process.exitcode is None:
                 self.process.kill()
             self.process.join()
@@ -133,13 +138,22 @@ class Worker:
             self.log.unlink(missing_ok=True)
 
 
+def _can_be_sent(method: Method) -> bool:
+    """Return whether the method can be sent to a worker; otherwise a recipe has to register it there."""
+    try:
+        ForkingPickler.dumps(method)
+    except Exception:  # a lambda or a local function; objects of the user may raise anything
+        return False
+    return True
+
+
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
-    """Processes that are started in it are not hit by Ctrl-C before they can ignore it; here it only comes later."""
+    """Block Ctrl-C, so that a process started here cannot get it before it ignores it; the parent gets it later."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # or the first start would do it, and let signals through
+    resource_tracker.ensure_running()  # otherwise the first start would do it, and unblock signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -147,20 +161,22 @@ def _without_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def work(pipe: Connection, place: RunOptions, log: str) -> None:
-    """What the process does: advance each lane by one step, again and again, until it is told to stop."""
+def work(pipe: Connection, options: RunOptions, log: str, sources: Iterable[str] = ()) -> None:
+    """Run in the process: advance each lane by one step, again and again, until told to stop."""
     wire = Wire(pipe)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: wire.stop())
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _print_to(log)
-    on_cuda = place.device.startswith("cuda")
-    if on_cuda:
+    for source in sources:
+        recipes.imported(source)  # it may register methods
+    METHODS.update(pipe.recv())
+    if options.on_gpu:
         torch.cuda.init()
-        torch.cuda.set_device(torch.device(place.device).index or 0)
+        torch.cuda.set_device(torch.device(options.device).index or 0)
     else:
-        torch.set_num_threads(1)  # there are as many workers as processors
+        torch.set_num_threads(1)  # there is one worker per processor
     lanes: list[Lane] = []
     while lanes or not wire.stopping:
         wire.look(0.0 if lanes else 1.0)
@@ -169,15 +185,15 @@ def work(pipe: Connection, place: RunOptions, log: str) -> None:
             if wire.stopping:
                 wire.tell("stopped", experiment.folder)
             else:
-                lanes.append(Lane(experiment, place, wire, on_cuda))
+                lanes.append(Lane(experiment, options, wire))
         for lane in [lane for lane in lanes if not lane.turn()]:
             lanes.remove(lane)
             lane.tidy()
-    Path(log).unlink(missing_ok=True)  # the parent may be gone; it reads this only after a crash
+    Path(log).unlink(missing_ok=True)  # the parent may be gone, and reads this only after a crash
 
 
 def _print_to(log: str) -> None:
-    """Everything that this process and its libraries print goes there; so does the traceback of a crash."""
+    """Redirect everything that this process and its libraries print to a file, also the traceback of a crash."""
     sys.stdout.flush()
     sys.stderr.flush()
     with open(log, "ab") as file:
@@ -187,29 +203,29 @@ def _print_to(log: str) -> None:
 
 
 class Wire:
-    """The worker's end of the pipe: events go out; experiments, and the wish to stop, come in."""
+    """The worker's end of the pipe: events go out; experiments, and the order to stop, come in."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe, self.waiting, self.stopping = pipe, deque[Experiment](), False
-        self.looked = 0.0
+        self.looked_at = 0.0
 
     def stop(self) -> None:
-        """From now on, every run is to save and end."""
+        """Make every run save and end."""
         self.stopping = True
 
     def tell(self, kind: str, folder: str, **about: Any) -> None:
-        """Send an event; a parent that is gone hears nothing, and nobody needs the runs to go on."""
+        """Send an event; if the parent is gone, stop."""
         try:
             self.pipe.send(Event(kind, folder, about))
         except OSError:
             self.stop()
 
     def look(self, seconds: float) -> None:
-        """Take in what has come; wait so long for it. Without waiting, only now and then: a look costs time."""
+        """Read messages, waiting this long for the first. Without waiting, look only now and then: it costs time."""
         now = monotonic()
-        if not seconds and now - self.looked < LOOK:
+        if not seconds and now - self.looked_at < PIPE_PAUSE:
             return
-        self.looked = now
+        self.looked_at = now
         try:
             while self.pipe.poll(seconds):
                 message = self.pipe.recv()
@@ -222,57 +238,58 @@ class Wire:
             self.stop()
 
     def asked(self) -> bool:
-        """Whether to stop."""
+        """Return whether the runs are to stop."""
         self.look(0.0)
         return self.stopping
 
 
 class Lane:
-    """One experiment on its way, on a CUDA device in a stream of its own."""
+    """One running experiment; on a CUDA device it has a stream of its own."""
 
-    def __init__(self, experiment: Experiment, place: RunOptions, wire: Wire, on_cuda: bool) -> None:
+    def __init__(self, experiment: Experiment, options: RunOptions, wire: Wire) -> None:
+        on_gpu = options.on_gpu
         self.folder, self.wire = experiment.folder, wire
-        self.steps: Iterator[None] | None = run(experiment, place, self.report, wire.asked)
-        self.stream = torch.cuda.Stream() if on_cuda else None
-        self.fresh, self.measured = True, not on_cuda
-        self.held: Line | None = None  # the latest line, if it is not passed on yet
-        self.passed_on = 0.0
-        self.before = torch.cuda.memory_reserved() if on_cuda else 0
-        if on_cuda:
+        self.steps: Iterator[None] | None = run(experiment, options, self.report, wire.asked)
+        self.stream = torch.cuda.Stream() if on_gpu else None
+        self.first_turn, self.measured = True, not on_gpu
+        self.unsent: Line | None = None  # the latest line, until it is passed on
+        self.sent_at = 0.0
+        self.before = torch.cuda.memory_reserved() if on_gpu else 0
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         wire.tell("started", self.folder)
 
     def report(self, line: Line) -> None:
-        """Pass on a line of metrics, a few in a second; the last one always."""
-        self.held = {name: value for name, value in line.items() if name != "layers"}
+        """Pass on lines of metrics: a few per second, and always the last one."""
+        self.unsent = {name: value for name, value in line.items() if name != "layers"}
         self._pass_on()
         if not self.measured and line["stage"] == "train":
             self.measure()
 
     def _pass_on(self, now: bool = False) -> None:
-        if self.held is not None and (now or monotonic() - self.passed_on >= SHOWN):
-            self.wire.tell("line", self.folder, line=self.held)
-            self.held, self.passed_on = None, monotonic()
+        if self.unsent is not None and (now or monotonic() - self.sent_at >= LINE_PAUSE):
+            self.wire.tell("line", self.folder, line=self.unsent)
+            self.unsent, self.sent_at = None, monotonic()
 
     def measure(self) -> None:
-        """Tell how much of the device's memory is free and, once, how much was reserved since this lane began.
+        """Report how much of the device's memory is free and, once, how much was reserved since this lane began.
 
-        The parent starts no other lane before it knows this, so that it is what this one needs.
+        The parent starts no other lane before it has this report, so the reserved memory is what this lane needs.
         """
         share = 0 if self.measured else max(torch.cuda.max_memory_reserved() - self.before, 0)
         self.measured = True
         self.wire.tell("memory", self.folder, share=share, free=torch.cuda.mem_get_info()[0])
 
     def turn(self) -> bool:
-        """One step; false when it was the last, one way or another. What goes wrong ends this lane alone."""
+        """Do one step, and return False when the lane has ended. An error ends this lane alone."""
         assert self.steps is not None
-        inside: AbstractContextManager[Any] = torch.cuda.stream(self.stream) if self.stream else nullcontext()
+        stream: AbstractContextManager[Any] = torch.cuda.stream(self.stream) if self.stream else nullcontext()
         try:
-            with inside:
+            with stream:
                 next(self.steps)
-            if self.fresh and self.stream:
-                self.stream.synchronize()  # data that lanes share is complete before another one reads it
-            self.fresh = False
+            if self.first_turn and self.stream:
+                self.stream.synchronize()  # so that data which lanes share is complete before another lane reads it
+            self.first_turn = False
             self._pass_on()
             return True
         except StopIteration as end:
@@ -286,16 +303,16 @@ class Lane:
         return False
 
     def _fail(self, error: BaseException) -> None:
-        full = _is_memory(error)
-        broken = self.stream is not None and not full and _breaks(error)
+        full = _out_of_memory(error)
+        broken = self.stream is not None and not full and _breaks_cuda(error)
         about = {"reason": reason(error), "traceback": traceback.format_exc(), "full": full, "broken": broken}
         about["busy"] = isinstance(error, Busy)
         self.wire.tell("failed", self.folder, **about)
-        if broken:  # every other lane would fail too; ending in order could hang
+        if broken:  # every other lane would fail too, and an orderly end could hang
             os._exit(BROKEN)
 
     def tidy(self) -> None:
-        """Give back its memory."""
+        """Release its memory."""
         self.steps = None
         if self.stream is not None:
             gc.collect()
@@ -304,7 +321,7 @@ class Lane:
 
 
 def reason(error: BaseException) -> str:
-    """The error in one line: a sentence for the user as it is, anything else with its type.
+    """Return the error in one line: a sentence for the user unchanged, anything else with its type.
 
     >>> reason(ValueError("name a file")), reason(KeyError("conv1")), reason(RuntimeError("CUDA error: a\\nhint"))
     ('name a file', "KeyError: 'conv1'", 'RuntimeError: CUDA error: a')
@@ -315,17 +332,17 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def _is_memory(error: BaseException) -> bool:
-    """Whether the device had too little memory."""
+def _out_of_memory(error: BaseException) -> bool:
+    """Return whether the device had too little memory."""
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
 
 
-def _breaks(error: BaseException) -> bool:
-    """Whether the CUDA context cannot be used any more after this error."""
+def _breaks_cuda(error: BaseException) -> bool:
+    """Return whether the CUDA context is unusable after this error."""
     if isinstance(error, torch.AcceleratorError) or ("CUDA error" in str(error) and not isinstance(error, ValueError)):
         return True
     try:
         torch.cuda.synchronize()
-    except RuntimeError:  # what torch raises for every CUDA error: that it does is the answer
+    except RuntimeError:  # torch raises it for every CUDA error
         return True
     return False

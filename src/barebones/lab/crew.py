@@ -1,0 +1,274 @@
+"""The crew of a sweep: its jobs, the worker processes that run them, and what happens when one fails or dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from statistics import fmean
+from time import monotonic
+from typing import Any
+
+from ..running.processors import processors
+from . import records
+from .experiment import Experiment
+from .folder import FAILURE, read_json, write_json
+from .options import RunOptions
+from .worker import Event, Worker
+
+LANES = 4  # experiments at a time on one GPU
+REFRESH = 0.5  # seconds to wait for news
+QUEUED, RUNNING, DONE, FAILED, STOPPED, SKIPPED = "queued", "running", "done", "failed", "stopped", "skipped"
+
+
+@dataclass
+class Job:
+    """An experiment of the sweep, its state and its progress."""
+
+    experiment: Experiment
+    state: str = QUEUED
+    reason: str = ""  # why it failed, stopped or is tried again
+    alone: bool = False  # no other job may run beside it in its process
+    deaths: int = 0  # how often its process died
+    attempts: int = 0
+    accuracy: float | None = None  # on the test images when done, else the latest one
+    line: dict[str, Any] = field(default_factory=dict)  # the latest line of metrics
+    began: float = 0.0
+    ended: float = 0.0
+    mark: tuple[str, float, int] = ("", 0.0, 0)  # the stage, when its first line came, rounds or epochs done by then
+
+    @property
+    def folder(self) -> str:
+        """The name of its run folder."""
+        return self.experiment.folder
+
+    @property
+    def label(self) -> str:
+        """The name of its run folder without the hash."""
+        return self.folder.rpartition("-")[0]
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What its duration depends on: jobs of one kind take about the same time."""
+        return self.experiment.model, self.experiment.data
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many rounds or epochs of the stage are done, and how many there are."""
+        unit = "round" if "rounds" in self.line else "epoch"
+        return self.line.get(unit, -1) + 1, self.line.get(unit + "s", 0)
+
+    def update(self, line: dict[str, Any], now: float) -> None:
+        """Take in a line of metrics."""
+        self.line = line
+        if self.mark[0] != line["stage"]:
+            self.mark = (line["stage"], now, self.progress[0])
+        latest = line.get("validation") or {"top1": line.get("accuracy")}
+        self.accuracy = latest["top1"] if latest["top1"] is not None else self.accuracy
+
+    def left(self, now: float) -> float | None:
+        """Estimate the seconds to its end from the pace of its epochs; None before the second epoch has ended."""
+        done, total = self.progress
+        stage, since, before = self.mark
+        if stage != "train" or done <= before or not total:
+            return None
+        return max((now - since) / (done - before) * (total - done), 0.0)
+
+
+class Crew:
+    """The jobs of a sweep, and the workers that run them. `changed` is called for each job that begins or ends."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        options: RunOptions,
+        most: int | None = None,
+        changed: Callable[[Job], None] = lambda job: None,
+    ) -> None:
+        self.jobs, self.options, self.changed = {job.folder: job for job in jobs}, options, changed
+        self.queue = [job for job in jobs if job.state == QUEUED]
+        self.methods = {job.experiment.method for job in self.queue}
+        self.workers: list[Worker] = []
+        self.began = monotonic()
+        self.stopping = False
+        self.most_lanes = (most or LANES) if options.on_gpu else 1  # per worker
+        self.most_workers = (most or processors()) if options.device == "cpu" else 1
+        self.tables = Tables(options.runs)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any job is queued or running."""
+        return bool(self.queue) or any(worker.lanes for worker in self.workers)
+
+    def count(self, *states: str) -> int:
+        """Return how many jobs are in these states."""
+        return sum(job.state in states for job in self.jobs.values())
+
+    def assign(self) -> None:
+        """Give queued jobs to workers that have room, and start new workers."""
+        for worker in self.workers:
+            while job := self._next_for(worker):
+                self._begin(job, worker)
+        while self.queue and len(self.workers) < self.most_workers:
+            self.workers.append(Worker(self.options, self.methods))
+            self._begin(self.queue[0], self.workers[-1])
+
+    def _next_for(self, worker: Worker) -> Job | None:
+        """Return the job that this worker may begin beside those it runs."""
+        if not worker.lanes:
+            return self.queue[0] if self.queue else None
+        full = len(worker.lanes) >= self.most_lanes or not worker.has_room()
+        if full or any(self.jobs[folder].alone for folder in worker.lanes):
+            return None
+        return next((job for job in self.queue if not job.alone), None)
+
+    def _begin(self, job: Job, worker: Worker) -> None:
+        self.queue.remove(job)
+        job.state, job.began, job.line, job.mark = RUNNING, monotonic(), {}, ("", 0.0, 0)
+        job.attempts += 1
+        worker.begin(job.experiment)
+
+    def attend(self, seconds: float = REFRESH) -> None:
+        """Wait this long for news from the workers, take them in, and remove dead workers."""
+        wait([worker.pipe for worker in self.workers], seconds)
+        for worker in list(self.workers):
+            ending = worker.dead()  # before its last events are read
+            for event in worker.events():
+                self._take(event, beside_others=bool(worker.lanes))
+            if ending is not None:
+                self._remove(worker, ending)
+
+    def _take(self, event: Event, beside_others: bool) -> None:
+        """Take in an event; `beside_others` says that other experiments are running in that process."""
+        job, about = self.jobs[event.folder], event.about
+        if event.kind == "line":
+            job.update(about["line"], monotonic())
+        elif event.kind == "started":
+            job.began = monotonic()  # without the time that its process took to start
+            self.changed(job)
+        elif event.kind == "done":
+            job.accuracy, job.reason = about["result"]["test"]["top1"], ""
+            self._end(job, DONE)
+        elif event.kind == "failed" and about.get("busy"):
+            job.reason = about["reason"]  # another process runs it
+            self._end(job, STOPPED)
+        elif event.kind == "failed" and (about["full"] or about["broken"]) and beside_others:
+            self._queue_again(job, about["reason"])  # the others may be the cause
+        elif event.kind == "failed":
+            self._fail(job, about["reason"], about["traceback"])
+        elif event.kind == "stopped":
+            self._lose(job, "the process was told to stop (SIGTERM)", "")
+
+    def _remove(self, worker: Worker, ending: str) -> None:
+        """Remove a dead worker; each job that it ran is tried once more, alone."""
+        self.workers.remove(worker)
+        lost, output = [self.jobs[folder] for folder in worker.lanes], worker.output()
+        worker.close(0.0)
+        for job in lost:
+            self._lose(job, ending, output)
+
+    def _lose(self, job: Job, reason: str, output: str) -> None:
+        """Take in that the job's process ended: stop, try again, or fail the second time."""
+        job.deaths += 1
+        if self.stopping:
+            self._end(job, STOPPED)
+        elif job.deaths == 1:
+            self._queue_again(job, reason)
+        else:
+            self._fail(job, reason, output)
+
+    def _queue_again(self, job: Job, reason: str) -> None:
+        """Put the job at the end of the queue, to run alone in its process."""
+        job.alone, job.state, job.reason = True, QUEUED, reason
+        self.queue.append(job)
+        self.changed(job)
+
+    def _fail(self, job: Job, reason: str, details: str) -> None:
+        """Record the failure; a full disk does not end the sweep."""
+        path = self.options.runs / job.folder / FAILURE
+        job.reason = reason
+        failure = {"experiment": job.experiment.to_dict(), "reason": reason, "traceback": details}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, failure | {"attempts": _attempts(path) + job.attempts})
+        except OSError as error:
+            job.reason += f" (and {path} cannot be written: {error.strerror})"
+        self._end(job, FAILED)
+
+    def _end(self, job: Job, state: str) -> None:
+        job.state, job.ended = state, monotonic()
+        if state == DONE:
+            with suppress(OSError):
+                (self.options.runs / job.folder / FAILURE).unlink(missing_ok=True)
+        if state in (DONE, FAILED):
+            self.tables.refresh()
+        self.changed(job)
+
+    def dismiss(self, patience: float, refresh: Callable[[Crew], None] = lambda crew: None) -> None:
+        """Tell every run to save and end; kill the workers after `patience` seconds or on a KeyboardInterrupt."""
+        self.stopping = True
+        until = monotonic() + patience
+        try:
+            refresh(self)
+            for worker in self.workers:
+                worker.stop()
+            while any(worker.lanes for worker in self.workers) and monotonic() < until:
+                self.attend()
+                refresh(self)
+            for worker in self.workers:
+                worker.close(5.0 if not worker.lanes else 0.0)
+        except KeyboardInterrupt:
+            for worker in self.workers:
+                with suppress(ValueError):  # it is closed already
+                    worker.close(0.0)
+        self.workers.clear()
+        for job in self.jobs.values():
+            if job.state == RUNNING:
+                self._end(job, STOPPED)
+
+    def left(self, now: float) -> float | None:
+        """Estimate the seconds to the end of the sweep from finished jobs and the pace of running ones.
+
+        None while no job has finished and none has a pace.
+        """
+        running = [job for job in self.jobs.values() if job.state == RUNNING]
+        durations = [(job, job.ended - job.began) for job in self.jobs.values() if job.state == DONE]
+        durations += [(job, now - job.began + left) for job in running if (left := job.left(now)) is not None]
+        if not durations:
+            return None
+
+        def expected(job: Job) -> float:
+            same_kind = [seconds for other, seconds in durations if other.kind == job.kind]
+            return fmean(same_kind or [seconds for _, seconds in durations])
+
+        lefts = []
+        for job in running:
+            left = job.left(now)
+            lefts.append(max(expected(job) - (now - job.began), 0.0) if left is None else left)
+        total = sum(lefts) + sum(expected(job) for job in self.queue)
+        return max([*lefts, total / max(len(running), 1)])
+
+
+def _attempts(failure: Path) -> int:
+    """Return how often an experiment was tried before, according to its failure.json."""
+    try:
+        return int(read_json(failure)["attempts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+class Tables:
+    """The tables of records, kept up to date in at most a twentieth of the time."""
+
+    def __init__(self, runs: Path) -> None:
+        self.runs, self.due = runs, 0.0
+
+    def refresh(self) -> None:
+        """Write the tables, unless it is too soon. Errors are left to the last writing, at the end of the sweep."""
+        began = monotonic()
+        if began >= self.due:
+            with suppress(OSError):
+                records.write(records.records(self.runs), self.runs)
+            self.due = monotonic() + 20 * (monotonic() - began)

@@ -1,0 +1,53 @@
+"""What several tests of the lab do with runs: interrupt them, and compare their folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from barebones.files.masks import load_masks
+from barebones.files.weights import load_weights
+from barebones.lab.experiment import Experiment
+from barebones.lab.metrics import read
+from barebones.lab.run import RunOptions, Stopped, result_of, run
+
+CLOCK = ("seconds", "elapsed", "images_per_second")
+NETWORK = """
+from torch import nn
+
+def tiny():
+    return nn.Sequential(nn.Conv2d(1, 6, 3, 2, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.1),
+                         nn.Conv2d(6, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6, 10))
+"""
+
+
+def interrupted(experiment: Experiment, options: RunOptions, after: int) -> None:
+    """Run until the run has asked `after` times whether to stop, and stop it."""
+    asked = iter(range(100_000))
+    with pytest.raises(Stopped):
+        result_of(run(experiment, options, stopping=lambda: next(asked) >= after))
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    return load_weights(path).state
+
+
+def timeless(lines: list[dict]) -> list[dict]:
+    return [{name: value for name, value in line.items() if name not in CLOCK} for line in lines]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Check that two run folders agree in all that does not depend on the clock."""
+    (a, about), (b, other_about) = (load_masks(folder / "mask.safetensors") for folder in (one, other))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert {**about, "seconds": 0} == {**other_about, "seconds": 0}
+    a, b = tensors(one / "weights.safetensors"), tensors(other / "weights.safetensors")
+    assert a.keys() == b.keys()
+    assert not [name for name in a if a[name].dtype != b[name].dtype or not torch.equal(a[name], b[name])]
+    assert timeless(read(one / "metrics.jsonl")) == timeless(read(other / "metrics.jsonl"))
+    a, b = (json.loads((folder / "result.json").read_text()) for folder in (one, other))
+    assert {**a, "seconds": 0} == {**b, "seconds": 0}
+    assert {p.name for p in one.iterdir()} == {p.name for p in other.iterdir()}

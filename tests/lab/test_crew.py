@@ -1,0 +1,197 @@
+"""Crews: jobs share a device while it has memory, what dies is tried again alone, and the table fits the terminal."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from barebones.lab import crew as module
+from barebones.lab import display, worker
+from barebones.lab.crew import Crew, Job
+from barebones.lab.experiment import Experiment
+from barebones.lab.options import RunOptions
+from barebones.lab.worker import Event
+
+
+def job(seed: int = 0, device: str = "cpu") -> Job:
+    return Job(Experiment("small-vgg", "digits", "random", 0.9, seed=seed, epochs=1).resolved(device))
+
+
+class Fake(worker.Worker):
+    """A worker without a process; the test says what it hears and how it ends."""
+
+    def __init__(self, options: RunOptions, methods) -> None:
+        self.lanes, self.share, self.free = {}, None, 0
+        self.pipe = None  # type: ignore[assignment]
+        self.said: list[Event] = []
+        self.ended: str | None = None
+
+    def _send(self, message) -> None:
+        pass
+
+    def events(self):
+        while self.said:
+            yield self._noted(self.said.pop(0))
+
+    def dead(self) -> str | None:
+        return self.ended
+
+    def output(self) -> str:
+        return "its output"
+
+    def close(self, patience: float) -> None:
+        pass
+
+
+@pytest.fixture
+def crew(tmp_path, monkeypatch) -> Crew:
+    """Four queued jobs for a device with memory of 100 bytes."""
+    monkeypatch.setattr(module, "Worker", Fake)
+    monkeypatch.setattr(module, "wait", lambda pipes, seconds: None)
+    return Crew([job(seed, "cuda") for seed in range(4)], RunOptions(tmp_path, device="cuda"))
+
+
+def hear(crew: Crew, kind: str, job: Job, **about) -> None:
+    crew.workers[0].said.append(Event(kind, job.folder, about))  # type: ignore[attr-defined]
+    crew.attend(0)
+    crew.assign()
+
+
+def states(crew: Crew) -> str:
+    return " ".join(job.state for job in crew.jobs.values())
+
+
+FAILURE = {"reason": "CUDA out of memory", "traceback": "…", "full": True, "broken": False}
+RESULT = {"test": {"top1": 0.5}}
+
+
+def test_lanes_are_added_one_by_one_while_there_is_memory(crew):
+    first, second, third, _ = crew.jobs.values()
+    crew.assign()
+    assert states(crew) == "running queued queued queued"
+    hear(crew, "line", first, line={"stage": "train", "epoch": 0, "epochs": 2, "accuracy": 0.2, "validation": None})
+    assert states(crew) == "running queued queued queued"
+    hear(crew, "memory", first, share=25, free=75)
+    assert states(crew) == "running running queued queued"  # its memory is not known yet
+    hear(crew, "memory", second, share=40, free=35)
+    assert states(crew) == "running running queued queued"  # 48 are needed
+    hear(crew, "done", first, result=RESULT)
+    assert states(crew) == "done running queued queued"
+    hear(crew, "memory", first, share=0, free=60)
+    assert states(crew) == "done running running queued"
+    hear(crew, "memory", third, share=10, free=50)
+    assert states(crew) == "done running running running"
+
+
+def test_out_of_memory_beside_others_is_tried_again_alone(crew):
+    first, second, third, fourth = crew.jobs.values()
+    crew.assign()
+    hear(crew, "memory", first, share=1, free=99)
+    sentences = []
+    crew.changed = lambda job: sentences.append(display.sentence(job))
+    hear(crew, "failed", second, **FAILURE)
+    assert sentences == [f"again    {second.label}, alone: CUDA out of memory"]
+    hear(crew, "memory", third, share=1, free=99)
+    assert states(crew) == "running queued running running"
+    for each in (first, third):
+        hear(crew, "done", each, result=RESULT)
+        assert second.state == "queued"
+    hear(crew, "done", fourth, result=RESULT)
+    assert states(crew) == "done running done done"
+    hear(crew, "memory", second, share=1, free=99)
+    hear(crew, "failed", second, **FAILURE)
+    assert (second.state, second.reason) == ("failed", "CUDA out of memory")
+    assert json.loads((crew.options.runs / second.folder / "failure.json").read_text())["attempts"] == 2
+    assert not crew.busy
+
+
+def test_after_a_crash_every_run_of_the_process_is_alone(crew):
+    first, second, *_ = crew.jobs.values()
+    crew.assign()
+    hear(crew, "memory", first, share=1, free=99)
+    crew.workers[0].ended = "the process ended with exit code 70"  # type: ignore[attr-defined]
+    crew.attend(0)
+    assert not crew.workers
+    assert (first.alone, second.alone, first.state) == (True, True, "queued")
+    for _ in range(2):  # those that were not there come first, side by side
+        crew.assign()
+        running = next(each for each in crew.jobs.values() if each.state == "running")
+        hear(crew, "done", running, result=RESULT)
+    crew.assign()
+    assert states(crew) == "running queued done done"
+    hear(crew, "memory", first, share=1, free=99)
+    assert second.state == "queued"
+    crew.workers[0].ended = "the process ended with exit code 70"  # type: ignore[attr-defined]
+    crew.attend(0)
+    assert (first.state, first.reason) == ("failed", "the process ended with exit code 70")
+    crew.assign()
+    assert states(crew) == "failed running done done"
+
+
+def test_a_run_whose_process_was_told_to_stop_by_others_goes_on(crew):
+    first, *_ = crew.jobs.values()
+    crew.assign()
+    hear(crew, "stopped", first)
+    assert (first.deaths, first.state) == (1, "queued")
+
+
+def test_a_failure_that_cannot_be_written_does_not_end_the_sweep(crew, monkeypatch):
+    def full(path, value):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_json", full)
+    first, second, *_ = crew.jobs.values()
+    crew.assign()
+    hear(crew, "failed", first, **FAILURE)
+    assert "No space left" in first.reason
+    assert (first.state, second.state) == ("failed", "running")
+
+
+def test_a_second_interrupt_kills_the_workers(crew, monkeypatch):
+    closed = []
+
+    def interrupted(seconds=1.0):
+        raise KeyboardInterrupt
+
+    crew.assign()
+    monkeypatch.setattr(crew, "attend", interrupted)
+    monkeypatch.setattr(crew.workers[0], "close", closed.append)
+    crew.dismiss(60.0)
+    assert closed == [0.0]
+    assert states(crew) == "stopped queued queued queued"
+
+
+@pytest.mark.parametrize("height", [6, 12, 80])
+@pytest.mark.parametrize("width", [40, 120])
+def test_the_table_fits_the_terminal(tmp_path, height, width):
+    jobs = [job(seed) for seed in range(100)]
+    for number, each in enumerate(jobs):
+        each.state = ("queued", "running", "done", "failed")[number % 4]
+        each.reason, each.began, each.ended = "too [bold]large[/bold]", 100.0, 200.0 + number
+        if each.state == "running":
+            each.update({"stage": "train", "epoch": 0, "epochs": 10, "accuracy": 0.5, "validation": None}, 110.0)
+            each.update(
+                {"stage": "train", "epoch": 1, "epochs": 10, "accuracy": 0.6, "validation": {"top1": 0.7}}, 120.0
+            )
+    crew = Crew(jobs, RunOptions(tmp_path))
+    crew.began = 100.0
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(display.table(crew, 120.0, height))
+    lines = console.export_text().splitlines()
+    assert len(lines) < height
+    assert lines[0] == "25 queued, 25 running, 25 done, 25 failed"[:width] or lines[0].endswith("…")
+    assert any(line.startswith("failed") for line in lines)
+    assert lines[-1].startswith("failed   … and ") == (height < 80)
+    if width == 120:
+        assert lines[1].startswith("0:20 elapsed, about ")
+        assert "2/10  70.00 %  1:20 left" in lines[2]
+        assert any("too [bold]large[/bold]" in line for line in lines) or height == 6
+
+
+def test_in_a_terminal_there_is_a_live_table(tmp_path):
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=20)
+    with display.Display(console) as shown:
+        shown.announce(job())
+        shown.refresh(Crew([job()], RunOptions(tmp_path)))
+    assert "1 queued, 0 running" in console.file.getvalue()

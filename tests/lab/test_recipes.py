@@ -1,0 +1,137 @@
+"""Recipes: grids, functions and files of experiments, and one sentence for whatever is wrong with them."""
+
+import json
+import sys
+from dataclasses import replace
+from itertools import product
+from math import prod
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barebones.lab import recipes
+from barebones.lab.experiment import Experiment
+
+grids = st.fixed_dictionaries(
+    {},
+    optional={
+        "method": st.lists(st.sampled_from(["snip", "force", "random"]), min_size=1, unique=True),
+        "sparsity": st.lists(st.sampled_from([0.5, 0.9, 0]), min_size=1, unique=True),
+        "seed": st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True) | st.integers(0, 9),
+        "model": st.sampled_from(["vgg19", "resnet50"]),
+    },
+)
+
+
+@given(grids)
+def test_a_grid_is_every_choice_once(grid):
+    made = list(recipes.crossed(grid))
+    lists = {name: value if isinstance(value, list) else [value] for name, value in grid.items()}
+    assert len(made) == len(set(made)) == prod(map(len, lists.values()))
+    assert set(made) == {
+        replace(Experiment(), **dict(zip(lists, choice, strict=True))) for choice in product(*lists.values())
+    }
+
+
+TOML = """
+data = "digits"
+seed = [0, 1]
+[[grid]]
+method = ["snip", "force"]
+sparsity = [0.9, 0.99]
+[[grid]]
+method = "dense"
+seed = 7
+"""
+
+
+def test_a_file_may_hold_several_grids(tmp_path):
+    (tmp_path / "one.toml").write_text(TOML)
+    made = recipes.experiments(str(tmp_path / "one.toml"))
+    assert len(made) == 2 * 2 * 2 + 1
+    assert (made[-1].method, made[-1].seed, made[-1].data) == ("dense", 7, "digits")
+    (tmp_path / "two.json").write_text(json.dumps({"method": ["snip", "force"], "epochs": 3}))
+    assert recipes.experiments(str(tmp_path / "two.json")) == [
+        Experiment(method=m, epochs=3) for m in ("snip", "force")
+    ]
+
+
+RECIPE = """
+from dataclasses import dataclass
+from barebones.lab.experiment import Experiment
+
+@dataclass
+class Mine:
+    x: int
+
+def good():
+    yield Experiment(seed=3)
+def empty():
+    return []
+def other():
+    return [3]
+def nothing():
+    return None
+def bad():
+    return [Experiment(sparsity=99)]
+def needs(more):
+    return []
+"""
+
+
+def test_a_recipe_may_be_a_function(tmp_path, monkeypatch):
+    path = tmp_path / "mine.py"
+    path.write_text(RECIPE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert recipes.experiments(f"{path}:good") == [Experiment(seed=3)]
+    assert str(tmp_path) in sys.path  # a model may stand beside it
+    assert recipes.experiments("mine:good") == [Experiment(seed=3)]
+    for name, words in {
+        "empty": "is empty",
+        "other": "returned int",
+        "nothing": "failed .TypeError",
+        "bad": "did you mean 0.99",
+        "needs": "failed .TypeError",
+        "god": "did you mean 'good'",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            recipes.experiments(f"{path}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "content", "words"),
+    [
+        ("smok", None, "did you mean 'smoke'"),
+        ("none.toml", None, "cannot be read"),
+        ("none.py", None, "none.py:function"),
+        ("none.py:go", None, "there is no file none.py"),
+        ("no.such.module:go", None, "PYTHONPATH"),
+        ("a.toml", "seed = ", "not valid TOML"),
+        ("a.json", "{", "not valid JSON"),
+        ("a.json", "[1]", "no fields of an experiment"),
+        ("a.toml", "sead = 1", "did you mean 'seed'"),
+        ("a.toml", "seed = []", "seed is an empty list"),
+        ("a.toml", "seed = 'one'", "not a whole number"),
+        ("a.toml", "grid = 3", "not a list of tables"),
+        ("a.toml", "grid = []", "is empty"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_said(tmp_path, monkeypatch, recipe, content, words):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(recipe).write_text(content)
+    with pytest.raises(ValueError, match=words):
+        recipes.experiments(recipe)
+
+
+@pytest.mark.parametrize(("name", "runs"), [("smoke", 8), ("cifar10", 258), ("early-pruning", 36)])
+def test_the_built_in_recipes(name, runs):
+    made = {one.resolved("cuda") for one in recipes.experiments(name)}
+    assert len(made) == runs
+    doc = recipes.RECIPES[name].__doc__ or ""
+    assert f"barebones sweep {name}" in doc
+    assert f"{runs} runs" in doc
+    if name == "early-pruning":
+        assert {(one.pretrain, one.method) for one in made} == {(1, "magnitude")}

@@ -1,0 +1,88 @@
+"""Workers: a lane passes on metrics, and an error ends it alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from barebones.lab import worker
+from barebones.lab.experiment import Experiment
+from barebones.lab.options import RunOptions
+from barebones.lab.run import Stopped
+from barebones.lab.worker import Event, Lane, Wire
+
+EXPERIMENT = Experiment("small-vgg", "digits", "random", 0.9, epochs=1).resolved()
+
+
+class Ends(Wire):
+    """A wire that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Event] = []
+        self.stopping = False
+
+    def tell(self, kind: str, folder: str, **about) -> None:
+        self.told.append(Event(kind, folder, about))
+
+    def asked(self) -> bool:
+        return self.stopping
+
+
+def lane(monkeypatch, body) -> tuple[Lane, Ends]:
+    wire = Ends()
+    monkeypatch.setattr(worker, "run", lambda experiment, options, report, stopping: body(report, stopping))
+    return Lane(EXPERIMENT, RunOptions(Path("runs")), wire), wire
+
+
+def test_a_lane_passes_on_a_few_lines_and_always_the_last(monkeypatch):
+    def body(report, stopping):
+        for number in range(1000):
+            report({"stage": "prune", "round": number, "layers": {}})
+            yield
+        return {"test": 1}
+
+    runner, wire = lane(monkeypatch, body)
+    while runner.turn():
+        pass
+    kinds = [event.kind for event in wire.told]
+    assert kinds[0] == "started"
+    assert kinds[-1] == "done"
+    assert 2 <= kinds.count("line") < 20
+    assert wire.told[-2].about["line"] == {"stage": "prune", "round": 999}
+    assert wire.told[-1].about["result"] == {"test": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "why", "full"),
+    [
+        (ValueError("do this"), "do this", False),
+        (SystemExit(3), "SystemExit: 3", False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "OutOfMemoryError: CUDA out of memory. Tried", True),
+        (RuntimeError(), "RuntimeError", False),
+    ],
+)
+def test_an_error_ends_its_lane_alone(monkeypatch, error, why, full):
+    def body(report, stopping):
+        yield
+        raise error
+
+    runner, wire = lane(monkeypatch, body)
+    assert runner.turn()
+    assert not runner.turn()
+    runner.tidy()
+    about = wire.told[-1].about
+    assert (wire.told[-1].kind, about["reason"], about["full"], about["broken"]) == ("failed", why, full, False)
+    assert "raise error" in about["traceback"]
+
+
+def test_a_lane_stops_when_asked(monkeypatch):
+    def body(report, stopping):
+        while not stopping():
+            yield
+        raise Stopped
+
+    runner, wire = lane(monkeypatch, body)
+    assert runner.turn()
+    wire.stopping = True
+    assert not runner.turn()
+    assert wire.told[-1].kind == "stopped"
