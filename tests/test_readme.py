@@ -1,4 +1,4 @@
-"""The README's example runs as written, and its table of methods is the library's."""
+"""The README's examples run as written, and its table of methods is that of the library."""
 
 import os
 import re
@@ -28,5 +28,14 @@ def test_the_examples_run_as_written(tmp_path):
 
 
 def test_the_table_lists_the_methods():
-    rows = re.findall(r"^\| `([a-z-]+)` \|(?:.*)\| (\d+) \|", README, re.MULTILINE)
-    assert {name: int(rounds) for name, rounds in rows} == {name: m.rounds for name, m in bb.METHODS.items()}
+    rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \| .* \| (\d+) \| (yes|no) \|", README, re.MULTILINE)
+    assert [(name, label, int(rounds), data == "yes") for name, label, rounds, data in rows] == [
+        (name, method.label, method.rounds, method.needs_data) for name, method in bb.METHODS.items()
+    ]
+
+
+def test_links_to_files_work():
+    root = Path(__file__).parents[1]
+    for page in [root / "README.md", *root.glob("docs/*.md"), *root.glob("benchmarks/*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            assert ":" in link or (page.parent / link).exists(), f"{page.name}: {link}"
