@@ -58,9 +58,7 @@ def advise(
             with console.status(f"measuring batch {batch}"):
                 measure_time(variants, example, batch, repeats)
         with console.status("measuring memory"):
-            for variant in variants:
-                for batch in batches:
-                    measure_memory(variant, example, batch)
+            measure_memory(variants, example, batches)
         for batch in batches:
             console.print(_inference_table(variants, batch))
         layout = "" if small.plan.layout else ", channels last in memory"

@@ -48,9 +48,12 @@ def _timed(variant: Variant, images: Tensor) -> float:
     return perf_counter() - began
 
 
-def measure_memory(variant: Variant, example: Tensor, batch: int) -> None:
+def measure_memory(variants: list[Variant], example: Tensor, batches: list[int]) -> None:
     """Record the memory that a forward pass needs beyond what the process held before; None if it cannot be read."""
-    variant.memory[batch] = _peak(variant, random_images(example, batch))
+    gc.collect()
+    for variant in variants:
+        for batch in batches:
+            variant.memory[batch] = _peak(variant, random_images(example, batch))
 
 
 def _peak(variant: Variant, images: Tensor) -> int | None:
@@ -58,7 +61,6 @@ def _peak(variant: Variant, images: Tensor) -> int | None:
     forward = variant.lean or variant.forward
     if forward is None or not status.exists():
         return None
-    gc.collect()
     with _memory_returned(), torch.inference_mode():
         try:
             reset.write_text("5")  # on Linux, this resets the peak
