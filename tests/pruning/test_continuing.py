@@ -212,7 +212,7 @@ def test_the_header_tells_the_method_from_its_relatives():
     [
         (lambda m, d: bb.prune(m, d, 0.5, lambda probe: probe.weights), r"wrap your criterion in bb\.Method"),
         (lambda m, d: bb.prune(m, d, 0.5, None), "neither a name nor"),
-        (lambda m, d: bb.prune(m, d, 0.5, "force", rounds=2.5), "rounds=2.5: it is a whole number"),
+        (lambda m, d: bb.prune(m, d, 0.5, "force", rounds=2.5), "rounds=2.5: it must be a whole number"),
         (lambda m, d: next(bb.rounds(m, "force", 3)), r"takes a bb\.Probe"),
         (lambda m, d: bb.hold(m, bb.prune(m, d, 0.5, "snip"), torch.optim.SGD(m.parameters())), r"pass result\.masks"),
         (lambda m, d: bb.agreement(bb.prune(m, d, 0.5, "snip"), {}), r"pass result\.masks"),

@@ -1,1 +1,1 @@
-"""GPU: what only an NVIDIA GPU runs."""
+"""GPU: code that only an NVIDIA GPU runs."""

@@ -1,4 +1,4 @@
-"""Capture: a function of tensors recorded once as a CUDA graph, and replayed without Python or launches in between."""
+"""Graphs: a function of tensors, recorded once as a CUDA graph and replayed without Python in between."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-EAGER = 3  # calls made in the ordinary way first: libraries load, algorithms are chosen, memory is found
+EAGER = 3  # ordinary calls before recording: libraries load, algorithms are chosen, memory is allocated
 
 
 class Captured:
-    """Calls `function(*tensors)`; after `eager` calls with arguments of a shape it replays what these launched.
+    """Call `function(*tensors)`; after `eager` calls with arguments of the same shapes, replay it as a CUDA graph.
 
-    The first calls are ordinary ones, so nothing is run twice. What the function returns is one and the same memory
-    with every replay: read it, or copy it, before the next call. The function must do the same work whatever the
-    values are; its arguments may lie anywhere on the device. All calls belong on one stream that is not the default
-    one, or on none in particular: then one of its own is taken.
+    The first calls are ordinary ones, so nothing runs twice. Every replay returns the same memory: read it, or copy it,
+    before the next call. The function must do the same work whatever the values are; its arguments may lie anywhere on
+    the device. Make all calls on one stream. If that is the default stream, where nothing can be recorded, a stream of
+    the object's own is used.
     """
 
     def __init__(
         self, function: Callable[..., Any], eager: int = EAGER, on_recorded: Callable[[], None] | None = None
     ) -> None:
-        """`on_recorded` is called when something was recorded, before it is replayed."""
+        """`on_recorded` is called after a graph was recorded, before its first replay."""
         self.function, self.eager, self.on_recorded = function, eager, on_recorded
         self._calls: dict[Any, int] = {}
         self._recorded: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
@@ -34,24 +34,24 @@ class Captured:
         with self._aside(tensors):
             key = tuple((t.shape, t.dtype, t.stride()) for t in tensors)
             if key in self._recorded:
-                graph, held, result = self._recorded[key]
-                if held:
-                    torch._foreach_copy_(held, list(tensors))
+                graph, inputs, result = self._recorded[key]
+                if inputs:
+                    torch._foreach_copy_(inputs, list(tensors))
                 graph.replay()
                 return result
-            made = self._calls[key] = self._calls.get(key, 0) + 1
-            if made <= self.eager:
+            number = self._calls[key] = self._calls.get(key, 0) + 1
+            if number <= self.eager:
                 return self.function(*tensors)
             self._record(key, tensors)
         return self(*tensors)
 
     def _record(self, key: Any, tensors: tuple[Tensor, ...]) -> None:
-        held = [torch.empty_like(t) for t in tensors]
+        inputs = [torch.empty_like(t) for t in tensors]
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                result = self.function(*held)
+                result = self.function(*inputs)
         except RuntimeError as error:
             raise ValueError(
                 f"this network cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); "
@@ -59,11 +59,11 @@ class Captured:
             ) from error
         if self.on_recorded is not None:
             self.on_recorded()
-        self._recorded[key] = graph, held, result
+        self._recorded[key] = graph, inputs, result
 
     @contextmanager
     def _aside(self, tensors: tuple[Tensor, ...]) -> Iterator[None]:
-        """Off the default stream, on which nothing can be captured."""
+        """Leave the default stream, on which nothing can be recorded."""
         with torch.cuda.device(tensors[0].device):
             current = torch.cuda.current_stream()
             if current != torch.cuda.default_stream():
@@ -75,5 +75,5 @@ class Captured:
             with torch.cuda.stream(self._stream):
                 yield
             current.wait_stream(self._stream)
-        for tensor in tensors:  # else its memory could be given to others while it is still read
+        for tensor in tensors:  # without this, its memory could be reused while the stream still reads it
             tensor.record_stream(self._stream)

@@ -1,4 +1,4 @@
-"""Batches: what each round reads, the same again whenever it is read again."""
+"""Batches: what each round reads. A round that is read again gets the same batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ END = object()
 
 
 class Batches:
-    """A running stream over a re-iterable, or a callable of the round's index.
+    """A running stream over a re-iterable, or a function from a round's index to its batches.
 
-    Each batch is fetched under a seed of its own, so that a shuffling loader gives the same batches to the
-    same seed; the generators of the caller are left alone; and any round can be asked for again: a list is
-    indexed, a loader is replayed. Nothing is cached.
+    Each batch is fetched under a seed of its own, so that a shuffling loader gives the same batches for the same seed,
+    and the caller's generators are left alone. Any round can be read again: a list is indexed, a loader is replayed.
+    Nothing is cached.
     """
 
     def __init__(self, source: Source | None, seed: int, device: torch.device) -> None:
@@ -33,13 +33,13 @@ class Batches:
             )
         self.source, self.seed, self.device = source, seed, device
         self._iterator: Iterator[Any] | None = None
-        self._position = 0  # of the batch that comes next, counted over all passes
-        self._generators = _own_generators(source)
-        self._states = [g.get_state() for g in self._generators]  # of the source's own generators, as they run
-        self._passes = [(0, self._states)]  # of each pass known so far: the position and the states it began with
+        self._position = 0  # of the next batch, counted over all passes
+        self._generators = _generators_of(source)
+        self._states = [g.get_state() for g in self._generators]  # where the stream left the source's generators
+        self._passes = [(0, self._states)]  # for each pass so far: the position and the states it began with
 
     def of(self, index: int, count: int) -> Iterator[Any]:
-        """The batches of round `index`, on the device; each round takes the next `count` of the stream."""
+        """Return the batches of round `index`, on the device; each round takes the next `count` of the stream."""
         if self.source is None:
             raise ValueError("this method needs data: pass batches, a list or a loader of (input, target) pairs")
         if not isinstance(self.source, Iterable):
@@ -49,12 +49,12 @@ class Batches:
         return self._replayed(index * count, count)
 
     def single(self, count: int) -> bool:
-        """Whether a round surely reads one batch."""
+        """Return whether a round is certain to read one batch."""
         return count == 1 and isinstance(self.source, Iterable)
 
     @property
     def repeatable(self) -> bool:
-        """Whether a round can be read without taking it from anybody."""
+        """Whether reading a round takes nothing away from later rounds."""
         return self.source is not None and not isinstance(self.source, Iterator)
 
     def _called(self, source: Callable[[int], Iterable[Any]], index: int) -> Iterator[Any]:
@@ -123,7 +123,7 @@ class Batches:
 
     @contextmanager
     def _fetching(self, *where: object) -> Iterator[None]:
-        """The global generators seeded, the source's own as the stream left them; all put back after."""
+        """Seed the global generators, set the source's own as the stream left them, and put all back at the end."""
         outside = [g.get_state() for g in self._generators]
         _set_states(self._generators, self._states)
         try:
@@ -134,12 +134,12 @@ class Batches:
             _set_states(self._generators, outside)
 
 
-def _own_generators(source: object) -> list[torch.Generator]:
-    """The generators that a DataLoader was given, itself or its samplers."""
+def _generators_of(source: object) -> list[torch.Generator]:
+    """Return the generators of a DataLoader: its own and those of its samplers."""
     batch_sampler = getattr(source, "batch_sampler", None)
     holders = (source, getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = [getattr(holder, "generator", None) for holder in holders]
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+    generators = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
 
 
 def _set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Criteria: from one probe of the network to a score for every weight. Higher stays; nothing is thresholded here."""
+"""Criteria: functions from a probe of the network to a score for every weight. Weights with high scores stay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .selection import keep_top
 
 
 def saliency(probe: Probe) -> Scores:
-    """|theta * dL/dtheta| at theta * c (eqs. 2 and 5): SNIP at c = 1, FORCE and Iterative SNIP at any mask."""
+    """Return |theta * dL/dtheta| at theta * c (eqs. 2 and 5): SNIP at c = 1, FORCE and Iterative SNIP at any mask."""
     weights, scores = probe.weights, probe.gradient()
     if probe.device.type == "cuda":  # a few launches for all layers
         torch._foreach_mul_(list(scores.values()), [weights[name] for name in scores])
@@ -29,35 +29,35 @@ def saliency(probe: Probe) -> Scores:
 
 
 def gradient_norm(probe: Probe) -> Scores:
-    """(dL/dtheta)^2 at theta * c (eq. 16): what the squared gradient norm loses with each weight."""
+    """Return (dL/dtheta)^2 at theta * c (eq. 16): what the squared gradient norm loses with each weight."""
     return {name: g.square_() for name, g in probe.gradient().items()}
 
 
 def grasp(probe: Probe, temperature: float = 200.0) -> Scores:
-    """theta * (H g) at theta * c (eq. 4): GraSP removes the weights whose -theta * (H g) is highest.
+    """Return theta * (H g) at theta * c (eq. 4): GraSP removes the weights whose -theta * (H g) is highest.
 
-    The temperature divides the network's outputs before the loss, as GraSP's authors do.
+    The temperature divides the network's outputs before the loss, as in the code of GraSP's authors.
     """
     weights = probe.weights
     return {name: h.mul_(weights[name]) for name, h in probe.hessian_product(temperature).items()}
 
 
 def magnitude(probe: Probe) -> Scores:
-    """|theta|."""
+    """Return |theta|."""
     return {name: w.abs() for name, w in probe.weights.items()}
 
 
 def random(probe: Probe) -> Scores:
-    """Uniform numbers: every weight is as likely to stay as any other."""
+    """Return uniform random numbers: every weight is as likely to stay as any other."""
     return {name: _uniform(w, probe.generator) for name, w in probe.weights.items()}
 
 
 def erk(probe: Probe) -> Scores:
-    """Uniform within each layer, at Erdős-Rényi-kernel densities over the layers.
+    """Return random scores that keep each layer at its Erdős-Rényi-kernel density.
 
-    A layer's density is proportional to (sum of its dimensions) / (product of them), at most 1; what a full
-    layer cannot take goes to the others, so that the counts add up to `probe.keep`. The weights drawn score
-    above 1, the others below.
+    A layer's density is proportional to (sum of its dimensions) / (product of its dimensions), but at most 1. What a
+    full layer cannot take goes to the others, so that the counts add up to `probe.keep`. Within a layer, weights are
+    drawn uniformly; those drawn score above 1, the others below.
     """
     scores = {name: _uniform(w, probe.generator) for name, w in probe.weights.items()}
     counts = erk_counts({name: tuple(w.shape) for name, w in probe.weights.items()}, probe.keep)
@@ -68,9 +68,9 @@ def erk(probe: Probe) -> Scores:
 
 
 def synflow(probe: Probe) -> Scores:
-    """|theta * dR/dtheta| with R = 1' f(1) under absolute weights, in float64: no data, and float32 overflows.
+    """Return |theta * dR/dtheta|, where R is the sum of the outputs for an input of ones, under absolute weights.
 
-    Norms use their running statistics; the input is one sample of ones.
+    It reads no data. Norms use their running statistics. It computes in float64, because float32 overflows.
     """
     model = bare(probe.user_model)
     example = probe.call()
@@ -92,7 +92,7 @@ def synflow(probe: Probe) -> Scores:
 
 
 def erk_counts(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, int]:
-    """How many weights each layer keeps under Erdős-Rényi-kernel densities; they add up to `keep` exactly.
+    """Return how many weights each layer keeps at its Erdős-Rényi-kernel density; they add up to `keep` exactly.
 
     >>> erk_counts({"small": (2, 2), "large": (100, 100)}, keep=1000)
     {'small': 4, 'large': 996}
@@ -121,7 +121,7 @@ def _product(shape: tuple[int, ...]) -> int:
 
 
 def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Doubles: of single-precision numbers too many would be equal."""
+    """Return uniform random numbers, as doubles: too many single-precision numbers would be equal."""
     return torch.rand(like.shape, dtype=torch.float64, generator=generator, device="cpu").to(like.device)
 
 

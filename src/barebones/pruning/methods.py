@@ -1,4 +1,4 @@
-"""Methods: each is a row of data, a criterion and how often, on how much data and with what revival it is applied."""
+"""Methods: each is a row of data. It names a criterion, the rounds, the batches per round and the rule of revival."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from .probe import Probe
 from .schedules import SCHEDULES, Schedule, exponential
 
 Criterion = Callable[[Probe], Scores]
-
-
 GREY = "#888888"  # the colour of a method that names none
 
 
@@ -22,12 +20,12 @@ class Method:
     """How to prune, and how to show it.
 
     `revive_until` is the fraction of the rounds in which pruned weights may return: 1.0 is FORCE, 0.0 is
-    Iterative SNIP. `revive_empty=False` forbids their return into output channels that are wholly empty.
+    Iterative SNIP. `revive_empty=False` forbids their return into output channels that keep no weight.
     `at_least` is the minimum number of kept weights in each layer. `needs_data` is False for criteria that read no
     batch. `protocol_rounds` says whether a data set's protocol sets the number of rounds (T) and of batches per
     round (B); a method of one round over several batches then reads T x B batches.
 
-    A method of your own needs one function, and a row in `METHODS` if the command line is to know it:
+    A method of your own needs one function; add a row to `METHODS` if the command line is to know it:
 
     >>> Method(lambda probe: {name: w.square() for name, w in probe.weights.items()}, rounds=3).rounds
     3
@@ -42,16 +40,16 @@ class Method:
     at_least: int = 0
     needs_data: bool = True
     protocol_rounds: bool = True
-    label: str = ""  # in plots and tables; empty: the name of its row
+    label: str = ""  # in plots and tables; if empty, the name of the row
     colour: str = GREY
     marker: str = "."  # one of Matplotlib's
 
     def __post_init__(self) -> None:
         for name in ("rounds", "batches", "at_least"):
             if not isinstance(getattr(self, name), int):
-                raise ValueError(f"{name}={getattr(self, name)!r}: it is a whole number")
+                raise ValueError(f"{name}={getattr(self, name)!r}: it must be a whole number")
         if not callable(self.criterion):
-            raise ValueError(f"criterion={self.criterion!r}: it is a function from a probe to scores")
+            raise ValueError(f"criterion={self.criterion!r}: it must be a function from a probe to scores")
         if self.rounds < 1:
             raise ValueError(f"rounds={self.rounds}: pruning needs at least one round")
         if self.batches < 1:
@@ -62,7 +60,7 @@ class Method:
             raise ValueError(f"at_least={self.at_least}: a layer cannot keep fewer than 0 weights")
 
     def revives(self, index: int) -> bool:
-        """Whether pruned weights compete in round `index`, counted from 0."""
+        """Return whether pruned weights compete in round `index`, counted from 0."""
         return index < round(self.revive_until * self.rounds)
 
 

@@ -85,8 +85,7 @@ class Probe:
         )
         self._dense: dict[str, Tensor] = {}  # theta: copies, made when masks are first put on
         self._masks: Masks | None = None
-        self._covering = Captured(self._cover) if capture else self._cover
-        self._put_on: Callable[[Tensor], None] | None = None
+        self._put_on: Callable[[Tensor], None] | None = None  # writes theta * c into the model; for NVIDIA GPUs
         self._beside: tuple[dict[str, Tensor], Callable[[Tensor], None]] | None = None  # masked weights, their writer
         self._pinned: Any = None  # the batch that a graph reads, in place of the next one of the stream
         self._versions = self._current_versions()
@@ -183,14 +182,14 @@ class Probe:
         self.generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "scores", index))
         self._forget()
         if masks is not None and not self._dense:
-            self._dense = {name: parameter.data.clone() for name, parameter in self.parameters.items()}
+            self._remember_dense()
         with ExitStack() as stack:
             stack.enter_context(forked(self.device, seed=digest.text(self.seed, "round", index)))
             stack.enter_context(self._as_configured())
             stack.callback(self._take_off)
             if masks is not None:
-                if self.device.type == "cuda":
-                    self._covering(torch.cat([masks[name].reshape(-1) for name in self.parameters]))
+                if self._put_on is not None:
+                    self._put_on(torch.cat([masks[name].reshape(-1) for name in self.parameters]))
                 else:
                     for name, parameter in self.parameters.items():
                         for weight, mask, masked in pieces(self._dense[name], masks[name], parameter.data):
@@ -324,11 +323,12 @@ class Probe:
             with torch.enable_grad(), tf32(self.device, self.precision != "fp32"):
                 yield
 
-    def _cover(self, masks: Tensor) -> None:
-        """Put flat masks on: the model's weights become theta * c."""
-        if self._put_on is None:
-            self._put_on = _masking(list(self._dense.values()), [p.data for p in self.parameters.values()])
-        self._put_on(masks)
+    def _remember_dense(self) -> None:
+        """Copy the dense weights, before masks are first put on."""
+        self._dense = {name: parameter.data.clone() for name, parameter in self.parameters.items()}
+        if self.device.type == "cuda":
+            put_on = _masking(list(self._dense.values()), [p.data for p in self.parameters.values()])
+            self._put_on = Captured(put_on) if self.capture else put_on
 
     def _take_off(self) -> None:
         if self._masks is not None:

@@ -1,4 +1,4 @@
-"""Several processes: one mean of the gradients over the ranks, before anything is scored."""
+"""Ranks: with several processes, the gradients are averaged over the ranks before anything is scored."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 
 def ranks(model: nn.Module) -> int:
-    """How many processes share the work: those of a DistributedDataParallel model's group, else one."""
+    """Return how many processes share the work: the size of a DistributedDataParallel model's group, else 1."""
     group = _group(model)
     return 1 if group is None else group.size()
 
 
 def mean_over_ranks(model: nn.Module, tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by its mean over the ranks, in place; every rank then holds the same numbers."""
+    """Replace each tensor by its mean over the ranks, in place. Every rank then holds the same numbers."""
     group = _group(model)
     for tensor in tensors:
         torch.distributed.all_reduce(tensor, group=group)
@@ -24,7 +24,7 @@ def mean_over_ranks(model: nn.Module, tensors: Iterable[Tensor]) -> None:
 
 
 def _group(model: Any) -> Any:
-    """The process group of a DistributedDataParallel model, compiled or not; None of any other."""
+    """Return the process group of a DistributedDataParallel model, compiled or not; None for any other model."""
     while type(model).__name__ == "OptimizedModule":
         model = model._orig_mod
     return model.process_group if type(model).__name__ == "DistributedDataParallel" else None

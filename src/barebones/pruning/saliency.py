@@ -1,4 +1,4 @@
-"""The FORCE objective itself: how sensitive the loss of a masked network is to its connections."""
+"""Saliency: the FORCE objective S(theta, c), which says how sensitive the loss is to the kept connections."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def saliency(
     precision: str = "fp32",
     seed: int = 0,
 ) -> float:
-    """S(theta, c) = sum over the kept weights of |theta_i dL(theta * c)/dtheta_i| (eq. 6). No trace is left.
+    """Return S(theta, c), the sum over the kept weights of |theta_i dL(theta * c)/dtheta_i| (eq. 6).
 
-    The gradient is the mean over `count` batches; by default all that `batches` has. On the kept weights the
-    pruned and the sparsified network have the same gradients; `over="all"` adds the zeroed weights with their
-    dense theta, which is the sparsified network's saliency in the paper's comparison of the two.
+    The gradient is the mean over `count` batches; by default over all of `batches`. The model is left as it was. On the
+    kept weights, the pruned and the sparsified network have the same gradients. `over="all"` adds the zeroed weights
+    with their dense theta: the sparsified network's saliency in the paper's comparison of the two.
 
     >>> import torch
     >>> model, batches = nn.Linear(3, 2), [(torch.ones(4, 3), torch.tensor([0, 1, 1, 0]))]
@@ -65,4 +65,4 @@ def _length(batches: Any) -> int:
     try:
         return len(batches)
     except TypeError:
-        raise ValueError("how many batches? pass count=, for these have no length") from None
+        raise ValueError("these batches have no length; say with count= how many to read") from None

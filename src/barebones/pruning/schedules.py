@@ -1,4 +1,4 @@
-"""Schedules: how many weights stay after each round. Pure functions from numbers to numbers."""
+"""Schedules: how many weights stay after each round. They are pure functions from numbers to numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Schedule = Callable[[int, int, int], list[int]]  # (total, keep, rounds) -> the 
 
 
 def exponential(total: int, keep: int, rounds: int) -> list[int]:
-    """k_t = exp(a ln k + (1 - a) ln m) with a = t / T, t = 1..T (eq. 8): each round removes the same share.
+    """Remove the same share in each round: k_t = exp(a ln k + (1 - a) ln m) with a = t / T, t = 1..T (eq. 8).
 
     >>> exponential(1000, 1, 3)
     [100, 10, 1]
@@ -23,7 +23,7 @@ def exponential(total: int, keep: int, rounds: int) -> list[int]:
 
 
 def linear(total: int, keep: int, rounds: int) -> list[int]:
-    """Each round removes the same number of weights.
+    """Remove the same number of weights in each round.
 
     >>> linear(1000, 100, 3)
     [700, 400, 100]
@@ -32,7 +32,7 @@ def linear(total: int, keep: int, rounds: int) -> list[int]:
 
 
 def one_shot(total: int, keep: int, rounds: int) -> list[int]:
-    """All at once: every round keeps the final count.
+    """Remove everything in the first round: every round keeps the final count.
 
     >>> one_shot(1000, 100, 3)
     [100, 100, 100]
@@ -41,13 +41,13 @@ def one_shot(total: int, keep: int, rounds: int) -> list[int]:
 
 
 def settle(at: float = 0.7, then: Schedule = exponential) -> Schedule:
-    """A schedule that reaches the final count at the fraction `at` of the rounds and stays there.
+    """Return a schedule that reaches the final count after the fraction `at` of the rounds, and stays there.
 
     >>> settle(0.5)(10_000, 100, 4)
     [1000, 100, 100, 100]
     """
     if not 0 < at <= 1:
-        raise ValueError(f"settle(at={at}): at is the fraction of the rounds that prune, above 0 and at most 1")
+        raise ValueError(f"settle(at={at}): choose a fraction of the rounds, above 0 and at most 1")
 
     def schedule(total: int, keep: int, rounds: int) -> list[int]:
         pruning = max(1, round(at * rounds))

@@ -1,1 +1,1 @@
-"""Running: what it takes to run a model repeatably and leave it as it was."""
+"""Running: run a model repeatably, and leave it as it was."""

@@ -1,4 +1,4 @@
-"""Digests: a short number for the content of tensors, computed where they live and equal on every device."""
+"""Digests: one number for the content of tensors, computed on their device and equal on every device."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-LENGTH = 1 << 16  # 64-bit words in a row; each place in it has a factor of its own
-ROWS = 4096  # whose factors are kept ready
+LENGTH = 1 << 16  # 64-bit words in a row; each position in a row has its own factor
+ROWS = 4096  # rows whose factors are computed once and kept
 MIX = 0x5851F42D4C957F2D  # an odd number, for the factors of rows and tensors
 
 
 def content(tensors: Iterable[Tensor]) -> Tensor:
-    """A 64-bit digest of the bytes of some tensors in order, as an int64 scalar on the first one's device.
+    """Return a 64-bit digest of the bytes of some tensors in order, as an int64 scalar on the first tensor's device.
 
-    Words of eight bytes, their high bits folded down, times fixed random odd numbers, summed modulo 2**64:
-    integers only, so that it does not depend on the device, the thread count or the memory format. It finds
-    accidents, not forgeries. Shapes and types count too.
+    It multiplies words of eight bytes, their high bits folded down, by fixed random odd numbers and sums them modulo
+    2**64. Integer sums do not depend on the device, the thread count or the memory format. Shapes and types count too.
+    It finds accidents, not forgeries.
 
     >>> a, b = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     >>> bool(content([a]) == content([a.clone()])), bool(content([a]) == content([b]))
     (True, False)
     """
     total: Tensor | None = None
-    scale, rest = 1, 0  # the digest so far is total * scale + rest: what is not a tensor costs no launch
+    scale, rest = 1, 0  # the digest so far is total * scale + rest: Python numbers cost no launch
     for tensor in tensors:
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         if flat.storage_offset() * flat.element_size() % 8:
@@ -47,7 +47,7 @@ def content(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _parts(words: Tensor) -> Iterator[Tensor]:
-    """The terms of the digest of some words: of whole rows, many at a time, and of what is left of the last."""
+    """Yield the terms of the digest of some words: of the last, incomplete row, then of whole rows, many at a time."""
     rows = words.numel() // LENGTH
     even, left = words[: rows * LENGTH].view(rows, LENGTH), words[rows * LENGTH :]
     factors, odd = _factors(words.device), _odd(words.device)
@@ -57,17 +57,17 @@ def _parts(words: Tensor) -> Iterator[Tensor]:
     for start in range(0, rows, step):
         block = even[start : start + step]
         end = start + block.shape[0]
-        own = odd[start:end] if end <= len(odd) else torch.arange(start, end, device=words.device) * MIX | 1
-        yield ((_folded(block) * factors).sum(1) * own).sum()
+        row_factors = odd[start:end] if end <= len(odd) else torch.arange(start, end, device=words.device) * MIX | 1
+        yield ((_folded(block) * factors).sum(1) * row_factors).sum()
 
 
 def _signed(number: int) -> int:
-    """Modulo 2**64, as int64 has it."""
+    """Return a number modulo 2**64, as int64 wraps it."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def _folded(words: Tensor) -> Tensor:
-    """Else a sign bit, the highest, would vanish in the sum with any other."""
+    """Fold the high bits down. Without that, the highest bits of two words, their signs, would cancel in the sum."""
     return words ^ (words >> 29)
 
 
@@ -80,10 +80,10 @@ def _factors(device: torch.device) -> Tensor:
 
 @functools.cache
 def _odd(device: torch.device) -> Tensor:
-    """The factors of the first rows. Copied, which is waited for: another stream may be the next to read them."""
+    """Return the factors of the first rows. A copy from the host is complete at once, so any stream may read them."""
     return (torch.arange(ROWS, device="cpu") * MIX | 1).to(device)
 
 
 def text(*words: object) -> int:
-    """A 63-bit number for some printable values: a seed derived from several."""
+    """Return a 63-bit number for some printable values, for example a seed derived from several."""
     return int.from_bytes(sha256(repr(words).encode()).digest()[:8], "big") >> 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The (args, kwargs) that an example stands for: one argument, a tuple of them, a dict by name, or just these two.
+    """Return the (args, kwargs) of an example: one argument, a tuple of them, a dict by name, or a pair (args, kwargs).
 
     >>> call("x"), call(("x", "y")), call({"x": 1}), call((("x",), {"y": 1}))
     ((('x',), {}), (('x', 'y'), {}), ((), {'x': 1}), (('x',), {'y': 1}))
@@ -26,7 +26,7 @@ def call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """The batch with `change` applied to every leaf of its dicts, lists and tuples."""
+    """Return the batch with `change` applied to every leaf of its dicts, lists and tuples."""
     if isinstance(batch, dict):
         return {key: mapped(value, change) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -46,7 +46,7 @@ def taken_apart(batch: Any) -> tuple[Any, list[Tensor]]:
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors, and whatever else has a `to`, moved."""
+    """Return the batch with its tensors, and whatever else has a method `to`, on the device."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -57,7 +57,7 @@ def on_device(batch: Any, device: torch.device) -> Any:
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors in what a model returns: itself, or in tuples, lists, dicts and dataclasses."""
+    """Yield the tensors in a batch or an output: itself, or in tuples, lists, dicts and dataclasses."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, Mapping):
@@ -70,7 +70,7 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def first_sample(batch: Any) -> Any:
-    """The batch cut to its first sample, where all its tensors agree on what a sample is; else as it is."""
+    """Return the batch cut to its first sample if all its tensors have the same first size; else the whole batch."""
     sizes = {t.shape[0] if t.dim() else None for t in tensors(batch)}
     if len(sizes) != 1 or None in sizes:
         return batch

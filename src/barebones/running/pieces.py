@@ -1,4 +1,4 @@
-"""Pieces: large tensors taken a cache's worth at a time, so that several steps cost one trip to memory."""
+"""Pieces: large tensors in parts that fit into the cache, so that several operations read memory once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ PIECE = 1 << 18  # elements
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Aligned flat views of tensors of one shape; on an accelerator, or where one is not contiguous, all at once.
+    """Yield flat views of the same part of several tensors of one shape.
+
+    Tensors on an accelerator, or that are not contiguous, come whole.
 
     >>> import torch
     >>> [a.numel() for a, b in pieces(torch.ones(3, 1 << 18), torch.ones(3, 1 << 18))]

@@ -1,4 +1,4 @@
-"""Precision: in which numbers matrix products and convolutions are computed."""
+"""Precision: the number formats in which matrix products and convolutions are computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @contextmanager
 def tf32(device: torch.device, allowed: bool) -> Iterator[None]:
-    """Whether products on a GPU may round their factors to TF32, whatever the caller's switches say."""
+    """Allow or forbid products on a GPU to round their factors to TF32; put torch's switches back at the end."""
     if device.type != "cuda":
         yield
         return
@@ -32,5 +32,5 @@ def tf32(device: torch.device, allowed: bool) -> Iterator[None]:
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Where products are made in half precision, if that is the precision."""
+    """Return torch's autocast context for a precision; it does nothing for one that needs no autocast."""
     return torch.autocast(device.type, AUTOCAST.get(precision, torch.bfloat16), enabled=precision in AUTOCAST)

@@ -1,4 +1,4 @@
-"""Randomness: the global generators, forked and put back."""
+"""Randomness: the global random number generators, seeded for a while and put back."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 
 @contextmanager
 def forked(device: torch.device, seed: int | None = None) -> Iterator[None]:
-    """Leave the global generators of torch (CPU and `device`), Python and NumPy as they were found.
+    """Put the global generators of torch (CPU and `device`), Python and NumPy back at the end.
 
-    With `seed`, all of them start from it inside.
+    With a `seed`, all of them start from it inside.
 
     >>> before = torch.get_rng_state()
     >>> with forked(torch.device("cpu"), seed=1):
@@ -42,7 +42,7 @@ def forked(device: torch.device, seed: int | None = None) -> Iterator[None]:
 
 
 def reseed(device: torch.device, seed: int) -> None:
-    """Start the same generators from `seed`. (`torch.manual_seed` would touch every other device too.)"""
+    """Start the same generators from `seed`. (`torch.manual_seed` would seed every other device too.)"""
     for generator in _generators(device):
         generator.manual_seed(seed)
     random.seed(seed)
@@ -51,7 +51,7 @@ def reseed(device: torch.device, seed: int) -> None:
 
 
 def _numpy_random() -> Any:
-    """NumPy's global generator, if NumPy is in use: it loads that part only when it is first asked for."""
+    """Return the module of NumPy's global generator, if NumPy is loaded. NumPy itself imports it only at first use."""
     return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
 
 

@@ -1,7 +1,7 @@
-"""Kernels: what an NVIDIA GPU does in one pass over the weights where torch's own operations would need many.
+"""Kernels: work that an NVIDIA GPU does in one pass over the weights, where torch's own operations would need many.
 
-They are written in Triton, which torch's CUDA builds bring along. Each is exact, deterministic and free of any word
-from the host; where Triton is missing, `available` says so and the callers go torch's way, with the same results.
+They are written in Triton, which torch's CUDA builds include. Each is exact and deterministic, and never waits for the
+host. Where Triton is missing, `available` returns False and the callers use torch's operations, with the same results.
 """
 
 from .base import available

@@ -1,4 +1,4 @@
-"""Layers: masks, scores and counts of all layers of a model, each with one launch."""
+"""Layers: masks, scores and counts of all layers of a model, each with one or two launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if triton is not None:
 
     @triton.jit
     def _tally(old, new, starts, found, OLD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Of each output channel: how many weights it kept, keeps now, and kept both times."""
+        """Count for each output channel how many weights it kept before, keeps now, and kept both times."""
         channel = tl.program_id(0)
         channels = tl.num_programs(0)
         first, end = tl.load(starts + channel), tl.load(starts + channel + 1)
@@ -33,14 +33,14 @@ if triton is not None:
         if OLD:
             tl.store(found + channel, tl.sum(before, 0))
             tl.store(found + 2 * channels + channel, tl.sum(both, 0))
-        else:  # all were kept
+        else:  # every weight was kept before
             tl.store(found + channel, end - first)
             tl.store(found + 2 * channels + channel, tl.sum(now, 0))
         tl.store(found + channels + channel, tl.sum(now, 0))
 
     @triton.jit
     def _total(found, layers, channels, totals, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        """From that, weights pruned, recovered, recovered where none was kept, and kept in each layer."""
+        """Sum these up: weights pruned, recovered, recovered into empty channels, and kept in each layer."""
         layer = tl.program_id(0)
         pruned = tl.zeros((BLOCK,), tl.int64)
         recovered = tl.zeros((BLOCK,), tl.int64)
@@ -63,10 +63,10 @@ if triton is not None:
 
     @triton.jit
     def _cover(dense, weights, masks, owners, starts, sizes, firsts, inputs, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        """weights = dense * mask, in the order of memory; the masks lie in logical order.
+        """Write dense * mask into the weights, in memory order; the masks are in logical order.
 
-        In memory the inputs of a channels-last weight come last, behind the pixels of its kernel; `inputs` is their
-        number, and 1 for a weight that lies in its logical order.
+        In the memory of a channels-last weight, the inputs come last, behind the pixels of its kernel. `inputs` is
+        their number, and 1 for a weight in logical order.
         """
         block = tl.program_id(0)
         owner = tl.load(owners + block)
@@ -86,7 +86,7 @@ if triton is not None:
     @triton.jit
     def _score(gradients, weights, masks, owners, starts, sizes, firsts, inputs,  # type: ignore[no-untyped-def]
                scores, sums, bad, BLOCK: tl.constexpr):  # fmt: skip
-        """|weight * gradient| in logical order, their sum over the kept, and what is not finite; see `_cover`."""
+        """Compute |weight * gradient| in logical order, its sum over kept weights, and flags by layer; see `_cover`."""
         block = tl.program_id(0)
         owner = tl.load(owners + block)
         places = tl.load(starts + block) + tl.arange(0, BLOCK)
@@ -110,7 +110,7 @@ if triton is not None:
 
     @triton.jit
     def _clear(addresses, owners, starts, sizes, kept, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Write zeros where nothing is kept: the weights are not even read."""
+        """Write zeros where nothing is kept, without reading the weights."""
         block = tl.program_id(0).to(tl.int64)
         owner = tl.load(owners + block)
         places = tl.load(starts + block) + tl.arange(0, BLOCK)
@@ -125,29 +125,31 @@ if triton is not None:
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two float32 tensors lie alike in memory, in logical order or channels-last."""
+    """Return whether two tensors are float32 and have the same memory layout, logical order or channels-last."""
     plain = b.is_contiguous() or (b.dim() == 4 and b.is_contiguous(memory_format=torch.channels_last))
     return plain and a.stride() == b.stride() and a.dtype == b.dtype == torch.float32
 
 
 def tally(before: Tensor | None, after: Tensor, starts: Tensor, layers: Tensor) -> Tensor:
-    """Of flat masks: weights pruned, recovered, recovered into output channels that kept none, then kept in each layer.
+    """Count the weights pruned, recovered, recovered into empty output channels, and then those kept in each layer.
 
-    `before` is None where every weight was kept; `starts` and `layers` are from `channels`.
+    The masks are flat; `before` is None if every weight was kept. `starts` and `layers` come from `channels`.
     """
     old = (after if before is None else before).view(torch.int8)
     count = starts.numel() - 1
-    found = torch.empty(3, count, dtype=torch.int32, device=after.device)
+    per_channel = torch.empty(3, count, dtype=torch.int32, device=after.device)
     totals = torch.zeros(2 + layers.numel(), dtype=torch.int64, device=after.device)
     with torch.cuda.device_of(after):
-        _tally[(count,)](old, after.view(torch.int8), starts, found, OLD=before is not None, BLOCK=512, num_warps=2)
-        _total[(layers.numel() - 1,)](found, layers, count, totals, BLOCK=512)
+        _tally[(count,)](
+            old, after.view(torch.int8), starts, per_channel, OLD=before is not None, BLOCK=512, num_warps=2
+        )
+        _total[(layers.numel() - 1,)](per_channel, layers, count, totals, BLOCK=512)
     return totals
 
 
 @functools.lru_cache(maxsize=8)
 def channels(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where in the flat masks each output channel starts, and which channel each layer starts with; ends come last."""
+    """Return where each output channel starts in the flat masks, and the first channel of each layer, with the ends."""
     rows = [shape[0] if shape else 1 for shape in shapes]
     lengths = [math.prod(shape[1:]) for shape in shapes]
     sizes = torch.tensor(lengths, device="cpu").repeat_interleave(torch.tensor(rows, device="cpu"))
@@ -157,7 +159,7 @@ def channels(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple
 
 
 def dense(tensor: Tensor) -> bool:
-    """Whether its elements fill its memory without holes or overlaps, in whatever order."""
+    """Return whether a tensor's elements fill its memory without gaps or overlaps, in any order."""
     sizes = [(stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     expected = 1
     for stride, size in sorted(sizes):
@@ -168,12 +170,12 @@ def dense(tensor: Tensor) -> bool:
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
-    """A flat view of a dense tensor, element after element as they lie in memory."""
+    """Return a flat view of a dense tensor, in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _split(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Blocks over tensors of these sizes: the number of the tensor that each is of, and where in it it starts."""
+    """Split tensors of these sizes into blocks; return the number of each block's tensor and where in it it starts."""
     counts = [triton.cdiv(size, BLOCK) for size in sizes]
     owners = torch.arange(len(sizes), device="cpu").repeat_interleave(torch.tensor(counts, device="cpu"))
     starts = torch.cat([torch.arange(count, device="cpu") * BLOCK for count in counts])
@@ -185,7 +187,7 @@ def _addresses(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class _Layers:
-    """Blocks over the weights of a model, and how each weight lies in memory: logical order, or channels-last."""
+    """The weights of a model in blocks, and the memory layout of each weight: logical order or channels-last."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         device = weights[0].device
@@ -203,9 +205,9 @@ class _Layers:
 
 
 class Covering:
-    """Writes dense weights times masks into the weights of a model, all with one launch.
+    """Write dense weights times masks into the weights of a model, all with one launch.
 
-    They are float32, and each pair lies alike in memory: in logical order, or channels-last.
+    All are float32, and both tensors of a pair have the same memory layout: logical order or channels-last.
     """
 
     def __init__(self, dense: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
@@ -214,7 +216,7 @@ class Covering:
 
     @staticmethod
     def fits(dense: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
-        """Whether they are as they must be."""
+        """Return whether types and memory layouts are right for this kernel."""
         return all(alike(a, b) for a, b in zip(dense, weights, strict=True))
 
     def __call__(self, masks: Tensor) -> None:
@@ -226,9 +228,9 @@ class Covering:
 
 
 class Scoring:
-    """Flat |weight * gradient| of all layers with one launch, for float32 weights that stay what and where they are.
+    """Compute flat |weight * gradient| of all layers with one launch, for float32 weights that neither change nor move.
 
-    While a graph is recorded, where the gradients are cannot be copied to the device: `finish` does it afterwards.
+    While a graph is recorded, the addresses of the gradients cannot be copied to the device: `finish` does it later.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -236,28 +238,30 @@ class Scoring:
         self.layers = _Layers(self.weights)
         self.addresses = _addresses(self.weights).to(weights[0].device)
         self._waiting: Tensor | None = None
-        self._tables = [torch.empty_like(self.addresses)]  # one for each graph that was recorded, and one for the next
+        self._tables = [torch.empty_like(self.addresses)]  # addresses for each recorded graph, and for the next
 
     def __call__(self, gradients: Sequence[Tensor], masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The scores, their sum over what flat masks keep, and of each layer whether any is not finite."""
+        """Return the scores, their sum over the weights that the masks keep, and a flag for each layer: not finite."""
         device = masks.device
-        own = [g if alike(g, w) else torch.empty_like(w).copy_(g) for g, w in zip(gradients, self.weights, strict=True)]
+        laid_out = [
+            g if alike(g, w) else torch.empty_like(w).copy_(g) for g, w in zip(gradients, self.weights, strict=True)
+        ]
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            where = self._tables[-1]  # not memory of the graph, which the graph itself writes to
-            self._waiting = _addresses(own)
+            addresses = self._tables[-1]  # memory outside the graph, because the graph would overwrite its own
+            self._waiting = _addresses(laid_out)
         else:
-            where = torch.empty_like(self.addresses).copy_(_addresses(own), non_blocking=True)
+            addresses = torch.empty_like(self.addresses).copy_(_addresses(laid_out), non_blocking=True)
         flat = torch.empty(sum(w.numel() for w in self.weights), dtype=torch.float32, device=device)
         sums = torch.empty(self.layers.blocks, dtype=torch.float32, device=device)
-        bad = torch.zeros(len(own), dtype=torch.int32, device=device)
+        bad = torch.zeros(len(laid_out), dtype=torch.int32, device=device)
         with torch.cuda.device_of(masks):
             _score[(self.layers.blocks,)](
-                where, self.addresses, masks.view(torch.int8), *self.layers.table, flat, sums, bad, BLOCK=BLOCK
+                addresses, self.addresses, masks.view(torch.int8), *self.layers.table, flat, sums, bad, BLOCK=BLOCK
             )
         return flat, sums.double().sum(), bad != 0
 
     def finish(self) -> None:
-        """After a graph was recorded, before it is replayed."""
+        """Copy the addresses of the gradients to the device, after a graph was recorded and before it is replayed."""
         if self._waiting is not None:
             self._tables[-1].copy_(self._waiting, non_blocking=True)
             self._tables.append(torch.empty_like(self.addresses))
@@ -265,10 +269,10 @@ class Scoring:
 
 
 class Clearing:
-    """Zeroes the pruned entries of many tensors of one element size with one launch, wherever they are now."""
+    """Zero the pruned entries of many tensors of one element size with one launch, wherever the tensors are now."""
 
     def __init__(self, tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
-        """`kept` is not 0 where a weight stays, and lies in memory as its tensor does."""
+        """`kept` is nonzero where a weight stays, and has the memory layout of its tensor."""
         self.device, self.width = tensors[0].device, tensors[0].element_size()
         sizes = [t.numel() for t in tensors]
         blocks = [triton.cdiv(size, BLOCK) for size in sizes]
@@ -282,7 +286,7 @@ class Clearing:
         self.places: tuple[int, ...] = ()
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Zero them, in place and unseen by autograd."""
+        """Zero the entries, in place and without autograd noticing."""
         places = tuple(t.data_ptr() for t in tensors)
         if places != self.places:  # they may have moved
             self.places, self.addresses = places, torch.tensor(places, device=self.device)

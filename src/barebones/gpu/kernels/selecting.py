@@ -1,4 +1,4 @@
-"""Selecting: the highest of many scores, exactly, without a sort."""
+"""Selecting: the mask of the k highest scores, exactly, without sorting."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from torch import Tensor
 
 from .base import BLOCK, tl, triton
 
-PROGRAMS = 1056  # that share a pass
-BITS = 11  # of a threshold that one pass finds
-STRIDE = 127  # from one score of a sample to the next: a prime, so that it meets every place in a kernel or a channel
-MANY = 1 << 20  # scores from which on a sample comes first
+PROGRAMS = 1056  # programs that share a pass
+BITS = 11  # bits of the threshold that one pass finds
+STRIDE = 127  # distance between sampled scores: a prime, so that the sample meets every position of a kernel or channel
+MANY = 1 << 20  # with at least so many scores, a sample is looked at first
 ROUGH = 2  # passes over the sample
-LARGEST = 2**31 - 2**23  # scores that places of 32 bits are enough for
-FIELDS = 8  # of what is known of a threshold
+LARGEST = 2**31 - 2**23  # the most scores that 32-bit indices can address
+FIELDS = 8  # numbers that describe the search for a threshold
 
 
 if triton is not None:
-    # Of a threshold: where the span in which it is begins, its width, the low bits that a bin of it does not tell, how
-    # many scores of the span are wanted, whether all is known, how many scores are wanted in all, how many lie above
-    # the span, and how many equal the threshold.
+    # The state of a search: where the span that holds the threshold begins, its width, the number of low bits that one
+    # bin does not resolve, how many scores inside the span are wanted, whether the search is done, how many scores are
+    # wanted in all, how many lie above the span, and how many equal the threshold.
     LOW, SPAN, SHIFT, ROOM, DONE, WANTED, ABOVE, TIES = map(tl.constexpr, range(FIELDS))
     STATE = tl.constexpr(FIELDS)
 
     @triton.jit
     def _keys(scores, allowed, places, valid, WIDE: tl.constexpr, AMONG: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Scores as integers in the same order, and which of them take part."""
+        """Return the scores as integers in the same order, and which of them take part."""
         values = tl.load(scores + places, mask=valid, other=0.0)
         values = tl.where(values == 0, 0.0, values)  # -0.0 equals 0.0
         if WIDE:
@@ -40,20 +40,20 @@ if triton is not None:
 
     @triton.jit
     def _shift_for(span, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-        """How many low bits to pass over so that a span falls into 2 ** BITS bins."""
+        """Return how many low bits to drop so that a span falls into 2 ** BITS bins."""
         left = span.to(tl.uint64, bitcast=True) >> tl.arange(0, 64).to(tl.uint64)
         return tl.sum((left >= (1 << BITS)).to(tl.int64), 0)
 
     @triton.jit(do_not_specialize=["size"])
     def _begin(states, keep, size, STRIDE: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Three thresholds to be found: of all scores, and of a sample one most likely below it, one above.
+        """Begin three searches: for the threshold of all scores, and in a sample for one below it and one above.
 
-        Scores are seldom negative, so they are looked for from 0 on.
+        Scores are seldom negative, so each search begins with the span from 0 on.
         """
         row = tl.program_id(0)
         wanted = tl.load(keep)
         if row > 0:
-            centre = wanted.to(tl.float32) / STRIDE  # four standard deviations and some about what is expected
+            centre = wanted.to(tl.float32) / STRIDE  # four standard deviations and some around the expected rank
             margin = 4 * tl.sqrt(centre * (1 - wanted.to(tl.float32) / size)) + 8
             wanted = tl.where(row == 1, centre + margin, centre - margin).to(tl.int64)
         state = states + row * STATE
@@ -65,7 +65,7 @@ if triton is not None:
 
     @triton.jit
     def _bracket(states, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-        """The threshold of all scores most likely lies between those of the sample."""
+        """Narrow the span of the main search to what lies between the two thresholds of the sample."""
         lower, upper = states + STATE, states + 2 * STATE
         low = tl.load(lower + LOW)
         span = tl.load(upper + LOW) + tl.load(upper + SPAN) - low
@@ -76,9 +76,9 @@ if triton is not None:
     @triton.jit(do_not_specialize=["size"])
     def _count(scores, allowed, counts, states, size, STRIDE: tl.constexpr, WIDE: tl.constexpr,  # type: ignore[no-untyped-def]
                AMONG: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-        """Of the scores within the span in which the threshold must be, how many are in each bin; and above it.
+        """Count the scores in each bin of the span that holds the threshold, and those above the span.
 
-        Those that equal its lower end, as zeros often do, are many: each program counts its own.
+        Many may equal the lower end, as zeros often do: each program counts these by itself.
         """
         bins: tl.constexpr = 1 << BITS
         row = tl.program_id(1)
@@ -107,7 +107,7 @@ if triton is not None:
 
     @triton.jit
     def _settle(counts, states, WIDE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-        """From the counts of a pass: the bin that the threshold is in; if it is not in the span, all begins anew."""
+        """Find the threshold's bin from the counts of a pass; if it is outside the span, begin again with all."""
         bins: tl.constexpr = 1 << BITS
         row = tl.program_id(0)
         state = states + row * STATE
@@ -116,7 +116,7 @@ if triton is not None:
         if tl.load(state + DONE) == 0:
             places = tl.arange(0, bins)
             found = tl.load(counts + row * bins + places).to(tl.int64)
-            reached = tl.cumsum(found, 0, reverse=True)  # how many are in this bin or a higher one
+            reached = tl.cumsum(found, 0, reverse=True)  # how many lie in this bin or a higher one
             which = tl.sum((reached >= room).to(tl.int64), 0) - 1
             ties = tl.sum(tl.where(places == which, found, 0), 0)
             above = tl.sum(tl.where(places > which, found, 0), 0)
@@ -129,7 +129,7 @@ if triton is not None:
             start = tl.where(wrong, -(one << (width - 1)), low + begins)
             rest = tl.where(wrong, (one << (width - 1)) * 2 - 1, rest)
             further = _shift_for(rest, BITS)
-            tl.debug_barrier()  # what was read above must not have been overwritten
+            tl.debug_barrier()  # all threads have read the counts above before they are overwritten
             tl.store(counts + row * bins + places, tl.zeros((bins,), tl.int32))
             tl.store(state + LOW, start)
             tl.store(state + SPAN, rest)
@@ -142,9 +142,9 @@ if triton is not None:
     @triton.jit(do_not_specialize=["size"])
     def _count_ties(scores, allowed, prefer, state, ties, size,  # type: ignore[no-untyped-def]
                     WIDE: tl.constexpr, AMONG: tl.constexpr, PREFER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-        """In each block, how many scores equal the threshold: those preferred, then the others."""
+        """Count in each block how many scores equal the threshold: those preferred, then the others."""
         block = tl.program_id(0)
-        if tl.load(state + ROOM) != tl.load(state + TIES):  # else there is room for all of them
+        if tl.load(state + ROOM) != tl.load(state + TIES):  # if they are equal, all ties are kept
             places = block * BLOCK + tl.arange(0, BLOCK)
             keys, valid = _keys(scores, allowed, places, places < size, WIDE, AMONG)
             tied = valid & (keys == tl.load(state + LOW))
@@ -157,7 +157,7 @@ if triton is not None:
     @triton.jit(do_not_specialize=["size"])
     def _choose(scores, allowed, prefer, state, ties, ranks, chosen, size,  # type: ignore[no-untyped-def]
                 WIDE: tl.constexpr, AMONG: tl.constexpr, PREFER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-        """Write the mask: all above the threshold, and of its equals the first ones that there is room for."""
+        """Write the mask: all scores above the threshold, and the first ties, as many as there is room for."""
         threshold, room = tl.load(state + LOW), tl.load(state + ROOM)
         block = tl.program_id(0)
         places = block * BLOCK + tl.arange(0, BLOCK)
@@ -170,7 +170,7 @@ if triton is not None:
                 first = tied & (tl.load(prefer + places, mask=places < size, other=0) != 0)
             other = tied & ~first
             blocks = tl.num_programs(0)
-            before = tl.load(ranks + block) - tl.load(ties + block)  # in earlier blocks; the preferred all come first
+            before = tl.load(ranks + block) - tl.load(ties + block)  # ties in earlier blocks; preferred ones come first
             later = tl.load(ranks + blocks + block) - tl.load(ties + blocks + block)
             rank = tl.where(first, before + tl.cumsum(first.to(tl.int32), 0), later + tl.cumsum(other.to(tl.int32), 0))
             wins = wins & (~tied | (rank <= room))
@@ -178,10 +178,10 @@ if triton is not None:
 
 
 def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among: Tensor | None = None) -> Tensor:
-    """The mask of the `keep` highest of flat scores, `keep` from 1; ties to `prefer`, then to the lower index.
+    """Return the mask of the `keep` highest of flat scores, `keep` >= 1; ties go to `prefer`, then to the lower index.
 
-    Nothing is sorted or gathered. Each pass over the scores narrows the span in which the threshold is by BITS bits. A
-    sample tells where to begin; where it misled, a pass is lost and the next one begins with the span of all numbers.
+    Nothing is sorted or gathered. Each pass over the scores narrows the span that holds the threshold by BITS bits. A
+    sample says where to begin; if it misled, one pass is lost and the next begins with the span of all numbers.
     """
     size, wide, device = scores.numel(), scores.dtype == torch.float64, scores.device
     blocks = triton.cdiv(size, BLOCK)
@@ -191,16 +191,16 @@ def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among:
     counts = torch.zeros(2, 1 << BITS, dtype=torch.int32, device=device)
     ties = torch.empty(2 * blocks, dtype=torch.int32, device=device)
     chosen = torch.empty(size, dtype=torch.bool, device=device)
-    allowed = scores if among is None else among.view(torch.int8)  # a pointer is needed, if only to be passed over
+    allowed = scores if among is None else among.view(torch.int8)  # any pointer, which the kernel does not read
     preferred = scores if prefer is None else prefer.view(torch.int8)
     kind = {"WIDE": wide, "BITS": BITS}
     how = {"WIDE": wide, "AMONG": among is not None, "BLOCK": BLOCK, "num_warps": 8}
     passes = triton.cdiv(64 if wide else 32, BITS)
 
-    def narrow(own: Tensor, rows: int, length: int, stride: int) -> None:
+    def narrow(searches: Tensor, rows: int, length: int, stride: int) -> None:
         programs = min(triton.cdiv(length, BLOCK), PROGRAMS)
-        _count[(programs, rows)](scores, allowed, counts, own, length, STRIDE=stride, BITS=BITS, **how)
-        _settle[(rows,)](counts, own, **kind)
+        _count[(programs, rows)](scores, allowed, counts, searches, length, STRIDE=stride, BITS=BITS, **how)
+        _settle[(rows,)](counts, searches, **kind)
 
     with torch.cuda.device_of(scores):  # Triton launches on the current device
         _begin[(3,)](states, wanted, size, STRIDE=STRIDE, **kind)
@@ -208,7 +208,7 @@ def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among:
             for _ in range(ROUGH):
                 narrow(states[1:], 2, triton.cdiv(size, STRIDE), STRIDE)
             _bracket[(1,)](states, BITS=BITS)
-        for _ in range(passes + 1):  # the first may have looked in the wrong place
+        for _ in range(passes + 1):  # one more, because the sample may have misled the first
             narrow(states, 1, size, 1)
         how |= {"PREFER": prefer is not None}
         _count_ties[(blocks,)](scores, allowed, preferred, states, ties, size, **how)
