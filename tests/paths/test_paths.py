@@ -1,10 +1,9 @@
-"""Paths: the effective weights against a plain graph search, and against what the network computes."""
+"""Paths: effective weights and collapse, for all networks of the zoo and for single rules; and no trace is left."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from zoo import Net
@@ -30,203 +27,8 @@ def weights(model: nn.Module) -> Masks:
     return {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(model).items() if p.dim() > 1}
 
 
-def drawn(model: nn.Module, seed: int, density: float) -> Masks:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.rand(mask.shape, generator=generator) < density for name, mask in weights(model).items()}
-
-
 def none(masks: Masks, *names: str) -> Masks:
     return masks | {name: torch.zeros_like(masks[name]) for name in names}
-
-
-some_masks = given(st.integers(0, 2**31), st.sampled_from([0.05, 0.15, 0.3, 0.5, 0.8]))
-
-
-# ---- a plain graph search ----
-
-
-class Graph:
-    """A network written out: nodes are numbers, one per channel and position; edges know the weight they stand for."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.edges: list[tuple[int, int, tuple[str, tuple[int, ...]] | None]] = []
-
-    def nodes(self, *shape: int) -> Tensor:
-        size = int(torch.tensor(shape).prod())
-        self.count += size
-        return torch.arange(self.count - size, self.count).view(shape)
-
-    def linear(self, name: str, mask: Tensor, x: Tensor) -> Tensor:
-        return self.conv(name, mask, x)
-
-    def conv(
-        self, name: str, mask: Tensor, x: Tensor, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1
-    ) -> Tensor:
-        kernel, dims = mask.shape[2:], range(mask.dim() - 2)
-        size = [(x.shape[d + 1] + 2 * padding - dilation * (kernel[d] - 1) - 1) // stride + 1 for d in dims]
-        y = self.nodes(mask.shape[0], *size)
-        for at in itertools.product(*map(range, size)):
-            for o, i, *offset in mask.nonzero().tolist():
-                source = [at[d] * stride + offset[d] * dilation - padding for d in dims]
-                if all(0 <= source[d] < x.shape[d + 1] for d in dims):
-                    channel = i + o // (mask.shape[0] // groups) * mask.shape[1]
-                    self.edge(x[(channel, *source)], y[(o, *at)], (name, (o, i, *offset)))
-        return y
-
-    def transposed(self, name: str, mask: Tensor, x: Tensor, stride: int) -> Tensor:
-        kernel, dims = mask.shape[2:], range(mask.dim() - 2)
-        y = self.nodes(mask.shape[1], *[(x.shape[d + 1] - 1) * stride + kernel[d] for d in dims])
-        for at in itertools.product(*map(range, x.shape[1:])):
-            for i, o, *offset in mask.nonzero().tolist():
-                target = [at[d] * stride + offset[d] for d in dims]
-                self.edge(x[(i, *at)], y[(o, *target)], (name, (i, o, *offset)))
-        return y
-
-    def pool(self, x: Tensor, kernel: int, stride: int) -> Tensor:
-        size = [(n - kernel) // stride + 1 for n in x.shape[1:]]
-        y = self.nodes(x.shape[0], *size)
-        for c, *at in itertools.product(range(x.shape[0]), *map(range, size)):
-            for offset in itertools.product(range(kernel), repeat=len(size)):
-                self.edge(x[(c, *(a * stride + b for a, b in zip(at, offset, strict=True)))], y[(c, *at)])
-        return y
-
-    def add(self, *terms: Tensor) -> Tensor:
-        y = self.nodes(*terms[0].shape)
-        for term in terms:
-            for a, b in zip(term.flatten(), y.flatten(), strict=True):
-                self.edge(a, b)
-        return y
-
-    def mean(self, x: Tensor) -> Tensor:
-        y = self.nodes(len(x))
-        for channel, target in zip(x, y, strict=True):
-            for a in channel.flatten():
-                self.edge(a, target)
-        return y
-
-    def edge(self, a: Tensor, b: Tensor, weight: tuple[str, tuple[int, ...]] | None = None) -> None:
-        self.edges.append((int(a), int(b), weight))
-
-    def effective(self, masks: Masks, source: Tensor, target: Tensor) -> Masks:
-        ahead, behind = defaultdict(list), defaultdict(list)
-        for a, b, _ in self.edges:
-            ahead[a].append(b)
-            behind[b].append(a)
-
-        def reached(start: Tensor, edges: dict[int, list[int]]) -> set[int]:
-            todo = start.flatten().tolist()
-            seen = set(todo)
-            while todo:
-                fresh = set(edges[todo.pop()]) - seen
-                seen |= fresh
-                todo += fresh
-            return seen
-
-        before, after = reached(source, ahead), reached(target, behind)
-        found = {name: torch.zeros_like(mask) for name, mask in masks.items()}
-        for a, b, weight in self.edges:
-            if weight and a in before and b in after:
-                found[weight[0]][weight[1]] = True
-        return found
-
-
-def agree(model: nn.Module, masks: Masks, shape: tuple[int, ...], write: Callable[[Graph, Tensor], Tensor]) -> None:
-    graph = Graph()
-    source = graph.nodes(*shape)
-    target = write(graph, source)
-    wanted = graph.effective(masks, source, target)
-    found = effective(model, masks, torch.randn(2, *shape))
-    assert found.keys() == wanted.keys()
-    for name, mask in wanted.items():
-        assert found[name].equal(mask), name
-
-
-@settings(max_examples=25, deadline=None)
-@some_masks
-def test_a_perceptron(seed: int, density: float) -> None:
-    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Dropout(), nn.GELU(), nn.Linear(5, 3))
-    m = drawn(net, seed, density)
-    agree(net, m, (4,), lambda g, x: g.linear("5.weight", m["5.weight"], g.linear("2.weight", m["2.weight"],
-          g.linear("0.weight", m["0.weight"], x))))  # fmt: skip
-
-
-@settings(max_examples=8, deadline=None)
-@some_masks
-def test_a_plain_convolutional_network(seed: int, density: float) -> None:
-    net = nn.Sequential(
-        nn.Conv2d(2, 4, 3, stride=2, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(4, 4, 2, groups=2, padding=2, dilation=2, bias=False),
-        nn.Hardswish(),
-        nn.Conv2d(4, 4, 1, groups=4),  # depthwise
-        nn.AvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16, 2),
-    )
-    m = drawn(net, seed, density)
-
-    def write(g: Graph, x: Tensor) -> Tensor:
-        x = g.pool(g.conv("0.weight", m["0.weight"], x, stride=2, padding=1), 2, 1)
-        x = g.conv("6.weight", m["6.weight"], g.conv("4.weight", m["4.weight"], x, 1, 2, 2, 2), groups=4)
-        return g.linear("9.weight", m["9.weight"], g.pool(x, 2, 2).flatten())
-
-    agree(net, m, (2, 5, 5), write)
-
-
-@settings(max_examples=8, deadline=None)
-@some_masks
-def test_a_residual_network(seed: int, density: float) -> None:
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = F.relu(net.stem(x))
-        x = x + net.b(F.relu(net.norm(net.a(x))))
-        y = net.d(F.relu(net.c(x)))
-        y += net.down(x)
-        return net.head(F.relu_(y).mean([2, 3]))
-
-    convs = {name: nn.Conv2d(3, 3, 3, padding=1) for name in "abd"}
-    net = Net(forward, stem=nn.Conv2d(2, 3, 3, padding=1), norm=nn.BatchNorm2d(3), **convs,
-              c=nn.Conv2d(3, 3, 3, 2, 1), down=nn.Conv2d(3, 3, 1, 2), head=nn.Linear(3, 2))  # fmt: skip
-    m = drawn(net, seed, density)
-
-    def write(g: Graph, x: Tensor) -> Tensor:
-        def conv(name: str, x: Tensor, stride: int = 1, padding: int = 1) -> Tensor:
-            return g.conv(f"{name}.weight", m[f"{name}.weight"], x, stride, padding)
-
-        x = conv("stem", x)
-        x = g.add(x, conv("b", conv("a", x)))
-        x = g.add(conv("d", conv("c", x, 2)), conv("down", x, 2, 0))
-        return g.linear("head.weight", m["head.weight"], g.mean(x))
-
-    agree(net, m, (2, 4, 4), write)
-
-
-@settings(max_examples=8, deadline=None)
-@some_masks
-def test_a_branching_network_with_a_transposed_convolution(seed: int, density: float) -> None:
-    net = Net(lambda net, x: net.up(torch.cat([torch.tanh(net.a(x)), net.b(x), x], 1)), a=nn.Conv1d(2, 2, 3, padding=1),
-              b=nn.Conv1d(2, 3, 1), up=nn.ConvTranspose1d(7, 2, 3, stride=2))  # fmt: skip
-    m = drawn(net, seed, density)
-
-    def write(g: Graph, x: Tensor) -> Tensor:
-        branches = [g.conv("a.weight", m["a.weight"], x, padding=1), g.conv("b.weight", m["b.weight"], x), x]
-        return g.transposed("up.weight", m["up.weight"], torch.cat(branches), 2)
-
-    agree(net, m, (2, 5), write)
-
-
-@settings(max_examples=8, deadline=None)
-@some_masks
-def test_three_dimensions(seed: int, density: float) -> None:
-    net = nn.Sequential(nn.Conv3d(1, 2, 2), nn.MaxPool3d(2), nn.GroupNorm(1, 2), nn.Conv3d(2, 2, 1))
-    m = drawn(net, seed, density)
-    agree(net, m, (1, 3, 3, 3), lambda g, x: g.conv("3.weight", m["3.weight"],
-          g.pool(g.conv("0.weight", m["0.weight"], x), 2, 2)))  # fmt: skip
-
-
-# ---- what the network computes ----
 
 
 @pytest.mark.parametrize("name", zoo.names(exact_paths=True))
@@ -347,23 +149,52 @@ def test_what_reaches_a_layer(name: str) -> None:
         assert found["a.weight"].equal(half)
 
 
-MIXED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # any value reaches any other
-    "the maximum": lambda net, x: net.b(net.a(x).max(1, keepdim=True)[0].expand(2, 4)),
-    "the top two": lambda net, x: net.b(net.a(x).topk(2)[0].repeat(1, 2)),
-    "the deviation": lambda net, x: net.b(x.detach() * 0 + net.a(x).std(dim=1, keepdim=True)),
-    "the norm": lambda net, x: net.b(net.a(x).norm(dim=1, keepdim=True).expand(2, 4)),
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.CELU(), nn.ELU(), nn.GELU(), nn.Hardshrink(), nn.Hardsigmoid(), nn.Hardswish(), nn.Hardtanh(),
+        nn.LeakyReLU(), nn.LogSigmoid(), nn.Mish(), nn.PReLU(), nn.RReLU(), nn.ReLU(inplace=True), nn.ReLU6(),
+        nn.SELU(), nn.Sigmoid(), nn.SiLU(), nn.Softplus(), nn.Softshrink(), nn.Softsign(), nn.Tanh(), nn.Tanhshrink(),
+        nn.Threshold(0.1, 1.0), nn.Dropout(), nn.AlphaDropout(), nn.LayerNorm(4), nn.RMSNorm(4), nn.BatchNorm1d(4),
+        nn.GroupNorm(2, 4), nn.LogSoftmax(-1), nn.Softmax(-1), nn.Softmin(-1), nn.Unflatten(1, (2, 2)),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)  # fmt: skip
+def test_layers_that_pass_each_value_on(layer: nn.Module) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), layer, nn.Flatten(), nn.Linear(4, 4))
+    on_paths = effective(net, {"0.weight": half, "3.weight": ~off}, x4)
+    assert on_paths["0.weight"].equal(half)
+    assert on_paths["3.weight"].any(0).tolist() == [True, True, False, False]
+
+
+# An operator that autograd cannot look into, as compiled extensions have them.
+opaque = torch.library.custom_op(
+    "barebones_tests::doubled", lambda x: 2 * x, mutates_args=(), schema="(Tensor x) -> Tensor"
+)
+
+MIXED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # every value reaches every other
+    "maximum": lambda net, x: net.b(net.a(x).max(1, keepdim=True)[0].expand(2, 4)),
+    "top two": lambda net, x: net.b(net.a(x).topk(2)[0].repeat(1, 2)),
+    "deviation": lambda net, x: net.b(x.detach() * 0 + net.a(x).std(dim=1, keepdim=True)),
+    "norm": lambda net, x: net.b(net.a(x).norm(dim=1, keepdim=True).expand(2, 4)),
+    # functions without a rule of their own
     "Fourier": lambda net, x: net.b(torch.fft.fft(net.a(x)).real),
     "differences": lambda net, x: net.b(torch.diff(net.a(x), append=x[:, :1] * 0)),
-    "a loss per sample": lambda net, x: net.b(F.mse_loss(net.a(x), x * 0, reduction="none")),
+    "loss": lambda net, x: net.b(F.mse_loss(net.a(x), x * 0, reduction="none")),
+    "sort": lambda net, x: net.b(net.a(x).sort(1)[0]),
+    "in place": lambda net, x: net.b(net.a(x).erfinv_()),
+    "distances": lambda net, x: net.b(torch.cdist(net.a(x), torch.randn(4, 4))),
+    "opaque": lambda net, x: net.b(opaque(net.a(x))),
 }
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_what_mixes(name: str) -> None:
     net = Net(MIXED[name], **linears())
-    found = effective(net, {"a.weight": half, "b.weight": ~off}, x4)
-    assert found["a.weight"].equal(half)
-    assert found["b.weight"].all()
+    on_paths = effective(net, {"a.weight": half, "b.weight": ~off}, x4)
+    assert on_paths["a.weight"].equal(half)
+    assert on_paths["b.weight"].all()
+    assert collapsed(net, {"a.weight": off, "b.weight": ~off}, x4) == ["a.weight"]
 
 
 def test_what_becomes_of_masked_norms_and_biases() -> None:
@@ -578,7 +409,7 @@ def inference(net: Any, x: Tensor) -> Tensor:
     ("net", "why"),
     [
         (Net(lambda net, x: net.a(x[:, :3]), **linears()), "through Net: mat1 and mat2"),
-        (Net(lambda net, x: net.a(x).argmax(1), **linears()), "no output of it is a float tensor"),
+        (Net(lambda net, x: net.a(x).argmax(1), **linears()), "none of its outputs is a float tensor"),
         (Net(inference, **linears()), "inference_mode"),
     ],
 )

@@ -1,6 +1,6 @@
 """Paths: which kept weights lie on a path from an input of the model to one of its outputs.
 
-`follow` runs the model on bits, `bits` is the mode it runs under, and `rules` says what each torch function does.
+`follow` runs the model on bits, `bits` is the mode in which it runs, and `rules` says what each torch function does.
 """
 
 from .bits import Use

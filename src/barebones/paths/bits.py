@@ -1,11 +1,12 @@
-"""Bits: a forward pass in which only one bit of every value is left, reached from the input or not.
+"""Bits: a forward pass that keeps one bit of every value, whether a signal from the input reaches it.
 
-`Bits` is a `TorchFunctionMode` that replaces every torch function by what it does to that bit. Nothing is negative,
-so nothing cancels, and each step ends in a bit, forward and backward, so nothing overflows. Functions without a rule
-run as they are.
+`Bits` is a `TorchFunctionMode`. It replaces every torch function by what the function does to these bits: the rules
+say what that is. Bits are never negative, so nothing cancels. After each function all values are 0 or 1 again, and
+so are all gradients in the backward pass, so nothing overflows. A function without a rule is treated as if all its
+outputs depended on all its inputs, which can never make a weight look unused.
 
 A tensor is live if it comes from the input or from a parameter, which is what autograd tracks as `requires_grad`.
-Live tensors are weights (made of parameters alone), shares (made of softmaxes alone) or else activations.
+A live tensor is a weight (computed from parameters alone), a share (computed from softmaxes alone) or an activation.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 class _Alive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return torch.ne(x, 0, out=torch.empty_like(x))  # one pass, unlike (x != 0).to(x.dtype)
+        return torch.ne(x, 0, out=torch.empty_like(x))  # one pass over memory, unlike (x != 0).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
@@ -35,17 +36,17 @@ class _Alive(torch.autograd.Function):
 
 
 def alive(x: Tensor) -> Tensor:
-    """One bit of each value, and backward of each gradient."""
+    """Return 1 where a value is not 0, and do the same to the gradient in the backward pass."""
     return _Alive.apply(x)
 
 
 def silent(x: Tensor) -> Tensor:
-    """Zeros that pass their gradient on."""
+    """Return zeros that pass their gradient on to x."""
     return x - x.detach()
 
 
 def signal(x: Tensor) -> Tensor:
-    """The input of a layer: a constant is one that nothing reaches."""
+    """Return the input of a layer; a constant input becomes zeros, because no signal reaches it."""
     return x if x.requires_grad else torch.zeros_like(x, requires_grad=True)
 
 
@@ -55,20 +56,20 @@ class Call:
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
         name = getattr(func, "__name__", "")
-        owner = getattr(func, "__self__", None) if name in ("__get__", "__set__") else None  # of a property
+        owner = getattr(func, "__self__", None) if name in ("__get__", "__set__") else None  # a property's
         self.name = f"{owner.__name__}.{name}" if owner else name.split(".")[0].strip("_")
         self.inplace = (name[-1:] == "_" != name[-2:-1]) or name == "__setitem__" or kwargs.get("inplace") is True
         self.tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         self.live = [t for t in self.tensors if t.requires_grad]
-        self.weight: str | None = None  # what it returns is a weight: the name of the first parameter in it
-        self.share = False  # what it returns is a share
+        self.weight: str | None = None  # if the result is a weight: the name of the first parameter in it
+        self.share = False  # whether the result is a share
 
     def named(self, *slots: str) -> dict[str, Any]:
-        """The arguments by name, given the names of the positional ones."""
+        """Return the arguments by name, given the names of the positional ones."""
         return dict(zip(slots, self.args, strict=False)) | self.kwargs
 
     def plain(self) -> Any:
-        """What it returns on the bare values, for its shape."""
+        """Return the function's result on the bare values, which is used for its shape."""
         args, kwargs = tree_map(lambda a: a.detach() if isinstance(a, Tensor) else a, (self.args, self.kwargs))
         return self.func(*args, **kwargs)
 
@@ -78,24 +79,24 @@ Rule = Callable[["Bits", Call], Any]
 
 @dataclass
 class Use:
-    """What the forward does with one weight: multiply-adds, dense and kept; and does a signal end in it?"""
+    """What the forward pass does with one weight: multiply-adds, dense and kept, and whether a signal ends in it."""
 
     dense: int = 0
     kept: int = 0
-    ends: bool = False  # something reached its input, nothing left it
+    ends: bool = False  # a signal reached the weight's input, but none left its output
 
 
-# What a forward looks at a tensor with in Python, where no bit can follow.
+# Functions by which Python code reads the values of a tensor. Bits cannot follow what it does with them.
 PEEKS = frozenset("item tolist bool int float complex index numpy equal allclose is_nonzero contains".split())  # noqa: SIM905
-# What returns as many values as the values decide: looking at its length is looking at them.
+# Functions whose result has a length that depends on the values: to read the length is to read the values.
 COUNTS = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount".split())  # noqa: SIM905
 
 
 class Bits(TorchFunctionMode):
-    """The mode, for parameters that have become `weights`; `uses` tells what the forward did with each.
+    """The mode, for a model whose parameters were replaced by `weights`; `uses` tells what was done with each.
 
-    Comparisons, and masks among the inputs, are no signals: they end where they begin. A `strict` mode takes them for
-    signals, too, that reach whatever they decide about, and notes in `peeked` that Python has looked at a value.
+    Comparisons, and masks among the inputs, do not carry signals. In a `strict` mode they do: the signal reaches
+    whatever they decide about, and `peeked` notes that Python code has read a value.
     """
 
     def __init__(
@@ -103,17 +104,18 @@ class Bits(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.rules, self.strict, self.counting, self.peeked = rules, strict, counting, False
-        self._used: list[tuple[str, int, int, Tensor]] = []  # of each use: weight, times, size; kept, whether it ends
+        # One row per use of a weight: its name, how often each element is used, its size, (kept count, whether it ends)
+        self._used: list[tuple[str, int, int, Tensor]] = []
         self.weights: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self.shares: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
-        self.given: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # integers that come from the input
+        self.from_input: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # integers and bools from the input
         for name, weight in weights.items():
             self.weights[weight] = name
 
     def inputs(self, tree: Any, device: torch.device | None = None) -> Any:
-        """The arguments to run on: floats become ones, others are copied.
+        """Return the arguments to run on: floats become ones, other tensors are copied.
 
-        Integers are input like floats, unless they are a mask: not the first tensor, and nothing but 0 and 1.
+        Integers are input like floats, unless they are a mask: not the first tensor, and only zeros and ones.
         """
         first = next((t for t in tree_leaves(tree) if isinstance(t, Tensor)), None)
 
@@ -125,20 +127,20 @@ class Bits(TorchFunctionMode):
             swapped = value.detach().to(device, copy=True)
             mask = value.dtype == torch.bool or (value is not first and not ((value < 0) | (value > 1)).any())
             if self.strict or not mask:
-                self.given[swapped] = True
+                self.from_input[swapped] = True
             return swapped
 
         return tree_map(swap, tree)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):  # whatever no_grad and checkpoint ask for
+        with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):  # even inside no_grad and checkpoint
             return self._run(Call(func, args, kwargs or {}))
 
     def _run(self, call: Call) -> Any:
         if torch.is_inference_mode_enabled():
-            raise ValueError("part of it runs under torch.inference_mode(), where no path can be recorded")
-        rule = self.rules.get(call.name, as_it_is)
-        if self.strict and rule not in (nothing, blank) and any(t in self.given for t in call.tensors):
+            raise ValueError("a part of it runs under torch.inference_mode(), where no path can be recorded")
+        rule = self.rules.get(call.name, as_it_is if call.name.endswith("__get__") else mixed)
+        if self.strict and rule not in (nothing, blank) and any(t in self.from_input for t in call.tensors):
             return self._flooded(call)
         if not call.live and rule not in (nothing, blank):
             return tree_map(partial(self._constant, call), call.func(*call.args, **call.kwargs))
@@ -155,16 +157,16 @@ class Bits(TorchFunctionMode):
         return tree_map(partial(self._live, call, rule), result)
 
     def _note(self, call: Call, result: Any) -> Any:
-        """What is no float any more, a comparison say, still depends on the input."""
+        """In a strict run, note a result that is no float any more (a comparison, say) but depends on the input."""
         if isinstance(result, Tensor) and not result.is_floating_point():
-            self.given[result] = True
+            self.from_input[result] = True
         self.peeked |= not isinstance(result, Tensor) and call.name in PEEKS
-        chosen = call.name == "getitem" and any(t.dtype == torch.bool for t in call.tensors)
-        self.peeked |= chosen or call.name in COUNTS
+        selected = call.name == "getitem" and any(t.dtype == torch.bool for t in call.tensors)
+        self.peeked |= selected or call.name in COUNTS
         return result
 
     def _flooded(self, call: Call) -> Any:
-        """Where integers or truth values from the input decide, everything may be reached."""
+        """Return a result that is reached everywhere, because integers or bools from the input decide about it."""
 
         def flood(value: Any) -> Any:
             self._note(call, value)
@@ -183,16 +185,16 @@ class Bits(TorchFunctionMode):
         return target
 
     def _constant(self, call: Call, result: Any) -> Any:
-        """What nothing live went into: where integers of the input did, a source of bits; else as it is."""
-        if isinstance(result, Tensor) and any(t in self.given for t in call.tensors):
+        """Return a result of no live tensor: reached everywhere if it comes from integers of the input, else as is."""
+        if isinstance(result, Tensor) and any(t in self.from_input for t in call.tensors):
             if result.is_floating_point():
                 return torch.ones_like(result, requires_grad=True)
             if result.dtype != torch.bool:
-                self.given[result] = True
+                self.from_input[result] = True
         return result
 
     def _live(self, call: Call, rule: Rule, result: Any) -> Any:
-        """The bits of what a rule returned, tagged: a new tensor, where the function itself would make one."""
+        """Return the bits of a rule's result, tagged as weight or share, in a new tensor if the function makes one."""
         if not isinstance(result, Tensor) or not result.requires_grad:
             return result
         if any(result is t for t in call.tensors):
@@ -208,7 +210,7 @@ class Bits(TorchFunctionMode):
         return bits
 
     def quiet(self, call: Call, value: Any) -> Any:
-        """What does not come from the input reaches nothing: constants, and weights in a call with activations."""
+        """Return zeros for constants, and for weights among activations: no signal comes from them."""
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         if not value.requires_grad:
@@ -218,10 +220,11 @@ class Bits(TorchFunctionMode):
     def product(
         self, f: Callable[..., Tensor], operands: Sequence[Tensor], uses: Callable[[Tensor], int] | None = None
     ) -> Tensor:
-        """f, linear in each operand, where any activation is reached: a factor beside it may be a constant.
+        """Return the bits of f, which is linear in each operand: reached if any activation among them is.
 
-        Weights and constants cut where they are 0. Shares are positive whatever reaches them: they pass on what
-        they weigh. `uses` tells from the result how often f uses each element of a weight.
+        A product of activations is reached if one of them is, because the other may be a constant other than 0.
+        Weights and constants cut the signal where they are 0. Shares are positive whether they are reached or not:
+        they pass on what they weigh. `uses` computes from the result how often f uses each element of a weight.
         """
         weights = [i for i, t in enumerate(operands) if t in self.weights]
         moving = [i for i, t in enumerate(operands) if t.requires_grad and i not in weights]
@@ -242,31 +245,29 @@ class Bits(TorchFunctionMode):
             else:
                 ones = [torch.ones_like(t, dtype=torch.float, requires_grad=False) for t in operands]
                 times = round(float(f(*ones).sum(dtype=torch.double)) / weight.numel())
-            began = torch.stack([(operands[i].sum() != 0).to(result.device) for i in signals]).any()
-            found = torch.stack([weight.count_nonzero().to(result.device), (result.sum() == 0) & began])
-            self._used.append((self.weights[weight], times, weight.numel(), found))
+            reached = torch.stack([(operands[i].sum() != 0).to(result.device) for i in signals]).any()
+            counts = torch.stack([weight.count_nonzero().to(result.device), (result.sum() == 0) & reached])
+            self._used.append((self.weights[weight], times, weight.numel(), counts))
         return result
 
     def uses(self) -> dict[str, Use]:
-        """What the forward did with each weight; an accelerator is asked once."""
-        told: dict[str, Use] = {}
-        for device in {found.device for *_, found in self._used}:
-            used = [row for row in self._used if row[-1].device == device]
-            numbers = torch.stack([found for *_, found in used]).tolist()
-            for (name, times, size, _), (kept, ends) in zip(used, numbers, strict=True):
-                use = told.setdefault(name, Use())
+        """Return what the forward pass did with each weight; this waits once for each device."""
+        uses: dict[str, Use] = {}
+        for device in {counts.device for *_, counts in self._used}:
+            rows = [row for row in self._used if row[-1].device == device]
+            numbers = torch.stack([counts for *_, counts in rows]).tolist()
+            for (name, times, size, _), (kept, ends) in zip(rows, numbers, strict=True):
+                use = uses.setdefault(name, Use())
                 use.dense += times * size
                 use.kept += times * kept
                 use.ends |= bool(ends)
-        return told
+        return uses
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The bits of a linear layer."""
-        x, b = (
-            x if x.requires_grad else torch.zeros_like(x, requires_grad=True),
-            None if bias is None else silent(bias).float(),
-        )
-        return alive(self.product(lambda x, w: F.linear(x, w, b), (x, weight), lambda y: y.numel() // weight.shape[0]))
+        """Return the bits of a linear layer."""
+        b = None if bias is None else silent(bias).float()
+        operands = (signal(x), weight)
+        return alive(self.product(lambda x, w: F.linear(x, w, b), operands, lambda y: y.numel() // weight.shape[0]))
 
 
 def _itself(x: Tensor) -> Tensor:
@@ -274,24 +275,37 @@ def _itself(x: Tensor) -> Tensor:
 
 
 def nothing(bits: Bits, call: Call) -> None:
-    """Left out."""
+    """Leave the call out."""
 
 
 def blank(bits: Bits, call: Call) -> Tensor:
-    """Memory that nobody has written holds nothing."""
+    """Return zeros for memory that is not written yet."""
     return call.func(*call.args, **call.kwargs).zero_()
 
 
 def pass_on(bits: Bits, call: Call) -> Tensor:
-    """Each value depends on the same one before."""
+    """Return the input: each output value depends on the input value at its place."""
     return call.live[0]
 
 
 def as_it_is(bits: Bits, call: Call) -> Any:
-    """The function itself, on what comes from the input."""
+    """Run the function itself on the bits: it moves, copies or sums them."""
     args, kwargs = tree_map(partial(bits.quiet, call), (call.args, call.kwargs))
     if call.inplace:
         target = call.args[0]
         constant = target.is_floating_point() and not target.requires_grad
         args = (target.zero_() if constant else target, *args[1:])
     return call.func(*args, **kwargs)
+
+
+def mixed(bits: Bits, call: Call) -> Any:
+    """Let every output value depend on every input value: the rule for functions that have no other."""
+
+    def numbers(value: Any) -> bool:
+        return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+    result = call.args[0] if call.inplace else call.func(*call.args, **call.kwargs)
+    if not any(map(numbers, tree_leaves(result))):
+        return result
+    anything = reduce(torch.add, [bits.quiet(call, t).float().mean().to(call.live[0].device) for t in call.live])
+    return tree_map(lambda value: anything.to(value.device).expand(value.shape) if numbers(value) else value, result)

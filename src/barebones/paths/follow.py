@@ -1,8 +1,8 @@
-"""Following the paths: the model's own forward, run once on an example in which only bits are left.
+"""Following paths: run the model's own forward pass once on bits, and find the weights on a path to the output.
 
-Parameters become their masks, or ones, and of every value only "reached from the input, or not" is left. Then the
-gradient of the outputs with respect to a mask is positive exactly at the weights that connect something reached to
-something that reaches an output.
+Parameters are replaced by their masks, or by ones. Of every value one bit is kept: whether a signal from the input
+reaches it. Then the gradient of the outputs with respect to a mask is positive exactly at the weights that connect a
+value that is reached with a value that reaches an output.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .rules import RULES
 
 
 def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Masks:
-    """The kept weights that lie on a path from input to output: masks, each within the one given.
+    """Return masks of the kept weights that lie on a path from an input to an output.
 
-    >>> first, second = torch.eye(2) > 0, torch.tensor([[True, False]])  # the second input ends in a dead unit
+    >>> first, second = torch.eye(2) > 0, torch.tensor([[True, False]])  # the second unit is not used
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> effective(net, {"0.weight": first, "2.weight": second}, torch.zeros(1, 2))["0.weight"].tolist()
     [[True, False], [False, False]]
@@ -39,9 +39,9 @@ def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Ma
 
 
 def collapsed(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> list[str]:
-    """The layers that cut the network: with only this one empty and all others dense, an output is out of reach.
+    """Return the layers that cut the network: if only this layer were empty, an output could not be reached.
 
-    Where an output is out of reach and no layer alone is the reason, the layers in which the signal ends.
+    If an output cannot be reached but no single layer is the reason, return the layers in which the signal ends.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     >>> collapsed(net, {"0.weight": torch.ones(2, 2) > 0, "1.weight": torch.ones(1, 2) < 0}, torch.zeros(1, 2))
@@ -54,32 +54,32 @@ def collapsed(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> li
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run tells: which outputs are reached, the uses of each weight, the kept weights on a path."""
+    """The result of one run: which outputs are reached, the uses of each weight, the kept weights on a path."""
 
     outputs: list[bool]
     uses: dict[str, Use]
     effective: Masks
-    peeked: bool = False  # the forward looked at values in Python; told by a strict run
+    peeked: bool = False  # Python code has read values; known after a strict run
 
 
-def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, seen: Trace) -> list[str]:
-    """`collapsed`, given the trace of these masks: forwards alone, and none where every output is reached."""
-    if all(seen.outputs):
+def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> list[str]:
+    """Return `collapsed`, given the trace of these masks; runs nothing if every output is reached."""
+    if all(traced.outputs):
         return []
     dense = {name: torch.ones_like(mask) for name, mask in masks.items()}
     reachable = trace(model, dense, example, backward=False, counting=False).outputs
 
     def lost(outputs: list[bool]) -> bool:
-        return any(could and not does for could, does in zip(reachable, outputs, strict=True))
+        return any(before and not after for before, after in zip(reachable, outputs, strict=True))
 
     def without(name: str) -> list[bool]:
         emptied = dense | {name: torch.zeros_like(masks[name])}
         return trace(model, emptied, example, backward=False, counting=False).outputs
 
-    if not lost(seen.outputs):
+    if not lost(traced.outputs):
         return []
     alone = [name for name, mask in masks.items() if not mask.any() and lost(without(name))]
-    return alone or [name for name in masks if name in seen.uses and seen.uses[name].ends]
+    return alone or [name for name in masks if name in traced.uses and traced.uses[name].ends]
 
 
 def trace(
@@ -90,11 +90,10 @@ def trace(
     strict: bool = False,
     counting: bool = True,
 ) -> Trace:
-    """Run the model on bits; `effective` is empty without `backward`, `uses` without `counting`.
+    """Run the model on bits, and leave it as it was.
 
-    The model is left as it was found.
-
-    A `strict` run also follows comparisons, masks among the inputs and what they decide about: forward alone.
+    Without `backward`, `effective` is empty; without `counting`, `uses` is. A `strict` run also follows comparisons,
+    masks among the inputs and whatever they decide about, in the forward pass only.
     """
     model = bare(model)
     kept = {name: mask for name, _, mask in matched(model, masks)}
@@ -116,24 +115,23 @@ def trace(
                     outputs = [t for t in tensors(model(*args, **kwargs)) if t.is_floating_point()]
                 ends = [t.sum() for t in outputs if t.requires_grad]
                 if not ends:
-                    raise ValueError("no output of it is a float tensor that depends on its input or its weights")
+                    raise ValueError("none of its outputs is a float tensor that depends on its input or its weights")
                 if backward and kept:
                     torch.autograd.backward(ends, inputs=[bits[name] for name in kept])
             reached = [t.requires_grad and bool((t != 0).any()) for t in outputs]
             on_paths = Masks()
             if backward:
-                on_paths |= {n: _flowing(bits[n].grad, mask).to(masks[n].device) for n, mask in kept.items()}
+                for name, mask in kept.items():
+                    flow = bits[name].grad
+                    on_path = torch.zeros_like(mask) if flow is None else mask & (flow != 0)
+                    on_paths[name] = on_path.to(masks[name].device)
             return Trace(reached, mode.uses(), on_paths, mode.peeked)
     except Exception as error:
         raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}") from error
 
 
-def _flowing(flow: Tensor | None, mask: Tensor) -> Tensor:
-    return torch.zeros_like(mask) if flow is None else mask & (flow != 0)
-
-
 def _guards(device: torch.device) -> Iterator[Any]:
-    """Nothing of a run leaks out, and nothing around it reaches in."""
+    """Yield the contexts that isolate a run from its surroundings, and the other way round."""
     yield forked(device)
     yield _uncheckpointed()
     yield warnings.catch_warnings(action="ignore")
@@ -142,29 +140,29 @@ def _guards(device: torch.device) -> Iterator[Any]:
     yield torch.autocast(device.type, enabled=False)
     yield torch.backends.cudnn.flags(enabled=False)  # FFT and Winograd convolutions would
     yield torch.backends.nnpack.flags(enabled=False)  # turn exact zeros into rounding errors
-    if "torch._dynamo" in sys.modules:  # else nothing is compiled
+    if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
         yield torch.compiler.set_stance("force_eager")
 
 
 @contextmanager
 def _uncheckpointed() -> Iterator[None]:
-    """Old checkpoints run without gradients and once more backward; here they simply run."""
+    """Run reentrant checkpoints like normal code; they would run without gradients, and again in the backward pass."""
     CheckpointFunction.apply = lambda run, keep_rng, *args: run(*args)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del CheckpointFunction.apply  # what it inherits is back
+        del CheckpointFunction.apply  # the inherited method is back
 
 
 @contextmanager
 def _standing_in(model: nn.Module, bits: dict[int, Tensor]) -> Iterator[None]:
-    """The model in eval mode, these in place of its parameters (by id) and copies in place of its other tensors.
+    """Put the model in eval mode, with `bits` in place of parameters (by id) and copies in place of other tensors.
 
-    Afterwards each module has the attributes it had, and the dicts, lists and sets among them hold what they held.
+    Afterwards all modules have their old attributes, and the dicts, lists and sets among these have their old content.
     """
     modules = list(model.modules())
     if scripted := [type(m).__name__ for m in modules if isinstance(m, torch.jit.ScriptModule)]:
-        raise ValueError(f"{scripted[0]} hides its Python; pass the model before it was scripted")
+        raise ValueError(f"{scripted[0]} is scripted; pass the model before torch.jit.script")
 
     def stand_in(value: Any) -> Any:
         if isinstance(value, Tensor) and id(value) not in bits:

@@ -1,12 +1,13 @@
-"""The rules: what each torch function does to a bit, as a table from its name.
+"""Rules: what each torch function does to bits, in a table by the function's name.
 
-- A sum, a convolution, a matrix product is reached where any of its terms is.
-- An elementwise function, a norm or dropout passes the bit on; a max-pool passes on any bit of its window.
-- A product of two activations is reached where either is: the other may be a constant other than 0.
-- Attention mixes the values of all tokens; queries and keys count where a value is reached, as softmax weights do.
+- A sum, a convolution or a matrix product is reached if any of its terms is.
+- An elementwise function, a norm or dropout passes each bit on. A max-pool passes on any bit of its window.
+- A product of two activations is reached if either is, because the other may be a constant other than 0.
+- Attention mixes the values of all tokens. Queries and keys count if a value is reached, like softmax weights.
 - A recurrent layer is unrolled.
-- What does not come from the input (biases, positions, class tokens, buffers) reaches nothing, but a constant that
-  multiplies still cuts where it is 0.
+- Whatever does not come from the input (biases, positions, class tokens, buffers) carries no signal, but a constant
+  factor of 0 still cuts it.
+- A function that is not in the table mixes everything: each output depends on each input.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .bits import Bits, Call, Rule, alive, blank, nothing, pass_on, signal, silent
+from .bits import Bits, Call, Rule, alive, as_it_is, blank, nothing, pass_on, signal, silent
 
 
 def add(bits: Bits, call: Call) -> Tensor:
+    """A function of two values, such as their sum or maximum: reached if either is."""
     shape = torch.broadcast_shapes(*(t.shape for t in call.tensors))
     parts = [bits.quiet(call, t) for t in call.live]
     return reduce(torch.add, parts, torch.zeros(shape, device=parts[0].device))
 
 
 def multiply(bits: Bits, call: Call) -> Tensor:
+    """Elementwise products and quotients; a factor of 0 cuts."""
     product = bits.product(lambda *factors: reduce(torch.mul, factors), call.tensors, lambda result: 0)
-    off = "div" not in call.name and any(isinstance(a, int | float) and a == 0 for a in call.args)
-    return product * 0 if off else product
+    by_zero = "div" not in call.name and any(isinstance(a, int | float) and a == 0 for a in call.args)
+    return product * 0 if by_zero else product
 
 
 def contract(bits: Bits, call: Call) -> Tensor:
+    """Matrix products and other contractions of tensors."""
     leaves, spec = tree_flatten((call.args, call.kwargs))
 
     def f(*operands: Tensor) -> Tensor:
@@ -47,19 +51,18 @@ def contract(bits: Bits, call: Call) -> Tensor:
 
 
 def add_product(bits: Bits, call: Call) -> Tensor:
+    """A matrix product plus a first argument, as in transformers' `Conv1D`."""
     return bits.product(torch.matmul, call.args[1:3]) + bits.quiet(call, call.args[0])
 
 
-def distance(bits: Bits, call: Call) -> Tensor:
-    return bits.product(lambda a, b: a @ b.mT, call.args[:2])
-
-
 def layer(bits: Bits, call: Call) -> Tensor:
+    """Linear and convolutional layers."""
     slots = ("input1", "input2", "weight", "bias") if call.name == "bilinear" else ("input", "weight", "bias")
-    given = call.named(*slots)
+    arguments = call.named(*slots)
     rest, options = call.args[len(slots) :], {k: v for k, v in call.kwargs.items() if k not in slots}
-    inputs = [signal(given[slot]) for slot in slots[:-2]]
-    weight, bias = given["weight"], None if given.get("bias") is None else silent(given["bias"]).float()
+    inputs = [signal(arguments[slot]) for slot in slots[:-2]]
+    weight, bias = arguments["weight"], arguments.get("bias")
+    bias = None if bias is None else silent(bias).float()
     if any(t not in bits.weights for t in inputs):
         call.weight = None
 
@@ -70,8 +73,9 @@ def layer(bits: Bits, call: Call) -> Tensor:
 
 
 def norm(bits: Bits, call: Call) -> Tensor:
-    given = call.named(*NORMS[call.name])
-    x, weight, bias = bits.quiet(call, given["input"]), given.get("weight"), given.get("bias")
+    """Norms pass each bit on where their scale is not 0."""
+    arguments = call.named(*NORMS[call.name])
+    x, weight, bias = bits.quiet(call, arguments["input"]), arguments.get("weight"), arguments.get("bias")
 
     def fit(t: Tensor) -> Tensor:
         return t if call.name in ("layer_norm", "rms_norm") else t.view(-1, *[1] * (x.dim() - 2))
@@ -81,53 +85,48 @@ def norm(bits: Bits, call: Call) -> Tensor:
 
 
 def slope(bits: Bits, call: Call) -> Tensor:
-    """PReLU: as its input is, whatever its slopes are."""
+    """PReLU passes its input on, whatever its slopes are."""
     return bits.quiet(call, call.named("input", "weight")["input"])
 
 
 def embed(bits: Bits, call: Call) -> Any:
-    call.weight = None if any(t in bits.given for t in call.tensors) else call.weight
+    """Embeddings of tokens from the input are signals; those of positions are weights."""
+    call.weight = None if any(t in bits.from_input for t in call.tensors) else call.weight
     return call.func(*call.args, **call.kwargs)
 
 
 def softmax(bits: Bits, call: Call) -> Tensor:
+    """A softmax returns shares."""
     call.share = True
     return call.live[0]
 
 
 def reduction(bits: Bits, call: Call) -> Any:
-    """Any bit along a dimension, in the shape of the maximum, the top k, the norm or the variance there."""
+    """A maximum, top k, norm or variance depends on all values along its dimension."""
     if sum(t.is_floating_point() for t in call.tensors) == 2:  # torch.max(a, b)
         return add(bits, call)
-    x, place = call.live[0], 2 if call.name in BEHIND_A_NUMBER else 1
+    x, place = call.live[0], 2 if call.name in DIM_IS_THIRD else 1
     dim = call.kwargs.get("dim", call.args[place] if len(call.args) > place else None)
-    dim = -1 if dim is None and call.name in ("topk", "kthvalue") else dim
+    dim = -1 if dim is None and call.name == "topk" else dim
 
     def spread(like: Tensor) -> Tensor:
         if not like.is_floating_point():
             return like
-        whole = dim is None or isinstance(dim, bool)
-        return (x.mean() if whole else x.mean(dim, keepdim=like.dim() == x.dim())).expand(like.shape)
+        over_all = dim is None or isinstance(dim, bool)
+        return (x.mean() if over_all else x.mean(dim, keepdim=like.dim() == x.dim())).expand(like.shape)
 
     return tree_map(spread, call.plain())
 
 
-def stir(bits: Bits, call: Call) -> Any:
-    """Everything depends on everything."""
-    whole = reduce(torch.add, [bits.quiet(call, t).mean() for t in call.live])
-    return tree_map(lambda like: whole.expand(like.shape), call.plain())
-
-
 def window(bits: Bits, call: Call) -> Any:
-    """Max-pooling as a convolution with ones, padded at the end as far as its last window goes (`ceil_mode`)."""
-    lp = ("norm_type",) if call.name.startswith("lp") else ()
-    given = call.named("input", *lp, "kernel_size", "stride", "padding", "dilation")
+    """Max-pooling is a convolution with ones, padded at the end up to its last window (`ceil_mode`)."""
+    arguments = call.named("input", "kernel_size", "stride", "padding", "dilation")
     like = call.plain()
     values = like if isinstance(like, Tensor) else like[0]
     n = int(call.name.removesuffix("_with_indices")[-2])
 
     def each(name: str, default: Any) -> list[int]:
-        value = given.get(name) or default
+        value = arguments.get(name) or default
         return list(value) * (n // len(value)) if isinstance(value, tuple | list) else [value] * n
 
     kernel, padding, dilation = each("kernel_size", 1), each("padding", 0), each("dilation", 1)
@@ -143,6 +142,7 @@ def window(bits: Bits, call: Call) -> Any:
 
 
 def adaptive(bits: Bits, call: Call) -> Any:
+    """Adaptive max-pooling has the windows of adaptive average pooling."""
     name, like = call.name.removesuffix("_with_indices"), call.plain()
     values = like if isinstance(like, Tensor) else like[0]
     pooled = getattr(F, name.replace("max", "avg"))(call.live[0], values.shape[-int(name[-2]) :])
@@ -150,67 +150,54 @@ def adaptive(bits: Bits, call: Call) -> Any:
 
 
 def pad(bits: Bits, call: Call) -> Tensor:
-    given = call.named("input", "pad", "mode" if call.name == "pad" else "value")
-    return F.pad(call.live[0], given["pad"], given.get("mode", "constant"))
-
-
-def sample(bits: Bits, call: Call) -> Tensor:
-    given = call.named("input", "grid", "mode", "padding_mode", "align_corners")
-    x, grid = bits.quiet(call, given.pop("input")), given.pop("grid")
-    if not grid.requires_grad:
-        return call.func(x, grid, **given)
-    return x.mean(tuple(range(2, x.dim())), keepdim=True) + grid.sum(-1).unsqueeze(1)
+    """Padding with constants adds no signal."""
+    arguments = call.named("input", "pad", "mode" if call.name == "pad" else "value")
+    return F.pad(call.live[0], arguments["pad"], arguments.get("mode", "constant"))
 
 
 def halves(bits: Bits, call: Call) -> Tensor:
+    """GLU: one half is the gate of the other."""
     first, second = call.live[0].chunk(2, call.named("input", "dim").get("dim", -1))
     return first + second
 
 
-def running(bits: Bits, call: Call) -> Tensor:
-    return torch.cumsum(call.live[0], call.named("input", "dim")["dim"])
-
-
-def compare(bits: Bits, call: Call) -> Tensor:
-    dim = call.named("x1", "x2", "dim").get("dim", 1) if call.name == "cosine_similarity" else -1
-    return add(bits, call).mean(dim)
-
-
 def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention: any value along the tokens; a query or a key tells where there is one."""
+    """Return the bits of attention: any value along the tokens, and queries and keys where there is a value."""
     if q.dim() > 2 and q.shape[-3] != k.shape[-3]:  # grouped queries
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     return v.sum(-2, keepdim=True) * (1 + q.sum(-1, keepdim=True) + k.sum((-2, -1), keepdim=True))
 
 
 def attention(bits: Bits, call: Call) -> Tensor:
-    given = call.named("query", "key", "value")
-    return mix(*(bits.quiet(call, given[name]) for name in ("query", "key", "value")))
+    """Scaled dot-product attention."""
+    arguments = call.named("query", "key", "value")
+    return mix(*(bits.quiet(call, arguments[name]) for name in ("query", "key", "value")))
 
 
 def multihead(bits: Bits, call: Call) -> tuple[Tensor, Tensor | None]:
-    given = inspect.signature(F.multi_head_attention_forward).bind(*call.args, **call.kwargs).arguments
-    if given.get("use_separate_proj_weight"):
-        weights = [given[f"{name}_proj_weight"] for name in "qkv"]
+    """`nn.MultiheadAttention`, projections included."""
+    arguments = inspect.signature(F.multi_head_attention_forward).bind(*call.args, **call.kwargs).arguments
+    if arguments.get("use_separate_proj_weight"):
+        weights = [arguments[f"{name}_proj_weight"] for name in "qkv"]
     else:
-        weights = list(given["in_proj_weight"].chunk(3))
-        bits.weights.update(dict.fromkeys(weights, bits.weights[given["in_proj_weight"]]))
-    biases = given["in_proj_bias"].chunk(3) if given.get("in_proj_bias") is not None else (None,) * 3
-    inputs = (given[name] for name in ("query", "key", "value"))
+        weights = list(arguments["in_proj_weight"].chunk(3))
+        bits.weights.update(dict.fromkeys(weights, bits.weights[arguments["in_proj_weight"]]))
+    biases = arguments["in_proj_bias"].chunk(3) if arguments.get("in_proj_bias") is not None else (None,) * 3
+    inputs = (arguments[name] for name in ("query", "key", "value"))
     q, k, v = (
-        bits.linear(x, w, b).unflatten(-1, (given["num_heads"], -1)).movedim(0, -2)  # heads, then tokens
+        bits.linear(x, w, b).unflatten(-1, (arguments["num_heads"], -1)).movedim(0, -2)  # heads, then tokens
         for x, w, b in zip(inputs, weights, biases, strict=True)
     )
     call.weight = None
     mixed = alive(mix(q, k, v)).movedim(-2, 0).flatten(-2)
-    out = bits.linear(mixed, given["out_proj_weight"], given["out_proj_bias"])
+    out = bits.linear(mixed, arguments["out_proj_weight"], arguments["out_proj_bias"])
     scores = q.sum(-1, keepdim=True) + k.sum(-1).unsqueeze(-2)
-    scores = scores.mean(-3) if given.get("average_attn_weights", True) else scores
-    return out, scores if given.get("need_weights", True) else None
+    scores = scores.mean(-3) if arguments.get("average_attn_weights", True) else scores
+    return out, scores if arguments.get("need_weights", True) else None
 
 
 def recurrent(bits: Bits, call: Call) -> Any:
-    """state = any gate of (W x + U h), or the state before where the layer carries it on; h = state, or P state."""
+    """Unroll an LSTM, GRU or RNN: state = any gate of (W x + U h), or the old state; h = state, or P state."""
     kind, cell, packed = call.name.removesuffix("_cell"), call.name.endswith("_cell"), False
     call.weight = None
     if cell:
@@ -249,7 +236,7 @@ def recurrent(bits: Bits, call: Call) -> Any:
     return (y, torch.stack(ends), torch.stack(states))[: 3 if kind == "lstm" else 2]
 
 
-BEHIND_A_NUMBER = ("topk", "kthvalue", "norm", "linalg_norm", "linalg_vector_norm")  # where the dimension comes third
+DIM_IS_THIRD = ("topk", "norm", "linalg_norm", "linalg_vector_norm")  # functions whose third argument is `dim`
 NORMS = {
     "batch_norm": ("input", "running_mean", "running_var", "weight", "bias"),
     "instance_norm": ("input", "running_mean", "running_var", "weight", "bias"),
@@ -260,44 +247,42 @@ NORMS = {
 TABLE: dict[Rule, str] = {
     nothing: "set_grad_enabled data.__set__ register_hook retain_grad",
     blank: "empty empty_like empty_strided new_empty new_empty_strided",
+    as_it_is: """
+        view view_as reshape reshape_as flatten unflatten ravel squeeze unsqueeze expand expand_as broadcast_to
+        broadcast_tensors meshgrid permute transpose t swapaxes swapdims movedim moveaxis adjoint flip roll rot90 repeat
+        repeat_interleave tile contiguous clone to type type_as float double half bfloat16 cpu cuda requires_grad
+        cat concat concatenate stack hstack vstack chunk split split_with_sizes tensor_split unbind iter getitem setitem
+        select narrow index_select index_put index_add index_copy index_fill gather scatter scatter_add take
+        take_along_dim masked_select masked_scatter select_scatter slice_scatter diagonal diag diag_embed tril triu
+        as_strided unfold fold copy fill zero sum mean nansum nanmean cumsum trace avg_pool1d avg_pool2d avg_pool3d
+        adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d interpolate upsample pixel_shuffle pixel_unshuffle
+        channel_shuffle max_unpool1d max_unpool2d max_unpool3d ones_like zeros_like full_like rand_like randn_like
+        new_zeros new_ones new_full new_tensor normal uniform pack_padded_sequence pad_packed_sequence""",
     pass_on: """
-        relu relu6 leaky_relu rrelu elu selu celu gelu silu mish softplus softsign sigmoid log_sigmoid logsigmoid
-        hardsigmoid hardswish hardtanh hardshrink softshrink tanhshrink threshold tanh log_softmax softmin
+        relu relu6 leaky_relu rrelu elu selu celu gelu silu mish softplus softsign sigmoid log_sigmoid hardsigmoid
+        hardswish hardtanh hardshrink softshrink tanhshrink threshold tanh log_softmax softmin
         dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout normalize
-        local_response_norm weight_norm abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt
-        rsqrt square reciprocal sin cos tan asin acos atan sinh cosh asinh acosh atanh sinc erf erfc erfinv logit
-        clamp clip clamp_min clamp_max round floor ceil trunc fix frac sign sgn nan_to_num masked_fill detach
-        data.__get__ special_expit special_erf fake_quantize_per_tensor_affine fake_quantize_per_channel_affine""",
-    add: """add radd sub rsub subtract where maximum minimum fmax fmin lerp pow rpow float_power hypot atan2
-        logaddexp logaddexp2 copysign xlogy addcmul addcdiv""",
+        local_response_norm weight_norm abs neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square
+        reciprocal sin cos tan sinh cosh asinh atan erf clamp clip clamp_min clamp_max round floor ceil trunc frac sign
+        nan_to_num masked_fill detach data.__get__ fake_quantize_per_tensor_affine fake_quantize_per_channel_affine""",
+    add: """add radd sub rsub subtract where maximum minimum fmax fmin lerp pow rpow float_power logaddexp addcmul
+        addcdiv""",
     multiply: """mul rmul multiply div rdiv rtruediv truediv divide true_divide floor_divide floordiv rfloordiv
         remainder fmod mod rmod""",
-    contract: "matmul rmatmul mm bmm mv dot vdot inner outer ger einsum tensordot kron linalg_matmul linalg_vecdot",
+    contract: "matmul rmatmul mm bmm mv dot inner outer einsum tensordot",
     add_product: "addmm addmv baddbmm",
-    distance: "cdist",
-    layer: "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc",
+    layer: "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
     norm: " ".join(NORMS),
     slope: "prelu",
     embed: "embedding embedding_bag",
-    softmax: "softmax gumbel_softmax special_softmax",
-    reduction: """max min amax amin median nanmedian mode kthvalue topk logsumexp std var std_mean var_mean norm
-        linalg_norm linalg_vector_norm prod""",
-    stir: """cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div
-        binary_cross_entropy_with_logits ctc_loss poisson_nll_loss gaussian_nll_loss hinge_embedding_loss
-        cosine_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss soft_margin_loss
-        multilabel_soft_margin_loss triplet_margin_loss fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2
-        fft_rfft2 fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn stft istft diff gradient cov corrcoef cross det
-        dist pdist inverse matrix_exp matrix_power linalg_cholesky linalg_cross linalg_det linalg_eigh linalg_inv
-        linalg_matrix_exp linalg_matrix_norm linalg_matrix_power linalg_qr linalg_solve linalg_svd svd""",
+    softmax: "softmax gumbel_softmax",
+    reduction: "max min amax amin topk logsumexp std var norm linalg_norm linalg_vector_norm",
     window: """max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices
-        max_pool3d_with_indices lp_pool1d lp_pool2d lp_pool3d""",
+        max_pool3d_with_indices""",
     adaptive: """adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d adaptive_max_pool1d_with_indices
         adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices""",
     pad: "pad constant_pad_nd",
-    sample: "grid_sample",
     halves: "glu",
-    running: "cumprod logcumsumexp",
-    compare: "cosine_similarity pairwise_distance",
     attention: "scaled_dot_product_attention",
     multihead: "multi_head_attention_forward",
     recurrent: "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
