@@ -1,4 +1,4 @@
-"""The style of all figures: one colour, mark and name per method, sizes for a paper's column, files that repeat."""
+"""Plots: the style that all figures share, sizes that fit a paper's column, and files that repeat byte for byte."""
 
 from __future__ import annotations
 
@@ -8,34 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data import DATA
-from .colours import COLOURS, MARKERS
+from .looks import look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-COLUMN, PAGE = 3.5, 7.0  # inches: the width of a column, and of two
-SPAN = (0.9, 0.99, 0.999, 0.9999)  # sparsities that every axis of them shows
+COLUMN, PAGE = 3.5, 7.0  # widths in inches: one column, and two
+SPAN = (0.9, 0.99, 0.999, 0.9999)  # every axis of sparsities shows at least these
 DPI = 220
 INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#b22222"
-DEPTH = "viridis"  # for what is ordered: layers, sparsities
+ORDERED = "viridis"  # colours of ordered values, such as layers and sparsities
 
-NAMES = {
-    "dense": "Dense",
-    "random": "Random",
-    "erk": "Random (ERK)",
-    "magnitude": "Early pruning",
-    "snip": "SNIP",
-    "snip-mb": "SNIP-MB",
-    "grasp": "GRASP",
-    "grasp-mb": "GRASP-MB",
-    "grasp-taylor": "GRASP iterated",
-    "iter-grasp": "Iter GRASP",
-    "synflow": "SynFlow",
-    "iter-snip": "Iter SNIP",
-    "force": "FORCE",
-    "hybrid": "Hybrid",
-}
 MODELS = {
     "resnet50": "ResNet-50",
     "vgg19": "VGG-19",
@@ -45,7 +29,7 @@ MODELS = {
 }
 
 RC: Any = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same
+    "font.family": "DejaVu Sans",  # matplotlib brings it, so every machine draws the same
     "font.size": 7.5,
     "axes.titlesize": 8,
     "axes.titlelocation": "left",
@@ -81,23 +65,14 @@ RC: Any = {
 }
 
 
-def colour(method: str) -> str:
-    """Of a method; of none that has one, grey."""
-    return COLOURS.get(method, GREY)
-
-
-def mark(method: str) -> str:
-    """Of a method."""
-    return MARKERS.get(method, ".")
-
-
 def data_label(name: str) -> str:
     """Return the label of a data set; the name itself if there is none."""
     return (DATA[name].label if name in DATA else "") or name
 
 
 def title(data: str, model: str) -> str:
-    """
+    """Return the title of a panel: data set and network.
+
     >>> title("cifar10", "vgg19"), title("digits", "my.module:net")
     ('CIFAR-10, VGG-19', 'Digits, my.module:net')
     """
@@ -105,7 +80,8 @@ def title(data: str, model: str) -> str:
 
 
 def percent(share: float) -> str:
-    """
+    """Return a share as a percentage.
+
     >>> percent(0.9), percent(0.995), percent(0.9999)
     ('90 %', '99.5 %', '99.99 %')
     """
@@ -113,7 +89,7 @@ def percent(share: float) -> str:
 
 
 def require_matplotlib() -> None:
-    """Say at once, in one sentence, that matplotlib is missing."""
+    """Raise an `ImportError` that says how to install matplotlib if it is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -122,7 +98,7 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Within it, everything is drawn in this style, whatever the user's own settings are."""
+    """Draw in this style inside the block, whatever the user's own settings are."""
     require_matplotlib()
     import matplotlib
 
@@ -133,21 +109,21 @@ def styled() -> Iterator[None]:
 
 
 def canvas(width: float, height: float) -> Canvas:
-    """An empty figure, of so many inches, that makes room for what is on it."""
+    """Return an empty figure of this size in inches; its layout makes room for what is drawn."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def panels(rows: int, columns: int, height: float = 2.3, width: float | None = None) -> tuple[Canvas, list[list[Axes]]]:
-    """A figure of equal panels: one column wide for one panel, else as wide as a page."""
+    """Return a figure with equal panels: one column wide for one panel, otherwise as wide as a page."""
     wide = width or (COLUMN if columns == 1 else PAGE)
     figure = canvas(wide, height * rows)
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
 
 
 def save(figure: Canvas, stem: Path) -> list[Path]:
-    """Write stem.png and stem.svg; the same figure makes the same bytes."""
+    """Write stem.png and stem.svg; the same figure gives the same bytes."""
     png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
     figure.savefig(png, dpi=DPI, facecolor="white", metadata={"Software": None})
     figure.savefig(svg, facecolor="white", metadata={"Date": None, "Creator": "barebones"})
@@ -155,52 +131,52 @@ def save(figure: Canvas, stem: Path) -> list[Path]:
 
 
 def density_axis(axes: Axes, sparsities: Iterable[float], room: float = 1.25) -> None:
-    """A logarithmic axis of the density, from 90 to 99.99 % sparse or further, labelled with the sparsity."""
+    """Make the x-axis logarithmic in the density, at least from 90 to 99.99 % sparse, with sparsities as labels."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    there = sorted({*sparsities, *SPAN})
-    axes.set_xlim(room * (1 - there[0]), (1 - there[-1]) / room)
+    ticks = sorted({*sparsities, *SPAN})
+    axes.set_xlim(room * (1 - ticks[0]), (1 - ticks[-1]) / room)
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_locator(FixedLocator([1 - s for s in there]))
-    axes.set_xticklabels([f"{round(100 * s, 6):g}" for s in there])
+    axes.xaxis.set_major_locator(FixedLocator([1 - s for s in ticks]))
+    axes.set_xticklabels([f"{round(100 * s, 6):g}" for s in ticks])
     axes.set_xlabel("weights removed (%)")
 
 
 def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
-    """A logarithmic axis of whole numbers, each of them labelled."""
+    """Make the x-axis logarithmic, with a tick for each of these whole numbers and labels where there is room."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    there = sorted(set(counts))
-    room = max((there[-1] / there[0]) ** 0.05, 1.1)
-    axes.set_xlim(there[0] / room, there[-1] * room)
+    ticks = sorted(set(counts))
+    room = max((ticks[-1] / ticks[0]) ** 0.05, 1.1)
+    axes.set_xlim(ticks[0] / room, ticks[-1] * room)
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_locator(FixedLocator(there))
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
     words: list[str] = []
-    for count in reversed(there):  # the largest is always told, and of near neighbours one
+    for count in reversed(ticks):  # the largest is always labelled, and one of close neighbours
         near = next((int(word) for word in reversed(words) if word), None)
         words.append(str(count) if near is None or near >= 1.7 * count else "")
     axes.set_xticklabels(words[::-1])
     axes.set_xlabel(label)
 
 
-def whole(axis: Any) -> None:
-    """Ticks at whole numbers only."""
+def whole_ticks(axis: Any) -> None:
+    """Put ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def steps(axis: Any, size: float) -> None:
-    """Ticks at every multiple."""
+def ticks_every(axis: Any, size: float) -> None:
+    """Put ticks at the multiples of a number."""
     from matplotlib.ticker import MultipleLocator
 
     axis.set_major_locator(MultipleLocator(size))
 
 
 def plain_log(axis: Any, low: float, high: float) -> None:
-    """Ticks of a logarithmic axis as plain numbers, fewer where it is long."""
+    """Label a logarithmic axis with plain numbers, fewer of them on a long axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     fine = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
@@ -210,48 +186,59 @@ def plain_log(axis: Any, low: float, high: float) -> None:
 
 
 def shades(values: Sequence[Any]) -> dict[Any, Any]:
-    """A colour for each of some ordered values, dark to light."""
+    """Return a colour for each of these ordered values, dark to light."""
     from matplotlib import colormaps
 
     most = max(len(values) - 1, 1)
-    return {value: colormaps[DEPTH](0.92 * number / most) for number, value in enumerate(values)}
+    return {value: colormaps[ORDERED](0.92 * number / most) for number, value in enumerate(values)}
 
 
 def scale_bar(figure: Canvas, axes: Axes, values: Sequence[float], label: str) -> None:
-    """What the shades mean, in the place of an empty panel."""
+    """Draw the meaning of `shades` in the place of an empty panel."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    shown = ListedColormap([colormaps[DEPTH](0.92 * number / 255) for number in range(256)])
+    shown = ListedColormap([colormaps[ORDERED](0.92 * number / 255) for number in range(256)])
     inside = axes.inset_axes((0.1, 0.5, 0.8, 0.06))
     figure.colorbar(ScalarMappable(Normalize(min(values), max(values)), shown), cax=inside, orientation="horizontal")
     inside.set_xlabel(label)
 
 
 def legend(figure: Canvas, handles: dict[str, Any], columns: int = 5) -> None:
-    """One legend for the whole figure, below it."""
+    """Draw one legend for the whole figure, below it."""
     if handles:
         wide = min(columns, len(handles))
         figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=wide)
 
 
 def handle(method: str, **changes: Any) -> Any:
-    """What stands for a method in a legend."""
+    """Return the legend entry of a method."""
+    return line_handle(**({"colour": look(method).colour, "marker": look(method).marker} | changes))
+
+
+def line_handle(colour: str, marker: str, linestyle: Any = "-", **changes: Any) -> Any:
+    """Return a legend entry for a line."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], **({"color": colour(method), "marker": mark(method)} | changes))
+    return Line2D([], [], **({"color": colour, "marker": marker, "linestyle": linestyle} | changes))
 
 
-def hollow(colour: str, mark: str = "o") -> dict[str, Any]:
-    """How a number of the paper's is drawn: a hollow mark beside ours."""
+def hollow(colour: str, marker: str = "o") -> dict[str, Any]:
+    """Return how a number of the paper is drawn: as a hollow marker beside ours."""
     return {
-        "linestyle": "none", "marker": mark, "markersize": 6.5, "markerfacecolor": "none",
+        "linestyle": "none", "marker": marker, "markersize": 6.5, "markerfacecolor": "none",
         "markeredgecolor": colour, "markeredgewidth": 1.0, "zorder": 4,
     }  # fmt: skip
 
 
-Cell = str | tuple[str, dict[str, Any]]  # a text, and how it is drawn
+def thickness(layers: int, line: float, marker: float) -> dict[str, float]:
+    """Return the sizes of a line over layers: deep networks are drawn finer."""
+    factor = 1.0 if layers <= 20 else 0.65
+    return {"linewidth": factor * line, "markersize": factor * marker}
+
+
+Cell = str | tuple[str, dict[str, Any]]  # a text, optionally with properties of matplotlib's text
 
 
 def table(
@@ -262,29 +249,30 @@ def table(
     rules: Iterable[int] = (),
     note: str = "",
 ) -> Canvas:
-    """A table as a picture: the first column to the left, numbers to the right; thin rules after some rows.
+    """Return a table as a picture: the first column aligned left, the others right.
 
-    `widths` are inches; `above` puts a word over the columns from one to another.
+    `widths` are in inches. Each entry of `above` is (first column, last column, text): a heading over several columns.
+    `rules` are the rows after which a thin line is drawn.
     """
     line = 0.19  # inches
     lines = len(body) + 1.2 + (1 if above else 0)
     foot = note.count("\n") + 1.6 if note else 0.3
-    wide, high = sum(widths) + 0.2, line * (lines + foot + 0.4)
-    figure = canvas(wide, high)
+    page_width, page_height = sum(widths) + 0.2, line * (lines + foot + 0.4)
+    figure = canvas(page_width, page_height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
-    axes.set_xlim(0, wide)
-    axes.set_ylim(high, 0)
+    axes.set_xlim(0, page_width)
+    axes.set_ylim(page_height, 0)
     edges = [0.1]
     for width in widths:
         edges.append(edges[-1] + width)
 
-    def put(column: int, y: float, cell: Cell, **how: Any) -> None:
-        text, own = (cell, {}) if isinstance(cell, str) else cell
+    def put(column: int, y: float, cell: Cell, **defaults: Any) -> None:
+        text, properties = (cell, {}) if isinstance(cell, str) else cell
         first = column == 0
         x = edges[0] if first else edges[column + 1] - 0.06
-        axes.text(x, y, text, ha="left" if first else "right", va="center", **(how | own))
+        axes.text(x, y, text, ha="left" if first else "right", va="center", **(defaults | properties))
 
     def rule(y: float, thick: float, start: float = edges[0], end: float = edges[-1]) -> None:
         axes.plot([start, end], [y, y], color=INK, linewidth=thick, solid_capstyle="butt")

@@ -1,24 +1,24 @@
-"""Tidy rows: the numbers behind a picture, as a CSV file and back."""
+"""Tidy rows: the numbers behind a figure, written to a CSV file and read back."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from ..files.container import atomically
+from ..words import shortened
 
 Row = dict[str, Any]
 Rows = list[Row]
-WORDS = ("source", "data", "model", "method", "kind", "widths")  # columns without numbers
+TEXTS = ("source", "data", "model", "method", "kind", "widths")  # columns that hold text
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """One line for each row; the columns are those of all rows, in the order in which they first appear."""
+    """Write one line for each row; the columns are those of all rows, in the order of their first appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO(newline="")
     lines = csv.DictWriter(text, columns, lineterminator="\n")
@@ -29,37 +29,37 @@ def write(rows: Sequence[Row], path: Path) -> None:
 
 
 def read(path: Path, columns: Sequence[str] = ()) -> Rows:
-    """What `write` wrote: numbers as numbers, empty cells as None; a file of another kind is a `ValueError`.
+    """Return the rows of a file that `write` wrote: numbers as numbers, empty cells as None.
 
-    So is one that lacks any of these columns, or whose lines are not all as long as the first.
+    Raise a `ValueError` if it is no such file, lacks one of `columns`, or is damaged.
     """
     try:
         with open(path, encoding="utf-8", newline="") as file:
             text = file.read()
         lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is no table of numbers as barebones figure writes it ({error})") from None
+        raise ValueError(f"{path} is not a CSV file that barebones figure wrote ({error})") from None
     if len(lines) < 2:
         raise ValueError(f"{path} holds no rows; delete it to compute them again")
     head, *body = lines
     if missing := [name for name in columns if name not in head]:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(f"{path} is not the table of this figure: it has no column {missing[0]!r}{more}")
+        raise ValueError(f"{path} is not the table of this figure: it has no column {shortened(missing, most=1)}")
     for number, line in enumerate(body, 1):
         if len(line) != len(head):
-            raise ValueError(f"{path} is damaged: row {number} has {len(line)} fields, and its head {len(head)}")
+            raise ValueError(f"{path} is damaged: row {number} has {len(line)} fields instead of {len(head)}")
     if not text.endswith(("\n", "\r")):
-        raise ValueError(f"{path} is damaged: its last line has no end")
+        raise ValueError(f"{path} is damaged: its last line is incomplete")
     rows = [{name: value_of(cell) for name, cell in zip(head, line, strict=True)} for line in body]
     for row, name in product(rows, columns):
-        if isinstance(row[name], str) != (name in WORDS) and row[name] is not None:
-            kind = "word" if name in WORDS else "number"
-            raise ValueError(f"{path} is not the table of this figure: {str(row[name])[:40]!r} is no {kind} for {name}")
+        if isinstance(row[name], str) != (name in TEXTS) and row[name] is not None:
+            kind = "text" if name in TEXTS else "a number"
+            value = str(row[name])[:40]
+            raise ValueError(f"{path} is not the table of this figure: the column {name} holds {value!r}, not {kind}")
     return rows
 
 
 def value_of(cell: str | None) -> Any:
-    """The number or word in a cell.
+    """Return the number or text in a cell.
 
     >>> [value_of(cell) for cell in ("", "3", "0.5", "snip", "True")]
     [None, 3, 0.5, 'snip', True]
@@ -77,26 +77,13 @@ def value_of(cell: str | None) -> Any:
 
 
 def grouped(rows: Iterable[Row], *names: str) -> dict[Any, Rows]:
-    """The rows by the values of these columns, in the order in which they first appear.
+    """Group the rows by the values of these columns, in the order of their first appearance.
 
     >>> grouped([{"a": 1, "b": 2}, {"a": 1, "b": 3}], "a")
     {1: [{'a': 1, 'b': 2}, {'a': 1, 'b': 3}]}
     """
-    key: Callable[[Row], Hashable] = lambda row: tuple(row[name] for name in names)  # noqa: E731
-    found: dict[Any, Rows] = {}
+    groups: dict[Any, Rows] = {}
     for row in rows:
-        own = key(row)
-        found.setdefault(own[0] if len(names) == 1 else own, []).append(row)  # type: ignore[index]
-    return found
-
-
-def spread(values: Iterable[float | None]) -> tuple[float, float]:
-    """Mean and standard deviation (of a sample; 0 for a single value) of those that are there.
-
-    >>> spread([1.0, 3.0, None]), spread([2.0])
-    ((2.0, 1.4142135623730951), (2.0, 0.0))
-    """
-    there = [value for value in values if value is not None]
-    if not there:
-        return float("nan"), float("nan")
-    return fmean(there), stdev(there) if len(there) > 1 else 0.0
+        values = tuple(row[name] for name in names)
+        groups.setdefault(values[0] if len(names) == 1 else values, []).append(row)
+    return groups

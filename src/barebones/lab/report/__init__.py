@@ -1,4 +1,4 @@
-"""The report: one page about the runs of a folder, complete in itself, that works without a network."""
+"""The report: one self-contained page about all runs in a folder, which works without a network."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from typing import Any
 
 from ...files.container import atomically
 from ...version import __version__
-from ..colours import COLOURS, MARKERS
+from ..experiment import DENSE
+from ..looks import look, looks
 from .runs import gather
 
 __all__ = ["gather", "page", "write"]
+
+SCRIPTS = ("draw.js", "overview.js", "run.js", "start.js")  # in this order they are one script
+DARK_DENSE = "#f4f4f4"  # black on a light page is white on a dark one
+BRIGHTNESS = 0.24  # the least relative luminance of a colour on a dark page
 
 
 def write(
     runs: Path, out: Path, effective: bool = True, watch: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
-    """Write the page about all run folders under `runs`, and return what is in it.
+    """Write the page about all run folders under `runs`, and return its content.
 
-    Without `effective` no network is built to count the weights of each layer that lie on a path from input to output;
-    `watch` is told how many of the runs are read.
+    With `effective` the networks are built, to count in each layer the weights that lie on a path from input to
+    output. `watch` is called with the number of runs that are read and the number of all.
     """
     out = Path(out)
     if not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} to write {out.name} into; make it first")
+        raise ValueError(f"there is no folder {out.parent} to write {out.name} into; create it first")
     if out.is_dir():
         raise ValueError(f"{out} is a folder; name a file to write the report into, such as report.html")
     content = gather(Path(runs), effective, watch)
@@ -40,24 +45,48 @@ def write(
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """What `gather` found, as HTML with style, script and data inside.
+    """Return the content that `gather` collected as HTML, with style, script and data inside.
 
-    Nothing of the content can become markup: the data stand in a script element that holds JSON, without any "<", and
+    Nothing of the content can become markup: the data are JSON without any "<" in a script element of their own, and
     the page may run only the one script whose hash it names.
     """
-    template, style, script = (_part(name) for name in ("page.html", "page.css", "page.js"))
-    known = {"colours": COLOURS, "markers": MARKERS, "version": __version__}
+    template, style = _file("page.html"), _file("page.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(map(_file, SCRIPTS)) + "})();\n"
     parts = {
         "title": html.escape(f"{content['title']} – barebones report"),
         "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:",
         "style": style,
         "script": script,
-        "data": _embedded({**content, **known}),
+        "data": _embedded({**content, "looks": _looks(), "version": __version__}),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], template)
 
 
-def _part(name: str) -> str:
+def _looks() -> dict[str, dict[str, str]]:
+    """Return the colours and marker of every method; those under the empty name are for runs without one."""
+    known = {name: (colour, marker) for name, (_, colour, marker) in (looks() | {"": look("")}).items()}
+    return {
+        name: {"light": colour, "dark": DARK_DENSE if name == DENSE else _lighter(colour), "marker": marker}
+        for name, (colour, marker) in known.items()
+    }
+
+
+def _lighter(colour: str) -> str:
+    """Return the same hue, mixed with white until it can be seen on a dark page.
+
+    >>> _lighter("#E69F00"), _lighter("#332288")
+    ('#e69f00', '#8f86bd')
+    """
+    channels = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    for step in range(19):
+        mixed = [round(channel + (255 - channel) * step / 20) for channel in channels]
+        linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in mixed]
+        if sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) >= BRIGHTNESS:
+            break
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def _file(name: str) -> str:
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
@@ -66,10 +95,10 @@ def _hash(text: str) -> str:
 
 
 def _embedded(value: Any) -> str:
-    """JSON that no HTML parser mistakes for markup.
+    """Return JSON that no HTML parser mistakes for markup.
 
     >>> _embedded(["</script>"])
     '["\\\\u003c/script\\\\u003e"]'
     """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII alone, so no line separators either
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # only ASCII, so it has no line separators
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,0 +1,76 @@
+"""Masks before any training: the parts from which analyses are made, each a function from settings to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice, product
+from typing import Any
+
+import torch
+
+from ..data import Batch
+from ..pruning.prune import Pruned, prune
+from ..pruning.round import Round
+from .experiment import Experiment
+from .run import Network, RunOptions
+from .tidy import Row
+
+EVALUATION_SEED = 10_000  # masks are compared on batches of this seed: other batches of the same training images
+
+
+def networks(settings: Mapping[str, Any], options: RunOptions) -> Iterator[Network]:
+    """Yield each network at its initial weights, as a run has it: all `pairs` of data and model, with all `seeds`."""
+    for (data, model), seed in product(settings["pairs"], settings["seeds"]):
+        experiment = Experiment(model, data, seed=seed).resolved(options.device)
+        yield Network(experiment, options, torch.device(options.device))
+
+
+def experiment_on(network: Network, method: str, sparsity: float, **changes: Any) -> Experiment:
+    """Return the experiment that a run of this network would be; an analysis does only the pruning of it."""
+    base = network.experiment
+    return Experiment(base.model, base.data, method, sparsity, base.seed, **changes).resolved(network.device.type)
+
+
+def pruned(
+    network: Network, experiment: Experiment, options: RunOptions, on_round: Callable[[Round], None] | None = None
+) -> Pruned:
+    """Return the masks that a run of the experiment would find."""
+    return prune(
+        network.model,
+        network.data.train.scoring(experiment.plan().batch, experiment.seed),
+        experiment.sparsity,
+        experiment.pruning(),
+        experiment.loss,
+        precision=experiment.scoring_precision or "fp32",
+        capture=options.captured and network.device.type == "cuda",
+        on_collapse="ignore",
+        on_round=on_round,
+        seed=experiment.seed,
+    )
+
+
+def evaluation_batches(network: Network, count: int) -> list[Batch]:
+    """Return the batches on which all masks of a network are compared."""
+    size, seed = network.experiment.plan().batch, network.experiment.seed
+    return list(islice(network.data.train.epoch(size, EVALUATION_SEED, seed, shuffle=True, augment=True), count))
+
+
+def identified(experiment: Experiment) -> Row:
+    """Return the columns with which every row of an analysis begins."""
+    return {name: getattr(experiment, name) for name in ("data", "model", "method", "sparsity", "seed")}
+
+
+def layer_rows(sizes: Mapping[str, int], kept: Mapping[str, int]) -> Iterator[Row]:
+    """Yield a row for each layer, from the input to the output.
+
+    >>> list(layer_rows({"conv.weight": 8}, {"conv.weight": 2}))
+    [{'layer': 1, 'name': 'conv', 'total': 8, 'kept': 2, 'density': 0.25}]
+    """
+    for number, (name, size) in enumerate(sizes.items(), 1):
+        yield {
+            "layer": number,
+            "name": name.removesuffix(".weight"),
+            "total": size,
+            "kept": kept[name],
+            "density": kept[name] / size,
+        }

@@ -1,0 +1,110 @@
+"""Figures: each is one row of data, and its rows are computed or loaded, drawn and written as PNG, SVG and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from ..words import did_you_mean
+from . import plots, tidy
+from .sources import SCALES, Analysis, FigureContext, Runs
+from .tidy import Rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure: what it shows in one sentence, where its rows come from, and how they are drawn."""
+
+    about: str
+    source: Runs | Analysis
+    draw: Callable[[Rows], Canvas]
+
+
+def named(name: str, figures: Mapping[str, Figure]) -> Figure:
+    """Return the figure of that name.
+
+    >>> named("layer", {})
+    Traceback (most recent call last):
+    ValueError: there is no figure 'layer'; barebones figure --list names all
+    """
+    if name in figures:
+        return figures[name]
+    raise ValueError(
+        f"there is no figure {name!r}{did_you_mean(name, figures) or ';'} barebones figure --list names all"
+    )
+
+
+def write(
+    name: str, figure: Figure, scale: str | None, out: Path, context: FigureContext, source: Path | None = None
+) -> list[Path]:
+    """Run what is missing, draw, write NAME.png, NAME.svg and NAME.csv into `out`, and return their paths.
+
+    With `source` nothing is run: the rows come from NAME.csv in that folder, or else from the run folders in it. The
+    default scale is then the largest with any rows; otherwise it is smoke. A NAME.csv of another scale than the
+    requested one is ignored. The name of an incomplete figure is added to `context.failed`.
+    """
+    if scale is not None and scale not in SCALES:
+        raise ValueError(f"scale {scale!r} is unknown; choose one of {', '.join(SCALES)}")
+    plots.require_matplotlib()
+    table: Path | None = None
+    if source is None:
+        rows = _with_scale(figure.source.compute(name, scale or "smoke", context), scale or "smoke")
+    else:
+        rows, table = _load(name, figure, scale, source, context)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with plots.styled():
+            written = plots.save(figure.draw(rows), out / name)
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        if table is None:
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        raise ValueError(f"{table} holds values that {name} cannot be drawn from ({reason})") from error
+    tidy.write(rows, out / f"{name}.csv")
+    return [*written, out / f"{name}.csv"]
+
+
+def _with_scale(rows: Rows, scale: str) -> Rows:
+    return [{"scale": scale} | row for row in rows]
+
+
+def _load(
+    name: str, figure: Figure, scale: str | None, folder: Path, context: FigureContext
+) -> tuple[Rows, Path | None]:
+    """Return the rows in a folder, and the table they were read from if they are from one."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; name one that holds run folders or {name}.csv")
+    ignored = ""
+    if (path := folder / f"{name}.csv").exists():
+        rows = tidy.read(path, figure.source.columns)
+        stored = {row.get("scale") for row in rows}
+        if scale is None or stored == {scale}:
+            return rows, path
+        scales = " and ".join(sorted(map(str, stored - {None}))) or "unknown"
+        ignored = f" ({path.name} in it is of scale {scales}; omit --scale to draw it)"
+    for candidate in [scale] if scale else reversed(SCALES):
+        try:
+            return _with_scale(figure.source.load(name, candidate, folder, context), candidate), None
+        except ValueError as error:
+            last = error
+    tried = f"at scale {scale}" if scale else "at any scale"
+    raise ValueError(f"{last} {tried}{ignored}; without --from, barebones figure {name} runs what is missing")
+
+
+def listed(figures: Mapping[str, Figure]) -> Table:
+    """Return a table of all figures, each with what it shows and costs."""
+    where = "smoke on two CPU cores, short and paper about so long on one H200"
+    table = Table.grid(padding=(0, 2))
+    table.title, table.title_justify = f"barebones figure NAME --scale SCALE: {where}", "left"
+    for name, figure in figures.items():
+        costs = "; ".join(f"{scale}: {figure.source.cost(scale)}" for scale in SCALES)
+        table.add_row(Text(name, style="bold", no_wrap=True), Text.assemble(figure.about, "\n", (costs, "dim")))
+    return table

@@ -1,0 +1,180 @@
+"""Sources of a figure's rows: either runs, which are swept where they are missing, or an analysis without training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from . import records, tidy
+from .experiment import DENSE, Experiment
+from .run import RunOptions, Stopped
+from .sweep import sweep
+from .tidy import Row, Rows
+
+SCALES = ("smoke", "short", "paper")
+ALONE = "alone"  # the subfolder for runs that are made one at a time
+DEVICE_FIELDS = ("precision", "scoring_precision")  # these follow from the device, not from the figure
+COLUMNS = (
+    "data", "model", "method", "sparsity", "seed", "rounds", "batches", "pretrain", "epochs", "top1", "top5",
+    "top1_at_best_validation", "effective_sparsity", "collapsed", "prune_seconds", "train_seconds",
+)  # fmt: skip
+Settings = Mapping[str, Any]
+
+# Seconds of one epoch on one H200 that trains four networks side by side, by data set and network. Those of ResNet-50
+# and VGG-19 on CIFAR are measured (benchmarks/lab.md). The others are estimates from multiplications and images.
+EPOCH_SECONDS = {
+    ("cifar10", "resnet50"): 3.0, ("cifar10", "vgg19"): 0.66, ("cifar10", "mobilenet-v2"): 1.5,
+    ("cifar100", "resnet50"): 3.0, ("cifar100", "vgg19"): 0.66,
+    ("tiny-imagenet", "resnet50"): 27.0, ("tiny-imagenet", "vgg19"): 6.0,
+    ("imagenet", "resnet50"): 600.0, ("imagenet", "vgg19"): 1200.0,
+}  # fmt: skip
+PRUNE_SECONDS = 15.0  # an estimate for one mask on the same GPU
+SMOKE_SECONDS = (8.0, 0.7)  # estimates on a CPU: to start and draw, and for each run
+
+
+@dataclass(frozen=True)
+class FigureContext:
+    """Everything a source needs besides the figure itself: where to run, where to print, when to stop."""
+
+    options: RunOptions
+    console: Console
+    jobs: int | None = None
+    retry_failed: bool = False
+    stopping: Callable[[], bool] = lambda: False
+    failed: list[str] = field(default_factory=list)  # names of figures that are incomplete
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Experiments that are pruned, trained and tested; their records become the rows of the figure."""
+
+    experiments: Callable[[str], list[Experiment]]
+    rows: Callable[[Sequence[Row]], Rows]
+    free: tuple[str, ...] = ("sparsity", "seed")  # settings in which stored runs may differ from the experiments
+    jobs: int | None = None  # runs at the same time; None for as many as fit
+    columns: tuple[str, ...] = ("source", *COLUMNS, "mean", "std", "seeds")  # required to draw the figure
+
+    def cost(self, scale: str) -> str:
+        """Return the number of runs and the estimated time, in words."""
+        listed = set(self.experiments(scale))
+        if scale == "smoke":
+            start, each = SMOKE_SECONDS
+            return f"{len(listed)} runs, {start + len(listed) * each / (self.jobs or 2):.0f} s"
+        hours = sum(_seconds(experiment) for experiment in listed) / 3600
+        time = f"{hours:.0f} h" if hours >= 10 else f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+        return f"{len(listed)} runs, {time}"
+
+    def compute(self, name: str, scale: str, context: FigureContext) -> Rows:
+        """Sweep over the runs that are missing and return the rows of all."""
+        listed = [experiment.resolved(context.options.device) for experiment in self.experiments(scale)]
+        options = replace(context.options, runs=self._folder(context.options.runs))
+        outcome = sweep(
+            listed,
+            options,
+            jobs=self.jobs or context.jobs,
+            retry_failed=context.retry_failed,
+            console=context.console,
+            stopping=context.stopping,
+        )
+        if context.stopping() or outcome.stopped:
+            raise Stopped
+        if outcome.failed:
+            context.failed.append(name)
+        folders = {experiment.folder for experiment in listed}
+        stored = [row for row in records.records(options.runs) if row["folder"] in folders]
+        return self._finished_rows(name, stored, options.runs)
+
+    def load(self, name: str, scale: str, folder: Path, context: FigureContext) -> Rows:
+        """Return the rows of the figure's runs that are in a folder. Nothing is run; failed runs are reported."""
+        folder = self._folder(folder) if self._folder(folder).is_dir() else folder
+        wanted = {_identity(e.resolved().to_dict(), self.free) for e in self.experiments(scale)}
+        stored = [row for row in records.records(folder) if row["method"] and _identity(row, self.free) in wanted]
+        rows = self._finished_rows(name, stored, folder)
+        finished = {_identity(row) for row in stored if row["status"] == records.DONE}
+        if any(_identity(row) not in finished for row in stored):
+            context.failed.append(name)
+        return rows
+
+    def _folder(self, runs: Path) -> Path:
+        """Return the folder of its runs. Runs that are timed share no device, and so no folder, with others."""
+        return runs / ALONE if self.jobs == 1 else runs
+
+    def _finished_rows(self, name: str, stored: Sequence[Row], folder: Path) -> Rows:
+        finished = [row for row in stored if row["status"] == records.DONE]
+        if not finished:
+            raise ValueError(f"{folder} holds no finished run of the figure {name}")
+        return self.rows(finished)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Numbers that need no training. They are computed once for each setting and cached as CSV beside the runs."""
+
+    analyse: Callable[[Settings, RunOptions], Iterator[Row]]
+    settings: Mapping[str, Settings]  # by scale
+    costs: Mapping[str, str]  # by scale, in words
+    columns: tuple[str, ...]  # required to draw the figure
+    finish: Callable[[Rows], Rows] = field(default=lambda rows: rows)  # adds what needs all rows
+
+    def cost(self, scale: str) -> str:
+        """Return the estimated time, in words."""
+        return self.costs[scale]
+
+    def cache(self, name: str, scale: str, folder: Path) -> Path:
+        """Return the file in which the rows of these settings are cached."""
+        text = json.dumps(self.settings[scale], sort_keys=True, default=list)
+        return folder / f"{name}-{scale}-{sha256(text.encode()).hexdigest()[:10]}.csv"
+
+    def compute(self, name: str, scale: str, context: FigureContext) -> Rows:
+        """Return the rows from the cache, or compute and cache them."""
+        path = self.cache(name, scale, context.options.runs)
+        if path.exists():
+            return tidy.read(path, self.columns)
+        rows: Rows = []
+        with threads(1 if scale == "smoke" else None):
+            for row in self.analyse(self.settings[scale], context.options):
+                rows.append(row)
+                if context.stopping():
+                    raise Stopped
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tidy.write(self.finish(rows), path)
+        return tidy.read(path)
+
+    def load(self, name: str, scale: str, folder: Path, context: FigureContext) -> Rows:
+        """Return the rows that are cached in a folder; nothing is computed."""
+        path = self.cache(name, scale, folder)
+        if not path.exists():
+            raise ValueError(f"{folder} holds neither {name}.csv nor {path.name}, the numbers of the figure {name}")
+        return tidy.read(path, self.columns)
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """Use this many threads of torch. Small networks gain nothing by more, and repeat exactly on every machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _identity(settings: Mapping[str, Any], free: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    """Return the settings in which an experiment and a stored run must agree."""
+    names = [f.name for f in fields(Experiment) if f.name not in (*free, *DEVICE_FIELDS)]
+    dense = settings["method"] == DENSE  # has no sparsity
+    return tuple(None if dense and name in ("sparsity", *free) else settings[name] for name in names)
+
+
+def _seconds(experiment: Experiment) -> float:
+    epochs = experiment.resolved().epochs or 0
+    each = EPOCH_SECONDS.get((experiment.data, experiment.model), 0.1)
+    return PRUNE_SECONDS + (epochs + experiment.pretrain) * each

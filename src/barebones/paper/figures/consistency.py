@@ -1,0 +1,154 @@
+"""Figure 13: what is left of each layer as the whole network gets sparser, in one shot and round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from ...lab import plots
+from ...lab.analyses import experiment_on, identified, layer_rows, networks, pruned
+from ...lab.experiment import Experiment
+from ...lab.figures import Figure
+from ...lab.looks import look
+from ...lab.run import Network, RunOptions
+from ...lab.sources import Analysis, Settings
+from ...lab.statistics import spread
+from ...lab.tidy import Row, Rows, grouped
+from ...pruning.round import Record, Round
+from ...scope import prunable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+SINGLE, ITERATED = "one-shot", "iterated"
+METHODS = {"one_shot": ["grasp", "snip"], "iterated": ["grasp-taylor", "iter-grasp", "iter-snip"]}
+SETTINGS: dict[str, Settings] = {
+    "smoke": {
+        "pairs": [("digits", "small-vgg")], "seeds": [0, 1], "densities": [0.9, 0.5, 0.2, 0.05, 0.01],
+        "rounds": 20, "to": 0.01, **METHODS,
+    },
+    "short": {
+        "pairs": [("cifar10", "vgg19")], "seeds": [0, 1, 2],
+        "densities": [0.9, 0.7, 0.5, 0.3, 0.1, 0.05, 0.02, 0.01], "rounds": 60, "to": 0.01, **METHODS,
+    },
+    "paper": {
+        "pairs": [("cifar10", "resnet50")], "seeds": [0, 1, 2],
+        "densities": [0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01], "rounds": 300, "to": 0.01, **METHODS,
+    },
+}  # fmt: skip
+
+
+def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
+    """Count what is left of each layer: in one-shot masks of many sparsities, and after each round of an iteration."""
+    for network in networks(settings, options):
+        sizes = {name: weight.numel() for name, weight in prunable(network.model).items()}
+        total = sum(sizes.values())
+        for method, density in product(settings["one_shot"], settings["densities"]):
+            experiment = experiment_on(network, method, 1 - density)
+            result = pruned(network, experiment, options)
+            [only] = result.rounds
+            where = {"kind": SINGLE, "round": 1, "density_all": only.keep / total, "cut": bool(result.collapsed)}
+            yield from (identified(experiment) | where | row for row in layer_rows(sizes, only.layers))
+        if network.experiment.seed != settings["seeds"][0]:  # iterated methods are shown for one initialization
+            continue
+        for method in settings["iterated"]:
+            experiment = experiment_on(network, method, 1 - settings["to"], rounds=settings["rounds"])
+            records, cut = _all_rounds(network, experiment, options)
+            for number, record in enumerate(records, 1):
+                where = {"kind": ITERATED, "round": number, "density_all": record.keep / total}
+                where |= {"cut": cut if number == len(records) else None}
+                yield from (identified(experiment) | where | row for row in layer_rows(sizes, record.layers))
+
+
+def _all_rounds(network: Network, experiment: Experiment, options: RunOptions) -> tuple[list[Record], bool]:
+    """Return the rounds up to the first with infinite scores, and whether the last mask cuts the network."""
+    rounds: list[Round] = []
+
+    def watch(pruning_round: Round) -> None:
+        without_masks = dict.fromkeys(pruning_round.masks)  # only the counts are needed
+        rounds.append(replace(pruning_round, masks=without_masks))  # type: ignore[arg-type]
+
+    try:
+        cut = bool(pruned(network, experiment, options, watch).collapsed)
+    except FloatingPointError:
+        rounds, cut = [step for step in rounds if step.bad is None or not bool(step.bad.any())], True
+    return [step.record for step in rounds], cut
+
+
+def draw(rows: Rows) -> Canvas:
+    """Draw one-shot methods above and iterated ones below, with a line for each layer, first dark to last light."""
+    kinds = grouped(rows, "kind")
+    methods = {kind: list(grouped(kinds.get(kind, []), "method")) for kind in (SINGLE, ITERATED)}
+    figure, grid = plots.panels(2, max(map(len, methods.values())), height=2.4)
+    depth = sorted(grouped(rows, "layer"))
+    colours = plots.shades(depth)
+    floor = min(row["density"] for row in rows if row["kept"]) / 2
+    for panels, kind in zip(grid, methods, strict=True):
+        for axes, method in zip(panels, methods[kind], strict=False):
+            method_rows = [row for row in kinds[kind] if row["method"] == method]
+            for layer, points in grouped(method_rows, "layer").items():
+                style = plots.thickness(len(depth), line=0.8, marker=2.4) | {"color": colours[layer]}
+                _draw_layer(axes, points, floor, with_errors=kind == SINGLE, **style)
+            _frame(axes, method_rows, floor)
+            axes.set_title(f"{look(method).label}, " + ("one-shot" if kind == SINGLE else "every round"))
+        panels[0].set_ylabel("share left of the layer")
+        for axes in panels[len(methods[kind]) :]:
+            axes.set_axis_off()
+            plots.scale_bar(figure, axes, depth, "layer, from input to output")
+    figure.suptitle(plots.title(rows[0]["data"], rows[0]["model"]), x=0.01, ha="left", fontsize=8.5)
+    return figure
+
+
+def _draw_layer(axes: Axes, rows: Rows, floor: float, with_errors: bool, **style: Any) -> None:
+    """Draw a line while something of the layer is left, and a cross where it is emptied."""
+    points = sorted(grouped(rows, "density_all").items(), reverse=True)
+    spreads = [(x, spread(row["density"] for row in seeds)) for x, seeds in points]
+    left = [(x, density.mean, density.deviation or 0.0) for x, density in spreads if density.mean]
+    axes.errorbar(
+        [x for x, _, _ in left],
+        [mean for _, mean, _ in left],
+        [[min(std, 0.95 * mean) for _, mean, std in left], [std for *_, std in left]] if with_errors else None,
+        marker="o" if with_errors else None,
+        markeredgewidth=0,
+        elinewidth=0.6,
+        **style,
+    )
+    emptied = [x for x, density in spreads if density.mean == 0]
+    if emptied:
+        axes.plot(emptied[:1], [floor], "x", color=plots.ALARM, markersize=3.5, markeredgewidth=0.9, clip_on=False)
+
+
+def _frame(axes: Axes, rows: Rows, floor: float) -> None:
+    """Draw the axes and the diagonal where all layers lose alike; say how many layers end up empty."""
+    last = min(row["density_all"] for row in rows)
+    axes.plot([1, last], [1, last], color=plots.GREY, linewidth=0.7, linestyle="--", zorder=1)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(1.15, last / 1.15)
+    axes.set_ylim(floor / 1.3, 1.4)
+    axes.minorticks_off()
+    axes.set_xlabel("share left of all weights")
+    ends = [row for row in rows if row["density_all"] == last]
+    seeds = len({row["seed"] for row in ends})
+    emptied = sum(row["kept"] == 0 for row in ends) / seeds
+    if emptied:
+        text = f"{round(emptied, 1):g} of {len(ends) // seeds} layers emptied"
+        text += ":\nno signal passes" if any(row["cut"] for row in ends) else ""
+        axes.text(0.04, 0.06, text, transform=axes.transAxes, color=plots.ALARM)
+
+
+FIGURES = {
+    "consistency": Figure(
+        "What is left of each layer against the global density: one-shot methods, and rounds of iterated ones.",
+        Analysis(
+            analyse,
+            SETTINGS,
+            {"smoke": "8 s", "short": "1 min", "paper": "5 min"},
+            ("data", "model", "method", "seed", "kind", "layer", "kept", "density", "density_all", "cut"),
+        ),
+        draw,
+    ),
+}

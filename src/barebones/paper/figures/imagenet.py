@@ -1,0 +1,89 @@
+"""Table 1: top-1 and top-5 accuracy on ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ...lab import plots
+from ...lab.experiment import DENSE, Experiment
+from ...lab.figures import Figure
+from ...lab.looks import look
+from ...lab.plots import Cell
+from ...lab.sources import Runs
+from ...lab.statistics import spread
+from ...lab.tidy import Row, Rows
+from ..accuracies import (
+    MULTI_BATCH,
+    OURS,
+    PAPER,
+    at_scale,
+    by_method,
+    counted,
+    measured,
+    references,
+    some_at_smoke,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+MODELS, SPARSITIES = ("vgg19", "resnet50"), (0.9, 0.95)
+
+
+def experiments(scale: str) -> list[Experiment]:
+    """Return dense and each method at 90 and 95 %, with a single seed, as in the paper."""
+    models = MODELS[:1] if scale == "smoke" else MODELS
+    listed = [Experiment(model, "imagenet", DENSE, 0.0) for model in models]
+    for model, sparsity, method in product(models, SPARSITIES, some_at_smoke(scale, MULTI_BATCH)):
+        listed.append(Experiment(model, "imagenet", method, sparsity))
+    return [at_scale(experiment, scale) for experiment in listed]
+
+
+def rows(records: Sequence[Row]) -> Rows:
+    """Return a row for each run, then the paper's table."""
+    ours = measured(records, "data", "model", "method", "sparsity")
+    return [*ours, *references(records, lambda number: number.data == "imagenet")]
+
+
+def draw(rows: Rows) -> Canvas:
+    """Draw a table with a line for each method, ours above and the paper's below."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    sparsities = sorted({row["sparsity"] for row in rows if row["method"] != DENSE})
+    columns = list(product(models, sparsities))
+    body: list[list[Cell]] = []
+    rules = []
+    for source in (OURS, PAPER):
+        source_rows = [row for row in rows if row["source"] == source]
+        if source_rows:
+            rules += [len(body) - 1] if body else []
+            body.append([(source, {"fontstyle": "italic"}), *[""] * 2 * len(columns)])
+        for method, runs in by_method(source_rows).items():
+            body.append([look(method).label, *(cell for column in columns for cell in _cells(runs, *column))])
+    above = [
+        (2 * number + 1, 2 * number + 2, f"{plots.MODELS.get(model, model)}, {plots.percent(sparsity)}")
+        for number, (model, sparsity) in enumerate(columns)
+    ]
+    first = rows[0]
+    note = f"{plots.data_label(first['data'])}, {counted(first['epochs'], 'epoch')}; accuracy in %."
+    note += "\nDense: nothing removed, the same in both columns."
+    return plots.table(
+        ["", *["top-1", "top-5"] * len(columns)], body, [1.1, *[0.62] * 2 * len(columns)], above, rules, note
+    )
+
+
+def _cells(runs: Rows, model: str, sparsity: float) -> list[Cell]:
+    """Return top-1 and top-5; those of the dense network stand at every sparsity."""
+    column = [row for row in runs if row["model"] == model and row["sparsity"] in (sparsity, 0)]
+    means = [spread(row[name] for row in column).mean for name in ("top1", "top5")]
+    return ["–" if mean is None else f"{100 * mean:.1f}" for mean in means]
+
+
+FIGURES = {
+    "imagenet": Figure(
+        "Top-1 and top-5 accuracy on ImageNet at 90 and 95 %, VGG-19 and ResNet-50; runs where ImageNet is.",
+        Runs(experiments, rows, free=("seed",)),
+        draw,
+    ),
+}

@@ -1,0 +1,92 @@
+"""Figure 7: the saliency of the sparsified network against that of the pruned network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log
+from statistics import correlation
+from typing import TYPE_CHECKING
+
+from ...lab import plots
+from ...lab.analyses import evaluation_batches, experiment_on, identified, networks, pruned
+from ...lab.figures import Figure
+from ...lab.looks import look
+from ...lab.run import RunOptions
+from ...lab.sources import Analysis, Settings
+from ...lab.tidy import Row, Rows, grouped
+from ...pruning.saliency import saliency
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+METHOD = "force"
+SETTINGS: dict[str, Settings] = {
+    "smoke": {
+        "pairs": [("digits", "small-vgg")], "seeds": [0], "batches": 4, "rounds": 5,
+        "sparsities": [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99],
+    },
+    "short": {
+        "pairs": [("cifar10", "resnet50")], "seeds": [0], "batches": 10, "rounds": 20,
+        "sparsities": [0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999],
+    },
+    "paper": {
+        "pairs": [("cifar10", "resnet50")], "seeds": [0, 1, 2], "batches": 30, "rounds": 60,
+        "sparsities": [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995],
+    },
+}  # fmt: skip
+OVER = {"pruned": "kept", "sparsified": "all"}  # the weights over which the saliency is summed
+
+
+def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
+    """Compute both saliencies of FORCE's masks at many sparsities."""
+    for network in networks(settings, options):
+        batches = evaluation_batches(network, settings["batches"])
+        for sparsity in settings["sparsities"]:
+            experiment = experiment_on(network, METHOD, sparsity, rounds=settings["rounds"])
+            masks = pruned(network, experiment, options).masks
+            both = {name: saliency(network.model, masks, batches, over=over) for name, over in OVER.items()}
+            yield identified(experiment) | {"rounds": settings["rounds"], **both}
+
+
+def draw(rows: Rows) -> Canvas:
+    """Draw each mask as a dot, coloured by its sparsity, and print the correlation of the logarithms."""
+    positive = [row for row in rows if row["pruned"] > 0 and row["sparsified"] > 0]
+    figure, [[axes]] = plots.panels(1, 1, height=2.9)
+    colours = plots.shades(sorted(grouped(rows, "sparsity")))
+    for sparsity, masks in sorted(grouped(positive, "sparsity").items()):
+        x, y = [row["pruned"] for row in masks], [row["sparsified"] for row in masks]
+        label = plots.percent(sparsity)
+        axes.plot(x, y, "o", color=colours[sparsity], markersize=4.5, markeredgewidth=0, label=label)
+    values = [value for row in positive for value in (row["pruned"], row["sparsified"])] or [1.0]
+    ends = [min(values) / 1.3, max(values) * 1.3]
+    axes.plot(ends, ends, color=plots.GREY, linewidth=0.6, linestyle="--", zorder=1)
+    axes.annotate("equal", (ends[1], ends[1]), (-9, -1), textcoords="offset points", ha="right", color=plots.GREY)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.set_xlabel("saliency S of the pruned network")
+    axes.set_ylabel("saliency S of the sparsified network")
+    notes = [f"{len(positive)} masks of {look(METHOD).label}"]
+    if len(positive) < len(rows):
+        notes.append(f"{len(rows) - len(positive)} more with S = 0")
+    if len(positive) > 2:
+        pearson = correlation([log(row["pruned"]) for row in positive], [log(row["sparsified"]) for row in positive])
+        notes.append(f"r = {pearson:.3f} (of logs)")
+    axes.text(0.97, 0.05, "\n".join(notes), transform=axes.transAxes, ha="right", va="bottom")
+    axes.set_title(plots.title(rows[0]["data"], rows[0]["model"]))
+    axes.legend(title="weights removed", title_fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1)
+    return figure
+
+
+FIGURES = {
+    "saliency-scatter": Figure(
+        "Saliency of the sparsified against that of the pruned network, over masks of many sparsities.",
+        Analysis(
+            analyse,
+            SETTINGS,
+            {"smoke": "5 s", "short": "30 s", "paper": "4 min"},
+            ("data", "model", "sparsity", "pruned", "sparsified"),
+        ),
+        draw,
+    ),
+}

@@ -1,0 +1,103 @@
+"""Figures 4 (left) and 6: the FORCE saliency S(theta, c) that T rounds reach, relative to one round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from ...lab import plots
+from ...lab.analyses import evaluation_batches, experiment_on, identified, networks, pruned
+from ...lab.figures import Figure
+from ...lab.looks import look
+from ...lab.run import RunOptions
+from ...lab.sources import Analysis, Settings
+from ...lab.tidy import Row, Rows, grouped
+from ...pruning.saliency import saliency
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+METHODS = ["force", "iter-snip"]
+SETTINGS: dict[str, Settings] = {
+    "smoke": {
+        "pairs": [("digits", "small-vgg")], "seeds": [0], "methods": METHODS, "batches": 4,
+        "sparsities": [0.8, 0.9, 0.96], "rounds": [1, 3, 10],
+    },
+    "short": {
+        "pairs": [("cifar10", "resnet50")], "seeds": [0], "methods": METHODS, "batches": 10,
+        "sparsities": [0.9, 0.98, 0.99, 0.995], "rounds": [1, 2, 5, 20, 60, 300],
+    },
+    "paper": {
+        "pairs": [("cifar10", "resnet50")], "seeds": [0, 1, 2], "methods": METHODS, "batches": 30,
+        "sparsities": [0.9, 0.95, 0.98, 0.99, 0.995, 0.999], "rounds": [1, 2, 5, 10, 20, 50, 100, 200, 300],
+    },
+}  # fmt: skip
+
+
+def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
+    """Compute S(theta, c) for each T, sparsity and method on the same batches; T = 1 is SNIP for both methods."""
+    for network in networks(settings, options):
+        batches = evaluation_batches(network, settings["batches"])
+        for sparsity, method, rounds in product(settings["sparsities"], settings["methods"], settings["rounds"]):
+            experiment = experiment_on(network, method, sparsity, rounds=rounds)
+            result = pruned(network, experiment, options)
+            reached = saliency(network.model, result.masks, batches)
+            yield identified(experiment) | {
+                "rounds": rounds, "saliency": reached, "collapsed": bool(result.collapsed),
+            }  # fmt: skip
+
+
+def relative(rows: Rows) -> Rows:
+    """Add the saliency relative to that of T = 1 with the same weights; it is empty where the latter is 0."""
+    key = ("data", "model", "method", "sparsity", "seed")
+    first = {tuple(row[name] for name in key): row["saliency"] for row in rows if row["rounds"] == 1}
+    starts = [first.get(tuple(row[name] for name in key)) for row in rows]
+    return [
+        row | {"relative": row["saliency"] / start if start else None} for row, start in zip(rows, starts, strict=True)
+    ]
+
+
+def draw(rows: Rows) -> Canvas:
+    """Draw a panel for each method: S(T) / S(1) on logarithmic axes, with a shade for each sparsity."""
+    methods = list(grouped(rows, "method"))
+    sparsities = sorted(grouped(rows, "sparsity"))
+    figure, [panels] = plots.panels(1, len(methods), height=2.6)
+    colours = plots.shades(sparsities)
+    for axes, method in zip(panels, methods, strict=True):
+        method_rows = [row for row in rows if row["method"] == method and row["relative"] is not None]
+        for sparsity, group in sorted(grouped(method_rows, "sparsity").items()):
+            means = sorted(
+                (t, fmean(row["relative"] for row in seeds)) for t, seeds in grouped(group, "rounds").items()
+            )
+            x, y = zip(*means, strict=True)
+            axes.plot(x, y, color=colours[sparsity], marker="o")
+        axes.axhline(1, color=plots.GREY, linewidth=0.6)
+        axes.set_yscale("log")
+        plots.count_axis(axes, grouped(rows, "rounds"), "pruning rounds T (1 is SNIP)")
+        axes.set_title(f"{look(method).label}: {plots.title(rows[0]['data'], rows[0]['model'])}")
+    values = [row["relative"] for row in rows if row["relative"]] or [1.0]
+    for axes in panels:
+        low, high = min(values) / 1.15, max(values) * 1.15
+        plots.plain_log(axes.yaxis, low, high)
+        axes.set_ylim(low, high)
+    panels[0].set_ylabel("saliency S relative to T = 1")
+    handles = {f"{plots.percent(s)} removed": plots.line_handle(colours[s], "o") for s in sparsities}
+    plots.legend(figure, handles, columns=6)
+    return figure
+
+
+FIGURES = {
+    "saliency-vs-rounds": Figure(
+        "FORCE saliency reached with T rounds relative to T = 1, on the same batches, for each sparsity.",
+        Analysis(
+            analyse,
+            SETTINGS,
+            {"smoke": "10 s", "short": "3 min", "paper": "30 min"},
+            ("data", "model", "method", "sparsity", "rounds", "relative"),
+            relative,
+        ),
+        draw,
+    ),
+}
