@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..lab.report import write as write_report
-from ..paper.figures import FIGURES, SCALES, Work, listed, named
+from ..lab.sources import SCALES
+from ..paper.figures import FIGURES, FigureContext, listed, named
 from ..paper.figures import figure as draw
 from .options import Jobs, RetryFailed, split, with_options
 from .output import say
@@ -54,18 +55,18 @@ def figure(
     named(names[0])
     _, run_options = split(options)
     with stoppable("stopped; the same command resumes with what is missing") as stopping:
-        work = Work(run_options, Console(), jobs, retry_failed, stopping)
+        context = FigureContext(run_options, Console(), jobs, retry_failed, stopping)
         for each in names:
             try:
-                for path in draw(each, scale, out, work, source):
+                for path in draw(each, scale, out, context, source):
                     say(str(path))
             except (ValueError, OSError) as error:
                 if len(names) == 1:
                     raise
                 say(f"{each}: {error}")
-                work.failed.append(each)
-    if work.failed:
-        say(f"not drawn, or not complete: {', '.join(work.failed)}")
+                context.failed.append(each)
+    if context.failed:
+        say(f"not drawn, or not complete: {', '.join(context.failed)}")
         raise typer.Exit(1)
 
 

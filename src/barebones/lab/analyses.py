@@ -12,7 +12,8 @@ from ..data import Batch
 from ..pruning.prune import Pruned, prune
 from ..pruning.round import Round
 from .experiment import Experiment
-from .run import Network, RunOptions
+from .network import Network
+from .options import RunOptions
 from .tidy import Row
 
 EVALUATION_SEED = 10_000  # masks are compared on batches of this seed: other batches of the same training images

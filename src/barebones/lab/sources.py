@@ -15,7 +15,8 @@ from rich.console import Console
 
 from . import records, tidy
 from .experiment import DENSE, Experiment
-from .run import RunOptions, Stopped
+from .options import RunOptions
+from .run import Stopped
 from .sweep import sweep
 from .tidy import Row, Rows
 

@@ -74,9 +74,11 @@ def _looks() -> dict[str, dict[str, str]]:
 def _lighter(colour: str) -> str:
     """Return the same hue, mixed with white until it can be seen on a dark page.
 
-    >>> _lighter("#E69F00"), _lighter("#332288")
-    ('#e69f00', '#8f86bd')
+    >>> _lighter("#E69F00"), _lighter("#332288"), _lighter("teal")
+    ('#e69f00', '#8f85be', 'teal')
     """
+    if not re.fullmatch("#[0-9a-fA-F]{6}", colour):  # a name such as "teal": browsers know it as well
+        return colour
     channels = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
     for step in range(19):
         mixed = [round(channel + (255 - channel) * step / 20) for channel in channels]

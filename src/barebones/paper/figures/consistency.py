@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,8 @@ from ...lab.analyses import experiment_on, identified, layer_rows, networks, pru
 from ...lab.experiment import Experiment
 from ...lab.figures import Figure
 from ...lab.looks import look
-from ...lab.run import Network, RunOptions
+from ...lab.network import Network
+from ...lab.options import RunOptions
 from ...lab.sources import Analysis, Settings
 from ...lab.statistics import spread
 from ...lab.tidy import Row, Rows, grouped
@@ -66,15 +66,11 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
 def _all_rounds(network: Network, experiment: Experiment, options: RunOptions) -> tuple[list[Record], bool]:
     """Return the rounds up to the first with infinite scores, and whether the last mask cuts the network."""
     rounds: list[Round] = []
-
-    def watch(pruning_round: Round) -> None:
-        without_masks = dict.fromkeys(pruning_round.masks)  # only the counts are needed
-        rounds.append(replace(pruning_round, masks=without_masks))  # type: ignore[arg-type]
-
     try:
-        cut = bool(pruned(network, experiment, options, watch).collapsed)
+        result = pruned(network, experiment, options, lambda step: rounds.append(step.without_masks()))
+        cut = bool(result.collapsed)
     except FloatingPointError:
-        rounds, cut = [step for step in rounds if step.bad is None or not bool(step.bad.any())], True
+        rounds, cut = [step for step in rounds if step.finite], True
     return [step.record for step in rounds], cut
 
 

@@ -9,7 +9,7 @@ from ...lab import plots
 from ...lab.analyses import experiment_on, identified, layer_rows, networks, pruned
 from ...lab.figures import Figure
 from ...lab.looks import look
-from ...lab.run import RunOptions
+from ...lab.options import RunOptions
 from ...lab.sources import Analysis, Settings
 from ...lab.tidy import Row, Rows, grouped
 

@@ -10,8 +10,8 @@ import torch
 from ...data import DATA
 from ...lab import plots
 from ...lab.figures import Figure
+from ...lab.options import RunOptions
 from ...lab.plots import Cell
-from ...lab.run import RunOptions
 from ...lab.sources import SCALES, Analysis, Settings
 from ...lab.tidy import Row, Rows, grouped
 from ...models import build, parameter_table

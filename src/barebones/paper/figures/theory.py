@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...lab import plots
 from ...lab.figures import Figure
-from ...lab.run import RunOptions
+from ...lab.options import RunOptions
 from ...lab.sources import Analysis, Settings
 from ...lab.tidy import Row, Rows, grouped
 from ..theory import gaps_by_step, tanh_network
