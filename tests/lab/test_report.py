@@ -5,10 +5,12 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
 from time import monotonic, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +22,11 @@ from barebones.files.masks import save_masks
 from barebones.lab import folder as files
 from barebones.lab import report
 from barebones.lab import run as lab
-from barebones.lab.colours import COLOURS, MARKERS
-from barebones.lab.experiment import Experiment
-from barebones.lab.report.runs import MOST, gather, thinned
+from barebones.lab.experiment import DENSE, Experiment
+from barebones.lab.looks import look
+from barebones.lab.report.runs import LONGEST, gather, thinned
 from barebones.models import build
-from barebones.pruning.methods import METHODS
+from barebones.pruning.methods import GREY, METHODS, Method
 from barebones.scope import prunable
 
 HOSTILE = "</script><script>document.title='broken in'</script><img src=x onerror=alert(1)>"
@@ -211,7 +213,7 @@ def test_dead_layers_and_collapse_are_called_out_in_words(found: dict[str, Any])
 def test_idle_layers_are_called_out_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path)
     layers = [Layer("a.weight", (10,), 10, 5, 5), Layer("b.weight", (10,), 10, 3, 0)]
-    monkeypatch.setattr("barebones.lab.report.runs._followed", lambda *_: layers)
+    monkeypatch.setattr("barebones.lab.report.runs.account", lambda *_: SimpleNamespace(layers=layers))
     [run] = gather(tmp_path)["runs"]
     assert "An idle layer, whose weights lie on no path from input to output: b." in said(run)
     assert "3 of them (37.5 %) lie on no path" in said(run)
@@ -241,8 +243,8 @@ def test_a_network_that_a_run_names_is_not_imported(tmp_path: Path) -> None:
 def test_long_series_are_thinned_with_their_ends(found: dict[str, Any]) -> None:
     series = the(found, method="synflow")["series"]["prune"]
     assert (series["all"], series["at"][0], series["at"][-1]) == (400, 1, 400)
-    assert len(series["at"]) == len(series["saliency"]) == MOST
-    assert all(len(set(thinned(n))) == len(thinned(n)) <= MOST for n in (0, 1, MOST, MOST + 1, 1000))
+    assert len(series["at"]) == len(series["saliency"]) == LONGEST
+    assert all(len(set(thinned(n))) == len(thinned(n)) <= LONGEST for n in (0, 1, LONGEST, LONGEST + 1, 1000))
 
 
 class Tags(HTMLParser):
@@ -354,11 +356,23 @@ def test_one_run_is_a_report_too(tmp_path: Path) -> None:
     assert [run["folder"] for run in gather(folder)["runs"]] == [folder.name]
 
 
-def test_every_method_has_a_colour_of_its_own() -> None:
-    assert {*METHODS, "dense"} <= COLOURS.keys() == MARKERS.keys()
-    assert len(set(COLOURS.values())) == len(COLOURS)
-    assert all(re.fullmatch("#[0-9A-F]{6}", colour) for colour in COLOURS.values())
-    assert COLOURS["dense"] == "#000000"
+def test_a_method_registered_at_run_time_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "brave", replace(METHODS["snip"], label="Brave", colour="#123456", marker="h"))
+    monkeypatch.setitem(METHODS, "shy", Method(METHODS["snip"].criterion))
+    for method in ("brave", "shy"):
+        put(tmp_path, method)
+    seen = json.loads(Tags(report.page(gather(tmp_path, effective=False))).inside[0])
+    assert [group["method"] for group in seen["groups"]] == ["brave", "shy"]
+    shown = {name: (each["light"], each["marker"]) for name, each in seen["looks"].items()}
+    assert shown["brave"] == ("#123456", "h")
+    assert shown["shy"] == shown[""] == (GREY, ".")
+    assert shown["force"] == look("force")[1:]
+    assert seen["looks"][DENSE] == {"light": "#000000", "dark": "#f4f4f4", "marker": "o"}
+
+
+def test_the_page_knows_no_method(text: str) -> None:
+    [script] = [part for part in Tags(text).inside if "use strict" in part]
+    assert not [name for name in (*METHODS, DENSE) if f'"{name}"' in script]
 
 
 def test_a_real_run(tmp_path: Path) -> None:
@@ -567,7 +581,7 @@ def test_a_method_has_the_same_colour_everywhere(opened: Opened) -> None:
         "[...document.querySelectorAll('#table tbody tr')].filter((r) => r.innerText.includes('force'))"
         ".map((r) => getComputedStyle(r.querySelector('.mark')).fill)"
     )
-    red, green, blue = (int(COLOURS["force"][i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = (int(look("force").colour[i : i + 2], 16) for i in (1, 3, 5))
     assert set(colours) == {f"rgb({red}, {green}, {blue})"}
 
 
