@@ -1,4 +1,4 @@
-"""What pruning costs beyond the gradients it needs: time, memory, and the selection of the highest scores."""
+"""Benchmark of pruning: time and memory beyond the necessary gradients, and the selection of the highest scores."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Batch = tuple[Tensor, Tensor]
 
 
 def network(name: str) -> nn.Module:
-    """One of the paper's networks for 32x32 images, initialized."""
+    """Build and initialize one of the paper's networks for 32x32 images."""
     return initialize(build(name, 10, 32), generator=torch.Generator().manual_seed(0))
 
 
 def images(count: int, batch: int, device: str) -> list[Batch]:
-    """Random images with random labels."""
+    """Make batches of random images with random labels."""
     generator = torch.Generator().manual_seed(1)
     return [
         (
@@ -52,24 +52,25 @@ def images(count: int, batch: int, device: str) -> list[Batch]:
 
 
 def bare_gradients(model: nn.Module, batches: list[Batch]) -> None:
-    """The forward and backward passes that any gradient method must make."""
+    """Run the forward and backward passes that every gradient method needs."""
     weights = list(prunable(model).values())
     for inputs, targets in batches:
         torch.autograd.grad(F.cross_entropy(model(inputs), targets), weights)
 
 
 def bare_double_backward(model: nn.Module, batches: list[Batch]) -> None:
-    """The passes that a product of the Hessian with the gradient must make."""
+    """Run the passes that a product of the Hessian with the gradient needs."""
     weights = list(prunable(model).values())
     for inputs, targets in batches:
         gradients = torch.autograd.grad(F.cross_entropy(model(inputs) / 200, targets), weights, create_graph=True)
         torch.autograd.grad(gradients, weights, [g.detach() for g in gradients])
 
 
-class Beside:
-    """Batches that make a bare pass before each is handed out, and know how long these took.
+class TimedBatches:
+    """Batches that run a bare pass before each batch is returned, and add up the seconds of these passes.
 
-    The speed of a shared machine wanders by more than what is to be measured; neighbours in time feel the same.
+    The speed of a shared machine varies by more than the differences to measure. Passes that follow each other
+    directly see the same speed.
     """
 
     def __init__(self, model: nn.Module, batches: list[Batch], device: str) -> None:
@@ -81,32 +82,32 @@ class Beside:
             yield batch
 
 
-def pruning(name: str, model: nn.Module, batches: Iterable[Batch], count: int) -> None:
-    """As many rounds, or batches in one round, as are counted."""
-    row = METHODS[name]
-    changes = {"batches": count} if row.rounds == 1 else {"rounds": count}
+def run_pruning(name: str, model: nn.Module, batches: Iterable[Batch], count: int) -> None:
+    """Prune in `count` rounds, or in one round of `count` batches if the method has one round."""
+    method = METHODS[name]
+    changes = {"batches": count} if method.rounds == 1 else {"rounds": count}
     probe = Probe(model, batches)
     keep = round((1 - SPARSITY) * size(probe.weights))
-    for _ in prune_rounds(probe, replace(row, **changes), keep):  # type: ignore[arg-type]
+    for _ in prune_rounds(probe, replace(method, **changes), keep):  # type: ignore[arg-type]
         pass
 
 
 def run(console: Console, model: str, rounds: int, repeats: int, batch: int, scores: int, device: str) -> None:
-    """Print the three tables."""
+    """Print the three tables: time, memory and selection."""
     if device != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r}: no such accelerator here; choose cpu")
-    subject = network(model).to(device)
-    weights = size(prunable(subject))
+        raise typer.BadParameter(f"device {device}: there is no CUDA device on this machine; choose cpu")
+    module = network(model).to(device)
+    weights = size(prunable(module))
     where = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name()
     console.print(
         f"{model}, {weights / 1e6:.1f} M prunable weights, batch {batch}, fp32; {where}, torch {torch.__version__}"
     )
-    for what, measure in {
-        "the time of pruning": lambda: _speed(subject, rounds, repeats, batch, device),
+    for subject, measure in {
+        "the time of pruning": lambda: _speed(module, rounds, repeats, batch, device),
         "its memory": lambda: _memory(model, weights * 4, min(batch, 32) if device == "cpu" else batch, device),
         "the selection": lambda: _selection(scores, repeats, device),
     }.items():
-        with console.status(f"measuring {what}"), tf32(torch.device(device), allowed=False):
+        with console.status(f"measuring {subject}"), tf32(torch.device(device), allowed=False):
             table = measure()
         console.print(table)
 
@@ -118,15 +119,15 @@ def _speed(model: nn.Module, rounds: int, repeats: int, batch: int, device: str)
     for name, unit in {"force": "rounds", "iter-snip": "rounds", "snip-mb": "batches"}.items():
         pairs = []
         for _ in range(repeats):
-            beside = Beside(model, many, device)
-            total = _seconds(partial(pruning, name, model, beside, rounds), device)
-            pairs.append((beside.seconds, total - beside.seconds))
+            batches = TimedBatches(model, many, device)
+            total = _seconds(partial(run_pruning, name, model, batches, rounds), device)
+            pairs.append((batches.seconds, total - batches.seconds))
         table.add_row(f"{name}, {rounds} {unit}", *_compared(pairs), "≤ 1.05" if device == "cpu" else "")
     bare_double_backward(model, one)
     pairs = [
         (
             _seconds(partial(bare_double_backward, model, one), device),
-            _seconds(partial(pruning, "grasp", model, one, 1), device),
+            _seconds(partial(run_pruning, "grasp", model, one, 1), device),
         )
         for _ in range(repeats)
     ]
@@ -151,9 +152,9 @@ def _memory(model: str, weights: int, batch: int, device: str) -> Table:
 
 
 def _peak(model: str, what: str, batch: int, device: str) -> int:
-    """Bytes at the peak of a process of its own, which does nothing else."""
-    code = f"from core import use; use({model!r}, {what!r}, {batch}, {device!r})"
-    # Large blocks from the system each time, and given back at once, so that the peak is what is in use.
+    """Return the peak memory, in bytes, of a new process that does nothing else."""
+    code = f"from core import print_peak; print_peak({model!r}, {what!r}, {batch}, {device!r})"
+    # These settings make malloc return large blocks to the system at once, so that the peak is the memory in use.
     here = str(Path(__file__).parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
@@ -161,8 +162,8 @@ def _peak(model: str, what: str, batch: int, device: str) -> int:
     return int(done.stdout)
 
 
-def use(name: str, what: str, batch: int, device: str) -> None:
-    """Do one thing and print the peak of this process's memory in bytes."""
+def print_peak(name: str, what: str, batch: int, device: str) -> None:
+    """Run a method, or one gradient for "bare", and print the peak memory of this process in bytes."""
     model = network(name).to(device)
     batches = images(3, batch, device)
     if device != "cpu":
@@ -171,12 +172,12 @@ def use(name: str, what: str, batch: int, device: str) -> None:
         if what == "bare":
             bare_gradients(model, batches[:1])
         else:
-            pruning(what, model, batches, len(batches))
+            run_pruning(what, model, batches, len(batches))
     print(_peak_of_this_process() if device == "cpu" else torch.cuda.max_memory_allocated())
 
 
 def _peak_of_this_process() -> int:
-    """Linux tells the peak since the program began; what `getrusage` tells includes the parent's."""
+    """Return the peak memory; on Linux from /proc, because `getrusage` includes the peak of the parent process."""
     status = Path("/proc/self/status")
     if status.exists():
         return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if "VmHWM" in line)
@@ -203,7 +204,7 @@ def _selection(count: int, repeats: int, device: str) -> Table:
 
 
 def _waits(scores: Tensor, keep: int) -> str:
-    """Whether the selection waits for the device, by torch's own watch."""
+    """Check with torch's debug mode whether the selection waits for the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         keep_top({"scores": scores}, keep)
@@ -211,7 +212,7 @@ def _waits(scores: Tensor, keep: int) -> str:
         return f"the selection waited for the device: {error}"
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return "the selection made no host synchronization"
+    return "the selection did not synchronize with the host"
 
 
 def _seconds(call: Callable[[], Any], device: str) -> float:
@@ -226,13 +227,13 @@ def _seconds(call: Callable[[], Any], device: str) -> float:
 
 def main(
     model: Annotated[str, typer.Option(help="A network for 32x32 images, such as resnet18 or vgg19.")] = "resnet18",
-    rounds: Annotated[int, typer.Option(min=1, help="Pruning rounds, and bare passes beside them.")] = 5,
-    repeats: Annotated[int, typer.Option(min=1, help="How often to measure each side; the median counts.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Pruning rounds, each with a bare pass.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each side; the median is reported.")] = 3,
     batch: Annotated[int, typer.Option(min=2, help="Images in a batch.")] = 128,
-    scores: Annotated[int, typer.Option(min=1000, help="Scores to select from.")] = 100_000_000,
+    scores: Annotated[int, typer.Option(min=1000, help="Number of scores to select from.")] = 100_000_000,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
-    """Compare pruning with bare gradients, print its memory, and compare selection with a sorted topk."""
+    """Compare pruning with bare gradients, print its memory, and compare the selection with a sorted topk."""
     run(Console(), model=model, rounds=rounds, repeats=repeats, batch=batch, scores=scores, device=device)
 
 

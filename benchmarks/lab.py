@@ -1,4 +1,4 @@
-"""What the lab costs: the training step with and without masks, an epoch, and FORCE against the gradients it needs."""
+"""Benchmark of the lab: training steps with and without masks, epochs, and FORCE against the necessary gradients."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from barebones.scope import prunable
 
 SPARSITY = 0.995
 BATCH = 128
-HELD_TARGET = {"resnet50": 0.02, "vgg19": 0.03}  # share of the step that holding may cost, and so on
-EPOCH_TARGET = {"resnet50": 2.8, "vgg19": 0.60}
-PRUNING_TARGET = {"resnet50": (4.0, 1.10), "vgg19": (1.2, 1.6)}
+HELD_TARGET = {"resnet50": 0.02, "vgg19": 0.03}  # the most that holding masks may add to a step
+EPOCH_TARGET = {"resnet50": 2.8, "vgg19": 0.60}  # seconds
+PRUNING_TARGET = {"resnet50": (4.0, 1.10), "vgg19": (1.2, 1.6)}  # seconds, and ratio to bare gradients
 
 
 def run(
@@ -54,9 +54,9 @@ def run(
     data_root: Path | None = None,
     seeds: int = 3,
 ) -> None:
-    """Print the tables, one network after the other."""
+    """Print the tables of each network: training, pruning and the precision of the scores."""
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r}: there is no CUDA device here; choose cpu")
+        raise typer.BadParameter(f"device {device}: there is no CUDA device on this machine; choose cpu")
     where = torch.cuda.get_device_name() if device != "cpu" else f"{torch.get_num_threads()} threads"
     how = f"{precision}, {'compiled' if compiled else 'not compiled'}"
     console.print(f"{where}, torch {torch.__version__}, {how}, batch {BATCH} of random 32x32 images", highlight=False)
@@ -65,24 +65,24 @@ def run(
         for name in models:
             console.print(_training(name, data, repeats, lanes, precision, compiled))
             console.print(_pruning(name, data, rounds_, repeats, precision))
-            real = data if data_root is None else load("cifar10", data_root, device)
-            console.print(_safety(name, real, rounds_, range(seeds)))
+            scored = data if data_root is None else load("cifar10", data_root, device)
+            console.print(_precision(name, scored, rounds_, range(seeds)))
 
 
 def random_images(count: int, device: str) -> Data:
-    """As many images of noise as CIFAR-10 trains on, and fewer to validate and test with."""
+    """Make a data set of noise: `count` training images, and fewer for validation and for testing."""
     generator = torch.Generator("cpu").manual_seed(0)
     normalization = Normalization([0.5] * 3, [0.25] * 3, device=device, channels_last=device != "cpu")
 
-    def part(size: int) -> TensorSplit:
+    def split(size: int) -> TensorSplit:
         pixels = torch.randint(256, (size, 3, 32, 32), generator=generator, dtype=torch.uint8, device="cpu")
         return TensorSplit(pixels, torch.randint(10, (size,), generator=generator, device="cpu"), normalization)
 
-    return Data("noise", 10, 32, 3, part(count), part(max(BATCH, count // 9)), part(max(BATCH, count // 9)))
+    return Data("noise", 10, 32, 3, split(count), split(max(BATCH, count // 9)), split(max(BATCH, count // 9)))
 
 
 def network(name: str, data: Data, seed: int = 0) -> nn.Module:
-    """Initialized, on the device of the data."""
+    """Build and initialize a network on the device of the data."""
     model = initialize(build(name, data.classes, data.size), generator=torch.Generator("cpu").manual_seed(seed))
     assert isinstance(data.train, TensorSplit)
     device = data.train.images.device
@@ -107,7 +107,7 @@ def _training(name: str, data: Data, repeats: int, lanes: int, precision: str, c
     _wait(free.device)
     ready = perf_counter() - began
     count = 50 if free.device.type == "cuda" else 5
-    times = _beside({side: _many(step, count, free.device) for side, step in sides.items()}, repeats)
+    times = _in_turns({side: _many(step, count, free.device) for side, step in sides.items()}, repeats)
     step_ms = {side: 1000 * seconds / count for side, seconds in times.items()}
     cost = step_ms["masks held"] / step_ms["no masks"] - 1
     table = Table(title=f"{name}: training, {len(data.train):,} images an epoch", title_justify="left")
@@ -116,30 +116,30 @@ def _training(name: str, data: Data, repeats: int, lanes: int, precision: str, c
     table.add_row("to the first replayed steps, both networks", f"{ready:.1f} s", "")
     table.add_row("step without masks", f"{step_ms['no masks']:.3f} ms", "")
     table.add_row("step with masks held", f"{step_ms['masks held']:.3f} ms", "")
-    table.add_row("holding costs", f"{cost:+.1%}", _most(HELD_TARGET.get(name), "{:.0%}"))
+    table.add_row("holding costs", f"{cost:+.1%}", _at_most(HELD_TARGET.get(name), "{:.0%}"))
     del free, sides
     for width in dict.fromkeys((1, lanes)):
         group = [held, *(training(True) for _ in range(width - 1))]
-        seconds, whole = _epochs(group)
-        target = _most(EPOCH_TARGET.get(name), "{:.2f} s")
-        beside = "alone" if width == 1 else f"{width} side by side, per network"
-        table.add_row(f"epoch, {beside}", f"{seconds:.3f} s", target)
-        table.add_row(f"epoch with validation, {beside}", f"{whole:.3f} s", "")
+        seconds, with_validation = _epochs(group)
+        target = _at_most(EPOCH_TARGET.get(name), "{:.2f} s")
+        label = "alone" if width == 1 else f"{width} side by side, per network"
+        table.add_row(f"epoch, {label}", f"{seconds:.3f} s", target)
+        table.add_row(f"epoch with validation, {label}", f"{with_validation:.3f} s", "")
     return table
 
 
 def _epochs(group: list[Training]) -> tuple[float, float]:
-    """Seconds for an epoch of each, taking turns, per network: of training alone, and with validation."""
+    """Train all networks for an epoch in turns; return the seconds per network, without and with validation."""
     streams = [torch.cuda.Stream() if t.device.type == "cuda" else None for t in group]
     runs = [t.steps() for t in group]
-    _advance(runs, streams)  # the first epoch is for warming up
+    _advance(runs, streams)  # the first epoch is a warm-up
     began = perf_counter()
     trained = _advance(runs, streams)
     return trained / len(group), (perf_counter() - began) / len(group)
 
 
 def _advance(runs: list[Iterator[Epoch | None]], streams: list[torch.cuda.Stream | None]) -> float:
-    """Every network to the end of its epoch, a step at a time in turns; seconds until the last had trained."""
+    """Train every network to the end of its epoch, one step at a time in turns; return the longest training time."""
     active, seconds = list(range(len(runs))), 0.0
     while active:
         for i in list(active):
@@ -152,7 +152,7 @@ def _advance(runs: list[Iterator[Epoch | None]], streams: list[torch.cuda.Stream
 
 
 def _stepper(training: Training) -> Callable[[], None]:
-    """A step on one batch that stays where it is."""
+    """Return a function that runs one training step, always on the same batch."""
     images, labels = next(training.data.train.epoch(BATCH, augment=True))
     stream = torch.cuda.Stream() if training.device.type == "cuda" else None
 
@@ -184,20 +184,20 @@ def _pruning(name: str, data: Data, count: int, repeats: int, precision: str) ->
     force()
     _wait(device)
     first = perf_counter() - began
-    times = _beside({"bare": _timed(lambda: bare(count), device), "force": _timed(force, device)}, repeats)
+    times = _in_turns({"bare": _timed(lambda: bare(count), device), "force": _timed(force, device)}, repeats)
     most, ratio = PRUNING_TARGET.get(name, (None, None))
     table = Table(title=f"{name}: FORCE, {count} rounds to {SPARSITY:.1%}, {precision}", title_justify="left")
     for column in ("what", "measured", "target"):
         table.add_column(column)
     table.add_row(f"{count} bare gradients" + (", captured" if capture else ""), f"{times['bare']:.3f} s", "")
     table.add_row("FORCE, the first time in a process", f"{first:.3f} s", "")
-    table.add_row("FORCE", f"{times['force']:.3f} s", _most(most, "{:.1f} s"))
-    table.add_row("FORCE / bare", f"{times['force'] / times['bare']:.3f}", _most(ratio, "{:.2f}"))
+    table.add_row("FORCE", f"{times['force']:.3f} s", _at_most(most, "{:.1f} s"))
+    table.add_row("FORCE / bare", f"{times['force'] / times['bare']:.3f}", _at_most(ratio, "{:.2f}"))
     return table
 
 
 def _bare(model: nn.Module, batches: object, precision: str, capture: bool) -> Callable[[int], None]:
-    """Forward and backward passes on the same stream of batches, and nothing else."""
+    """Return a function that runs only the forward and backward passes, on the same batches as pruning."""
     weights = list(prunable(model).values())
     device = weights[0].device
 
@@ -210,29 +210,29 @@ def _bare(model: nn.Module, batches: object, precision: str, capture: bool) -> C
     call = Captured(gradient) if capture else gradient
 
     def passes(count: int) -> None:
-        left = count
-        while left:
+        remaining = count
+        while remaining:
             for images, labels in batches:  # type: ignore[attr-defined]
                 call(images, labels)
-                left -= 1
-                if not left:
+                remaining -= 1
+                if not remaining:
                     break
 
     return passes
 
 
-def _safety(name: str, data: Data, count: int, seeds: range) -> Table:
-    """How far one round in a lower precision agrees with fp32, beside what another batch changes; and the saliency.
+def _precision(name: str, data: Data, count: int, seeds: range) -> Table:
+    """Compare the masks of scores in lower precisions with those in fp32: agreement after one round, and saliency.
 
-    Each seed is another network with other batches. All masks are measured in fp32, on other batches than those that
-    they were found with.
+    The agreement with the masks of another batch is the reference. Each seed has its own network and batches. The
+    saliency is measured in fp32, on other batches than those that the masks were found with.
     """
     table = Table(title=f"{name}: precision of the scores, {data.name}, {SPARSITY:.1%}", title_justify="left")
     columns = ("scores in", "one round: agrees with fp32", f"S of FORCE's masks, {count} rounds", "less than in fp32")
     for column in columns:
         table.add_column(column)
     agreed: dict[str, list[float]] = {}
-    found: dict[str, list[float]] = {}
+    saliencies: dict[str, list[float]] = {}
     for seed in seeds:
         model = network(name, data, seed)
         capture = next(model.parameters()).device.type == "cuda"
@@ -243,18 +243,18 @@ def _safety(name: str, data: Data, count: int, seeds: range) -> Table:
                 precision=precision, capture=capture, on_collapse="ignore", seed=seed,
             ).masks  # fmt: skip
             value = saliency(model, masks, data.train.scoring(BATCH, 1234), count=10)
-            found.setdefault(precision, []).append(value)
+            saliencies.setdefault(precision, []).append(value)
             agreed.setdefault(precision, []).append(float(agreement(exact, _snip(model, data, precision, seed))))
         other = agreement(exact, _snip(model, data, "fp32", seed + 1000))
         agreed.setdefault("fp32, another batch", []).append(float(other))
-    for what, shares in agreed.items():
-        values = found.get(what, [])
-        differences = [a - b for a, b in zip(found["fp32"], values, strict=False)] if what != "fp32" else []
+    for side, shares in agreed.items():
+        values = saliencies.get(side, [])
+        differences = [a - b for a, b in zip(saliencies["fp32"], values, strict=False)] if side != "fp32" else []
         table.add_row(
-            what,
+            side,
             f"{statistics.fmean(shares):.4f}",
             _spread(values, statistics.stdev),
-            _spread(differences, lambda own: statistics.stdev(own) / len(own) ** 0.5),
+            _spread(differences, lambda sample: statistics.stdev(sample) / len(sample) ** 0.5),
         )
     table.caption = f"{len(seeds)} seeds; ± is the standard deviation of S, and the standard error of the difference"
     return table
@@ -274,7 +274,7 @@ def _spread(values: list[float], spread: Callable[[list[float]], float]) -> str:
 
 @contextmanager
 def _choosing_algorithms() -> Iterator[None]:
-    """cuDNN looks for its fastest algorithms, as in the lab."""
+    """Let cuDNN search for its fastest algorithms, as the lab does."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -307,8 +307,8 @@ def _many(step: Callable[[], None], count: int, device: torch.device) -> Callabl
     return _timed(work, device)
 
 
-def _beside(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """The median seconds of each side, measured in turns."""
+def _in_turns(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """Measure the sides in turns; return the median seconds of each."""
     times: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(repeats):
         for side, measure in sides.items():
@@ -316,7 +316,7 @@ def _beside(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, fl
     return {side: statistics.median(values) for side, values in times.items()}
 
 
-def _most(value: float | None, form: str) -> str:
+def _at_most(value: float | None, form: str) -> str:
     return "" if value is None else "≤ " + form.format(value)
 
 
@@ -325,14 +325,16 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
     images: Annotated[int, typer.Option(min=256, help="Images in an epoch.")] = 45_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of FORCE.")] = 300,
-    repeats: Annotated[int, typer.Option(min=1, help="How often to measure each side; the median counts.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each side; the median is reported.")] = 3,
     lanes: Annotated[int, typer.Option(min=1, help="Networks that train side by side.")] = 4,
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "bf16",
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the networks with torch.compile.")] = False,
-    data_root: Annotated[Path | None, typer.Option(help="Folder with CIFAR-10; the default is noise.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Networks to compare precisions on.")] = 3,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder with CIFAR-10, for the table of precisions; without it, noise.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of networks to compare precisions on.")] = 3,
 ) -> None:
-    """Compare training steps with and without masks, and FORCE with the gradients that it needs."""
+    """Compare training steps with and without masks, and FORCE with the necessary gradients."""
     models = model or ["resnet50", "vgg19"]
     run(Console(), models, device, images, rounds, repeats, lanes, precision, compiled, data_root, seeds)
 

@@ -39,5 +39,5 @@ def test_the_lab_benchmark_prints_its_tables(monkeypatch):
 
 
 def test_the_peak_of_a_process_is_measured(capsys):
-    core.use("small-vgg", "force", 2, "cpu")
+    core.print_peak("small-vgg", "force", 2, "cpu")
     assert int(capsys.readouterr().out) > 10_000_000
