@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -30,13 +29,12 @@ FORKS = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  #
 AS_BYTES = Normalization([0, 0, 0], [1 / 255] * 3)  # the floats have the values of the bytes
 
 
-def images_of(count: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(256, (count, 3, 6, 6), generator=generator, dtype=torch.uint8)
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
 
 
 def split_of(count: int, normalization: Normalization = AS_BYTES) -> TensorSplit:
-    return TensorSplit(images_of(count), torch.arange(count), normalization)
+    return TensorSplit(noise(count, 3, 6, 6), torch.arange(count), normalization)
 
 
 def joined(batches: Iterator[data.Batch]) -> data.Batch:
@@ -52,16 +50,13 @@ def equal(first: data.Batch, second: data.Batch) -> bool:
 
 
 def test_augmentation_equals_a_plain_loop():
-    images, pad = images_of(20), 2
-    generator = torch.Generator().manual_seed(1)
-    down, right = torch.randint(2 * pad + 1, (2, 20), generator=generator)
-    mirrored = torch.randint(2, (20,), generator=generator)
-    crops = cropped(images, pad, down, right, mirrored)
-    for n in range(20):
-        for c in range(3):
-            plane = [[0] * 10, [0] * 10] + [[0, 0, *row, 0, 0] for row in images[n, c].tolist()] + [[0] * 10, [0] * 10]
-            crop = [row[right[n] : right[n] + 6] for row in plane[down[n] : down[n] + 6]]
-            assert crops[n, c].tolist() == ([row[::-1] for row in crop] if mirrored[n] else crop)
+    images = noise(20, 3, 6, 6)
+    draws = [noise(20, seed=seed).long() % limit for seed, limit in ((1, 5), (2, 5), (3, 2))]
+    for image, crop, down, right, mirrored in zip(images, cropped(images, 2, *draws), *draws, strict=True):
+        padded = torch.zeros(3, 10, 10, dtype=torch.uint8)
+        padded[:, 2:8, 2:8] = image
+        expected = padded[:, down : down + 6, right : right + 6]
+        assert torch.equal(crop, expected.flip(2) if mirrored else expected)
 
 
 def test_an_augmented_epoch_has_the_drawn_crop_of_each_image(monkeypatch):
@@ -77,18 +72,13 @@ def test_an_augmented_epoch_has_the_drawn_crop_of_each_image(monkeypatch):
 
 
 def test_an_epoch_depends_on_its_seed_and_number_only():
-    split = split_of(40)
-
-    def epochs() -> list[data.Batch]:
-        keys = [(seed, number) for seed in (0, 1) for number in (0, 1)]
-        return [joined(split.epoch(16, *key, shuffle=True, augment=True)) for key in keys]
-
-    first = epochs()
-    with torch.random.fork_rng():
-        torch.manual_seed(99)
-        before = torch.get_rng_state()
-        assert all(map(equal, first, epochs()))
-        assert torch.equal(torch.get_rng_state(), before)
+    keys = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    before = torch.get_rng_state()
+    first, again = (
+        [joined(split_of(40).epoch(16, *key, shuffle=True, augment=True)) for key in keys] for _ in range(2)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(map(equal, first, again))
     assert all(sorted(labels.tolist()) == list(range(40)) for _, labels in first)
     assert len({tuple(labels.tolist()) for _, labels in first}) == 4
     assert len({tuple(images[labels.argsort()].flatten().tolist()) for images, labels in first}) == 4
@@ -109,17 +99,14 @@ def test_batch_sizes():
 
 @pytest.mark.parametrize("skip", [0, 1, 7, 20, 21, 50])
 def test_skipping_batches_does_not_change_the_others(skip):
-    split = data.load("digits").train
-    options: dict[str, Any] = dict(batch=64, seed=3, number=2, shuffle=True, augment=True)
-    expected = list(split.epoch(**options))[skip:]
-    rest = list(split.epoch(**options, skip=skip))
-    assert len(rest) == len(expected) == max(0, 21 - skip)
-    assert all(map(equal, rest, expected))
+    batches, rest = (list(split_of(83).epoch(4, 3, 2, shuffle=True, augment=True, skip=s)) for s in (0, skip))
+    assert len(rest) == max(0, 21 - skip)
+    assert all(map(equal, rest, batches[skip:]))
 
 
 def test_normalization_and_memory_format():
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
-    pixels = images_of(5)
+    pixels = noise(5, 3, 6, 6)
     plain = Normalization(mean, std)(pixels)
     expected = (pixels / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(plain, expected)
@@ -157,13 +144,10 @@ def test_the_held_out_images_never_change():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gets_the_same_batches():
-    options: dict[str, Any] = dict(batch=16, seed=1, number=2, shuffle=True, augment=True)
     splits = [split_of(40, Normalization([0.5] * 3, [0.2] * 3, device=device)) for device in ("cpu", "cuda")]
-    expected, (images, labels) = (joined(split.epoch(**options)) for split in splits)
-    assert images.is_cuda
-    assert labels.is_cuda
-    torch.testing.assert_close(images.cpu(), expected[0])
-    assert torch.equal(labels.cpu(), expected[1])
+    expected, batches = (joined(split.epoch(16, 1, 2, shuffle=True, augment=True)) for split in splits)
+    assert all(tensor.is_cuda for tensor in batches)
+    torch.testing.assert_close([tensor.cpu() for tensor in batches], list(expected))
 
 
 # The table
@@ -195,9 +179,7 @@ def test_digits():
 
 def test_a_data_set_needs_one_row(monkeypatch, tmp_path):
     def load(request):
-        generator = torch.Generator().manual_seed(0)
-        images = torch.randint(256, (256, 1, 8, 8), generator=generator, dtype=torch.uint8)
-        split = TensorSplit(images, torch.arange(256) % 3, Normalization([0.5], [0.3], device=request.device))
+        split = TensorSplit(noise(256, 1, 8, 8), torch.arange(256) % 3, Normalization([0.5], [0.3]))
         return data.Data("noise", 3, 8, 1, train=split, validation=None, test=split)
 
     monkeypatch.setitem(data.DATA, "noise", data.DataSet(load, classes=3, size=8, channels=1, label="Noise"))
@@ -223,18 +205,14 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(tiny_imagenet, constant, value)
     folder = tmp_path / "tiny-imagenet-200"
     names = ["n03", "n01", "n02"]  # the official list is not sorted either
-    (folder / "val" / "images").mkdir(parents=True)
+    test = {f"val_{n}.JPEG": name for n, name in enumerate(["n02", "n01", "n03", "n03", "n02", "n01"])}
+    files = {f"train/{name}/images/{name}_{n}.JPEG": name for name in names for n in range(4)}
+    for file, name in (files | {f"val/images/{file}": name for file, name in test.items()}).items():
+        image = Image.new("RGB", (64, 64), colour(name))
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (Image.new("L", (64, 64), 200) if "n02_3" in file else image).save(folder / file, quality=95)
     (folder / "wnids.txt").write_text("\n".join(names) + "\n")
-    for name in names:
-        (folder / "train" / name / "images").mkdir(parents=True)
-        for number in range(4):
-            grey = (name, number) == ("n02", 3)
-            image = Image.new("L", (64, 64), 200) if grey else Image.new("RGB", (64, 64), colour(name))
-            image.save(folder / "train" / name / "images" / f"{name}_{number}.JPEG", quality=95)
-    lines = []
-    for number, name in enumerate(["n02", "n01", "n03", "n03", "n02", "n01"]):
-        Image.new("RGB", (64, 64), colour(name)).save(folder / "val" / "images" / f"val_{number}.JPEG", quality=95)
-        lines.append(f"val_{number}.JPEG\t{name}\t0\t0\t63\t63\n")
+    lines = [f"{file}\t{name}\t0\t0\t63\t63\n" for file, name in test.items()]
     (folder / "val" / "val_annotations.txt").write_text("".join(lines))
     return folder
 
@@ -299,14 +277,12 @@ def imagenet(tmp_path: Path) -> Path:
         ("CMYK", (25, 25), "JPEG"),
         ("RGBA", (31, 20), "PNG"),
     ]
-    generator = torch.Generator().manual_seed(0)
-    for split in ("train", "val"):
-        for name in ("n02", "n01"):
-            (tmp_path / split / name).mkdir(parents=True)
-            for index, (mode, (width, height), kind) in enumerate(formats):
-                noise = torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8)
-                image = Image.frombytes("RGB", (width, height), noise.numpy().tobytes())
-                image.convert(mode).save(tmp_path / split / name / f"{index}.{kind}", kind)
+    for seed, folder in enumerate(["train/n02", "train/n01", "val/n02", "val/n01"]):
+        (tmp_path / folder).mkdir(parents=True)
+        for index, (mode, (width, height), kind) in enumerate(formats):
+            pixels = noise(height, width, 3, seed=10 * seed + index).numpy().tobytes()
+            image = Image.frombytes("RGB", (width, height), pixels)
+            image.convert(mode).save(tmp_path / folder / f"{index}.{kind}", kind)
     (tmp_path / "train" / "n01" / ".hidden.JPEG").write_text("no image")
     (tmp_path / "train" / "n01" / "notes.txt").write_text("no image")
     return tmp_path
