@@ -10,6 +10,7 @@ from torch import nn
 
 from ..data import Data
 from ..data import load as load_data
+from ..files.weights import dense_bytes
 from ..models import build, initialize
 from ..running import digest
 from ..running.rng import forked
@@ -31,7 +32,7 @@ class Network:
         self.data = cached_data(experiment.data, options.data_root, options.device, options.download)
         self.model = self.initial()
         self._check()
-        self.bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        self.bytes = dense_bytes(self.model)  # raises for a network whose weights cannot be saved
 
     def initial(self) -> nn.Module:
         """Build the network again, at the same initial weights."""

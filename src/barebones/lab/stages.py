@@ -19,13 +19,14 @@ from ..data import Data
 from ..deploy.shrink import Shrunk
 from ..files import container as files
 from ..files import masks as maskfile
+from ..files.weights import load_weights, save_weights
 from ..holding import audit
 from ..masks import Masks, everything
 from ..pruning.probe import Probe
 from ..pruning.prune import prune
 from ..pruning.round import Round
 from ..running import digest
-from ..scope import parameters, prunable
+from ..scope import prunable
 from ..version import __version__
 from .experiment import DENSE, FILE, Experiment
 from .folder import (
@@ -47,7 +48,6 @@ from .shrunk import account_of, images_per_second, laid_out, to_train
 from .training import Epoch, Training, TrainingPlan
 
 FLUSH = 1.0  # seconds between reading the numbers of pruning rounds from a GPU, which delays it each time
-WEIGHTS_KIND, WEIGHTS_VERSION = "barebones-weights", 1
 
 Steps = Generator[None, None, dict[str, Any]]  # yields after each training step and returns the result
 
@@ -79,9 +79,9 @@ class Stages:
         if not pretrained.exists():
             plan = replace(self.experiment.plan(self.experiment.pretrain), milestones=())
             yield from self._training("pretrain", plan, None, checkpoint)
-            write_weights(self.model, pretrained)
+            save_weights(self.model, {}, pretrained)
         checkpoint.unlink(missing_ok=True)
-        read_weights(self.model, pretrained)
+        load_weights(pretrained, self.model)
 
     def prune(self) -> tuple[Masks, dict[str, Any]]:
         """Prune, and return the masks and what their file says about them."""
@@ -178,7 +178,7 @@ class Stages:
         last = training.last
         test = last.test if last is not None else training.evaluate(self.data.test)
         assert test is not None
-        write_weights(self.model, self.folder / WEIGHTS)
+        save_weights(self.model, {} if experiment.method == DENSE else masks, self.folder / WEIGHTS)
         lines = read(self.metrics.path)
         result = {
             "experiment": experiment.to_dict(),
@@ -327,19 +327,3 @@ def _copy_mask(source: Path | None, target: Path, experiment: Experiment, model:
     maskfile.load_masks(source, model)  # raises, before anything is copied, if they do not match the model
     with files.atomically(target) as file:
         file.write(content)
-
-
-def write_weights(model: nn.Module, path: Path) -> None:
-    """The network's state, tied weights once, under its own names."""
-    tensors = {**parameters(model), **dict(model.named_buffers())}
-    files.write(path, tensors, WEIGHTS_KIND, WEIGHTS_VERSION, {})
-
-
-def read_weights(model: nn.Module, path: Path) -> None:
-    """Put the state that `write_weights` wrote into a network of the same kind."""
-    tensors, _ = files.read(path, WEIGHTS_KIND, WEIGHTS_VERSION)
-    with torch.no_grad():
-        for name, tensor in {**parameters(model), **dict(model.named_buffers())}.items():
-            if name not in tensors or tensors[name].shape != tensor.shape:
-                raise ValueError(f"{path} holds the weights of another network: {name} differs")
-            tensor.copy_(tensors[name])

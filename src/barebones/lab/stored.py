@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from ..data import DATA
 from ..files.masks import content, load_masks
+from ..files.weights import load_weights
 from ..masks import Masks
 from .experiment import FILE, Experiment
 from .folder import EXPERIMENT, MASK, WEIGHTS, finished, progress, recorded
 from .network import initial_network
-from .stages import read_weights
 
 FINDING = ("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision")  # how masks are found
 SETTLED = (*FINDING, "loss", "pretrain", "rewind", "sparsity")  # settings that cannot change once there are masks
@@ -65,7 +65,7 @@ def trained(folder: Path) -> tuple[Experiment, nn.Module, Masks]:
             "for the network before training"
         )
     model = initial(experiment)
-    read_weights(model, folder / WEIGHTS)
+    load_weights(folder / WEIGHTS, model)
     return experiment, model, load_masks(folder / MASK, model)[0]
 
 
