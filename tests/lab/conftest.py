@@ -1,24 +1,28 @@
-"""Fixtures of the lab's tests: tiny networks and experiments, runs that are interrupted, workers that start at once."""
+"""Fixtures of the lab's tests: a tiny network, a short experiment, undisturbed runs, fast workers."""
 
+from collections.abc import Callable, Iterator
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 from lab_runs import NETWORK
 
 from barebones.lab import worker
 from barebones.lab.experiment import Experiment
-from barebones.lab.run import RunOptions
+from barebones.lab.run import RunOptions, result_of, run
 
 
-@pytest.fixture
-def networks(tmp_path, monkeypatch) -> str:
-    """The name of a tiny network in a module of the user's."""
-    (tmp_path / "nets_for_runs.py").write_text(NETWORK)
-    monkeypatch.syspath_prepend(tmp_path)
-    return "nets_for_runs:tiny"
+@pytest.fixture(scope="session")
+def networks(tmp_path_factory) -> Iterator[str]:
+    """The name of a tiny network in a user's module."""
+    folder = tmp_path_factory.mktemp("networks")
+    (folder / "nets_for_runs.py").write_text(NETWORK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield "nets_for_runs:tiny"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def short(networks) -> Experiment:
     return Experiment(networks, "digits", "force", 0.7, seed=1, rounds=4, epochs=2, batch=128).resolved()
 
@@ -26,6 +30,18 @@ def short(networks) -> Experiment:
 @pytest.fixture
 def options(tmp_path) -> RunOptions:
     return RunOptions(tmp_path / "runs", save_every=0)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> Callable[[Experiment], Path]:
+    """A function that returns the folder of an experiment's finished run; each experiment runs once in all tests."""
+    options = RunOptions(tmp_path_factory.mktemp("undisturbed"), save_every=0)
+
+    def folder(experiment: Experiment) -> Path:
+        result_of(run(experiment, options))
+        return options.folder(experiment)
+
+    return folder
 
 
 @pytest.fixture

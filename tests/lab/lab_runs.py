@@ -13,6 +13,7 @@ from barebones.lab.experiment import Experiment
 from barebones.lab.metrics import read
 from barebones.lab.run import RunOptions, Stopped, result_of, run
 
+ALWAYS = {"experiment.json", "metrics.jsonl", "mask.safetensors", "weights.safetensors", "result.json", "lock"}
 CLOCK = ("seconds", "elapsed", "images_per_second")
 NETWORK = """
 from torch import nn
@@ -51,3 +52,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     a, b = (json.loads((folder / "result.json").read_text()) for folder in (one, other))
     assert {**a, "seconds": 0} == {**b, "seconds": 0}
     assert {p.name for p in one.iterdir()} == {p.name for p in other.iterdir()}
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int, int]]:
+    return {p.name: (s.st_ino, s.st_mtime_ns, s.st_size) for p in folder.iterdir() for s in [p.stat()]}

@@ -9,22 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lab_runs import interrupted, timeless
 
 from barebones.lab.experiment import Experiment
 from barebones.lab.metrics import Metrics, read
-from barebones.lab.run import RunOptions, Stopped, result_of, run
+from barebones.lab.run import RunOptions, result_of, run
 
 EPOCH = {"loss", "accuracy", "lr", "images_per_second", "seconds", "validation", "test", "epoch", "epochs", "stage"}
 ROUND = {"keep", "pruned", "recovered", "saliency", "loss", "seconds", "layers", "round", "rounds", "stage"}
-CLOCK = ("seconds", "elapsed", "images_per_second")
-
-NETWORK = """
-from torch import nn
-
-def tiny():
-    return nn.Sequential(nn.Conv2d(1, 4, 3, 2, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
-                         nn.Linear(36, 10))
-"""
 
 
 def line(stage: str, number: int, **numbers) -> dict:
@@ -146,28 +138,15 @@ def test_numbers_that_json_does_not_know_are_null(tmp_path):
     assert math.isnan(seen[0]["saliency"])
 
 
-def timeless(lines: list) -> list:
-    return [{name: value for name, value in one.items() if name not in CLOCK} for one in lines]
-
-
 @pytest.fixture
-def experiment(tmp_path, monkeypatch) -> Experiment:
-    (tmp_path / "nets_for_metrics.py").write_text(NETWORK)
-    monkeypatch.syspath_prepend(tmp_path)
-    return Experiment("nets_for_metrics:tiny", "digits", "force", 0.8, rounds=4, epochs=4, batch=128).resolved()
-
-
-def interrupted(experiment: Experiment, place: RunOptions, after: int) -> None:
-    """Run until it has asked `after` times whether to stop, and been told so."""
-    asked = iter(range(10_000))
-    with pytest.raises(Stopped):
-        result_of(run(experiment, place, stopping=lambda: next(asked) >= after))
+def experiment(networks) -> Experiment:
+    return Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=4, batch=128).resolved()
 
 
 def test_a_run_has_a_line_for_every_round_and_epoch(experiment, tmp_path):
-    place, seen = RunOptions(tmp_path / "runs"), []
-    result = result_of(run(experiment, place, seen.append))
-    lines = read(place.folder(experiment) / "metrics.jsonl")
+    options, seen = RunOptions(tmp_path / "runs"), []
+    result = result_of(run(experiment, options, seen.append))
+    lines = read(options.folder(experiment) / "metrics.jsonl")
     assert timeless(lines) == timeless(seen)
     assert [(one["stage"], one.get("round", one.get("epoch"))) for one in lines] == [
         *(("prune", n) for n in range(4)),
@@ -217,16 +196,16 @@ def scalars(lines: list) -> dict[str, list[tuple[int, float]]]:
     [*(("force", stops) for stops in ((), (0,), (2, 9), (15,), (16, 3, 0))), ("magnitude", ()), ("magnitude", (15,))],
     ids=str,
 )
-def test_tensorboard_shows_what_the_lines_say(method, stops, experiment, tmp_path):
+def test_tensorboard_shows_what_the_lines_say(method, stops, experiment, tmp_path, undisturbed):
     pytest.importorskip("tensorboard")
     if method == "magnitude":
         experiment = replace(experiment, method=method, rounds=1, revive_until=0.0)
-    place = RunOptions(tmp_path / "runs", tensorboard=True, save_every=0)
-    folder = place.folder(experiment)
+    options = RunOptions(tmp_path / "runs", tensorboard=True, save_every=0)
+    folder = options.folder(experiment)
     for stop in stops:
-        interrupted(experiment, place, stop)
+        interrupted(experiment, options, stop)
         assert events(folder / "tensorboard") == scalars(read(folder / "metrics.jsonl"))
-    result_of(run(experiment, place))
+    result_of(run(experiment, options))
     lines = read(folder / "metrics.jsonl")
     shown = events(folder / "tensorboard")
     assert shown == scalars(lines)
@@ -234,9 +213,7 @@ def test_tensorboard_shows_what_the_lines_say(method, stops, experiment, tmp_pat
     assert {"train/loss", "train/accuracy", "train/lr", "train/images_per_second"} <= shown.keys()
     assert {"train/validation/top1", "train/test/top1"} <= shown.keys()
     assert ("prune/saliency" in shown) == (method == "force")
-    plain = RunOptions(tmp_path / "plain")
-    result_of(run(experiment, plain))
-    assert timeless(lines) == timeless(read(plain.folder(experiment) / "metrics.jsonl"))
+    assert timeless(lines) == timeless(read(undisturbed(experiment) / "metrics.jsonl"))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -5,17 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lab_runs import interrupted
 from torch import nn
 
 import barebones as bb
 from barebones.deploy.shrink import network
 from barebones.files import masks as maskfile
+from barebones.files.weights import load_weights
 from barebones.lab import show
 from barebones.lab import shrunk as small_networks
 from barebones.lab.experiment import Experiment
 from barebones.lab.network import Network
-from barebones.lab.run import RunOptions, Stopped, result_of, run
-from barebones.lab.stages import read_weights
+from barebones.lab.run import RunOptions, result_of, run
 from barebones.lab.training import evaluate
 
 pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
@@ -34,16 +35,16 @@ def experiment() -> Experiment:
 
 
 def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp_path):
-    place = RunOptions(tmp_path)
-    small = result_of(run(experiment, place))
-    masked = result_of(run(replace(experiment, shrink=False), place))
+    options = RunOptions(tmp_path)
+    small = result_of(run(experiment, options))
+    masked = result_of(run(replace(experiment, shrink=False), options))
     assert small["kept"] == masked["kept"]
     assert small["test"]["top1"] == pytest.approx(masked["test"]["top1"], abs=0.15)  # three epochs, on any processor
     assert small["test"]["top1"] > 0.5
 
-    folder = place.folder(experiment)
-    network = Network(experiment, place, torch.device("cpu"))
-    read_weights(network.model, folder / "weights.safetensors")
+    folder = options.folder(experiment)
+    network = Network(experiment, options, torch.device("cpu"))
+    load_weights(folder / "weights.safetensors", network.model)
     masks, _ = bb.load_masks(folder / "mask.safetensors", network.model)
     bb.audit(network.model, masks)
     again = evaluate(network.model, network.data.test, 256, "fp32", 10)
@@ -64,12 +65,12 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
 
 
 def test_a_shrunk_run_that_was_stopped_ends_the_same(experiment, tmp_path):
-    whole = result_of(run(experiment, RunOptions(tmp_path / "whole", save_every=0)))
-    for after in (9, 12, 40):
-        place, asked = RunOptions(tmp_path / str(after), save_every=0), iter(range(100_000))
-        with pytest.raises(Stopped):
-            result_of(run(experiment, place, stopping=lambda asked=asked, after=after: next(asked) >= after))
-        assert result_of(run(experiment, place))["weights"] == whole["weights"]
+    shorter = replace(experiment, rounds=3, epochs=2, batch=256)
+    undisturbed = result_of(run(shorter, RunOptions(tmp_path / "undisturbed")))
+    options = RunOptions(tmp_path / "stopped", save_every=0)
+    for after in (2, 3, 4):  # before the first training step, after it, and in the second epoch
+        interrupted(shorter, options, after)
+    assert result_of(run(shorter, options))["weights"] == undisturbed["weights"]
 
 
 def test_a_run_without_epochs_has_no_speeds(experiment, tmp_path):
@@ -80,12 +81,12 @@ def test_a_run_without_epochs_has_no_speeds(experiment, tmp_path):
 
 def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
     path = tmp_path / "empty.safetensors"
-    place = RunOptions(tmp_path, mask=path)
-    weights = bb.prunable(Network(experiment, place, torch.device("cpu")).model)
+    options = RunOptions(tmp_path, mask=path)
+    weights = bb.prunable(Network(experiment, options, torch.device("cpu")).model)
     bb.save_masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in weights.items()}, path)
     content = maskfile.content(bb.load_masks(path)[0])
     empty = Experiment("small-resnet", "digits", "file", mask=content, epochs=1, shrink=True).resolved()
-    result = result_of(run(empty, place))
+    result = result_of(run(empty, options))
     assert result["kept"] == 0
     assert result["test"]["top1"] < 0.2
     assert result["shrunk"]["parameters"][1] == 10  # the biases of the classes

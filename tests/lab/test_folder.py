@@ -1,0 +1,221 @@
+"""A run's folder: its lock, full disks, damaged files, and how far the run has come."""
+
+import errno
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+from lab_runs import assert_same_run, interrupted
+
+from barebones.files import container as files
+from barebones.lab import stages
+from barebones.lab.folder import progress
+from barebones.lab.metrics import read
+from barebones.lab.run import RunOptions, result_of, run
+
+
+def test_two_runs_of_one_process_share_no_folder(short, options):
+    steps = run(short, options)
+    next(steps)
+    with pytest.raises(ValueError, match=r"another process is running in .*; wait for it, or stop it first"):
+        next(run(short, options))
+    result_of(steps)
+    assert (options.folder(short) / "result.json").exists()
+
+
+def test_a_full_disk_is_an_error_before_any_work(short, options, monkeypatch):
+    usage = shutil.disk_usage(".")._replace(free=1_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(stages, "prune", lambda *args, **options: pytest.fail("work was begun"))
+    with pytest.raises(ValueError, match=r"needs about \d+ MB, but its disk has 1 MB left; delete something first"):
+        result_of(run(short, options))
+    assert not (options.folder(short) / "mask.safetensors").exists()
+    assert not (options.folder(short) / "metrics.jsonl").exists()
+
+
+def test_a_disk_that_does_not_say_how_full_it_is_may_have_room(short, options, monkeypatch):
+    def unknown(path):
+        raise OSError(errno.ENOSYS, "not here")
+
+    monkeypatch.setattr(shutil, "disk_usage", unknown)
+    result_of(run(short, options))
+
+
+class Full(OSError):
+    """As a full disk raises it."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Disk:
+    """Stands for `os.fsync`: the disk is full after a number of files."""
+
+    def __init__(self, room: float) -> None:
+        self.room, self.files, self.real = room, 0, os.fsync
+
+    def __call__(self, descriptor: int) -> None:
+        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            self.files += 1
+            if self.files > self.room:
+                raise Full
+        self.real(descriptor)
+
+
+@pytest.fixture(scope="module")
+def number_of_files(short, tmp_path_factory) -> int:
+    """How often a run of `short` writes a file."""
+    disk = Disk(float("inf"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", disk)
+        result_of(run(short, RunOptions(tmp_path_factory.mktemp("counted"), save_every=0)))
+    return disk.files
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3, 4, 5, 6, 7, 17, -4, -3, -2, -1])
+def test_a_disk_that_fills_up_spoils_nothing_and_the_run_resumes(
+    room, number_of_files, short, options, undisturbed, monkeypatch
+):
+    folder, expected = options.folder(short), undisturbed(short)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Disk(room if room >= 0 else number_of_files + room))
+        with pytest.raises(OSError, match="No space left on device"):
+            result_of(run(short, options))
+    assert not (folder / "result.json").exists()
+    assert not list(folder.glob(".*.tmp"))
+    for path in folder.glob("*.safetensors"):
+        kind = {"mask": "masks", "round": "round", "checkpoint": "checkpoint", "weights": "sparse"}[path.stem]
+        files.read(path, f"barebones-{kind}", 1)
+    result_of(run(short, options))
+    assert_same_run(folder, expected)
+
+
+@pytest.mark.parametrize("whole_lines", [0, 2, 4, 5])
+def test_a_disk_that_fills_up_within_a_line_of_metrics_spoils_nothing(
+    whole_lines, short, options, undisturbed, monkeypatch
+):
+    left, expected = whole_lines, undisturbed(short)
+
+    class Half:
+        def __init__(self, path, mode, encoding):
+            self.file = open(path, mode, encoding=encoding)  # noqa: SIM115
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            self.file.close()
+
+        def write(self, text):
+            nonlocal left
+            left -= 1
+            self.file.write(text if left >= 0 else text[: len(text) // 2])
+            if left < 0:
+                raise Full
+
+    monkeypatch.setattr("barebones.lab.metrics.open", Half, raising=False)
+    with pytest.raises(OSError, match="No space left on device"):
+        result_of(run(short, options))
+    monkeypatch.delattr("barebones.lab.metrics.open")
+    path = options.folder(short) / "metrics.jsonl"
+    assert not path.read_text().endswith("\n")
+    assert len(read(path)) == whole_lines
+    result_of(run(short, options))
+    assert_same_run(options.folder(short), expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder_is_an_error_before_any_work(short, options):
+    options.runs.mkdir()
+    options.runs.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError, match="cannot make the run's folder"):
+            result_of(run(short, options))
+    finally:
+        options.runs.chmod(0o700)
+
+
+def test_a_folder_without_write_permission_is_an_error(short, options, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match="cannot write into the run's folder"):
+        result_of(run(short, options))
+
+
+@pytest.mark.parametrize("where", ["runs", "folder"])
+def test_a_file_in_the_way_gets_one_clear_sentence(where, short, options):
+    path = options.runs if where == "runs" else options.folder(short)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("a note")
+    with pytest.raises(OSError, match="cannot make the run's folder") as caught:
+        result_of(run(short, options))
+    assert str(path) in str(caught.value)
+    assert path.read_text() == "a note"
+
+
+def test_what_a_killed_process_was_writing_is_cleared(short, options):
+    folder = options.folder(short)
+    folder.mkdir(parents=True)
+    (folder / ".0123456789abcdef.tmp").write_bytes(b"half")
+    (folder / "notes.tmp").write_text("mine")
+    next(run(short, options))
+    assert not (folder / ".0123456789abcdef.tmp").exists()
+    assert (folder / "notes.tmp").read_text() == "mine"
+
+
+def test_the_folder_of_another_experiment_is_refused(short, options):
+    folder = options.folder(short)
+    folder.mkdir(parents=True)
+    (folder / "experiment.json").write_text(json.dumps(replace(short, seed=9).to_dict()))
+    with pytest.raises(ValueError, match=r"experiment\.json is another experiment; move that folder away"):
+        result_of(run(short, options))
+    assert {p.name for p in folder.iterdir()} == {"experiment.json", "lock"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_a_damaged_record_is_named(text, short, options):
+    folder = options.folder(short)
+    folder.mkdir(parents=True)
+    (folder / "experiment.json").write_text(text)
+    with pytest.raises(ValueError, match=r"experiment\.json"):
+        result_of(run(short, options))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "cannot be read"),
+        ('{"test": 1', "cannot be read"),
+        ("[]", "is not the result of this experiment"),
+        ('{"experiment": {}}', "is not the result of this experiment"),
+    ],
+)
+def test_a_damaged_result_is_refused(text, match, short, options):
+    folder = options.folder(short)
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"result\.json {match}.*delete it to run this again"):
+        result_of(run(short, options))
+
+
+@pytest.mark.parametrize("name", ["round", "checkpoint"])
+def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(name, short, options):
+    interrupted(short, options, 1 if name == "round" else 8)
+    path = options.folder(short) / f"{name}.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match=f"{name}.safetensors is truncated or damaged"):
+        result_of(run(short, options))
+
+
+def test_progress_is_told_in_words(short, options):
+    folder = options.folder(short)
+    assert progress(folder) == "not begun"
+    interrupted(short, options, 2)
+    assert progress(folder) == "prune: 3 of 4 rounds"
+    interrupted(short, options, 1)
+    assert progress(folder) == "pruned"
+    interrupted(short, options, 12)
+    assert progress(folder) == "pruned; trained 1 of 2 epochs"
+    result_of(run(short, options))
+    assert progress(folder) == "finished"

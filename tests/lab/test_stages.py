@@ -1,0 +1,149 @@
+"""Stages: a run that was stopped or whose disk was full at any moment resumes and ends the same."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lab_runs import ALWAYS, assert_same_run, interrupted, tensors
+
+import barebones as bb
+from barebones.files import container as files
+from barebones.files.masks import load_masks
+from barebones.files.weights import load_weights
+from barebones.lab import stages
+from barebones.lab.experiment import Experiment
+from barebones.lab.metrics import read
+from barebones.lab.network import Network
+from barebones.lab.run import result_of, run
+from barebones.lab.training import Training
+
+
+@pytest.mark.parametrize("stops", [(0,), (2,), (3, 0), (4,), (9, 4, 1), (15,), (16,), (26,), (1,) * 10], ids=str)
+def test_a_run_that_was_stopped_ends_the_same(stops, short, options, undisturbed):
+    for stop in stops:
+        interrupted(short, options, stop)
+        assert not (options.folder(short) / "result.json").exists()
+    result_of(run(short, options))
+    assert_same_run(options.folder(short), undisturbed(short))
+
+
+def test_what_is_asked_to_stop_is_saved_however_seldom_it_saves(short, options):
+    options = replace(options, save_every=1e9)
+    interrupted(short, options, 2)
+    assert bb.Round.load(options.folder(short) / "round.safetensors").index == 2
+    interrupted(short, options, 6)
+    saved = files.read(options.folder(short) / "checkpoint.safetensors", "barebones-checkpoint", 1)[1]
+    assert (saved["state"]["epoch"], saved["state"]["step"]) == (0, 6)  # rounds 3; then steps 0 to 5
+
+
+def test_between_saves_nothing_is_saved(short, options):
+    steps = run(short, replace(options, save_every=1e9))
+    for _ in range(5):
+        next(steps)
+    names = {p.name for p in options.folder(short).iterdir()}
+    assert names == {"experiment.json", "metrics.jsonl", "mask.safetensors", "lock"}
+    steps.close()
+
+
+def test_lines_beyond_the_checkpoint_are_written_again(short, options, undisturbed):
+    path = options.folder(short) / "metrics.jsonl"
+    steps = run(short, replace(options, save_every=1e9))
+    while not any(line["stage"] == "train" for line in read(path)):
+        next(steps)
+    steps.close()  # as if killed, with the line of an epoch written and nothing of its training saved
+    assert not (options.folder(short) / "checkpoint.safetensors").exists()
+    result_of(run(short, options))
+    assert_same_run(options.folder(short), undisturbed(short))
+
+
+def test_every_file_is_put_in_place_whole_and_training_is_saved_at_its_end(short, options, monkeypatch):
+    placed, real = [], os.replace
+
+    def put(source, target):
+        placed.append(Path(target).name)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", put)
+    result_of(run(short, replace(options, save_every=1e9)))
+    assert {*placed} == ALWAYS - {"lock"} | {"checkpoint.safetensors"}
+    assert placed[-3:] == ["checkpoint.safetensors", "weights.safetensors", "result.json"]  # the result comes last
+
+
+@pytest.mark.parametrize("rewind", [False, True])
+def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_ones(rewind, networks, options):
+    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=0, batch=128, pretrain=1, rewind=rewind)
+    experiment = experiment.resolved()
+    result_of(run(experiment, options))
+    folder = options.folder(experiment)
+    masks, _ = load_masks(folder / "mask.safetensors")
+    initial = dict(Network(experiment, options, torch.device("cpu")).model.state_dict())
+    pretrained, start = tensors(folder / "pretrained.safetensors"), tensors(folder / "weights.safetensors")
+    assert any(not torch.equal(initial[name], pretrained[name]) for name in masks)
+    every = torch.cat([pretrained[name].abs().flatten() for name in masks])
+    kept = torch.cat([masks[name].flatten() for name in masks])
+    assert every[kept].min() >= every[~kept].max()  # the largest of the pretrained weights are kept
+    expected = initial if rewind else pretrained
+    for name, value in start.items():
+        mask = masks.get(name, torch.ones_like(value, dtype=torch.bool))
+        assert torch.equal(value, torch.where(mask, expected[name], torch.zeros_like(value)))
+    lines = read(folder / "metrics.jsonl")
+    assert [(line["stage"], line["lr"]) for line in lines if line["stage"] != "prune"] == [("pretrain", 0.1)]
+
+
+def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(networks, options):
+    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=4, batch=256, pretrain=1).resolved()
+    result_of(run(experiment, options))
+    folder = options.folder(experiment)
+    lines = [line for line in read(folder / "metrics.jsonl") if line["stage"] == "train"]
+    assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    network = Network(experiment, options, torch.device("cpu"))
+    load_weights(folder / "pretrained.safetensors", network.model)
+    masks, _ = load_masks(folder / "mask.safetensors")
+    for _ in Training(network.model, network.data, experiment.plan(), masks).steps():
+        pass
+    found = tensors(folder / "weights.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in network.model.state_dict().items())
+
+
+@pytest.mark.parametrize("rewind", [False, True])
+@pytest.mark.parametrize("stops", [(0, 2), (10, 0), (11,), (12,), (13, 1), (15,)], ids=str)
+def test_early_pruning_that_was_stopped_ends_the_same(stops, rewind, networks, options, undisturbed):
+    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=1, batch=128, pretrain=1, rewind=rewind)
+    experiment = experiment.resolved()
+    for stop in stops:
+        interrupted(experiment, options, stop)
+    result_of(run(experiment, options))
+    assert_same_run(options.folder(experiment), undisturbed(experiment))
+
+
+def test_what_finished_stages_left_when_they_were_killed_is_cleared(networks, options, tmp_path):
+    experiment = Experiment(networks, "digits", "force", 0.6, rounds=3, epochs=1, batch=256, pretrain=1).resolved()
+    folder = options.folder(experiment)
+    interrupted(experiment, options, 3)
+    shutil.copy(folder / "pretraining.safetensors", tmp_path)
+    interrupted(experiment, options, 5)  # 3 steps and an epoch, then two rounds
+    shutil.copy(folder / "round.safetensors", tmp_path)
+    interrupted(experiment, options, 4)
+    for name in ("pretraining.safetensors", "round.safetensors"):  # as if killed just before these were deleted
+        shutil.copy(tmp_path / name, folder)
+    result_of(run(experiment, options))
+    assert {p.name for p in folder.iterdir()} == ALWAYS | {"pretrained.safetensors"}
+
+
+def test_a_round_is_not_saved_before_its_lines_are_written(short, options, monkeypatch):
+    """As on an accelerator, where lines wait: a checkpoint past a line would lose it for ever."""
+    saved = []
+
+    def save(self, path):
+        lines = read(options.folder(short) / "metrics.jsonl")
+        saved.append((self.index, [line["round"] for line in lines]))
+
+    monkeypatch.setattr(stages, "FLUSH", 1e9)
+    monkeypatch.setattr(bb.Round, "save", save)
+    monkeypatch.setattr(stages, "_reads_every_round", lambda device: False)
+    result_of(run(short, replace(options, save_every=0)))
+    assert saved
+    assert all(lines == list(range(index + 1)) for index, lines in saved)
