@@ -113,21 +113,21 @@ def run(console: Console, model: str, rounds: int, repeats: int, batch: int, sco
 
 
 def _speed(model: nn.Module, rounds: int, repeats: int, batch: int, device: str) -> Table:
-    many, one = images(rounds, batch, device), images(1, batch, device)
+    batches, single = images(rounds, batch, device), images(1, batch, device)
     table = Table("time", "bare, s", "pruning, s", "ratio", "target", title="pruning against the bare passes it needs")
-    bare_gradients(model, one)
+    bare_gradients(model, single)
     for name, unit in {"force": "rounds", "iter-snip": "rounds", "snip-mb": "batches"}.items():
         pairs = []
         for _ in range(repeats):
-            batches = TimedBatches(model, many, device)
-            total = _seconds(partial(run_pruning, name, model, batches, rounds), device)
-            pairs.append((batches.seconds, total - batches.seconds))
+            timed = TimedBatches(model, batches, device)
+            total = _seconds(partial(run_pruning, name, model, timed, rounds), device)
+            pairs.append((timed.seconds, total - timed.seconds))
         table.add_row(f"{name}, {rounds} {unit}", *_compared(pairs), "≤ 1.05" if device == "cpu" else "")
-    bare_double_backward(model, one)
+    bare_double_backward(model, single)
     pairs = [
         (
-            _seconds(partial(bare_double_backward, model, one), device),
-            _seconds(partial(run_pruning, "grasp", model, one, 1), device),
+            _seconds(partial(bare_double_backward, model, single), device),
+            _seconds(partial(run_pruning, "grasp", model, single, 1), device),
         )
         for _ in range(repeats)
     ]

@@ -303,7 +303,7 @@ def test_a_factory_of_the_user(factory, inputs, outputs):
         ("mobilenet", "did you mean 'mobilenet-v2'"),
         ("transformer", "'transformer'; choose one of resnet18, .*vgg19-imagenet, or package.module:factory"),
         ("mynest.nets:plain", r"mynest.nets:plain cannot be imported \(ModuleNotFoundError.*to PYTHONPATH"),
-        ("mynets.needy:plain", "No module named 'no_such_package_anywhere'"),
+        ("mynets.needy:plain", r"No module named 'no_such_package_anywhere'\)$"),
         ("mynets.broken:half", r"cannot be imported \(SyntaxError"),
         (":plain", "cannot be imported"),
         ("mynets.nets:plane", r"mynets.nets has no 'plane'; did you mean 'plain'"),

@@ -93,7 +93,8 @@ def _imported(name: str, classes: int) -> nn.Module:
     try:
         module = importlib.import_module(path)
     except Exception as error:  # the user's module may raise anything
-        hint = "; add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+        not_found = isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")
+        hint = "; add its folder to PYTHONPATH" if not_found else ""
         raise ValueError(f"the model {name} cannot be imported ({type(error).__name__}: {error}){hint}") from error
     try:
         factory = attrgetter(attribute)(module)
