@@ -1,4 +1,4 @@
-"""The theory, where every mask can be tried: it holds, it cannot be sharper, and the paper's wording of it can fail."""
+"""The theory, on networks where every mask can be tried: it holds, it is sharp, and the paper's wording can fail."""
 
 import itertools
 import math
@@ -33,12 +33,12 @@ def kept(*bits: int) -> Tensor:
 
 
 def slack(value: float) -> float:
-    """What rounding may add."""
+    """Return a limit with room for rounding."""
     return value + 1e-11 * (1 + abs(value))
 
 
 def quadratic(theta: list[float], curves: list[list[float]], slopes: list[float]) -> Landscape:
-    """w H w / 2 - b w: a landscape whose gradient H w - b a reader can compute."""
+    """Return the landscape of w H w / 2 - b w, whose gradient is H w - b."""
     matrix, vector = torch.tensor(curves, dtype=torch.float64), torch.tensor(slopes, dtype=torch.float64)
     assert torch.equal(matrix, matrix.T)
     return Landscape(torch.tensor(theta), lambda w: ((w @ matrix) * w).sum(-1) / 2 - w @ vector)
@@ -48,7 +48,7 @@ def quadratic(theta: list[float], curves: list[list[float]], slopes: list[float]
 
 
 def module(widths, seed, samples, scale) -> tuple[nn.Sequential, Tensor, Tensor]:
-    """The same network as tanh_network's, of torch's layers."""
+    """Return the network of `tanh_network`, made of torch's layers."""
     generator = torch.Generator().manual_seed(seed)
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
@@ -61,7 +61,7 @@ def module(widths, seed, samples, scale) -> tuple[nn.Sequential, Tensor, Tensor]
 
 
 class Slow:
-    """Everything by loops over sets of weights, straight from the definitions."""
+    """The definitions as plain loops over sets of weights."""
 
     def __init__(self, *arguments) -> None:
         self.model, self.inputs, self.labels = module(*arguments)
@@ -116,7 +116,7 @@ def places(mask: Tensor) -> set[int]:
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[tuple, Tensor, int, int]:
-    """What tanh_network takes; c_t; how many stay; how many are exchanged."""
+    """Draw arguments of `tanh_network`, the mask c_t, how many weights stay and how many are exchanged."""
     widths = draw(st.sampled_from(WIDTHS))
     arguments = (widths, draw(st.integers(0, 10**6)), draw(st.integers(1, 8)), draw(st.sampled_from([0.5, 1, 2, 4])))
     total = sum(a * b for a, b in itertools.pairwise(widths))
@@ -131,7 +131,7 @@ def network(arguments: tuple) -> Landscape:
     return tanh_network(widths, seed=seed, samples=samples, scale=scale)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(steps())
 def test_everything_equals_the_slow_reference(case):
     arguments, before, keep, swaps = case
@@ -180,27 +180,22 @@ def check(landscape: Landscape, before: Tensor, keep: int, swaps: int) -> Bound:
     return limit
 
 
-@settings(max_examples=500)
+@settings(max_examples=120)
 @given(steps())
 def test_the_gap_is_within_the_bound(case):
+    """For exactly p exchanges, and for up to p of them within the largest of their bounds."""
     arguments, before, keep, swaps = case
-    check(network(arguments), before, keep, swaps)
+    landscape = network(arguments)
+    limit = check(landscape, before, keep, swaps)
+    after = step(landscape, before, keep)
+    limits = [limit.total, *(bound(landscape, before, after, count).total for count in range(swaps))]
+    assert 0 <= gap(landscape, after, swaps, within=before, up_to=True) <= slack(max(limits))
 
 
 @settings(max_examples=100)
-@given(steps())
-def test_up_to_p_exchanges_are_within_the_largest_of_the_bounds(case):
-    arguments, before, keep, swaps = case
-    landscape = network(arguments)
-    after = step(landscape, before, keep)
-    limit = max(bound(landscape, before, after, count).total for count in range(swaps + 1))
-    assert 0 <= gap(landscape, after, swaps, within=before, up_to=True) <= slack(limit)
-
-
-@settings(max_examples=400)
 @given(st.integers(2, 6), st.data())
 def test_so_it_is_for_quadratic_losses_of_whole_numbers(total, data):
-    """Among these a wrong constant is found soonest."""
+    """These losses reveal a wrong constant soonest."""
     small = st.integers(-3, 3)
     theta = [float(data.draw(st.sampled_from([-2, -1, 0, 1, 2]))) for _ in range(total)]
     half = [[data.draw(small) for _ in range(total)] for _ in range(total)]
@@ -211,10 +206,10 @@ def test_so_it_is_for_quadratic_losses_of_whole_numbers(total, data):
     check(quadratic(theta, curves, slopes), torch.ones(total, dtype=torch.bool), keep, swaps)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(steps())
 def test_the_proof_s_own_pairs_of_masks_suffice(case):
-    """A smaller lambda: not from all masks inside c, only from those that the proof compares. Every step by itself."""
+    """Check each step of the proof with a smaller lambda, taken only over the masks that the proof compares."""
     arguments, before, keep, swaps = case
     slow = Slow(*arguments)
     old = places(before)
@@ -333,7 +328,7 @@ def test_the_first_term_needs_the_swapped_support():
 
 def test_the_printed_constant_fails_often():
     failed = 0
-    for seed in range(200):
+    for seed in range(60):
         landscape, before = tanh_network([1, 1, 2], seed=seed, samples=4), kept(1, 1, 1)
         after = step(landscape, before, 2)
         failed += gap(landscape, after, 1, within=before) > bound(landscape, before, after, 1).printed + 1e-9
@@ -396,12 +391,12 @@ def test_force_may_jump_from_one_cut_network_to_another():
 
 
 def test_the_gap_grows_with_the_step():
-    rows = gaps_by_step((tanh_network([3, 2, 2], seed=seed) for seed in range(150)), keep=4)
+    rows = gaps_by_step((tanh_network([3, 2, 2], seed=seed) for seed in range(80)), keep=4)
     assert [row.step for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert {row.networks for row in rows} == {150}
+    assert {row.networks for row in rows} == {80}
     first, last = rows[0], rows[-1]
-    assert last.gap - first.gap > 5 * math.hypot(first.error, last.error)
-    assert last.gap_anywhere - first.gap_anywhere > 4 * math.hypot(first.error_anywhere, last.error_anywhere)
+    assert last.gap - first.gap > 4 * math.hypot(first.error, last.error)
+    assert last.gap_anywhere - first.gap_anywhere > 3 * math.hypot(first.error_anywhere, last.error_anywhere)
     assert all(a.gap <= b.gap + b.error for a, b in itertools.pairwise(rows))
     assert all(a.bound < b.bound for a, b in itertools.pairwise(rows))
     assert first.saliency > last.saliency
@@ -430,17 +425,6 @@ def test_a_row_is_the_mean_of_what_the_functions_say():
     assert math.isnan(gaps_by_step(networks[:1], 3)[0].error)
 
 
-def test_it_is_drawn():
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("agg")
-    axes = theory.draw_gaps(gaps_by_step([tanh_network([2, 2, 2], seed=seed) for seed in range(5)], keep=3))
-    assert "step size" in axes.get_xlabel()
-    assert len(axes.get_legend().get_texts()) == 2
-    for line in axes.lines:  # greys: no method's colour
-        assert len(set(matplotlib.colors.to_rgb(line.get_color()))) == 1
-    matplotlib.pyplot.close(axes.figure)
-
-
 # Edges and misuse
 
 
@@ -458,17 +442,17 @@ def test_edges():
 @pytest.mark.parametrize(
     ("misuse", "sentence"),
     [
-        (lambda n: Landscape(torch.ones(17), n.loss), "flat one of 1 to 16 weights"),
-        (lambda n: Landscape(torch.ones(2, 2), n.loss), "flat one of 1 to 16 weights"),
+        (lambda n: Landscape(torch.ones(17), n.loss), "flat tensor of 1 to 16 weights"),
+        (lambda n: Landscape(torch.ones(2, 2), n.loss), "flat tensor of 1 to 16 weights"),
         (lambda n: Landscape(torch.tensor([math.nan]), n.loss), "theta is not finite"),
         (lambda n: Landscape(torch.ones(2), lambda w: w.sum()).totals, "one number for each row"),
         (lambda n: Landscape(torch.ones(2), lambda w: w.sqrt().sum(-1)).totals, "not finite under some mask"),
-        (lambda n: n.row(torch.ones(3, dtype=torch.bool)), "a mask of 4 weights"),
+        (lambda n: n.row(torch.ones(3, dtype=torch.bool)), "flat bool tensor of 4 elements"),
         (lambda n: n.row(torch.ones(4)), "flat bool tensor"),
         (lambda n: tanh_network([3]), "at least two classes"),
         (lambda n: tanh_network([3, 1]), "at least two classes"),
         (lambda n: tanh_network([3, 2], samples=0), "at least one"),
-        (lambda n: step(n, kept(1, 1, 0, 0), 3), "revive=True adds the others"),
+        (lambda n: step(n, kept(1, 1, 0, 0), 3), "with revive=True removed weights compete"),
         (lambda n: step(n, kept(1, 1, 0, 0), 5, revive=True), "cannot keep 5 of 4"),
         (lambda n: gap(n, kept(1, 1, 0, 0), 3), "cannot exchange 3 of 2 kept weights with 2"),
         (lambda n: gap(n, kept(1, 1, 0, 0), 1, within=kept(1, 0, 1, 0)), "outside of c_t"),

@@ -1,11 +1,11 @@
-"""Numbers of the paper, and where each stands.
+"""Numbers that the paper states, each with its place.
 
-These are accuracies that section 5.1 tells of CIFAR-10, the times and accuracies of the table in figure 4, those of
-table 1 (ImageNet), and the shares of table 2 (weights per layer type). What else its text mentions is not here, nor
-what can only be read off its plots. A sentence that names no network is stored for both, as we read it.
+These are the accuracies on CIFAR-10 in section 5.1, the times and accuracies of the table in figure 4, the accuracies
+of table 1 (ImageNet) and the shares of table 2 (weights per layer type). Numbers that can only be read off its plots
+are not here. Where a sentence names no network, its number is stored for both ResNet-50 and VGG-19.
 
-Accuracies are fractions of 1, as everywhere in the lab; the networks are those of the lab's names. GRASP and SNIP of
-the larger data sets read T x B batches, so they are our "-mb" rows.
+Accuracies are fractions of 1, as everywhere in the lab, and networks have the lab's names. GRASP and SNIP on the
+larger data sets read T x B batches, so they are our "-mb" rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reference(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """A row of the paper's table of weights per layer type: percentages, and millions of parameters."""
+    """A row of the paper's table of weights per layer type, in percent, with the parameters in millions."""
 
     data: str
     model: str
@@ -46,12 +46,11 @@ class Shares(NamedTuple):
 
 
 TEXT, COST = "section 5.1", "figure 4, right"
-_BOTH = ("resnet50", "vgg19")
 
 
 def _cifar10() -> Iterable[Reference]:
-    """What the text says of CIFAR-10."""
-    for model in _BOTH:
+    """Yield the numbers in the text about CIFAR-10."""
+    for model in ("resnet50", "vgg19"):
         yield Reference("cifar10", model, "snip", 0.99, 0.10, says=ABOUT, where=TEXT)
         yield Reference("cifar10", model, "snip-mb", 0.99, 0.90, says=ABOUT, where=TEXT)  # "almost 90 %"
         for method in ("snip", "snip-mb", "grasp", "grasp-mb"):  # "one-shot approaches", nearly 10 %
@@ -63,7 +62,7 @@ def _cifar10() -> Iterable[Reference]:
 
 
 def _cost() -> Iterable[Reference]:
-    """Time to the mask and accuracy at 99.5 %, ResNet-50 on CIFAR-10; 300 rounds or batches are the default."""
+    """Yield time to the mask and accuracy at 99.5 %, ResNet-50 on CIFAR-10; the default is 300 rounds or batches."""
     for method, rounds, batches, seconds, top1 in (
         ("snip", 1, 1, 14, 0.100),
         ("grasp", 1, 1, 47, 0.192),
@@ -78,7 +77,7 @@ def _cost() -> Iterable[Reference]:
 
 
 def _imagenet() -> Iterable[Reference]:
-    """Top-1 and top-5 at 90 and 95 %: VGG-19 with batch-norm, then ResNet-50."""
+    """Yield top-1 and top-5 at 90 and 95 %: VGG-19 with batch-norm, then ResNet-50."""
     yield Reference("imagenet", "vgg19", "dense", 0.0, 0.731, 0.913, where="table 1")
     yield Reference("imagenet", "resnet50", "dense", 0.0, 0.756, 0.928, where="table 1")
     for method, *numbers in (
@@ -88,13 +87,13 @@ def _imagenet() -> Iterable[Reference]:
         ("snip-mb", 68.5, 88.8, 63.8, 86.0, 61.5, 83.9, 44.3, 69.6),
         ("random", 64.2, 86.0, 56.6, 81.0, 64.6, 86.0, 57.2, 80.8),
     ):
-        places = [(model, sparsity) for model in ("vgg19", "resnet50") for sparsity in (0.90, 0.95)]
-        for number, (model, sparsity) in enumerate(places):
+        columns = [(model, sparsity) for model in ("vgg19", "resnet50") for sparsity in (0.90, 0.95)]
+        for number, (model, sparsity) in enumerate(columns):
             top1, top5 = (round(value / 100, 4) for value in numbers[2 * number : 2 * number + 2])
             yield Reference("imagenet", model, method, sparsity, top1, top5, where="table 1")
 
 
-BELOW_RANDOM = ("snip", "grasp")  # with one batch: printed in red in the table of costs
+BELOW_RANDOM = ("snip", "grasp")  # with one batch; the table of costs prints them in red
 
 ACCURACIES: tuple[Reference, ...] = (*_cifar10(), *_cost(), *_imagenet())
 
