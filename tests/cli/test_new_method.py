@@ -62,7 +62,7 @@ def test_an_experiment_takes_its_settings_from_the_row(recipe):
 
 @pytest.mark.slow
 def test_a_sweep_a_figure_and_the_report_know_it(recipe, command):
-    done = command("sweep", f"{recipe}:experiments", "--device", "cpu", "--jobs", "2")
+    done = command("sweep", f"{recipe}:experiments", "--device", "cpu", "--jobs", "1")
     assert done.code == 0, done
     rows = records.records(Path("runs"))
     assert {row["method"]: row["status"] for row in rows} == {METHOD: "done", "random": "done"}
