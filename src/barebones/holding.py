@@ -1,4 +1,4 @@
-"""Holding: pruned weights stay at exactly zero while the others train, under any optimizer."""
+"""Holding: keep pruned weights at exactly zero during training, with any optimizer."""
 
 from __future__ import annotations
 
@@ -13,35 +13,40 @@ from torch.utils.hooks import RemovableHandle
 
 from .gpu import kernels
 from .scope import matched, parameters
+from .words import shortened
 
-# Optimizers that update each weight from its own gradient and state alone: what a pruned weight gathers reaches
-# no other, and zeroing the weights after a step is enough. Exact types, since a subclass may do more. Left out:
-# Muon and LBFGS mix weights, Adafactor takes norms, and ASGD's state holds averaged weights, which are a result.
+# Optimizers that update each weight from its own gradient and state alone. The gradients and state of pruned weights
+# cannot influence other weights, so it is enough to zero the pruned weights after a step. Exact types count, because
+# a subclass may do more. Not among them: Muon and LBFGS combine weights, Adafactor uses norms, and the state of ASGD
+# holds averaged weights, which are a result.
 ELEMENTWISE = {SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, SparseAdam}
 
-# A weight is cleared by a bitwise "and": with 0 where pruned, with all ones where kept. That is as fast as a product
-# with a float mask (masked_fill_: 2 to 10 times slower on a CPU), and NaN, infinity and -0.0 become 0.0 as well.
-INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per element
+# Weights are cleared by a bitwise "and" with integers: 0 where pruned, -1 (all bits set) where kept. This is as fast as
+# a product with a float mask (masked_fill_ is 2 to 10 times slower on a CPU), and it also turns NaN, infinity and -0.0
+# into 0.0. This table gives the integer type for each number of bytes per element.
+INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+STALE = "it was probably built for another model, or before this one was copied, wrapped or moved; build it again"
 
 
 class Hold:
-    """What keeps pruned weights at zero, until `remove()` or the end of its `with` block; `hold` makes it."""
+    """Keeps pruned weights at zero until `remove()` or the end of its `with` block; made by `hold`."""
 
     def __init__(self, bits: dict[nn.Parameter, Tensor], optimizers: list[Optimizer], gradients: bool) -> None:
-        self._bits = bits  # per parameter, integers of its width: -1 keeps, 0 prunes
+        self._bits = bits  # for each parameter, integers of its width: -1 keeps, 0 prunes
         self._optimizers = optimizers
         self._hooks: list[RemovableHandle] = []
         self._clearing: tuple[Any, kernels.Clearing] | None = None
         self.apply()
         for optimizer in optimizers:
             if type(optimizer) not in ELEMENTWISE:
-                self._hooks.append(optimizer.register_step_pre_hook(self._before))
-            self._hooks.append(optimizer.register_step_post_hook(self._after))
+                self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+            self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._clear_state))
         for parameter in bits if gradients else ():
             trains = parameter.requires_grad
             self._hooks.append(parameter.requires_grad_().register_post_accumulate_grad_hook(self._clear_gradient))
-            parameter.requires_grad_(trains)  # a hook outlasts freezing, but does not go on a frozen parameter
+            parameter.requires_grad_(trains)  # torch puts no hook on a frozen parameter, but keeps one that is there
 
     def apply(self) -> None:
         """Zero the pruned weights, their gradients and their optimizer state now.
@@ -54,13 +59,13 @@ class Hold:
         [[1.0, 0.0]]
         """
         for parameter in self._bits:
-            _clear(parameter, self._bits_of(parameter))
+            _clear(parameter, self._bits_for(parameter))
             self._clear_gradient(parameter)
         for optimizer in self._optimizers:
             self._clear_state(optimizer)
 
     def remove(self) -> None:
-        """End the holding. Weights and optimizer stay as they are; `apply` before it leaves clean state."""
+        """Stop holding. Weights and optimizer stay as they are; call `apply` first to leave a clean state."""
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -70,12 +75,12 @@ class Hold:
     def __exit__(self, *exception: object) -> None:
         self.remove()
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Before a step of an unknown optimizer: clear the gradients, those its closure will compute too."""
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Clear the gradients before a step of an optimizer that is not elementwise, and those of its closure."""
 
-        def pruned(closure: Any) -> Any:
+        def wrapped(closure: Any) -> Any:
             def evaluate(*args: Any, **kwargs: Any) -> Any:
-                self._clear_weights(optimizer)  # a line search or a perturbation may have moved them
+                self._clear_weights(optimizer)  # the optimizer may have moved them, for example in a line search
                 loss = closure(*args, **kwargs)
                 self._clear_gradients(optimizer)
                 return loss
@@ -83,34 +88,34 @@ class Hold:
             return evaluate if callable(closure) else closure
 
         self._clear_gradients(optimizer)
-        args = (*args[:1], *map(pruned, args[1:2]), *args[2:])  # the optimizer itself, then the closure
-        return args, {name: pruned(value) if name == "closure" else value for name, value in kwargs.items()}
+        args = (*args[:1], *map(wrapped, args[1:2]), *args[2:])  # args[0] is the optimizer, args[1] the closure
+        return args, {name: wrapped(value) if name == "closure" else value for name, value in kwargs.items()}
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._clear_weights(optimizer)
         if type(optimizer) not in ELEMENTWISE:
             self._clear_state(optimizer)
 
-    def _bits_of(self, parameter: Tensor) -> Tensor:
-        """The parameter's bits, where it is now and as wide as it is now: `model.to` may come at any time."""
+    def _bits_for(self, parameter: Tensor) -> Tensor:
+        """Return the bits on the parameter's present device and of its present width: `model.to` may change both."""
         assert isinstance(parameter, nn.Parameter)
         self._bits[parameter] = self._bits[parameter].to(parameter.device, INTEGER[parameter.element_size()])
         return self._bits[parameter]
 
-    def _of(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
-        """The held parameters of an optimizer, asked anew each time: groups may be added."""
+    def _held_by(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
+        """Yield the held parameters of an optimizer; parameter groups may be added at any time."""
         return (p for group in optimizer.param_groups for p in group["params"] if p in self._bits)
 
     def _clear_weights(self, optimizer: Optimizer) -> None:
-        held = list(self._of(optimizer))
-        if held and (clearing := self._all_at_once(held)) is not None:
+        held = list(self._held_by(optimizer))
+        if held and (clearing := self._in_one_launch(held)) is not None:
             clearing(held)
             return
         for parameter in held:
-            _clear(parameter, self._bits_of(parameter))
+            _clear(parameter, self._bits_for(parameter))
 
-    def _all_at_once(self, held: list[nn.Parameter]) -> kernels.Clearing | None:
-        """What clears all these weights with one launch, where they are on a GPU that has it."""
+    def _in_one_launch(self, held: list[nn.Parameter]) -> kernels.Clearing | None:
+        """Return the kernel that clears all these weights with one launch, or None if it cannot be used."""
         first = held[0]
         if not kernels.available(first.device):
             return None
@@ -120,34 +125,35 @@ class Hold:
                 return None
             if first.element_size() < 2 or not all(kernels.dense(p) for p in held):
                 return None
-            kept = [torch.empty_like(p, dtype=torch.bool).copy_(self._bits_of(p) != 0) for p in held]
+            kept = [torch.empty_like(p, dtype=torch.bool).copy_(self._bits_for(p) != 0) for p in held]
             self._clearing = layout, kernels.Clearing(held, kept)
         return self._clearing[1]
 
     def _clear_gradients(self, optimizer: Optimizer) -> None:
-        for parameter in self._of(optimizer):
+        for parameter in self._held_by(optimizer):
             self._clear_gradient(parameter)
 
     def _clear_gradient(self, parameter: Tensor) -> None:
-        gradient, bits = parameter.grad, self._bits_of(parameter)
-        if gradient is not None and gradient.is_sparse:  # of an embedding
+        gradient, bits = parameter.grad, self._bits_for(parameter)
+        if gradient is not None and gradient.is_sparse:  # the gradient of an embedding
             parameter.grad = gradient = gradient.coalesce()
             _clear(gradient.values(), bits[tuple(gradient.indices())])
         elif gradient is not None:
             _clear(gradient, bits)
 
     def _clear_state(self, optimizer: Optimizer) -> None:
-        """Clear all state that is shaped as its parameter, and a memory of L-BFGS that would move pruned weights."""
-        for parameter in self._of(optimizer):
+        """Clear state tensors of their parameter's shape, and reset L-BFGS if it would move pruned weights."""
+        for parameter in self._held_by(optimizer):
             for value in _tensors(optimizer.state.get(parameter)):
-                if value.shape == parameter.shape and value.is_floating_point():  # in a quantized state 0 is no zero
-                    _clear(value, self._bits_of(parameter))
+                if value.shape == parameter.shape and value.is_floating_point():  # 0 is not zero in a quantized state
+                    _clear(value, self._bits_for(parameter))
         if isinstance(optimizer, optim.LBFGS):
-            every = optimizer.param_groups[0]["params"]
-            if (flat := optimizer.state.get(every[0], {}).get("d")) is not None:  # the direction, of all weights
-                of = dict(zip(every, flat.split([p.numel() for p in every]), strict=True))
-                if any(of[p].view(p.shape)[self._bits_of(p) == 0].any() for p in self._of(optimizer)):
-                    optimizer.state.clear()  # what it remembers is the curvature of another network
+            params = optimizer.param_groups[0]["params"]
+            if (direction := optimizer.state.get(params[0], {}).get("d")) is not None:  # of all weights, flat
+                directions = dict(zip(params, direction.split([p.numel() for p in params]), strict=True))
+                held = self._held_by(optimizer)
+                if any(directions[p].view(p.shape)[self._bits_for(p) == 0].any() for p in held):
+                    optimizer.state.clear()  # it remembers the curvature of the dense network
 
 
 def hold(
@@ -157,14 +163,15 @@ def hold(
     *,
     gradients: bool = False,
 ) -> Hold:
-    """Keep pruned weights at exactly 0.0 through training: now, and after every step of the optimizer(s).
+    """Keep pruned weights at exactly 0.0 during training: now, and after every step of the optimizer(s).
 
-    Changes model and optimizer: pruned weights, their gradients and their optimizer state (what is shaped as the
-    weight) become zero at once. From then on torch's elementwise optimizers have the weights cleared after each
-    step, and any other has gradients cleared before a step and in its closure, weights and state after it, so that
-    pruned weights reach no norm, trust ratio or preconditioner. Parameters keep their names and nothing is put on
-    the model. `gradients=True` also clears each gradient as `backward` accumulates it, so that gradient clipping
-    and logged norms see the pruned network only. A copy of model and optimizer is not held: call `hold` on it.
+    This changes the model and the optimizer: pruned weights, their gradients and their optimizer state (the tensors
+    of the weight's shape) become zero at once. For torch's elementwise optimizers, the weights are then cleared after
+    each step. For any other optimizer, gradients are cleared before each step and in its closure, and weights and
+    state after it, so that pruned weights influence no norm, trust ratio or preconditioner. Parameters keep their
+    names, and nothing is added to the model. `gradients=True` also clears each gradient when `backward` accumulates
+    it, so that gradient clipping and logged norms see only the pruned network. A copy of the model and the optimizer
+    is not held: call `hold` for it.
 
     >>> model = nn.Linear(2, 1)
     >>> optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
@@ -176,56 +183,62 @@ def hold(
     >>> model.weight[0, 1].item()
     0.0
     """
-    found = matched(model, masks)
-    if not found:
-        raise ValueError("masks is empty: there is nothing to hold")
+    masked = matched(model, masks)
+    if not masked:
+        raise ValueError("masks is empty, so there is nothing to hold; pass result.masks")
     optimizers = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
-    own, owned = set(parameters(model).values()), set()
-    stale = "it was probably built for another model, or before this one was copied, wrapped or moved; build it anew"
-    for each in optimizers:
-        if not isinstance(each, Optimizer) or not hasattr(each, "_optimizer_step_post_hooks"):
-            raise ValueError(f"{type(each).__name__} is no torch.optim.Optimizer of its own; pass the one it wraps")
-        theirs = {parameter for group in each.param_groups for parameter in group["params"]}
-        if theirs.isdisjoint(own):
-            raise ValueError(f"the optimizer {type(each).__name__} owns none of the model's parameters: {stale}")
-        owned |= theirs
-    if not any(parameter in owned for _, parameter, _ in found):
-        raise ValueError(f"the optimizer owns none of the {len(found)} masked parameters: {stale}")
-    loose = [name for name, parameter, _ in found if parameter.requires_grad and parameter not in owned]
-    if loose:
+    optimized = _optimized(model, optimizers)
+    if not any(parameter in optimized for _, parameter, _ in masked):
+        raise ValueError(f"the optimizer has none of the {len(masked)} masked parameters: {STALE}")
+    if loose := [name for name, parameter, _ in masked if parameter.requires_grad and parameter not in optimized]:
         warnings.warn(
-            f"no optimizer given owns {', '.join(loose[:5])}{' and others' if len(loose) > 5 else ''}: these pruned "
-            "weights are zeroed now and not held; pass every optimizer that trains them",
+            f"no optimizer has {shortened(loose)}: these pruned weights are zeroed now but not held; pass every "
+            "optimizer that trains them",
             stacklevel=2,
         )
     bits = {}
-    for _, parameter, mask in found:
-        if not mask.all():  # laid out as the weight is, which is three times faster than otherwise
+    for _, parameter, mask in masked:
+        if not mask.all():  # with the memory layout of the weight, which is three times faster than another
             bits[parameter] = torch.empty_like(parameter, dtype=INTEGER[parameter.element_size()]).copy_(mask).neg_()
     return Hold(bits, optimizers, gradients)
 
 
+def _optimized(model: nn.Module, optimizers: list[Optimizer]) -> set[nn.Parameter]:
+    """Return all parameters of the optimizers; check that each is one of torch's and belongs to the model."""
+    of_model, optimized = set(parameters(model).values()), set()
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_post_hooks"):
+            raise ValueError(f"{name} is not a torch.optim.Optimizer; if it wraps one, pass the wrapped optimizer")
+        of_optimizer = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        if of_optimizer.isdisjoint(of_model):
+            raise ValueError(f"the optimizer {name} has none of the model's parameters: {STALE}")
+        optimized |= of_optimizer
+    return optimized
+
+
 def audit(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Raise a `ValueError` that names layers and counts if any pruned weight is not exactly zero (NaN is not).
+    """Check that every pruned weight is exactly zero; if not, raise a `ValueError` with layers and counts.
 
     >>> audit(nn.Linear(2, 1), {"weight": torch.tensor([[True, False]])})
     Traceback (most recent call last):
-    ValueError: 1 pruned weight is not zero: weight (1 of 1); hold the masks through training, or call apply()
+    ValueError: 1 pruned weight is not zero: weight (1 of 1); hold the masks during training, or call apply()
     """
-    alive = {name: int(((w != 0) & ~mask).count_nonzero()) for name, w, mask in matched(model, masks)}
-    if total := sum(alive.values()):
-        where = ", ".join(f"{name} ({n} of {int((~masks[name]).count_nonzero())})" for name, n in alive.items() if n)
-        some = "1 pruned weight is" if total == 1 else f"{total} pruned weights are"
-        raise ValueError(f"{some} not zero: {where}; hold the masks through training, or call apply()")
+    nonzero = {name: int(((w != 0) & ~mask).count_nonzero()) for name, w, mask in matched(model, masks)}
+    if total := sum(nonzero.values()):
+        layers = [f"{name} ({n} of {int((~masks[name]).count_nonzero())})" for name, n in nonzero.items() if n]
+        weights = "1 pruned weight is" if total == 1 else f"{total} pruned weights are"
+        raise ValueError(f"{weights} not zero: {shortened(layers)}; hold the masks during training, or call apply()")
 
 
 def _clear(tensor: Tensor, bits: Tensor) -> None:
-    """Set the pruned entries to 0.0 in place; autograd sees a changed tensor, and no operation."""
+    """Set the pruned entries to 0.0 in place; autograd sees a changed tensor but records no operation."""
     integer = INTEGER[tensor.element_size()]
     tensor.detach().view(integer).bitwise_and_(bits.to(tensor.device, integer))
 
 
 def _tensors(state: Any) -> Iterator[Tensor]:
+    """Yield the tensors in the state of a parameter, also those in lists and dicts."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, dict | list | tuple):
