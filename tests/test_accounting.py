@@ -1,4 +1,4 @@
-"""The account: counts and FLOPs done by hand, tied weights once, and how it reads."""
+"""Accounts: counts and FLOPs computed by hand, tied weights counted once, and how the table reads."""
 
 import json
 from typing import Any
@@ -13,10 +13,8 @@ from barebones.files.encoding import encode
 from barebones.paths import collapsed, effective
 from barebones.scope import parameters
 
-Masks = dict[str, Tensor]
 
-
-def weights(model: nn.Module) -> Masks:
+def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(model).items() if p.dim() > 1}
 
 
@@ -28,27 +26,27 @@ def small() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2, bias=False))
 
 
-def masks_of_small() -> Masks:
+def masks_of_small() -> dict[str, Tensor]:
     first = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
     return {"0.weight": first, "3.weight": torch.tensor([[1, 0, 1], [0, 0, 0]], dtype=torch.bool)}
 
 
 def test_by_hand() -> None:
-    told = account(small(), masks_of_small(), torch.zeros(5, 4))
-    first, second = told.layers
+    counts = account(small(), masks_of_small(), torch.zeros(5, 4))
+    first, second = counts.layers
     assert (first.name, first.shape, first.total, first.kept, first.effective) == ("0.weight", (3, 4), 12, 3, 2)
     assert (second.name, second.shape, second.total, second.kept, second.effective) == ("3.weight", (2, 3), 6, 2, 1)
     # 2 per multiply-add and 5 samples; one row and two columns are left of the first, one of each of the second
     assert (first.flops_dense, first.flops_kept, first.flops_effective, first.flops_shrunk) == (120, 30, 20, 20)
     assert (second.flops_dense, second.flops_kept, second.flops_effective, second.flops_shrunk) == (60, 20, 10, 10)
-    assert (told.flops_dense, told.flops_kept, told.flops_effective, told.flops_shrunk) == (180, 50, 30, 30)
-    assert (told.total, told.kept, told.effective, told.parameters) == (18, 5, 3, 18 + 3 + 6)
-    assert told.sparsity == pytest.approx(13 / 18)
-    assert told.sparsity_of_all == pytest.approx(13 / 27)
-    assert told.effective_sparsity == pytest.approx(15 / 18)
-    assert told.bytes_dense == 27 * 4
-    assert told.bytes_stored == (27 - 13) * 4 + sum(encode(mask)[1].numel() for mask in masks_of_small().values())
-    assert (told.dead, told.collapsed) == ([], [])
+    assert (counts.flops_dense, counts.flops_kept, counts.flops_effective, counts.flops_shrunk) == (180, 50, 30, 30)
+    assert (counts.total, counts.kept, counts.effective, counts.parameters) == (18, 5, 3, 18 + 3 + 6)
+    assert counts.sparsity == pytest.approx(13 / 18)
+    assert counts.sparsity_of_all == pytest.approx(13 / 27)
+    assert counts.effective_sparsity == pytest.approx(15 / 18)
+    assert counts.bytes_dense == 27 * 4
+    assert counts.bytes_stored == (27 - 13) * 4 + sum(encode(mask)[1].numel() for mask in masks_of_small().values())
+    assert (counts.dead, counts.collapsed) == ([], [])
 
 
 @pytest.mark.parametrize("density", [0.4, 1.0])
@@ -56,20 +54,20 @@ def test_by_hand() -> None:
 def test_every_network_of_the_zoo(name: str, density: float) -> None:
     model, example = zoo.build(name)
     masks = zoo.draw_masks(name, model, density)
-    told = account(model, masks, example)
+    counts = account(model, masks, example)
     on_paths = effective(model, masks, example)
-    assert {layer.name: layer.kept for layer in told.layers} == {n: int(mask.sum()) for n, mask in masks.items()}
-    assert {layer.name: layer.effective for layer in told.layers} == {n: int(m.sum()) for n, m in on_paths.items()}
-    assert told.parameters == sum(p.numel() for p in model.parameters())
-    assert told.collapsed == collapsed(model, masks, example)
-    for costs in [told, *told.layers]:
+    assert {layer.name: layer.kept for layer in counts.layers} == {n: int(mask.sum()) for n, mask in masks.items()}
+    assert {layer.name: layer.effective for layer in counts.layers} == {n: int(m.sum()) for n, m in on_paths.items()}
+    assert counts.parameters == sum(p.numel() for p in model.parameters())
+    assert counts.collapsed == collapsed(model, masks, example)
+    for costs in [counts, *counts.layers]:
         assert costs.flops_dense >= costs.flops_kept >= costs.flops_effective
         assert costs.flops_dense >= costs.flops_shrunk >= costs.flops_effective
     if density == 1.0 and not zoo.ZOO[name].empty:
-        assert told.flops_dense == told.flops_kept > 0
-        assert told.bytes_stored == told.bytes_dense
-    assert json.loads(json.dumps(told.to_dict())) == told.to_dict()
-    assert all(len(line) <= 100 for line in str(told).splitlines())
+        assert counts.flops_dense == counts.flops_kept > 0
+        assert counts.bytes_stored == counts.bytes_dense
+    assert json.loads(json.dumps(counts.to_dict())) == counts.to_dict()
+    assert all(len(line) <= 100 for line in str(counts).splitlines())
 
 
 @pytest.mark.parametrize(
@@ -117,38 +115,41 @@ def test_a_layer_called_twice_and_tied_weights() -> None:
     tied = nn.Linear(4, 4, bias=False)
     tied.weight = shared.weight
     net = nn.Sequential(shared, nn.ReLU(), shared, nn.Tanh(), tied)
-    told = account(net, weights(net), torch.zeros(1, 4))
-    assert [layer.name for layer in told.layers] == ["0.weight"]
-    assert (told.total, told.parameters, told.flops_dense, told.bytes_dense) == (16, 20, 3 * 32, 80)
+    counts = account(net, weights(net), torch.zeros(1, 4))
+    assert [layer.name for layer in counts.layers] == ["0.weight"]
+    assert (counts.total, counts.parameters, counts.flops_dense, counts.bytes_dense) == (16, 20, 3 * 32, 80)
 
 
 def test_weights_without_a_mask_count_in_the_sums() -> None:
     net, masks = small(), masks_of_small()
-    told = account(net, {"3.weight": masks["3.weight"]}, torch.zeros(1, 4))
-    assert (told.total, told.flops_dense, told.flops_kept) == (6, 36, 28)
-    assert (told.flops_effective, told.flops_shrunk) == (24 * 2 // 3 + 4, 24 * 2 // 3 + 4)  # row 1 of 3 leads nowhere
-    assert told.sparsity_of_all == pytest.approx(4 / 27)
+    counts = account(net, {"3.weight": masks["3.weight"]}, torch.zeros(1, 4))
+    assert (counts.total, counts.flops_dense, counts.flops_kept) == (6, 36, 28)
+    assert (counts.flops_effective, counts.flops_shrunk) == (
+        24 * 2 // 3 + 4,
+        24 * 2 // 3 + 4,
+    )  # row 1 of 3 leads nowhere
+    assert counts.sparsity_of_all == pytest.approx(4 / 27)
 
 
 def test_without_an_example() -> None:
-    told = account(small(), masks_of_small())
-    assert (told.kept, told.effective, told.effective_sparsity) == (5, None, None)
-    assert (told.flops_dense, told.collapsed, told.layers[0].flops_shrunk) == (None, None, None)
-    assert "effective" not in str(told)
+    counts = account(small(), masks_of_small())
+    assert (counts.kept, counts.effective, counts.effective_sparsity) == (5, None, None)
+    assert (counts.flops_dense, counts.collapsed, counts.layers[0].flops_shrunk) == (None, None, None)
+    assert "effective" not in str(counts)
 
 
 def test_types_and_devices_of_the_parameters() -> None:
     half = small().bfloat16()
-    told = account(half, masks_of_small(), torch.zeros(1, 4, dtype=torch.bfloat16))
-    assert (told.effective, told.bytes_dense) == (3, 27 * 2)
+    counts = account(half, masks_of_small(), torch.zeros(1, 4, dtype=torch.bfloat16))
+    assert (counts.effective, counts.bytes_dense) == (3, 27 * 2)
 
 
 def test_dead_idle_and_cutting_layers_are_marked() -> None:
     masks = masks_of_small() | {"3.weight": torch.zeros(2, 3, dtype=torch.bool)}
-    told = account(small(), masks, torch.zeros(1, 4))
-    assert (told.dead, told.collapsed, told.effective) == (["3.weight"], ["3.weight"], 0)
-    assert [layer.idle for layer in told.layers] == [True, False]
-    text = str(told)
+    counts = account(small(), masks, torch.zeros(1, 4))
+    assert (counts.dead, counts.collapsed, counts.effective) == (["3.weight"], ["3.weight"], 0)
+    assert [layer.idle for layer in counts.layers] == [True, False]
+    text = str(counts)
     assert "COLLAPSED: no signal passes 3.weight." in text
     assert [line.split()[-1] for line in text.splitlines() if line.startswith((" 0 ", " 3 "))] == ["idle", "cuts"]
     assert "dead" in str(account(small(), masks))
@@ -170,10 +171,10 @@ def test_it_reads_in_a_hundred_columns() -> None:
 
 def test_it_goes_into_json() -> None:
     for example in (None, torch.zeros(1, 4)):
-        told = account(small(), masks_of_small(), example)
-        back = json.loads(json.dumps(told.to_dict()))
-        assert back == told.to_dict()
-        assert back["sparsity"] == told.sparsity
+        counts = account(small(), masks_of_small(), example)
+        back = json.loads(json.dumps(counts.to_dict()))
+        assert back == counts.to_dict()
+        assert back["sparsity"] == counts.sparsity
         assert back["layers"][0]["shape"] == [3, 4]
 
 
@@ -183,6 +184,6 @@ def test_masks_that_do_not_fit() -> None:
 
 
 def test_no_masks_at_all() -> None:
-    told = account(small(), {}, torch.zeros(1, 4))
-    assert (told.total, told.sparsity, told.effective, told.flops_dense) == (0, 0.0, 0, 36)
-    assert "all" in str(told)
+    counts = account(small(), {}, torch.zeros(1, 4))
+    assert (counts.total, counts.sparsity, counts.effective, counts.flops_dense) == (0, 0.0, 0, 36)
+    assert "all" in str(counts)

@@ -725,12 +725,15 @@ def test_what_is_no_optimizer_is_refused(model, masks):
 def test_masks_that_do_not_fit_are_named(model, masks):
     optimizer = optim.SGD(model.parameters())
     for wrong, message in (
-        ({"module.0.weight": masks["0.weight"]}, r"no parameter module\.0\.weight.*as '0\.weight'"),
-        ({"3.weight": masks["3.weight"].T}, r"mask of 3\.weight is of shape \[64, 8\], the weight of \[8, 64\]"),
+        ({"module.0.weight": masks["0.weight"]}, r"no parameter module\.0\.weight.*such as '0\.weight'"),
+        ({"3.weight": masks["3.weight"].T}, r"mask of 3\.weight has the shape 64×8, the weight 8×64"),
         ({"3.weight": masks["3.weight"].float()}, r"mask of 3\.weight is not a bool tensor but torch\.float32"),
         ({"3.weight": masks["3.weight"].tolist()}, r"mask of 3\.weight is not a bool tensor but list"),
-        ({"5.weight": masks["3.weight"], "a": X}, r"mask of 5\.weight is of .*; the model has no parameter a\."),
-        (dict.fromkeys("abcdefg", masks["0.weight"]), r"no parameter e; and 2 more\."),
+        (
+            {"5.weight": masks["3.weight"], "a": X},
+            r"mask of 5\.weight has .*, the model has no parameter a\.",
+        ),
+        (dict.fromkeys("abcdefg", masks["0.weight"]), r"no parameter e and 2 more\."),
     ):
         for call in (lambda w=wrong: hold(model, {**masks, **w}, optimizer), lambda w=wrong: audit(model, w)):
             with pytest.raises(ValueError, match=message):

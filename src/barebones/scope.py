@@ -1,4 +1,4 @@
-"""Which weights of a model may be pruned, and what they are called."""
+"""Scope: the names of a model's parameters, and which of them may be pruned."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from .words import shape_of, shortened
+
 Pattern = str | Sequence[str] | Callable[[str, Tensor], bool]
 
-# The wrappers that a name must not show, and the attribute each keeps the wrapped module under.
-# By class name: importing the classes would load torch's compiler and its distributed stack.
+# Wrappers that do not show in names, and the attribute in which each keeps the wrapped module. They are listed by class
+# name, because importing the classes would load torch's compiler and its distributed package.
 WRAPPERS = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",
@@ -23,18 +25,18 @@ ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """The module without its compile, data-parallel or checkpoint wrappers."""
+    """Return the module without its compile, data-parallel or checkpoint wrappers."""
     while inner := WRAPPERS.get(type(module).__name__):
         if inner not in module._modules:
             break
         module = getattr(module, inner)
     if type(module).__name__ == "FullyShardedDataParallel":
-        raise ValueError("FSDP shards the weights; prune the model before wrapping it, or on one device")
+        raise ValueError("FSDP shards the weights; prune the model before you wrap it, or on one device")
     return module
 
 
 def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module once, under its canonical path, in `named_modules` order; wrappers are transparent."""
+    """Yield every module once with its canonical path, in the order of `named_modules` and without wrappers."""
     seen: set[int] = set()
 
     def walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -45,40 +47,44 @@ def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield path, module
         for name, child in module._modules.items():
             if child is not None:
-                yield from walk(child, f"{path}.{name}" if path else name)
+                yield from walk(child, _joined(path, name))
 
     return walk(model, "")
 
 
 def transposed(model: nn.Module) -> dict[str, int]:
-    """The weights whose first dimension is the input, as in transposed convolutions, and their groups."""
-    found = {}
+    """Return the weights whose first dimension is the input, as in transposed convolutions, and their groups."""
+    groups = {}
     for path, module in layers(model):
         if isinstance(module, nn.modules.conv._ConvTransposeNd):
-            found[f"{path}.weight" if path else "weight"] = module.groups
+            groups[_joined(path, "weight")] = module.groups
         elif "weight" in _weights_of(module) and type(module).__name__ == "Conv1D":
-            found[f"{path}.weight" if path else "weight"] = 1
-    return found
+            groups[_joined(path, "weight")] = 1
+    return groups
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter once (tied ones under their first name), by canonical name."""
-    found: dict[str, nn.Parameter] = {}
+    """Return every parameter once by its canonical name; tied parameters have their first name."""
+    named: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
     for path, module in layers(model):
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
-                found[f"{path}.{name}" if path else name] = parameter
-    return found
+                named[_joined(path, name)] = parameter
+    return named
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def prunable(model: nn.Module, scope: Pattern | None = None, exclude: Pattern = ()) -> dict[str, nn.Parameter]:
-    """The parameters that pruning may touch, by canonical name.
+    """Return the parameters that may be pruned, by canonical name.
 
-    Without `scope`: the weights of convolutions (transposed too), linear layers, attention projections and
-    transformers' `Conv1D`, except those shared with an embedding. `scope` replaces that rule and `exclude`
-    takes away from it; each is a glob pattern, several of them, or a predicate of (name, parameter).
+    By default these are the weights of convolutions (also transposed ones), linear layers, attention projections and
+    transformers' `Conv1D`, except those shared with an embedding. `scope` replaces this rule, and `exclude` removes
+    parameters from it. Each is a glob pattern, a list of patterns, or a function of (name, parameter).
 
     >>> list(prunable(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)), exclude="2.*"))
     ['0.weight']
@@ -86,37 +92,36 @@ def prunable(model: nn.Module, scope: Pattern | None = None, exclude: Pattern = 
     named = parameters(model)
     chosen = _default(model, named) if scope is None else {n: named[n] for n in _matching(named, scope, "scope")}
     dropped = _matching(named | chosen, exclude, "exclude")
-    found = {name: named[name] for name in chosen if name in named and name not in dropped}
     for name in chosen:
-        if name in dropped:
-            continue
-        if trouble := _unfit(named.get(name)):
-            raise ValueError(f"{name} cannot be pruned: {trouble}; or leave it out with exclude={name!r}")
-    if not found:
+        if name not in dropped and (reason := _why_not(named.get(name))):
+            raise ValueError(f"{name} cannot be pruned: {reason}; or leave it out with exclude={name!r}")
+    weights = {name: named[name] for name in chosen if name not in dropped}
+    if not weights:
         raise ValueError(
             "the model has no prunable weight: none of its layers is a convolution, a linear layer or an "
             "attention projection within scope; pass scope= with the names to prune"
         )
-    _refuse_shared_memory(found)
-    return found
+    _refuse_shared_memory(weights)
+    return weights
 
 
 def _default(model: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """By name; a weight that is computed from others is there too, under its name, as the first of these."""
+    """Return the default scope by name; a weight that is computed from others is in it, as the first of these."""
     names = {id(parameter): name for name, parameter in named.items()}
     embedded = {id(m.weight) for _, m in layers(model) if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     chosen: dict[str, nn.Parameter] = {}
     for path, module in layers(model):
         for attribute in _weights_of(module):
             parameter = module._parameters.get(attribute)
-            if parameter is None:  # weight norm, spectral norm or torch.nn.utils.prune computes it
-                chosen[f"{path}.{attribute}" if path else attribute] = next(module.parameters())
+            if parameter is None:  # it is computed by weight norm, spectral norm or torch.nn.utils.prune
+                chosen[_joined(path, attribute)] = next(module.parameters())
             elif id(parameter) not in embedded:
                 chosen[names[id(parameter)]] = parameter
     return chosen
 
 
 def _weights_of(module: nn.Module) -> tuple[str, ...]:
+    """Return the attributes of a layer that are prunable weights."""
     if isinstance(module, nn.modules.conv._ConvNd | nn.Linear | nn.Bilinear):
         return ("weight",)
     if isinstance(module, nn.MultiheadAttention):
@@ -126,19 +131,20 @@ def _weights_of(module: nn.Module) -> tuple[str, ...]:
     return ()
 
 
-def _matching(named: dict[str, nn.Parameter], pattern: Pattern, what: str) -> list[str]:
+def _matching(named: dict[str, nn.Parameter], pattern: Pattern, argument: str) -> list[str]:
+    """Return the names that a pattern matches; `argument` is what the user calls it."""
     if callable(pattern):
         return [name for name, parameter in named.items() if pattern(name, parameter)]
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     matched = {p: fnmatch.filter(named, p) for p in patterns}
     for p, names in matched.items():
         if not names:
-            raise ValueError(f"{what}={p!r} matches no parameter; names look like {next(iter(named), None)!r}")
+            raise ValueError(f"{argument}={p!r} matches no parameter; names look like {next(iter(named), None)!r}")
     return [name for name in named if any(name in names for names in matched.values())]
 
 
-def _unfit(parameter: nn.Parameter | None) -> str:
-    """Why a weight cannot be pruned; empty where it can."""
+def _why_not(parameter: nn.Parameter | None) -> str:
+    """Say why a weight cannot be pruned; return an empty string if it can."""
     if parameter is None:
         return "it is computed from others (a parametrization, weight norm or torch.nn.utils.prune); remove that first"
     if isinstance(parameter, UninitializedParameter):
@@ -148,50 +154,51 @@ def _unfit(parameter: nn.Parameter | None) -> str:
     if parameter.is_complex():
         return "it is complex"
     if type(parameter.data) is not Tensor or parameter.is_quantized or not parameter.is_floating_point():
-        what = f"{type(parameter.data).__name__}, {parameter.dtype}"
-        return f"it is quantized, sharded or otherwise not a plain float tensor ({what})"
+        kind = f"{type(parameter.data).__name__}, {parameter.dtype}"
+        return f"it is quantized, sharded or otherwise not a plain float tensor ({kind})"
     if parameter.layout != torch.strided:
         return f"its layout is {parameter.layout}"
     if parameter.is_inference():
-        return "it was made under torch.inference_mode(); build the model outside of it"
+        return "it was created under torch.inference_mode(); build the model outside of it"
     return ""
 
 
-def _refuse_shared_memory(found: dict[str, nn.Parameter]) -> None:
-    owner: dict[int, str] = {}
-    for name, parameter in found.items():
-        if parameter.numel() and (first := owner.setdefault(parameter.data_ptr(), name)) != name:
+def _refuse_shared_memory(weights: dict[str, nn.Parameter]) -> None:
+    names: dict[int, str] = {}
+    for name, parameter in weights.items():
+        if parameter.numel() and (first := names.setdefault(parameter.data_ptr(), name)) != name:
             raise ValueError(
-                f"{first} and {name} share memory but are two Parameter objects, so their masks would collide; "
+                f"{first} and {name} share memory but are two Parameter objects, so their masks would conflict; "
                 "tie them by assigning one Parameter to both modules"
             )
 
 
 def matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, nn.Parameter, Tensor]]:
-    """Name, parameter and mask, on the parameter's device, of every mask; masks that do not fit are a `ValueError`.
+    """Return the name, parameter and mask of every mask, on the parameter's device; check that the masks fit.
 
     >>> [(name, mask.shape) for name, _, mask in matched(nn.Linear(2, 1), {"weight": torch.ones(1, 2) > 0})]
     [('weight', torch.Size([1, 2]))]
     """
     if not isinstance(masks, Mapping):
-        raise ValueError(f"masks is a dict from names to bool tensors, not a {type(masks).__name__}; pass result.masks")
+        raise ValueError(
+            f"masks must be a dict from names to bool tensors, not a {type(masks).__name__}; pass result.masks"
+        )
     named = parameters(model)
-    troubles = []
+    problems = []
     for name, mask in masks.items():
         parameter = named.get(name)
         if parameter is None:
-            troubles.append(f"the model has no parameter {name}")
+            problems.append(f"the model has no parameter {name}")
         elif isinstance(parameter, UninitializedParameter):
-            troubles.append(f"{name} is lazy and has no shape yet")
+            problems.append(f"{name} is lazy and has no shape yet")
         elif not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            what = getattr(mask, "dtype", type(mask).__name__)
-            troubles.append(f"the mask of {name} is not a bool tensor but {what}")
+            kind = getattr(mask, "dtype", type(mask).__name__)
+            problems.append(f"the mask of {name} is not a bool tensor but {kind}")
         elif mask.shape != parameter.shape:
-            troubles.append(f"the mask of {name} is of shape {list(mask.shape)}, the weight of {list(parameter.shape)}")
-    if troubles:
-        more = f"; and {len(troubles) - 5} more" if len(troubles) > 5 else ""
+            problems.append(f"the mask of {name} has the shape {shape_of(mask)}, the weight {shape_of(parameter)}")
+    if problems:
         raise ValueError(
-            f"the masks do not fit the model: {'; '.join(troubles[:5])}{more}. A mask is a bool tensor under its "
-            f"parameter's name, as {next(iter(named), None)!r}; tied weights go by their first name"
+            f"the masks do not fit the model: {shortened(problems)}. A mask is a bool tensor with its "
+            f"parameter's name, such as {next(iter(named), None)!r}; tied weights have their first name"
         )
     return [(name, named[name], mask.to(named[name].device)) for name, mask in masks.items()]

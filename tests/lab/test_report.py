@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from barebones.accounting import Layer
+from barebones.accounting import LayerAccount
 from barebones.files.masks import save_masks
 from barebones.lab import folder as files
 from barebones.lab import report
@@ -211,7 +211,7 @@ def test_dead_layers_and_collapse_are_called_out_in_words(found: dict[str, Any])
 
 def test_idle_layers_are_called_out_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path)
-    layers = [Layer("a.weight", (10,), 10, 5, 5), Layer("b.weight", (10,), 10, 3, 0)]
+    layers = [LayerAccount("a.weight", (10,), 10, 5, 5), LayerAccount("b.weight", (10,), 10, 3, 0)]
     monkeypatch.setattr("barebones.lab.report.runs.account", lambda *_: SimpleNamespace(layers=layers))
     [run] = gather(tmp_path)["runs"]
     assert "An idle layer, whose weights lie on no path from input to output: b." in said(run)

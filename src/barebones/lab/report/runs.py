@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...accounting import Layer, account
+from ...accounting import LayerAccount, account
 from ...data import DATA
 from ...files.masks import load_masks
 from ...masks import Masks
@@ -175,7 +175,7 @@ def _progress(folder: Path) -> str:
 def _mask(folder: Path, settings: Row | None, effective: bool) -> Row:
     """Return what the mask file states, and what its masks keep of each layer."""
     masks, about = load_masks(folder / MASK)
-    layers = [Layer(name, tuple(m.shape), m.numel(), int(m.count_nonzero())) for name, m in masks.items()]
+    layers = [LayerAccount(name, tuple(m.shape), m.numel(), int(m.count_nonzero())) for name, m in masks.items()]
     note = None
     if effective and settings is not None:
         try:
@@ -199,7 +199,7 @@ def _mask(folder: Path, settings: Row | None, effective: bool) -> Row:
     }
 
 
-def _effective_layers(masks: Masks, settings: Row) -> list[Layer]:
+def _effective_layers(masks: Masks, settings: Row) -> list[LayerAccount]:
     """Return the layers with their effective weights, by following the network on the CPU."""
     if settings["model"] not in MODELS:  # a run folder may come from a stranger, so its code is not imported
         raise ValueError("the network is not one of barebones's own, so its layers are not followed here")
