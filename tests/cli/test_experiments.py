@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import barebones as bb
 from barebones.data import DATA
 from barebones.files.masks import load_masks, save_masks
+from barebones.lab import demo
 from barebones.lab.experiment import Experiment
 from barebones.lab.network import cached_data
 
@@ -46,8 +48,8 @@ def no_data(monkeypatch) -> None:
             ["run", *FORCE],
             [
                 "594 prunable weights; 119 would be left",
-                "Pruning: 3 rounds of 1 batches of 256",
-                "Training: 1 epochs on cpu",
+                "Pruning: 3 rounds, each with 1 batch of 256 images",
+                "Training: 1 epoch on cpu",
             ],
         ),
         (["prune", *FORCE], ["Pruning: 3 rounds"]),
@@ -297,3 +299,19 @@ def test_inspect_of_a_truncated_mask_file_is_one_line(command):
     assert done.code == 2
     assert done.err.startswith("error: mask is truncated or damaged")
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("stopped", "code"), [(False, 0), (True, 143)])
+def test_the_demo_takes_seeds_and_epochs_and_can_be_stopped(stopped, code, command, monkeypatch):
+    calls = []
+
+    def run(console, seeds, epochs, stopping):
+        calls.append((seeds, epochs))
+        if stopped:
+            signal.raise_signal(signal.SIGTERM)
+            assert stopping()
+
+    monkeypatch.setattr(demo, "demo", run)
+    assert command("demo", "--seeds", "2", "--epochs", "5").code == code
+    assert command("demo").code == code
+    assert calls == [(2, 5), (3, demo.EPOCHS)]

@@ -79,11 +79,18 @@ def dry_run(requested: Experiment, options: RunOptions) -> Iterator[Table | str]
         raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")
     yield f"{experiment.model} has {weights:,} prunable weights; {left:,} would be left."
     if experiment.rounds is not None:
-        yield f"Pruning: {experiment.rounds} rounds of {experiment.batches} batches of {experiment.batch} images."
+        yield (
+            f"Pruning: {_count(experiment.rounds, 'round')}, each with "
+            f"{_count(experiment.batches, 'batch', 'batches')} of {experiment.batch} images."
+        )
     small = ", without the channels that carry no signal (needs Torch-Pruning)" if experiment.shrink else ""
-    yield f"Training: {experiment.epochs} epochs on {options.device}{small}."
+    yield f"Training: {_count(experiment.epochs, 'epoch')} on {options.device}{small}."
     folder = options.folder(experiment)
     yield f"The run's folder is {folder}: {progress(folder)}."
+
+
+def _count(number: int | None, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def settings(experiment: Experiment, requested: Experiment) -> Table:
