@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from dataclasses import replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
@@ -16,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from barebones import METHODS, Method
 
 Loss = Callable[[Any, Any], Tensor]
 Pairs = list[tuple[Tensor, Tensor]]
@@ -67,6 +70,12 @@ def pairs(count: int, seed: int = 1, size: int = 8, dtype: torch.dtype = torch.f
         )
         for _ in range(count)
     ]
+
+
+def few(name: str, rounds: int = 4, batches: int = 3) -> Method:
+    """Return a method of the library with few rounds and few batches."""
+    method = METHODS[name]
+    return replace(method, rounds=min(method.rounds, rounds), batches=min(method.batches, batches))
 
 
 def of_round(batches: Pairs, index: int, count: int) -> Pairs:
