@@ -14,7 +14,7 @@ import references
 import torch
 import torch.nn.functional as F
 from references import Trace, assert_top, equal, ones, pairs, tiny, weights_of
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from barebones import METHODS, Method, Probe, Round, prune, rounds
@@ -169,6 +169,7 @@ print(len({int(Probe(nn.Linear(3, 2), Source()).digest_of(0, 1)) for _ in range(
 """
 
 
+@pytest.mark.slow
 def test_numpys_generator_is_seeded_also_the_first_time_that_it_is_used():
     """numpy imports its generators only when they are first asked for: here, within the first batch."""
     done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True)
@@ -244,91 +245,6 @@ def test_a_source_that_is_different_each_time_is_found_out():
     first = masks_of(fickle)[0]
     with pytest.raises(ValueError, match="other batches"):
         masks_of(fickle, after=first)
-
-
-class TestContinuing:
-    """A round continues only the run that it belongs to."""
-
-    def first(self) -> Round:
-        return masks_of(BATCHES)[0]
-
-    def test_other_batches(self):
-        other = [(x + 1e-9, y) for x, y in BATCHES]
-        with pytest.raises(ValueError, match="other batches"):
-            masks_of(other, after=self.first())
-        with pytest.raises(ValueError, match="other batches"):
-            masks_of([(x, y.flip(0)) for x, y in BATCHES], after=self.first())
-        with pytest.raises(ValueError, match="other batches"):
-            masks_of(BATCHES[1:], after=self.first())
-
-    def test_other_weights(self):
-        with pytest.raises(ValueError, match="other weights"):
-            list(rounds(Probe(tiny(seed=1), BATCHES), FORCE, 20, self.first()))
-        with pytest.raises(ValueError, match=r"other (weights|settings: counts)"):
-            list(rounds(Probe(tiny(), BATCHES, exclude="9.*"), FORCE, 20, self.first()))
-        model = tiny()
-        with torch.no_grad():
-            model[9].weight[0, 0] = -model[9].weight[0, 0]
-        with pytest.raises(ValueError, match="other weights"):
-            list(rounds(Probe(model, BATCHES), FORCE, 20, self.first()))
-
-    @pytest.mark.parametrize(
-        ("change", "word"),
-        [
-            (dict(rounds=5), "counts"),
-            (dict(batches=2), "batches"),
-            (dict(revive_until=0.0), "revive"),
-            (dict(revive_empty=False), "revive_empty"),
-            (dict(at_least=1), "at_least"),
-            (dict(criterion=METHODS["iter-grasp"].criterion), "criterion"),
-        ],
-    )
-    def test_another_method(self, change, word):
-        with pytest.raises(ValueError, match=f"other settings: .*{word}"):
-            masks_of(BATCHES, method=replace(FORCE, **change), after=self.first())
-
-    @pytest.mark.parametrize(
-        ("change", "word"), [(dict(seed=1), "seed"), (dict(bn="eval"), "bn"), (dict(loss="nll-on-logits"), "objective")]
-    )
-    def test_another_probe(self, change, word):
-        with pytest.raises(ValueError, match=f"other settings: .*{word}"):
-            list(rounds(Probe(tiny(), BATCHES, **change), FORCE, 20, self.first()))
-
-    def test_another_count(self):
-        with pytest.raises(ValueError, match="other settings: counts"):
-            list(rounds(Probe(tiny(), BATCHES), FORCE, 19, self.first()))
-
-    def test_masks_in_another_order_are_the_same_masks(self):
-        method = replace(METHODS["grasp-taylor"], rounds=3)
-        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
-        batches = [(torch.randn(8, 4, dtype=torch.float64), torch.randint(4, (8,)))]
-        whole = list(rounds(Probe(model, batches), method, 5))
-        turned = replace(whole[0], masks=dict(reversed(whole[0].masks.items())))
-        rest = list(rounds(Probe(model, batches), method, 5, turned))
-        assert equal(rest[-1].masks, whole[-1].masks)
-
-    def test_files_keep_the_order_of_the_layers(self, tmp_path):
-        model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(3, 3, dtype=torch.float64), nn.Tanh())))
-        batches = [(torch.randn(8, 3, dtype=torch.float64), torch.randint(3, (8,)))]
-        method = replace(METHODS["grasp-taylor"], rounds=3)
-        whole = list(rounds(Probe(model, batches), method, 9))
-        whole[0].save(tmp_path / "round")
-        loaded = Round.load(tmp_path / "round")
-        assert list(loaded.masks) == list(whole[0].masks)
-        assert loaded.record == whole[0].record
-        assert equal(list(rounds(Probe(model, batches), method, 9, loaded))[-1].masks, whole[-1].masks)
-
-    def test_prune_continues_too(self, tmp_path):
-        seen: list[Round] = []
-        whole = prune(tiny(), BATCHES, 0.8, "force", rounds=4, on_round=seen.append, on_collapse="ignore")
-        seen[1].save(tmp_path / "round")
-        rest = prune(
-            tiny(), BATCHES, 0.8, "force", rounds=4, after=Round.load(tmp_path / "round"), on_collapse="ignore"
-        )
-        assert equal(rest.masks, whole.masks)
-        assert [r.index for r in rest.rounds] == [2, 3]
-        over = prune(tiny(), BATCHES, 0.8, "force", rounds=4, after=whole.last, on_collapse="ignore")
-        assert equal(over.masks, whole.masks)
 
 
 def test_batches_of_any_form_reach_the_objective():

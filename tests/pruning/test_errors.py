@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import prune as torch_prune
 
-from barebones import METHODS, Method, Probe, prunable, prune, rounds
+from barebones import METHODS, Method, Probe, agreement, hold, prunable, prune, rounds
 
 BATCHES = pairs(2)
 FORCE = replace(METHODS["force"], rounds=3)
@@ -27,25 +27,25 @@ def refused(match: str, *args: Any, model: nn.Module | None = None, **options: A
     trace.check()
 
 
-@pytest.mark.parametrize("sparsity", [1.0, -0.1, 2, float("nan"), float("inf"), 100])
-def test_sparsity_is_a_fraction(sparsity):
-    refused(r"sparsity=.*fraction of weights to remove", sparsity=sparsity)
-
-
-def test_sparsity_in_percent_gets_a_hint():
-    refused(r"did you mean 0\.9\?", sparsity=90)
-    refused(r"did you mean 0\.995\?", sparsity=99.5)
-
-
-def test_sparsity_that_leaves_nothing():
-    refused("leaves none of the 114", sparsity=0.9999)
+@pytest.mark.parametrize(
+    ("sparsity", "match"),
+    [
+        *((sparsity, "sparsity=.*fraction of weights to remove") for sparsity in (1.0, -0.1, 2, torch.nan, torch.inf)),
+        (90, r"did you mean 0\.9\?"),
+        (99.5, r"did you mean 0\.995\?"),
+        (100, "fraction of weights to remove"),
+        (0.9999, "leaves none of the 114"),
+    ],
+)
+def test_sparsity_is_a_fraction(sparsity, match):
+    refused(match, sparsity=sparsity)
 
 
 @pytest.mark.parametrize(
-    ("given", "nearest"), [("forse", "force"), ("FORCE", "force"), ("iter_snip", "iter-snip"), ("sinflow", "synflow")]
+    ("name", "nearest"), [("forse", "force"), ("FORCE", "force"), ("iter_snip", "iter-snip"), ("sinflow", "synflow")]
 )
-def test_method_names(given, nearest):
-    refused(f"there is no method '{given}'; did you mean '{nearest}'", method=given)
+def test_method_names(name, nearest):
+    refused(f"there is no method '{name}'; did you mean '{nearest}'", method=name)
 
 
 def test_method_names_are_listed():
@@ -76,29 +76,22 @@ def test_one_round_methods_have_one_round(method):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("option", "value", "match"),
     [
-        ("bn", "train"),
-        ("precision", "fp16"),
-        ("on_collapse", "explode"),
-        ("schedule", "cosine"),
-        ("loss", "mse"),
-        ("revive_until", 1.5),
-        ("revive_until", -0.1),
-        ("batches_per_round", 0),
-        ("at_least", -1),
+        ("bn", "train", "bn='train': choose 'batch'.*'eval'"),
+        ("precision", "fp16", "precision='fp16': choose one of fp32, tf32, bf16"),
+        ("on_collapse", "explode", "on_collapse='explode': choose 'warn', 'raise' or 'ignore'"),
+        ("on_collapse", "", "choose 'warn', 'raise' or 'ignore'"),
+        ("schedule", "cosine", "there is no schedule 'cosine'.*exponential, linear, one-shot, settle"),
+        ("loss", "mse", "loss='mse': choose one of cross-entropy, nll-on-logits"),
+        ("revive_until", 1.5, "revive_until=1.5"),
+        ("revive_until", -0.1, "revive_until=-0.1"),
+        ("batches_per_round", 0, "batches=0"),
+        ("at_least", -1, "at_least=-1"),
     ],
 )
-def test_words_and_numbers_out_of_range(option, value):
-    refused(str(value), **{option: value})
-
-
-def test_choices_are_listed():
-    refused("'batch'.*'eval'", bn="train")
-    refused("fp32, tf32, bf16", precision="half")
-    refused("'warn', 'raise' or 'ignore'", on_collapse="")
-    refused("exponential, linear, one-shot, settle", schedule="exp")
-    refused("cross-entropy, nll-on-logits", loss="ce")
+def test_options_out_of_range(option, value, match):
+    refused(match, **{option: value})
 
 
 def test_a_floor_that_does_not_fit():
@@ -340,52 +333,6 @@ def test_weights_changed_between_rounds():
         next(steps)
 
 
-def test_collapse_is_warned_about_or_raised():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
-    batches = [(torch.randn(4, 4), torch.tensor([0, 1, 2, 0]))]
-    only_last = Method(lambda probe: {n: torch.full_like(w, float(n[0])) for n, w in probe.weights.items()})
-    refused(r"0\.weight cut", batches, 0.7, only_last, model=model, on_collapse="raise")
-    with pytest.warns(UserWarning, match=r"no signal passes.*0\.weight"):
-        assert prune(model, batches, 0.7, only_last).collapsed == ["0.weight"]
-    assert prune(model, batches, 0.7, only_last, on_collapse="ignore").collapsed == ["0.weight"]
-
-
-def test_a_layer_that_has_a_way_around_is_no_collapse():
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(x + self.a(x))
-
-    batches = [(torch.randn(4, 4), torch.tensor([0, 1, 2, 0]))]
-    only_last = Method(lambda probe: {n: torch.full_like(w, float(n[0] == "b")) for n, w in probe.weights.items()})
-    assert prune(Residual(), batches, 0.7, only_last).collapsed == []
-
-
-class Braces(nn.Module):
-    """It takes a batch, and nothing smaller; its error has braces in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) == 1:
-            raise RuntimeError("bad shape {'x': 3}")
-        return self.layer(x)
-
-
-def test_a_check_for_collapse_that_fails_does_not_cost_the_masks():
-    batches = [(torch.randn(8, 4), torch.randint(2, (8,)))]
-    with pytest.warns(UserWarning, match=r"not checked: .*bad shape \{'x': 3\}"):
-        result = prune(Braces(), batches, 0.5, "force", rounds=2)
-    assert sum(int(mask.sum()) for mask in result.masks.values()) == 4
-    assert prune(Braces(), batches, 0.5, "force", rounds=2, on_collapse="ignore").collapsed == []
-
-
 def test_changed_weights_are_told_before_a_collapse():
     def spoil(probe):
         return {name: weight.zero_() for name, weight in probe.weights.items()}
@@ -402,6 +349,24 @@ def test_criteria_that_return_something_else(returned):
         prune(nn.Linear(4, 2), [(torch.randn(8, 4), torch.randint(2, (8,)))], 0.5, Method(lambda probe: returned))
 
 
-def test_what_is_no_round_cannot_be_continued():
-    with pytest.raises(ValueError, match=r"after= is the last Round"):
-        prune(nn.Linear(4, 2), [(torch.randn(8, 4), torch.randint(2, (8,)))], 0.5, "force", rounds=2, after="round.bin")
+def test_a_criterion_that_changes_the_weights_is_found_out():
+    with pytest.raises(ValueError, match="weights were changed while it was pruned"):
+        prune(tiny(), BATCHES, 0.5, Method(lambda p: {n: w.abs_() for n, w in p.weights.items()}))
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda m: prune(m, BATCHES, 0.5, lambda probe: probe.weights), r"wrap your criterion in bb\.Method"),
+        (lambda m: prune(m, BATCHES, 0.5, None), "neither a name nor"),
+        (lambda m: prune(m, BATCHES, 0.5, "force", rounds=2.5), "rounds=2.5: it must be a whole number"),
+        (lambda m: next(rounds(m, "force", 3)), r"takes a bb\.Probe"),
+        (lambda m: hold(m, prune(m, BATCHES, 0.5, "snip"), torch.optim.SGD(m.parameters())), r"pass result\.masks"),
+        (lambda m: agreement(prune(m, BATCHES, 0.5, "snip"), {}), r"pass result\.masks"),
+        (lambda m: prune(m, lambda index: None, 0.5, "snip"), r"batches\(0\) must return"),
+    ],
+    ids=["a function", "None", "half a round", "a model", "hold a result", "agreement of results", "no batches"],
+)
+def test_likely_mistakes_get_a_sentence(call, match):
+    with pytest.raises(ValueError, match=match):
+        call(tiny())

@@ -1,5 +1,6 @@
 """Every method against its equations, round by round, and what holds for all of them: one test over the table."""
 
+import functools
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -10,51 +11,47 @@ import references
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
-from references import Trace, assert_top, equal, of_round, ones, pairs, tiny, weights_of
+from references import Trace, assert_top, equal, few, of_round, ones, pairs, tiny, weights_of
 from torch import Tensor, nn
 
 from barebones import METHODS, Method, Probe, Round, prune, rounds
 from barebones.masks import kept
+from barebones.pruning import criteria
 from barebones.pruning.criteria import erk_counts
 
 BATCHES = pairs(5)
 KEEP = 20
-LEARNED = ("force", "iter-snip", "hybrid", "snip", "snip-mb", "grasp", "grasp-mb", "grasp-taylor", "iter-grasp")
 
 
-def small(name: str, longest: int = 4) -> Method:
-    """The method with few rounds and few batches."""
-    method = METHODS[name]
-    return replace(method, rounds=min(method.rounds, longest), batches=min(method.batches, 3))
+def run(name: str, keep: int = KEEP, **options: object) -> list[Round]:
+    """Take all rounds of a method, with few rounds and batches."""
+    return list(rounds(Probe(tiny(), BATCHES, seed=3), replace(few(name), **options), keep))
 
 
-def run(name: str, model: nn.Module | None = None, keep: int = KEEP, **options: object) -> list[Round]:
-    method = replace(small(name), **options)
-    return list(rounds(Probe(model or tiny(), BATCHES, seed=3), method, keep))
+@functools.cache
+def steps_of(name: str) -> list[Round]:
+    """The same, once for all tests that only read them."""
+    return run(name)
 
 
-def reference(name: str, model: nn.Module, masks: dict[str, Tensor], index: int, count: int) -> dict[str, Tensor]:
-    """The scores of one round straight from the equations."""
-    batches = of_round(BATCHES, index, count)
-    if name in ("force", "iter-snip", "hybrid", "snip", "snip-mb"):
-        return references.snip(model, masks, batches)
-    if name in ("grasp", "grasp-mb", "grasp-taylor"):
-        return references.grasp(model, masks, batches)
-    if name == "iter-grasp":
-        return references.gradient_norm(model, masks, batches)
-    if name == "synflow":
-        return references.synflow(model, masks, BATCHES[0][0][:1])
-    assert name == "magnitude"
-    return references.magnitude(model)
+REFERENCES = {  # the scores of one round straight from the equations, by criterion
+    criteria.saliency: references.snip,
+    criteria.grasp: references.grasp,
+    criteria.gradient_norm: references.gradient_norm,
+    criteria.synflow: lambda model, masks, _: references.synflow(model, masks, BATCHES[0][0][:1]),
+    criteria.magnitude: lambda model, *_: references.magnitude(model),
+}
+DETERMINED = [name for name, method in METHODS.items() if method.criterion in REFERENCES]
+LEARNED = [name for name in DETERMINED if METHODS[name].needs_data]
 
 
-@pytest.mark.parametrize("name", [*LEARNED, "synflow", "magnitude"])
+@pytest.mark.parametrize("name", DETERMINED)
 def test_every_round_is_what_the_equations_say(name):
-    model, method = tiny(), small(name)
+    model, method = tiny(), few(name)
     probe = Probe(model, BATCHES)
     before = ones(weights_of(model))
     for step in rounds(probe, method, KEEP):
-        scores = reference(name, model, before, step.index, method.batches)
+        scores = REFERENCES[method.criterion](model, before, of_round(BATCHES, step.index, method.batches))
         with probe.at(before, step.index, step.keep, method.batches):
             found = method.criterion(probe)
         largest = max(float(s.abs().max()) for s in scores.values())
@@ -97,15 +94,15 @@ class TestEveryMethod:
     """One table test over METHODS: a new row is tested by being there."""
 
     def test_keeps_exactly_the_count_of_each_round(self, name):
-        steps = run(name)
-        method, total = small(name), 114
+        steps = steps_of(name)
+        method, total = few(name), 114
         assert [s.keep for s in steps] == method.schedule(total, KEEP, method.rounds)
         assert [kept(s.masks) for s in steps] == [s.keep for s in steps]
         assert [sum(s.record.layers.values()) for s in steps] == [s.keep for s in steps]
 
     def test_returns_pruned_weights_only_where_it_may(self, name):
-        method = small(name)
-        for before, after in pairwise(run(name)):
+        method = few(name)
+        for before, after in pairwise(steps_of(name)):
             returned = {n: mask & ~before.masks[n] for n, mask in after.masks.items()}
             gone = {n: before.masks[n] & ~mask for n, mask in after.masks.items()}
             assert (after.recovered, after.pruned) == (kept(returned), kept(gone))
@@ -122,12 +119,12 @@ class TestEveryMethod:
             assert torch.equal(a.counted.floats.nan_to_num(), b.counted.floats.nan_to_num())
 
     def test_resumes_from_every_round(self, name, tmp_path):
-        whole = run(name)
+        whole = steps_of(name)
         for step in whole[:-1]:
             step.save(tmp_path / "round")
             loaded = Round.load(tmp_path / "round")
             assert equal(loaded.masks, step.masks)
-            rest = list(rounds(Probe(tiny(), BATCHES, seed=3), small(name), KEEP, after=loaded))
+            rest = list(rounds(Probe(tiny(), BATCHES, seed=3), few(name), KEEP, after=loaded))
             assert [r.index for r in rest] == [r.index for r in whole[step.index + 1 :]]
             for a, b in zip(rest, whole[step.index + 1 :], strict=True):
                 assert equal(a.masks, b.masks)
@@ -139,23 +136,24 @@ class TestEveryMethod:
         model[1].train()
         model(BATCHES[0][0]).sum().backward()
         trace = Trace(model)
-        for _ in rounds(Probe(model, BATCHES), small(name), KEEP):
+        for _ in rounds(Probe(model, BATCHES), few(name), KEEP):
             trace.check()
         trace.check()
-        prune(model, BATCHES, 0.8, name, rounds=small(name).rounds, batches_per_round=2, on_collapse="ignore")
+        prune(model, BATCHES, 0.8, name, rounds=few(name).rounds, batches_per_round=2, on_collapse="ignore")
         trace.check()
 
     @pytest.mark.parametrize("keep", [1, 113, 114])
     def test_keeps_one_or_nearly_all_or_all(self, name, keep):
-        assert [kept(s.masks) for s in run(name, keep=keep)] == [s.keep for s in run(name, keep=keep)]
+        steps = run(name, keep=keep)
+        assert [kept(s.masks) for s in steps] == [s.keep for s in steps]
 
     def test_is_what_prune_does(self, name):
-        method = small(name)
+        method = few(name)
         result = prune(
             tiny(), BATCHES, 1 - KEEP / 114, name, rounds=method.rounds, batches_per_round=method.batches, seed=3,
             on_collapse="ignore",
         )  # fmt: skip
-        steps = run(name)
+        steps = steps_of(name)
         assert equal(result.masks, steps[-1].masks)
         assert [r.layers for r in result.rounds] == [s.record.layers for s in steps]
         assert [(r.keep, r.pruned, r.recovered) for r in result.rounds] == [
@@ -168,9 +166,9 @@ class TestEveryMethod:
             assert all(count >= 4 for count in step.record.layers.values())
 
     def test_masks_of_a_round_are_its_own(self, name):
-        expected = run(name)
+        expected = steps_of(name)
         found = []
-        for step in rounds(Probe(tiny(), BATCHES, seed=3), small(name), KEEP):
+        for step in rounds(Probe(tiny(), BATCHES, seed=3), few(name), KEEP):
             found.append({n: m.clone() for n, m in step.masks.items()})
             for mask in step.masks.values():
                 mask.logical_not_()
@@ -188,12 +186,12 @@ def test_hybrid_is_force_and_then_iterative_snip():
 
 
 def test_force_in_no_reviving_round_is_iterative_snip():
-    assert equal(run("force", revive_until=0.0)[-1].masks, run("iter-snip")[-1].masks)
+    assert equal(run("force", revive_until=0.0)[-1].masks, steps_of("iter-snip")[-1].masks)
 
 
 @pytest.mark.parametrize("name", ["force", "iter-snip", "hybrid"])
 def test_one_round_is_snip(name):
-    assert equal(run(name, rounds=1)[-1].masks, run("snip")[-1].masks)
+    assert equal(run(name, rounds=1)[-1].masks, steps_of("snip")[-1].masks)
 
 
 def test_many_batches_are_the_mean_of_signed_gradients():
@@ -201,7 +199,7 @@ def test_many_batches_are_the_mean_of_signed_gradients():
     model = tiny()
     one_by_one = [references.sensitivity(model, ones(weights_of(model)), [b]) for b in BATCHES[:3]]
     signed = {n: sum(g[n] for g in one_by_one).abs() for n in one_by_one[0]}
-    assert_top(run("snip-mb")[-1].masks, signed, KEEP)
+    assert_top(steps_of("snip-mb")[-1].masks, signed, KEEP)
 
 
 def test_a_method_of_ones_own_is_a_function():
@@ -320,7 +318,7 @@ def collapsing() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
 @pytest.mark.parametrize("name", LEARNED)
 def test_trap_1_vanished_gradients_keep_exactly_k(name):
     model, batches = collapsing()
-    method = small(name)
+    method = few(name)
     steps = list(rounds(Probe(model, batches), method, 5))
     assert [kept(s.masks) for s in steps] == method.schedule(78, 5, method.rounds)
     assert steps[-1].saliency == 0.0
@@ -332,7 +330,7 @@ def test_trap_1_a_network_that_collapses_on_the_way_keeps_exactly_k():
     batches = [(torch.rand(8, 6, dtype=torch.float64), torch.randint(6, (8,)))]
     for name in ("force", "iter-snip", "snip"):
         with pytest.warns(UserWarning, match="no signal passes"):
-            result = prune(model, batches, 0.985, name)
+            result = prune(model, batches, 0.985, few(name, rounds=20))
         assert kept(result.masks) == 5
         assert result.collapsed
 
@@ -342,9 +340,9 @@ def test_trap_2_negative_log_likelihood_of_raw_outputs_is_another_criterion():
     probe = Probe(model, BATCHES, loss="nll-on-logits")
     step = next(rounds(probe, METHODS["snip"], KEEP))
     assert_top(step.masks, references.snip(model, ones(weights_of(model)), BATCHES[:1], loss=F.nll_loss), KEEP)
-    assert not equal(step.masks, run("snip")[-1].masks)
+    assert not equal(step.masks, steps_of("snip")[-1].masks)
     named = next(rounds(Probe(model, BATCHES, loss="cross-entropy"), METHODS["snip"], KEEP))
-    assert equal(named.masks, run("snip")[-1].masks)
+    assert equal(named.masks, steps_of("snip")[-1].masks)
 
 
 @pytest.mark.parametrize("bn", ["batch", "eval"])
@@ -417,7 +415,7 @@ def test_trap_6_weights_are_never_initialized_again(name, monkeypatch):
     ):
         monkeypatch.setattr(nn.init, initializer, None)
     monkeypatch.setattr(nn.Linear, "reset_parameters", None)
-    steps = list(rounds(Probe(model, BATCHES), small(name), KEEP))
+    steps = list(rounds(Probe(model, BATCHES), few(name), KEEP))
     assert equal(weights_of(model), before)
     assert len({s.weights_digest for s in steps}) == 1
 
@@ -458,7 +456,7 @@ def test_random_masks_are_uniform_over_all_weights_and_follow_the_seed():
 def test_the_objective_and_the_loss_are_those_of_the_masks_a_round_begins_with():
     model = tiny()
     before = ones(weights_of(model))
-    for step in run("force"):
+    for step in steps_of("force"):
         batch = of_round(BATCHES, step.index, 1)
         assert step.saliency == pytest.approx(references.objective_value(model, before, batch), rel=1e-10)
         masked = {n: w * before[n] for n, w in weights_of(model).items()}
@@ -480,3 +478,11 @@ def test_temperature_changes_grasp_only():
         cold = METHODS["grasp"].criterion(probe)
     right = references.grasp(model, ones(weights_of(model)), BATCHES[:1], temperature=1.0)
     assert not all(torch.allclose(cold[n] * 200**2, right[n], rtol=1e-3) for n in cold)
+
+
+def test_the_temperature_is_the_same_for_a_loss_and_an_objective():
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    step = next(rounds(Probe(tiny(), BATCHES, seed=3, objective=objective), METHODS["grasp"], KEEP))
+    assert equal(step.masks, steps_of("grasp")[-1].masks)

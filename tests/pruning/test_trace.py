@@ -406,6 +406,7 @@ check("new switch of all")
 """
 
 
+@pytest.mark.slow
 def test_torchs_switches_of_precision_stay():
     """This runs in a process of its own, because the switches cannot all be put back."""
     done = subprocess.run([sys.executable, "-c", SWITCHES], capture_output=True, text=True)
@@ -448,3 +449,17 @@ def test_the_flags_of_wrappers_inside_stay_under_synflow():
     model = nn.Sequential(nn.DataParallel(nn.Linear(4, 6)), nn.Linear(6, 3)).train()
     prune(model, None, 0.5, "synflow", example=torch.ones(1, 4), rounds=2, on_collapse="ignore")
     assert all(m.training for m in model.modules())
+
+
+def test_an_objective_may_call_backward():
+    model = tiny()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    trace = Trace(model)
+
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward(retain_graph=True)
+        return loss
+
+    prune(model, BATCHES, 0.5, FORCE, objective=objective, on_collapse="ignore")
+    trace.check()
