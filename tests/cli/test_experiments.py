@@ -234,7 +234,7 @@ def test_run_tells_its_progress_and_its_end_and_does_nothing_twice(command, tiny
     assert "train: epoch 1 of 1, loss" in first.err
     assert "Best validation accuracy" in first.out
     (folder,) = (tiny / "runs").iterdir()
-    assert f"All of it is in runs/{folder.name}" in first.out
+    assert f"Everything is in runs/{folder.name}" in first.out
     second = command("run", *FORCE)
     assert second == (0, first.out, "")
 

@@ -24,7 +24,7 @@ pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch) -> None:
-    monkeypatch.setattr(small_networks, "LONG", 0.0)
+    monkeypatch.setattr(small_networks, "MIN_SECONDS", 0.0)
 
 
 @pytest.fixture

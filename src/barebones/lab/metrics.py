@@ -1,4 +1,4 @@
-"""Metrics: one line of JSON for every round and epoch, the same lines again however often a run was interrupted."""
+"""Metrics: one line of JSON per round and epoch, the same lines however often a run was interrupted."""
 
 from __future__ import annotations
 
@@ -17,42 +17,41 @@ Line = dict[str, Any]
 
 
 class Metrics:
-    """The file metrics.jsonl of a run, and its TensorBoard log where that is asked for.
+    """The file metrics.jsonl of a run and, on request, its TensorBoard log.
 
-    A line is appended when a round or an epoch ends. A run that was killed may have written lines beyond its last
-    checkpoint, or half of one: `rewind` takes them back when it continues.
+    A line is appended when a round or an epoch ends. A run that was killed may have written lines after its last
+    checkpoint, or half a line. `rewind` removes them when the run resumes.
     """
 
     def __init__(self, folder: Path, report: Callable[[Line], None], tensorboard: bool = False) -> None:
         self.path, self.report = folder / METRICS, report
         self.board = Board(folder / "tensorboard") if tensorboard else None
-        lines = read(self.path)
-        self._write_anew(lines)
+        self._rewrite(read(self.path))
 
     def rewind(self, stage: str, after: int) -> None:
-        """Forget the lines of a stage from number `after` on, and those of all later stages."""
+        """Remove the lines of a stage from number `after` on, and those of all later stages."""
         lines = read(self.path)
         kept = [line for line in lines if _place(line) < (STAGES.index(stage), after)]
         if len(kept) < len(lines):
-            self._write_anew(kept)
+            self._rewrite(kept)
 
     def __call__(self, line: Line) -> None:
-        """Append a line, show it, and log it."""
+        """Append a line, report it, and log it to TensorBoard."""
         try:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(_finite(line)) + "\n")
-        except OSError as error:  # a full disk names nothing
+        except OSError as error:  # a full disk does not name the file
             raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
         if self.board is not None:
             self.board(_finite(line))
         self.report(line)
 
     def close(self) -> None:
-        """Let go of the TensorBoard log."""
+        """Close the TensorBoard log."""
         if self.board is not None:
             self.board.close()
 
-    def _write_anew(self, lines: list[Line]) -> None:
+    def _rewrite(self, lines: list[Line]) -> None:
         with files.atomically(self.path) as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
         if self.board is not None:
@@ -60,24 +59,24 @@ class Metrics:
 
 
 STAGES = ("pretrain", "prune", "train")
-COUNTED = {"pretrain": "epoch", "prune": "round", "train": "epoch"}  # what its lines are numbered by
+COUNTED = {"pretrain": "epoch", "prune": "round", "train": "epoch"}  # what the lines of a stage count
 
 
 def read(path: Path) -> list[Line]:
-    """The whole lines of a metrics file; what a killed process left of the last one is passed over."""
+    """Return the complete lines of a metrics file; half a line, which a killed process may have left, is ignored."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    found = []
+    lines = []
     for row in text.splitlines():
         try:
             line = json.loads(row)
             _place(line)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            break  # nothing after a broken line can be trusted to be in order
-        found.append(line)
-    return found
+            break  # lines after a broken one may be out of order
+        lines.append(line)
+    return lines
 
 
 def _place(line: Line) -> tuple[int, int]:
@@ -88,7 +87,7 @@ def _place(line: Line) -> tuple[int, int]:
 
 
 def _finite(value: Any) -> Any:
-    """With null for what JSON has no word for."""
+    """Replace infinity and NaN, which JSON does not have, by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -97,7 +96,7 @@ def _finite(value: Any) -> Any:
 
 
 class Board:
-    """The numbers of the lines as TensorBoard's scalars, by stage."""
+    """A TensorBoard log: the numbers of the lines as scalars, by stage."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -108,7 +107,7 @@ class Board:
         self.writer: Any = None
 
     def begin(self, lines: list[Line]) -> None:
-        """Start the log anew with these lines: what was logged beyond them did not happen."""
+        """Start the log again with these lines, without whatever was logged after them."""
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.writer = self.make(str(self.folder))
@@ -125,17 +124,17 @@ class Board:
         self.writer.flush()
 
     def close(self) -> None:
-        """End the log."""
+        """Close the log."""
         if self.writer is not None:
             self.writer.close()
             self.writer = None
 
 
 def _scalars(line: Line, prefix: str = "") -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+    scalars: list[tuple[str, float]] = []
     for name, value in line.items():
         if isinstance(value, dict):
-            found += [] if name == "layers" else _scalars(value, f"{prefix}{name}/")
+            scalars += [] if name == "layers" else _scalars(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found.append((prefix + name, float(value)))
-    return found
+            scalars.append((prefix + name, float(value)))
+    return scalars

@@ -1,4 +1,4 @@
-"""Records: one row for each run folder, with the mean and deviation over seeds, as CSV, Parquet and a short table."""
+"""Records: one row per run folder, with mean and standard deviation over seeds, as CSV, Parquet and a short table."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 SETTINGS: dict[str, type] = {f.name: _TYPES[str(f.type).partition(" | ")[0]] for f in fields(Experiment)}
 RESULTS: dict[str, type] = {
     "status": str,  # done, failed or unreadable
-    "reason": str,  # why, where it is not done
-    "top1": float,  # of the test images, after the last epoch; accuracies are fractions of 1
+    "reason": str,  # why it is not done
+    "top1": float,  # on the test images, after the last epoch; accuracies are fractions
     "top5": float,
     "best_validation_epoch": int,
     "best_validation": float,
-    "top1_at_best_validation": float,  # of the test images, after that epoch
+    "top1_at_best_validation": float,  # on the test images, after that epoch
     "effective_sparsity": float,
     "collapsed": bool,
-    "collapsed_layers": str,  # their names, with spaces between them
+    "collapsed_layers": str,  # their names, separated by spaces
     "prune_seconds": float,
     "train_seconds": float,
     "folder": str,
-    "seeds": int,  # that are done, of the runs that differ in the seed alone
+    "seeds": int,  # number of finished runs that differ in the seed alone
     "top1_mean": float,
-    "top1_std": float,  # of a sample; empty for one seed
+    "top1_std": float,  # of a sample; empty for a single seed
 }
 COLUMNS = SETTINGS | RESULTS
 
 
 def records(runs: Path) -> list[Row]:
-    """One row of `COLUMNS` for each folder in `runs` that holds a result or a failure, sorted by what was run."""
+    """Return one row of `COLUMNS` for each folder in `runs` with a result or a failure, sorted by its settings."""
     runs = Path(runs)
     if not runs.is_dir():
         raise ValueError(f"there is no folder {runs}; name the one that holds the run folders")
@@ -59,7 +59,7 @@ def records(runs: Path) -> list[Row]:
 
 
 def record(folder: Path) -> Row | None:
-    """The row of one run folder, without the statistics of its group; None where nothing has ended."""
+    """Return the row of one run folder, without the statistics of its group; None if the run has not ended."""
     blank: Row = dict.fromkeys(COLUMNS) | {"folder": folder.name}
     for name, parse in ((RESULT, _result), (FAILURE, _failure)):
         if not (folder / name).exists():
@@ -68,7 +68,7 @@ def record(folder: Path) -> Row | None:
             content = read(folder / name)
             return blank | Experiment.settings(content["experiment"]) | parse(content)
         except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
-            return blank | _remembered(folder) | {"status": UNREADABLE, "reason": f"{name}: {_short(error)}"}
+            return blank | _settings_of(folder) | {"status": UNREADABLE, "reason": f"{name}: {_short(error)}"}
     return None
 
 
@@ -99,7 +99,7 @@ def group(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def write(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write records.csv and, where pyarrow is installed, records.parquet; the files that were written."""
+    """Write records.csv and, if pyarrow is installed, records.parquet; return the paths of what was written."""
     text = io.StringIO(newline="")
     lines = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
     lines.writeheader()
@@ -115,7 +115,7 @@ def write(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def _parquet(rows: Sequence[Row]) -> bytes | None:
-    """The rows as a Parquet file; None without pyarrow, which `pip install 'barebones[lab]'` brings."""
+    """Return the rows as a Parquet file; None without pyarrow, which `pip install 'barebones[lab]'` installs."""
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -128,7 +128,7 @@ def _parquet(rows: Sequence[Row]) -> bytes | None:
 
 
 def summary(rows: Sequence[Row]) -> Table:
-    """One line for each group: the mean and standard deviation of the test accuracy over its seeds."""
+    """Return a table with one line per group: mean and standard deviation of the test accuracy over its seeds."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["method"] is not None:
@@ -157,17 +157,16 @@ def _spread(row: Row) -> str:
 
 
 def _differences(row: Row, others: Sequence[Row]) -> str:
-    """What tells it from the others that the first columns show alike."""
+    """Return the settings that tell a group from others of the same data, network, method and sparsity."""
     alike = [other for other in others if all(row[n] == other[n] for n in ("data", "model", "method", "sparsity"))]
     names = [n for n in SETTINGS if n != "seed" and any(other[n] != row[n] for other in alike)]
     return ", ".join(f"{name.replace('_', '-')} {row[name]}" for name in names)
 
 
-def _remembered(folder: Path) -> Row:
-    """What was run there, if at least that can be read."""
+def _settings_of(folder: Path) -> Row:
+    """Return the settings of a run whose result cannot be read, from its experiment.json if possible."""
     try:
-        content = read(folder / EXPERIMENT)
-        return Experiment.settings(content.get("experiment", content))
+        return Experiment.settings(read(folder / EXPERIMENT))
     except (ValueError, TypeError, OSError, RecursionError):
         return {}
 
@@ -177,15 +176,15 @@ def _result(content: Mapping[str, Any]) -> Row:
     return {
         "status": DONE,
         "top1": _number(content["test"]["top1"]),
-        "top5": _number(content["test"].get("top5")),
+        "top5": _number(content["test"]["top5"]),
         "best_validation_epoch": None if (epoch := _number(best.get("epoch"))) is None else int(epoch),
         "best_validation": _number(best.get("validation")),
         "top1_at_best_validation": _number(best.get("test")),
         "effective_sparsity": _number(content["effective_sparsity"]),
         "collapsed": bool(content["collapsed"]),
         "collapsed_layers": " ".join(content["collapsed"]),
-        "prune_seconds": _number(content["seconds"].get("prune")),
-        "train_seconds": _number(content["seconds"].get("train")),
+        "prune_seconds": _number(content["seconds"]["prune"]),
+        "train_seconds": _number(content["seconds"]["train"]),
     }
 
 
@@ -197,7 +196,7 @@ def _number(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value)
 
 

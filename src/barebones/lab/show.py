@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -123,11 +123,11 @@ def summary(result: dict[str, Any], folder: Path) -> Iterator[str]:
             f"test accuracy there: {best['test']:.2%}."
         )
     yield from kept(result)
-    if small := result.get("shrunk"):
+    if small := result["shrunk"]:
         yield from shrunk(small)
-    if not result.get("found_for_these_weights", True):
+    if not result["found_for_these_weights"]:
         yield "These masks were found for other initial weights than the ones trained here."
-    yield f"Pruning took {seconds['prune']:.1f} s, training {seconds['train']:.1f} s. All of it is in {folder}"
+    yield f"Pruning took {seconds['prune']:.1f} s, training {seconds['train']:.1f} s. Everything is in {folder}"
 
 
 def kept(about: dict[str, Any]) -> Iterator[str]:
@@ -163,7 +163,8 @@ def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
     header = Table("what", "value", title=escape(str(path)), title_justify="left")
     for name, value in about.items():
         if name == "experiment":
-            value = Experiment.from_dict(value).folder
+            with suppress(ValueError):  # its method may not be registered here
+                value = Experiment.from_dict(value).folder
         if isinstance(value, dict):
             value = ", ".join(f"{key} {inner}" for key, inner in value.items() if inner is not None)
         header.add_row(escape(name), "none" if value == [] else escape(str(value)))

@@ -1,4 +1,4 @@
-"""Small networks in the lab: what shrinking left of a network, and how much faster it trains."""
+"""Shrunk networks in the lab: what shrinking removed, and how much faster the network trains."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ..masks import Masks
 from ..running.rng import forked
 from .training import Training, TrainingPlan
 
-LONG, FEW = 1.0, 3  # seconds and steps that a pace is measured over, at least
-WARM = {"cpu": 1, "cuda": 5}  # steps before it: first calls, and the capture of a graph
+MIN_SECONDS, MIN_STEPS = 1.0, 3  # that a speed is measured over, at least
+WARM_UP = {"cpu": 1, "cuda": 5}  # steps before measuring: first calls, and the capture of a CUDA graph
 
 
 def to_train(model: nn.Module, masks: Masks, images: Tensor) -> Shrunk:
-    """The small network in the form that trains fastest: widths that vectors and tensor cores like, channels last."""
+    """Return the shrunk network in the form that trains fastest: widths in multiples of 8, channels last in memory."""
     small = shrink(model, masks, images, multiple_of=8, before_training=True)
     if next(small.module.parameters(), None) is None:
-        raise ValueError("nothing is left to train once the network is shrunk: no signal passes through it")
+        raise ValueError("no signal passes through the network, so nothing is left to train; use a lower sparsity")
     return small
 
 
 def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
-    """The model itself, with its channels last in memory where it learns from these images so."""
+    """Return the model itself, with its channels last in memory if it can be trained so."""
     trial = with_channels_last(deepcopy(model)).train()
     try:
         run_backward(trial, images)
-    except RuntimeError:  # it needs the order that it has, for a view of pixels and channels say; or training will tell
+    except RuntimeError:  # its own memory format matters, for example to a `view`; other errors will show in training
         return model
     return with_channels_last(model)
 
@@ -50,13 +50,13 @@ def images_per_second(
     precision: str,
     captured: bool,
 ) -> dict[str, float] | None:
-    """How fast copies of these networks train, in turns of a step each that leave no trace.
+    """Measure how fast copies of these networks train, by turns of one step each.
 
-    None where an epoch has too few steps for that.
+    The networks and the random state are not changed. None if an epoch has too few steps to measure.
     """
     device = next(p.device for model, _ in networks.values() for p in model.parameters())
-    warm, most = WARM.get(device.type, 1), len(data.train) // plan.batch - 1
-    if not plan.epochs or most < warm + FEW:
+    warm, most = WARM_UP.get(device.type, 1), len(data.train) // plan.batch - 1
+    if not plan.epochs or most < warm + MIN_STEPS:
         return None
     with forked(device):
         runs = {
@@ -73,13 +73,13 @@ def images_per_second(
                 next(steps)
                 _wait(device)
                 times[name] += [perf_counter() - began] if number >= warm else []
-            if number >= warm + FEW and sum(map(sum, times.values())) > LONG:
+            if number >= warm + MIN_STEPS and sum(map(sum, times.values())) > MIN_SECONDS:
                 break
-    return {name: plan.batch / statistics.median(own) for name, own in times.items()}
+    return {name: plan.batch / statistics.median(seconds) for name, seconds in times.items()}
 
 
 def account_of(small: Shrunk, model: nn.Module, masks: Masks, example: Tensor) -> dict[str, Any]:
-    """What shrinking did, for JSON: the sizes, and the share of the dense FLOPs that is left."""
+    """Return what shrinking did, for JSON: the sizes, and the fraction of the dense FLOPs that remains."""
     dense, left = account(model, masks, example).flops_dense, account(small.module, small.masks, example).flops_dense
     return {**small.plan.to_dict(), "flops": (left or 0) / dense if dense else 1.0}
 

@@ -1,4 +1,4 @@
-"""Training: SGD on a network whose masks are held, in one loop that can stop after any step and go on from there."""
+"""Training: SGD on a masked network, in one loop that can stop after any step and resume there."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ..scope import parameters
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 KIND, VERSION = "barebones-checkpoint", 1
-MANY = 100  # classes from which on the five highest count too
+TOP5_FROM = 100  # classes; with fewer, top-5 accuracy says little
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """SGD with momentum; the learning rate is divided by ten at each milestone, a fraction of the epochs.
+    """How to train: SGD with momentum. The learning rate is divided by ten at each milestone, a fraction of the epochs.
 
     >>> plan = TrainingPlan(epochs=350, batch=128, lr=0.1, weight_decay=5e-4, milestones=(150 / 350, 250 / 350))
     >>> [plan.rate(epoch) for epoch in (0, 149, 150, 250)]
@@ -44,37 +44,37 @@ class TrainingPlan:
     momentum: float = 0.9
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 0; the first has the full one, however few there are."""
+        """Return the learning rate of an epoch, counted from 0. The first epoch always has the full one."""
         passed = sum(epoch >= max(1, round(at * self.epochs)) for at in self.milestones)
         return self.lr / 10**passed
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of a network on some images: fractions of 1, and the mean cross-entropy."""
+    """How well a network does on some images: accuracies as fractions, and the mean cross-entropy."""
 
     top1: float
-    top5: float | None  # where there are at least 100 classes
+    top5: float | None  # None with fewer than 100 classes
     loss: float
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch of training measured."""
+    """The measurements of an epoch of training."""
 
     index: int
     lr: float
-    loss: float  # mean over the training images, as they were learnt from
-    accuracy: float  # of the same
-    validation: Accuracy | None  # where images are held out
-    test: Accuracy | None  # after the last epoch, after one with the best validation so far, or if none is held out
-    seconds: float  # of the training alone
+    loss: float  # mean over the training images, each at the step that trained on it
+    accuracy: float  # on the training images, likewise
+    validation: Accuracy | None  # None for data without a validation split
+    test: Accuracy | None  # after the last epoch and the best so far; after every epoch without a validation split
+    seconds: float  # of training, without evaluation
     images_per_second: float
 
 
 @dataclass(frozen=True)
 class Best:
-    """The epoch of the highest validation accuracy, the first of equals, and the test accuracy at it."""
+    """The first epoch with the highest validation accuracy, and the test accuracy after it."""
 
     epoch: int
     validation: float
@@ -82,14 +82,14 @@ class Best:
 
 
 class Training:
-    """A network in training: `steps` goes on with it, `save` and `load` keep it in a file.
+    """A network in training: `steps` trains it, `save` and `load` write and read a checkpoint.
 
-    The model is changed in place. Nothing is drawn from a running generator: the batches of an epoch and what is
-    random in the network depend on (seed, epoch, step) alone, so a training that was stopped after any step and
-    loaded again ends, on the same device and thread count, with the same bits. The global generators are reseeded.
+    The model is changed in place. The batches of an epoch and the random numbers in the network depend on (seed, epoch,
+    step) alone. So a training that was stopped after any step and resumed ends with the same bits, on the same device
+    and thread count. Every step reseeds the global generators.
 
-    `captured` replays the whole step (forward, backward, SGD, masks) as one CUDA graph, `compiled` lets torch compile
-    the network first; on the CPU the same loop runs the step as it is written.
+    On a GPU, `captured` replays the whole step (forward, backward, SGD, masks) as one CUDA graph. `compiled` lets torch
+    compile the network.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class Training:
         )  # fmt: skip
         self.device = next(model.parameters()).device
         on_gpu = self.device.type == "cuda"
-        self.epoch = self.step = 0  # how many epochs are over, and how many steps of this one
+        self.epoch = self.step = 0  # finished epochs, and finished steps of the current epoch
         self.best: Best | None = None
         self.last: Epoch | None = None
-        self.seconds, self.began = 0.0, perf_counter()  # of this epoch's training: before it was last loaded, and since
-        self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, hits and images of this epoch
-        self.rate = torch.full((), plan.lr, device=self.device) if on_gpu else None  # where a graph can read it
+        self.seconds, self.began = 0.0, perf_counter()  # of this epoch: seconds before the last resume, and since
+        self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # sums of this epoch: loss, hits, images
+        self.rate = torch.full((), plan.lr, device=self.device) if on_gpu else None  # for the CUDA graph
         self.optimizer = torch.optim.SGD(
             model.parameters(),
             lr=plan.lr if self.rate is None else self.rate,
@@ -125,14 +125,14 @@ class Training:
             fused=self.device.type in ("cpu", "cuda"),
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        if masks:  # of a network that was shrunk, nothing masked may be left
+        if masks:  # a shrunk network may have none
             self.held = hold(model, masks, self.optimizer)
         self.forward = torch.compile(model, dynamic=False) if compiled else model
-        capturing = captured and on_gpu and precision != "fp16"  # a scaler decides on the host whether to step
+        capturing = captured and on_gpu and precision != "fp16"  # with fp16 the host decides whether to step
         self._learn = Captured(self._learn_from) if capturing else self._learn_from
 
     def steps(self) -> Iterator[Epoch | None]:
-        """Train to the end: None after every step, an `Epoch` after every epoch. Save whenever it has yielded."""
+        """Train to the end: yield None after every step and an `Epoch` after every epoch. Save only after a yield."""
         plan, train = self.plan, self.data.train
         while self.epoch < plan.epochs:
             rate = self._set_rate(plan.rate(self.epoch))
@@ -141,21 +141,21 @@ class Training:
             for images, labels in train.epoch(
                 plan.batch, self.seed, self.epoch, shuffle=True, augment=True, skip=self.step
             ):
-                if len(labels) > 1:  # batch-norm has no statistics of a single image
+                if len(labels) > 1:  # batch-norm needs more than one image
                     reseed(self.device, digest.text(self.seed, "train", self.epoch, self.step))
                     self._learn(images, labels)
                 self.step += 1
                 yield None
-            loss, hits, count = self.tally.tolist()  # here, once an epoch, the host waits for the device
+            loss, hits, count = self.tally.tolist()  # once per epoch, the host waits for the device
             seconds = self.seconds + perf_counter() - self.began
             if not math.isfinite(loss):
                 raise FloatingPointError(
                     f"epoch {self.epoch}: the training loss is not finite; lower the learning rate, or use fp32"
                 )
-            validation, test = self._judge(last=self.epoch + 1 == plan.epochs)
-            if not all(math.isfinite(judged.loss) for judged in (validation, test) if judged is not None):
+            validation, test = self._evaluate_epoch(last=self.epoch + 1 == plan.epochs)
+            if not all(math.isfinite(measured.loss) for measured in (validation, test) if measured is not None):
                 raise FloatingPointError(
-                    f"epoch {self.epoch}: after it the network's outputs are not finite; lower the learning rate"
+                    f"epoch {self.epoch}: the network's outputs after it are not finite; lower the learning rate"
                 )
             self.last = Epoch(self.epoch, rate, loss / count, hits / count, validation, test, seconds, count / seconds)
             self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
@@ -163,8 +163,8 @@ class Training:
             yield self.last
 
     def _learn_from(self, images: Tensor, labels: Tensor) -> None:
-        """One step: forward, backward, SGD; `hold` zeroes the pruned weights as SGD ends."""
-        forward = self.forward if len(labels) == self.plan.batch else self.model  # a short batch is not worth compiling
+        """Do one step: forward, backward, SGD. `hold` zeroes the pruned weights after it."""
+        forward = self.forward if len(labels) == self.plan.batch else self.model  # do not compile for a short batch
         with tf32(self.device, self.precision != "fp32"):
             with autocast(self.precision, self.device):
                 output = forward(images)
@@ -177,10 +177,10 @@ class Training:
         count = torch.full_like(hits, len(labels))
         self.tally += torch.stack([loss.detach().double() * len(labels), hits.double(), count.double()])
 
-    def _judge(self, last: bool) -> tuple[Accuracy | None, Accuracy | None]:
-        """Validation and test accuracy, the latter only where it is reported."""
-        held_out = self.data.validation
-        validation = None if held_out is None else self.evaluate(held_out)
+    def _evaluate_epoch(self, last: bool) -> tuple[Accuracy | None, Accuracy | None]:
+        """Return validation and test accuracy, the latter only where it is reported."""
+        split = self.data.validation
+        validation = None if split is None else self.evaluate(split)
         best = validation is not None and (self.best is None or validation.top1 > self.best.validation)
         test = self.evaluate(self.data.test) if last or best or validation is None else None
         if best:
@@ -188,9 +188,9 @@ class Training:
             self.best = Best(self.epoch, validation.top1, test.top1)
         return validation, test
 
-    def evaluate(self, part: Split) -> Accuracy:
-        """The accuracy on a part of the data, as it is."""
-        return evaluate(self.model, part, 4 * self.plan.batch, self.precision, self.data.classes)
+    def evaluate(self, split: Split) -> Accuracy:
+        """Return the accuracy of the network, in its current state, on a split of the data."""
+        return evaluate(self.model, split, 4 * self.plan.batch, self.precision, self.data.classes)
 
     def _set_rate(self, rate: float) -> float:
         if self.rate is not None:
@@ -200,7 +200,7 @@ class Training:
         return rate
 
     def save(self, path: files.Path, **about: Any) -> None:
-        """Write everything that is needed to go on, atomically; `about` is kept with it."""
+        """Write a checkpoint, atomically, with `about` in it."""
         named = parameters(self.model)
         tensors: dict[str, Tensor] = {f"weight {name}": p for name, p in named.items()}
         tensors |= {f"buffer {name}": b for name, b in self.model.named_buffers()}
@@ -219,14 +219,14 @@ class Training:
         files.write(path, tensors, KIND, VERSION, {"state": state, "about": about})
 
     def load(self, path: files.Path) -> dict[str, Any]:
-        """Go on from a file that `save` wrote for the same network; returns the `about` it was given."""
+        """Resume from a checkpoint of the same network, and return its `about`."""
         tensors, about = files.read(path, KIND, VERSION)
         state, named = about["state"], parameters(self.model)
-        own: dict[str, Tensor] = {f"weight {name}": p for name, p in named.items()}
-        own |= {f"buffer {name}": b for name, b in self.model.named_buffers()}
-        theirs = {name for name in tensors if name.startswith(("weight ", "buffer "))}
-        if own.keys() != theirs or any(tensors[name].shape != t.shape for name, t in own.items()):
-            raise ValueError(f"{path} is a checkpoint of another network")
+        state_of_model: dict[str, Tensor] = {f"weight {name}": p for name, p in named.items()}
+        state_of_model |= {f"buffer {name}": b for name, b in self.model.named_buffers()}
+        stored = {name for name in tensors if name.startswith(("weight ", "buffer "))}
+        if state_of_model.keys() != stored or any(tensors[n].shape != t.shape for n, t in state_of_model.items()):
+            raise ValueError(f"{path} is a checkpoint of another network; delete it to train from the start")
         with torch.no_grad():
             self.optimizer.state.clear()
             for name, p in named.items():
@@ -244,15 +244,15 @@ class Training:
         return dict(about["about"])
 
 
-def evaluate(model: nn.Module, part: Split, batch: int, precision: str, classes: int) -> Accuracy:
-    """The accuracy of a network, in evaluation mode, on a part of the data; its mode is put back."""
+def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes: int) -> Accuracy:
+    """Return the accuracy of a network, in evaluation mode, on a split of the data; then restore its mode."""
     device = next(model.parameters()).device
     total = torch.zeros(4, dtype=torch.float64, device=device)
     flags = [module.training for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad(), tf32(device, precision != "fp32"), autocast(precision, device):
-            for images, labels in part.epoch(batch):
+            for images, labels in split.epoch(batch):
                 output = model(images).float()
                 loss = F.cross_entropy(output, labels, reduction="sum")
                 five = output.topk(min(5, output.shape[1])).indices == labels[:, None]
@@ -261,10 +261,10 @@ def evaluate(model: nn.Module, part: Split, batch: int, precision: str, classes:
         for module, flag in zip(model.modules(), flags, strict=True):
             module.training = flag
     first, five_best, loss_sum, count = total.tolist()
-    return Accuracy(first / count, five_best / count if classes >= MANY else None, loss_sum / count)
+    return Accuracy(first / count, five_best / count if classes >= TOP5_FROM else None, loss_sum / count)
 
 
 def epoch_from(values: dict[str, Any]) -> Epoch:
-    """An `Epoch` from plain values, as `asdict` makes them."""
-    judged = {name: values[name] and Accuracy(**values[name]) for name in ("validation", "test")}
-    return Epoch(**values | judged)
+    """Make an `Epoch` from the plain values of `asdict`."""
+    accuracies = {name: values[name] and Accuracy(**values[name]) for name in ("validation", "test")}
+    return Epoch(**values | accuracies)
