@@ -64,7 +64,7 @@ class SparseLayer(nn.Module):
         self.choices: dict[Key, LayerChoice] = {}
         self._fastest: dict[Key, Implementation] = {}
         self._kept: KeptWeights | None = None
-        self._planned: tuple[int, ...] | None = self._versions()  # of the weights that plans and measurements are for
+        self._measured_versions = self._versions()
         self.eval()
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
@@ -75,10 +75,9 @@ class SparseLayer(nn.Module):
                 "a model from sparsify_for_cpu is for inference only and computes no gradients; "
                 "call it under torch.no_grad(), or differentiate the masked model"
             )
-        if (now := self._versions()) != self._planned:
-            if self._planned is not None:  # not the first call of a copy, which has the weights it was measured with
-                self._forget()
-            self._planned = now
+        if (versions := self._versions()) != self._measured_versions:
+            self._forget()
+            self._measured_versions = versions
         compute = self._fastest.get((x.shape, torch.get_num_threads())) or self._choose(x, add)
         return compute(x, add)
 
@@ -87,17 +86,12 @@ class SparseLayer(nn.Module):
         return f"{shape}, {int(self.weight.count_nonzero()):,} kept{', relu' if self.relu else ''}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Plans hold addresses, so a copy makes its own.
-        return self.__dict__ | {"_fastest": {}, "_kept": None, "_planned": None}
+        return self.__dict__ | {"_fastest": {}, "_kept": None, "choices": {}}  # plans hold addresses
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> SparseLayer:
         self._forget()
         super()._apply(fn, recurse)
         return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._forget()
-        super()._load_from_state_dict(*args, **kwargs)
 
     def _versions(self) -> tuple[int, ...]:
         """Return the addresses of weight and bias, and how often each was changed in place if torch counts that."""
@@ -114,10 +108,8 @@ class SparseLayer(nn.Module):
         with _measuring, torch.no_grad():
             if key not in self._fastest:
                 available, reason = self.implementations(x)
-                choice = self.choices.get(key)  # a copy knows what was measured
-                if choice is None or choice.chosen not in available:
-                    choice = self._measured(available, x, add, reason)
-                self.choices[key], self._fastest[key] = choice, available[choice.chosen]
+                self.choices[key] = choice = self._measured(available, x, add, reason)
+                self._fastest[key] = available[choice.chosen]
         return self._fastest[key]
 
     def implementations(self, x: Tensor) -> tuple[dict[str, Implementation], str]:
