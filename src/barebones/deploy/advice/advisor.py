@@ -16,7 +16,7 @@ from ..shrink import shrink
 from ..sparse import choices
 from .measuring import measure_memory, measure_time
 from .training import measure_steps
-from .variants import Variant, all_variants
+from .variants import Variant, all_variants, runs_channels_last
 
 PAYS = 1.1  # a pruned variant pays if it is at least this many times as fast as the fastest dense one
 
@@ -61,7 +61,7 @@ def advise(
             measure_memory(variants, example, batches)
         for batch in batches:
             console.print(_inference_table(variants, batch))
-        layout = "" if small.plan.layout else ", channels last in memory"
+        layout = ", channels last in memory" if runs_channels_last(small, example) else ""
         console.print(f"Prepared: batch-norm folded{layout}.", highlight=False)
         console.print("\n".join(verdict(variants, batches)), highlight=False, soft_wrap=True, markup=False)
     if train_batch:

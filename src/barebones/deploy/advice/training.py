@@ -18,6 +18,7 @@ from ...masks import Masks
 from ...running.precision import autocast, tf32
 from ..shrink import shrink
 from .measuring import random_images
+from .variants import runs_channels_last
 
 
 def measure_steps(
@@ -33,14 +34,14 @@ def measure_steps(
     """Return the median seconds of one training step of each network, measured in turns."""
     small, wide = shrink(model, masks, example), shrink(model, masks, example, multiple_of=8)
     step = partial(_step, example=example, batch=batch, device=device, precision=precision)
-    can_be_last = example.dim() == 4 and not small.plan.layout
+    channels_last = runs_channels_last(small, example)
     steps = {}
     for name, held in {"dense": None, "masked": masks}.items():
         steps[name] = step(model, held)
-        if can_be_last:
+        if channels_last:
             steps[f"{name}, channels last"] = step(model, held, layout=torch.channels_last)
     steps["shrunk"] = step(small.module, small.masks, layout=None)
-    steps["shrunk to multiples of 8" + ", channels last" * can_be_last] = step(wide.module, wide.masks, layout=None)
+    steps["shrunk to multiples of 8" + ", channels last" * channels_last] = step(wide.module, wide.masks, layout=None)
     count = 20 if device.type == "cuda" else 1
     times: dict[str, list[float]] = {name: [] for name in steps}
     for learn in steps.values():

@@ -43,12 +43,13 @@ class Variant:
 def all_variants(model: nn.Module, small: Shrunk, example: Tensor, progress: Callable[[str], None]) -> list[Variant]:
     """Make all variants, dense PyTorch first, and check that each pruned one computes what the masked network does."""
     dense, masked, shrunk = (deepcopy(network).eval() for network in (model, small.expand(), small.module))
+    channels_last = runs_channels_last(small, example)
     variants = [
         Variant("dense PyTorch", dense, _bytes(dense)),
-        Variant("dense, prepared", _prepared(dense, example), _bytes(dense)),
+        Variant("dense, prepared", _prepared(dense, example, channels_last), _bytes(dense)),
         Variant("masked", masked, _bytes(masked)),
         Variant("shrunk", shrunk, _bytes(shrunk)),
-        Variant("shrunk, prepared", _prepared(shrunk, example), _bytes(shrunk)),
+        Variant("shrunk, prepared", _prepared(shrunk, example, channels_last), _bytes(shrunk)),
     ]
     progress("measuring which layers are faster sparse")
     sparse = sparsify_for_cpu(shrunk, small.masks, example)
@@ -64,16 +65,17 @@ def all_variants(model: nn.Module, small: Shrunk, example: Tensor, progress: Cal
     return variants
 
 
-def _prepared(network: nn.Module, example: Tensor) -> Forward:
-    """Prepare the network for inference: batch-norm folded and, for images if that runs, channels last in memory."""
+def runs_channels_last(small: Shrunk, example: Tensor) -> bool:
+    """Tell whether the network takes images and runs with channels last in memory."""
+    return example.dim() == 4 and not small.plan.layout
+
+
+def _prepared(network: nn.Module, example: Tensor, channels_last: bool) -> Forward:
+    """Prepare the network for inference: fold batch-norm and, if it is possible, store weights channels last."""
     ready = folded(network, example)
-    if example.dim() != 4:
+    if not channels_last:
         return ready
-    last: nn.Module = deepcopy(ready).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    try:
-        _outputs(last, example.to(memory_format=torch.channels_last))
-    except RuntimeError:  # for example, a view of pixels and channels
-        return ready
+    last: nn.Module = ready.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return lambda images: last(images.to(memory_format=torch.channels_last))
 
 
