@@ -32,7 +32,7 @@ from barebones.lab.statistics import spread
 from barebones.lab.sweep import SweepResult
 from barebones.models import build, parameter_table
 from barebones.paper import accuracies, numbers
-from barebones.paper.figures import FIGURES, accuracy_vs_rounds, cost, figure, saliency_vs_rounds
+from barebones.paper.figures import FIGURES, accuracy_vs_rounds, cost, figure, imagenet, saliency_vs_rounds
 from barebones.paper.theory import gaps_by_step, tanh_network
 from barebones.pruning.methods import METHODS
 from barebones.pruning.prune import prune
@@ -117,8 +117,17 @@ def drawn(name: str, rows: tidy.Rows) -> Any:
         return FIGURES[name].draw(rows)
 
 
-def network(seed: int = 0) -> Any:
-    return next(analyses.networks({"pairs": [("digits", "small-vgg")], "seeds": [seed]}, RunOptions()))
+def touched(figure: Any, stem: Path) -> list[Path]:
+    """Take the place of `plots.save` where a test needs no pictures: rendering them takes most of its time."""
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        path.touch()
+    return paths
+
+
+@pytest.fixture(scope="module")
+def network() -> Any:
+    return next(analyses.networks(PAIR, RunOptions()))
 
 
 # What is run
@@ -252,7 +261,7 @@ def test_failed_runs_leave_a_gap_and_are_reported(tmp_path: Path, monkeypatch: p
     stranger = made_up(replace(listed[3], epochs=7), status="failed", top1=None)
     again = made_up(replace(listed[3], precision="bf16"))
     monkeypatch.setattr(sources, "sweep", lambda *args, **options: SweepResult(3, 1, 0, 0, []))
-    monkeypatch.setattr(plots, "save", lambda figure, stem: [])
+    monkeypatch.setattr(plots, "save", touched)
     for source, others, incomplete in (
         (None, [failed], True),
         (tmp_path, [failed], True),
@@ -262,12 +271,13 @@ def test_failed_runs_leave_a_gap_and_are_reported(tmp_path: Path, monkeypatch: p
         stored = [*done, *others]
         monkeypatch.setattr(records, "records", lambda runs, stored=stored: stored)
         used = context(tmp_path)
-        [table] = figure("mobilenet", "smoke", tmp_path / "out", used, source=source)
+        *_, table = figure("mobilenet", "smoke", tmp_path / "out", used, source=source)
         assert len(cells(table)) == 3 + (again in others)
         assert used.failed == ["mobilenet"] * incomplete
 
 
 def test_a_table_of_another_scale_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "save", touched)
     stored: list[dict[str, Any]] = []
     monkeypatch.setattr(records, "records", lambda runs: stored)
     stored[:] = [made_up(each) for each in RUNS["mobilenet"].experiments("short")[:4]]
@@ -335,6 +345,7 @@ def test_analyses_are_computed_once_and_repeat(
     for path in again:
         assert path.read_bytes() == (folder / path.name).read_bytes()
     assert b"<dc:date>" not in again[1].read_bytes()
+    monkeypatch.setattr(plots, "save", touched)
     loaded = figure(name, None, tmp_path / "b", context(tmp_path), source=folder)
     assert loaded[2].read_bytes() == again[2].read_bytes()
 
@@ -345,8 +356,8 @@ def test_other_settings_have_another_cache(tiny_analyses: None, tmp_path: Path) 
     assert tiny.cache("theory", "smoke", tmp_path) != ANALYSES["theory"].cache("theory", "smoke", tmp_path)
 
 
-def test_saliency_against_rounds_is_that_of_the_masks(rows_of: Callable[[str], tidy.Rows]) -> None:
-    rows, start = rows_of("saliency-vs-rounds"), network()
+def test_saliency_against_rounds_is_that_of_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+    rows, start = rows_of("saliency-vs-rounds"), network
     batches = analyses.evaluation_batches(start, 2)
     scoring = start.data.train.scoring(64, 0)
     direct = {
@@ -370,8 +381,8 @@ def test_relative_saliency_of_nothing_is_empty() -> None:
     assert [each["relative"] for each in rows] == [None, None]
 
 
-def test_both_saliencies(rows_of: Callable[[str], tidy.Rows]) -> None:
-    rows, start = rows_of("saliency-scatter"), network()
+def test_both_saliencies(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+    rows, start = rows_of("saliency-scatter"), network
     assert all(row["pruned"] <= row["sparsified"] for row in rows)
     masks = prune(start.model, start.data.train.scoring(64, 0), 0.5, "force", rounds=2).masks
     batches = analyses.evaluation_batches(start, 2)
@@ -379,8 +390,8 @@ def test_both_saliencies(rows_of: Callable[[str], tidy.Rows]) -> None:
     assert rows[0]["sparsified"] == saliency(start.model, masks, batches, over="all")
 
 
-def test_layers_are_those_of_the_masks(rows_of: Callable[[str], tidy.Rows]) -> None:
-    rows, start = rows_of("layers"), network()
+def test_layers_are_those_of_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+    rows, start = rows_of("layers"), network
     masks = prune(start.model, start.data.train.scoring(64, 0), 0.99, "snip", on_collapse="ignore").masks
     snip = [row for row in rows if row["method"] == "snip"]
     assert [(row["name"] + ".weight", row["kept"], row["total"]) for row in snip] == [
@@ -408,9 +419,9 @@ def test_only_the_lower_error_bar_is_cut() -> None:
     assert list(ends) == pytest.approx([0.05 * mean, mean + deviation])
 
 
-def test_evolution_adds_up(rows_of: Callable[[str], tidy.Rows]) -> None:
+def test_evolution_adds_up(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
     rows = rows_of("evolution")
-    weights = network().model.named_parameters()
+    weights = network.model.named_parameters()
     total = sum(p.numel() for name, p in weights if name.endswith("weight") and p.dim() > 1)
     for method, rounds in tidy.grouped(rows, "method").items():
         assert [row["round"] for row in rounds] == [1, 2, 3, 4, 5]
@@ -476,7 +487,9 @@ def test_every_figure_at_smoke_scale(
     monkeypatch.setitem(accuracies.GRID, "smoke", ((0.98,), range(1)))  # so that the figures share their runs
     monkeypatch.setattr(accuracies, "SMOKE_ROUNDS", 2)
     monkeypatch.setitem(accuracy_vs_rounds.ROUNDS, "smoke", (2,))
-    monkeypatch.setitem(cost.FEW_AND_MANY, "smoke", (2, 3))
+    monkeypatch.setitem(cost.FEW_AND_MANY, "smoke", (2, 2))
+    monkeypatch.setattr(imagenet, "SPARSITIES", (0.98,))
+    monkeypatch.setattr(plots, "save", touched)  # other tests render the same pictures
     runs = tmp_path / "runs"
     for name in ANALYSES:
         shutil.copytree(computed(name) / "runs", runs, dirs_exist_ok=True)
