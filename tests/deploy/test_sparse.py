@@ -1,7 +1,7 @@
 """Sparse execution on the CPU: the outputs are those of the masked model, and nothing else changes."""
 
 import copy
-import threading
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from barebones.deploy.shrink import shrink
-from barebones.deploy.sparse import LayerChoice, SparseLayer, choices, engine, plan, sparsify_for_cpu
+from barebones.deploy.sparse import LayerChoice, SparseLayer, choices, load_kernel, plan, sparsify_for_cpu
 from barebones.deploy.sparse import layer as layers
+from barebones.deploy.sparse.engine import cache_folder
 from barebones.running.outputs import difference, outputs
 from barebones.scope import prunable
 
-needs_engine = pytest.mark.skipif(isinstance(engine(), str), reason=f"{engine()}")
+needs_kernel = pytest.mark.skipif(isinstance(load_kernel(), str), reason=f"{load_kernel()}")
 
 
 def pruned(weight: Tensor, density: float, seed: int = 0) -> Tensor:
@@ -94,7 +95,7 @@ def convolutions(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     return layer, torch.randn(draw(st.sampled_from([1, 2, 3, 8])), channels, *sides)
 
 
-@needs_engine
+@needs_kernel
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @settings(max_examples=100)
 @given(convolutions(), st.sampled_from([1, 1, 2, 3]), st.booleans(), st.booleans())
@@ -108,7 +109,7 @@ def test_a_convolution_computes_what_the_dense_one_does(
         agree(layer, x, add, relu)
 
 
-@needs_engine
+@needs_kernel
 @pytest.mark.parametrize(("images", "count"), [(1, 1), (1, 2), (1, 5), (3, 2), (16, 2)])
 @pytest.mark.parametrize(("kernel", "stride", "side"), [(1, 1, 32), (3, 1, 32), (3, 2, 32), (3, 1, 8), (1, 2, 16)])
 def test_threads_share_a_layer(kernel: int, stride: int, side: int, images: int, count: int) -> None:
@@ -119,7 +120,7 @@ def test_threads_share_a_layer(kernel: int, stride: int, side: int, images: int,
         agree(layer, torch.randn(images, 20, side, side), relu=True)
 
 
-@needs_engine
+@needs_kernel
 @pytest.mark.parametrize("density", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("shape", [(20,), (1, 20), (3, 20), (40, 20), (2, 5, 20)])
 def test_a_linear_layer_computes_what_the_dense_one_does(shape: tuple[int, ...], density: float) -> None:
@@ -129,7 +130,7 @@ def test_a_linear_layer_computes_what_the_dense_one_does(shape: tuple[int, ...],
     agree(layer, torch.randn(shape), add=torch.randn(*shape[:-1], 7), relu=True)
 
 
-@needs_engine
+@needs_kernel
 @pytest.mark.parametrize("count", [1, 2])
 def test_empty_rows_return_their_bias(count: int) -> None:
     layer = nn.Conv2d(4, 6, 3, padding=1)
@@ -141,7 +142,7 @@ def test_empty_rows_return_their_bias(count: int) -> None:
     assert torch.equal(y[:, 1:5], layer.bias.data[1:5].view(1, 4, 1, 1).expand(2, 4, 6, 6))
 
 
-@needs_engine
+@needs_kernel
 @pytest.mark.parametrize("kind", ["channels_last", "strided", "expanded", "offset"])
 def test_inputs_that_are_not_contiguous(kind: str) -> None:
     layer = nn.Conv2d(4, 6, 3, padding=1)
@@ -156,7 +157,7 @@ def test_inputs_that_are_not_contiguous(kind: str) -> None:
     agree(layer, x)
 
 
-@needs_engine
+@needs_kernel
 def test_the_summand_may_be_channels_last() -> None:
     x = torch.randn(2, 8, 5, 5)
     agree(nn.Conv2d(8, 8, 3, padding=1), x, torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last), relu=True)
@@ -181,14 +182,14 @@ def test_layers_that_read_channels_last_images_are_measured_too() -> None:
         torch.testing.assert_close(sparse(x), masked(model, masks)(x))
 
 
-@needs_engine
+@needs_kernel
 def test_an_image_without_a_batch() -> None:
     layer = nn.Conv2d(4, 6, 3, padding=1)
     agree(layer, torch.randn(4, 8, 8))
     agree(nn.Conv1d(4, 6, 3), torch.randn(4, 8))
 
 
-@needs_engine
+@needs_kernel
 def test_nan_passes_relu_and_does_not_spread() -> None:
     layer = nn.Conv2d(1, 1, 1)
     x = torch.zeros(1, 1, 8, 8)
@@ -279,17 +280,17 @@ def test_relus_behind_layers_are_fused(name: str, count: int) -> None:
     assert sum(module.relu for module in sparse.modules() if isinstance(module, SparseLayer)) == count
 
 
-def test_what_is_fused_is_gone_from_the_graph() -> None:
+def test_fused_operations_are_gone_from_the_graph() -> None:
     x = torch.randn(2, 4, 9, 9)
     model = trained(Residual(), x)
-    found = sparsify_for_cpu(model, masks_of(model, 0.3), x)
-    assert {name: layer.relu for name, layer in found.named_children() if isinstance(layer, SparseLayer)} == {
+    sparse = sparsify_for_cpu(model, masks_of(model, 0.3), x)
+    assert {name: layer.relu for name, layer in sparse.named_children() if isinstance(layer, SparseLayer)} == {
         "a": True,
         "b": True,
         "c": True,
         "d": False,  # its summand is of another shape
     }
-    assert sum(node.op == "call_function" for node in found.graph.nodes) == 1
+    assert sum(node.op == "call_function" for node in sparse.graph.nodes) == 1
 
 
 def test_a_model_that_cannot_be_traced_stays_unfused() -> None:
@@ -300,10 +301,10 @@ def test_a_model_that_cannot_be_traced_stays_unfused() -> None:
     x = torch.randn(2, 4)
     model = Branching(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     masks = masks_of(model, 0.5)
-    found = sparsify_for_cpu(model, masks, x)
-    assert type(found) is Branching
+    sparse = sparsify_for_cpu(model, masks, x)
+    assert type(sparse) is Branching
     for sign in (1, -1):
-        torch.testing.assert_close(found(sign * x), masked(model, masks)(sign * x).detach())
+        torch.testing.assert_close(sparse(sign * x), masked(model, masks)(sign * x).detach())
 
 
 def test_a_shrunk_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +317,7 @@ def test_a_shrunk_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert difference(outputs(masked(model, masks), x), outputs(sparse, x)) < 1e-5
 
 
-def test_what_stays_dense_is_masked_all_the_same() -> None:
+def test_layers_that_stay_dense_are_masked_too() -> None:
     class Mine(nn.Linear):
         pass
 
@@ -325,15 +326,15 @@ def test_what_stays_dense_is_masked_all_the_same() -> None:
     model = nn.Sequential(hooked, reflected, nn.ConvTranspose2d(2, 2, 2), nn.Flatten(), Mine(32, 3), nn.Linear(3, 3))
     masks = masks_of(model, 0.5)
     x = torch.randn(2, 2, 5, 5)
-    found = sparsify_for_cpu(model, masks, x, fuse=False)
-    assert [type(m) for m in found] == [nn.Conv2d, nn.Conv2d, nn.ConvTranspose2d, nn.Flatten, Mine, SparseLayer]
-    torch.testing.assert_close(found(x), masked(model, masks)(x).detach())
+    sparse = sparsify_for_cpu(model, masks, x, fuse=False)
+    assert [type(m) for m in sparse] == [nn.Conv2d, nn.Conv2d, nn.ConvTranspose2d, nn.Flatten, Mine, SparseLayer]
+    torch.testing.assert_close(sparse(x), masked(model, masks)(x).detach())
 
 
 def test_other_types_than_float32_stay_dense() -> None:
     model = nn.Linear(4, 2).double()
-    found = sparsify_for_cpu(model, masks_of(model, 0.5), torch.randn(1, 4, dtype=torch.double))
-    assert type(found) is nn.Linear
+    sparse = sparsify_for_cpu(model, masks_of(model, 0.5), torch.randn(1, 4, dtype=torch.double))
+    assert type(sparse) is nn.Linear
 
 
 def test_a_layer_used_twice_stays_one_layer() -> None:
@@ -342,9 +343,9 @@ def test_a_layer_used_twice_stays_one_layer() -> None:
     masks = {"0.weight": pruned(shared.weight, 0.5)}
     x = torch.randn(3, 4)
     for example in (None, x):
-        found = sparsify_for_cpu(model, masks, example)
-        torch.testing.assert_close(found(x), masked(model, masks)(x).detach())
-        assert len([m for m in found.modules() if isinstance(m, SparseLayer)]) == 1
+        sparse = sparsify_for_cpu(model, masks, example)
+        torch.testing.assert_close(sparse(x), masked(model, masks)(x).detach())
+        assert len([m for m in sparse.modules() if isinstance(m, SparseLayer)]) == 1
 
 
 def test_masks_that_do_not_fit_are_named() -> None:
@@ -352,19 +353,19 @@ def test_masks_that_do_not_fit_are_named() -> None:
         sparsify_for_cpu(nn.Linear(2, 2), {"nothing": torch.ones(2, 2) > 0})
 
 
-def test_a_layer_says_what_was_measured() -> None:
+def test_choices_list_what_was_measured() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Flatten(), nn.Linear(48, 2))
     masks = masks_of(model, 0.5)
-    found = sparsify_for_cpu(model, masks, torch.randn(1, 2, 4, 4))
-    found(torch.randn(2, 2, 4, 4))
-    said = choices(found)
-    assert [(c.layer, c.shape) for c in said] == [
+    sparse = sparsify_for_cpu(model, masks, torch.randn(1, 2, 4, 4))
+    sparse(torch.randn(2, 2, 4, 4))
+    listed = choices(sparse)
+    assert [(c.layer, c.shape) for c in listed] == [
         ("0", (1, 2, 4, 4)),
         ("0", (2, 2, 4, 4)),
         ("2", (1, 48)),
         ("2", (2, 48)),
     ]
-    for choice in said:
+    for choice in listed:
         assert (choice.kept, choice.total) == (
             int(masks[f"{choice.layer}.weight"].sum()),
             6 if choice.layer == "0" else 96,
@@ -372,7 +373,7 @@ def test_a_layer_says_what_was_measured() -> None:
         if choice.microseconds:
             assert choice.chosen == min(choice.microseconds, key=choice.microseconds.__getitem__)
             assert not choice.reason
-    assert len(choices(found)) == len(said)
+    assert len(choices(sparse)) == len(listed)
 
 
 def test_the_fastest_implementation_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,76 +407,69 @@ def test_a_copy_computes_the_same_and_measures_itself() -> None:
 def test_a_state_dict_has_the_names_of_the_model_and_loads() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4)
     masks = masks_of(model, 0.5)
-    found, other = (sparsify_for_cpu(m, masks, x, fuse=False) for m in (model, copy.deepcopy(model)))
-    assert found.state_dict().keys() == model.state_dict().keys()
+    sparse, other = (sparsify_for_cpu(m, masks, x, fuse=False) for m in (model, copy.deepcopy(model)))
+    assert sparse.state_dict().keys() == model.state_dict().keys()
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(2)
     other(x)
-    other.load_state_dict(found.state_dict())
-    assert torch.equal(other(x), found(x))
+    other.load_state_dict(sparse.state_dict())
+    assert torch.equal(other(x), sparse(x))
 
 
 def test_moving_to_another_type_computes_densely() -> None:
-    found = sparsify_for_cpu(nn.Linear(4, 2), {"weight": torch.eye(2, 4) > 0}, torch.randn(1, 4))
+    sparse = sparsify_for_cpu(nn.Linear(4, 2), {"weight": torch.eye(2, 4) > 0}, torch.randn(1, 4))
     x = torch.randn(1, 4)
-    y = found(x)
-    torch.testing.assert_close(found.double()(x.double()), y.double())
+    y = sparse(x)
+    torch.testing.assert_close(sparse.double()(x.double()), y.double())
 
 
 def test_gradients_are_refused() -> None:
-    found = sparsify_for_cpu(nn.Linear(4, 2), {"weight": torch.eye(2, 4) > 0})
-    assert not found(torch.randn(1, 4)).requires_grad
+    sparse = sparsify_for_cpu(nn.Linear(4, 2), {"weight": torch.eye(2, 4) > 0})
+    assert not sparse(torch.randn(1, 4)).requires_grad
     x = torch.randn(1, 4, requires_grad=True)
     with pytest.raises(RuntimeError, match="inference only"):
-        found(x)
+        sparse(x)
     with torch.no_grad():
-        found(x)
+        sparse(x)
 
 
-def test_whoever_watches_sees_dense_operations() -> None:
+def test_dispatch_modes_and_autocast_see_dense_operations() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    found = sparsify_for_cpu(nn.Conv2d(2, 3, 3), {"weight": torch.zeros(3, 2, 3, 3) > 0}, torch.randn(1, 2, 6, 6))
+    sparse = sparsify_for_cpu(nn.Conv2d(2, 3, 3), {"weight": torch.zeros(3, 2, 3, 3) > 0}, torch.randn(1, 2, 6, 6))
     x = torch.randn(1, 2, 6, 6)
     with FlopCounterMode(display=False) as counter:
-        found(x)
+        sparse(x)
     assert counter.get_total_flops() == 2 * 16 * 54
     with torch.autocast("cpu", torch.bfloat16):
-        assert found(x).dtype == torch.bfloat16
+        assert sparse(x).dtype == torch.bfloat16
 
 
 def test_wrong_inputs_get_the_error_of_torch() -> None:
-    found = sparsify_for_cpu(nn.Conv2d(2, 3, 3), {"weight": torch.ones(3, 2, 3, 3) > 0})
+    sparse = sparsify_for_cpu(nn.Conv2d(2, 3, 3), {"weight": torch.ones(3, 2, 3, 3) > 0})
     with pytest.raises(RuntimeError, match="channels"):
-        found(torch.randn(1, 5, 6, 6))
+        sparse(torch.randn(1, 5, 6, 6))
     with pytest.raises(RuntimeError, match=r"Kernel size|kernel size"):
-        found(torch.randn(1, 2, 2, 2))
-    assert found(torch.randn(0, 2, 6, 6)).shape == (0, 3, 4, 4)
+        sparse(torch.randn(1, 2, 2, 2))
+    assert sparse(torch.randn(0, 2, 6, 6)).shape == (0, 3, 4, 4)
 
 
 def test_several_threads_call_one_model() -> None:
     model = nn.Conv2d(4, 4, 3, padding=1)
     masks = masks_of(model, 0.3)
-    found, reference = sparsify_for_cpu(model, masks), masked(model, masks)
+    sparse, reference = sparsify_for_cpu(model, masks), masked(model, masks)
     inputs = [torch.randn(1 + k % 3, 4, 12, 12) for k in range(12)]
-    outputs: dict[int, Tensor] = {}
-    workers = [
-        threading.Thread(target=lambda k=k: outputs.__setitem__(k, found(inputs[k]))) for k in range(len(inputs))
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    for k, x in enumerate(inputs):
-        torch.testing.assert_close(outputs[k], reference(x).detach())
+    with ThreadPoolExecutor(12) as pool:
+        for x, y in zip(inputs, pool.map(sparse, inputs), strict=True):
+            torch.testing.assert_close(y, reference(x).detach())
 
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and an engine that nobody has asked for yet."""
+    """Use an empty cache folder and an engine that is not loaded yet."""
     monkeypatch.setenv("BAREBONES_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(layers, "engine", engine.__wrapped__)
+    monkeypatch.setattr(layers, "load_kernel", load_kernel.__wrapped__)
     return tmp_path
 
 
@@ -483,53 +477,65 @@ def test_without_a_compiler_layers_stay_dense_and_say_why(fresh: Path, monkeypat
     monkeypatch.setenv("PATH", str(fresh))
     monkeypatch.delenv("CXX", raising=False)
     x = torch.randn(1, 4)
-    found = sparsify_for_cpu(nn.Linear(4, 2), {"weight": torch.eye(2, 4) > 0}, x)
-    [choice] = choices(found)
+    sparse = sparsify_for_cpu(nn.Linear(4, 2), {"weight": torch.eye(2, 4) > 0}, x)
+    [choice] = choices(sparse)
     assert choice.chosen == "dense"
     assert "no C++ compiler" in choice.reason
 
 
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "reason"),
     [
         ("echo 'kernel.cpp:1: error: no such thing' >&2; exit 1", "error: no such thing"),
         ('for last; do true; done; [ "$last" = --version ] || echo nonsense > "$last"', "cannot be loaded"),
     ],
 )
-def test_a_build_that_fails_is_a_sentence(fresh: Path, script: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_is_a_sentence(fresh: Path, script: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = fresh / "compiler"
     compiler.write_text(f"#!/bin/sh\n{script}\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    told = engine.__wrapped__()
-    assert isinstance(told, str)
-    assert why in told
+    sentence = load_kernel.__wrapped__()
+    assert isinstance(sentence, str)
+    assert reason in sentence
 
 
 def test_a_cache_that_cannot_be_written_is_a_sentence(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (fresh / "file").touch()
     monkeypatch.setenv("BAREBONES_CACHE", str(fresh / "file" / "cache"))
-    told = engine.__wrapped__()
-    assert isinstance(told, str)
-    assert "BAREBONES_CACHE" in told or "no C++ compiler" in told
+    reason = load_kernel.__wrapped__()
+    assert isinstance(reason, str)
+    assert "BAREBONES_CACHE" in reason or "no C++ compiler" in reason
 
 
-@needs_engine
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other cache folders")
+def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BAREBONES_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "barebones"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert cache_folder() == tmp_path / "caches" / "barebones"
+    monkeypatch.setenv("BAREBONES_CACHE", str(tmp_path / "builds"))
+    assert cache_folder() == tmp_path / "builds"
+
+
+@needs_kernel
 def test_two_builds_at_once_leave_one_library(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = fresh / "compiler"  # slow enough that both builds overlap
-    compiler.write_text(f'#!/bin/sh\nfor last; do true; done; sleep 0.3; cp "{engine()._name}" "$last"\n')
+    compiler.write_text(f'#!/bin/sh\nfor last; do true; done; sleep 0.3; cp "{load_kernel()._name}" "$last"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with ThreadPoolExecutor(2) as pool:
-        kernels = [build.result() for build in [pool.submit(engine.__wrapped__) for _ in range(2)]]
+        kernels = [build.result() for build in [pool.submit(load_kernel.__wrapped__) for _ in range(2)]]
     assert not any(isinstance(kernel, str) for kernel in kernels)
     [library] = (fresh / "cache").iterdir()
     built = library.stat().st_mtime_ns
-    assert not isinstance(engine.__wrapped__(), str)
+    assert not isinstance(load_kernel.__wrapped__(), str)
     assert library.stat().st_mtime_ns == built
 
 
-def test_weights_that_are_changed_in_place_count():
+def test_weights_may_be_changed_in_place() -> None:
     model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 25, 3))
     masks = {name: torch.rand(p.shape) < 0.1 for name, p in prunable(model).items()}
     images = torch.randn(2, 4, 5, 5)

@@ -1,7 +1,8 @@
 """The engine: the kernel of sparse layers, compiled for this machine once and kept in the cache folder.
 
 The kernel is one C++ file that includes only the compiler's own headers. So a build takes seconds, and it still works
-after an update of torch or Python; ctypes calls it. If there is no compiler, `engine` says so and layers stay dense.
+after an update of torch or Python; ctypes calls it. If there is no compiler, `load_kernel` says so and layers compute
+densely.
 
 Why C++: on two cores with AVX-512, the 1x1 convolutions of a ResNet-50 at 99.5 % take 4 to 160 microseconds. On one
 thread each, Numba (row by row, vectorized) takes 1.8 to 2.5 times as long, and torch's CSR product 2 to 11 times.
@@ -38,7 +39,7 @@ class Unavailable(Exception):
 
 
 @functools.cache
-def engine() -> ctypes.CDLL | str:
+def load_kernel() -> ctypes.CDLL | str:
     """Return the compiled kernel, or a sentence that says why there is none. The first call may take a few seconds."""
     try:
         return _loaded(_built())
@@ -46,7 +47,7 @@ def engine() -> ctypes.CDLL | str:
         return str(error)
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     """Return the folder that keeps builds: $BAREBONES_CACHE, or else "barebones" in the user's cache folder."""
     return Path(os.environ.get("BAREBONES_CACHE") or user_cache_path("barebones"))
 
@@ -61,7 +62,7 @@ def _built() -> Path:
     for content in (SOURCE.read_bytes(), _version(compiler).encode(), _processor().encode()):
         key.update(sha256(content).digest())
     try:
-        cache = folder()
+        cache = cache_folder()
         cache.mkdir(parents=True, exist_ok=True)
         library = cache / f"sparse-{key.hexdigest()[:20]}.so"
         if library.exists():

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .engine import engine
+from .engine import load_kernel
 from .plan import Geometry, KeptWeights, KernelPlan
 
 # Spatial dimensions of the supported layers. Only these exact types: a subclass may compute something else.
@@ -120,7 +120,7 @@ class SparseLayer(nn.Module):
             return available, "the input has no pixels, or does not fit the layer"  # torch says which
         if self.spatial and self.geometry == Geometry():
             available["matmul"] = self._matmul
-        kernel = engine()
+        kernel = load_kernel()
         if isinstance(kernel, str):
             return available, kernel
         if self._kept is None:
