@@ -33,11 +33,27 @@ from barebones.running.inputs import call
 from barebones.running.inputs import tensors as tensors_in
 from barebones.scope import matched, parameters
 
-# ---- networks ----
+# ---- building blocks ----
+
+
+class Net(nn.Module):
+    """A network whose forward pass is a function of itself and the inputs; `parts` become its modules and tensors."""
+
+    def __new__(cls, forward: Callable[..., Any] | None = None, **parts: Any) -> Net:
+        kind = cls if forward is None else type("Net", (Net,), {"forward": forward})  # a copy has its class already
+        return super().__new__(kind)
+
+    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
 
 
 class Residual(nn.Module):
-    """A block and a way around it."""
+    """A block and a bypass."""
 
     def __init__(self, *block: nn.Module) -> None:
         super().__init__()
@@ -48,7 +64,7 @@ class Residual(nn.Module):
 
 
 class Beside(nn.Module):
-    """Branches of the same input, concatenated."""
+    """Branches with the same input, concatenated."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -58,229 +74,100 @@ class Beside(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
-class UNet(nn.Module):
-    def __init__(self, groups: int = 1) -> None:
-        super().__init__()
-        self.down, self.middle = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 8, 3, stride=2, padding=1)
-        self.up = nn.ConvTranspose2d(8, 6, 4, stride=2, padding=1, groups=groups)
-        self.last = nn.Conv2d(12, 2, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        left = torch.relu(self.down(x))
-        return self.last(torch.cat([left, torch.relu(self.up(torch.relu(self.middle(left))))], 1))
-
-
-class Gated(nn.Module):
-    """Halves of one layer, one the gate of the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.both, self.out = nn.Linear(5, 12), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = self.both(x).chunk(2, -1)
-        return self.out(a * torch.sigmoid(b))
-
-
-class Squeezed(nn.Module):
-    """Squeeze and excite, inside a residual block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.squeeze, self.excite = nn.Conv2d(2, 6, 3), nn.Conv2d(6, 4, 1), nn.Conv2d(4, 6, 1)
-        self.out = nn.Conv2d(6, 3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.first(x))
-        gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(x.mean((2, 3), keepdim=True)))))
-        return self.out(x * gate)
-
-
-class Attention(nn.Module):
-    """Three heads, by hand; `fused` projects all three at once."""
-
-    def __init__(self, fused: bool, sdpa: bool = False) -> None:
-        super().__init__()
-        self.sdpa = sdpa
-        self.norm = nn.LayerNorm(6)
-        self.project = nn.ModuleList([nn.Linear(6, 36)] if fused else [nn.Linear(6, 12) for _ in range(3)])
-        self.out, self.head = nn.Linear(12, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inside = torch.cat([project(self.norm(x)) for project in self.project], -1)
-        q, k, v = (t.unflatten(-1, (-1, 4)).transpose(1, 2) for t in inside.chunk(3, -1))
-        by_hand = (q @ k.transpose(-1, -2) / 2).softmax(-1) @ v
-        y = F.scaled_dot_product_attention(q, k, v) if self.sdpa else by_hand
-        return self.head(x + self.out(y.transpose(1, 2).flatten(2))).mean(1)
-
-
-class Separate(nn.Module):
-    """Attention with heads of two channels, three projections kept apart, and an MLP: a transformer's layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(6, 6) for _ in range(4))
-        self.mlp = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 10), nn.GELU(), nn.Linear(10, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        q, k, v = (f(x).view(batch, length, -1, 2).transpose(1, 2) for f in (self.q, self.k, self.v))
-        y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, -1))
-        return x + self.mlp(x)
-
-
-class Scaled(nn.Module):
-    """A layer-scale, as ConvNeXt has it, and a position that is added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inner = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
-        self.scale, self.position = nn.Parameter(torch.rand(6, 1, 1) + 0.5), nn.Parameter(torch.rand(1, 6, 1, 1))
-        self.out = nn.Conv2d(6, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x) + self.position
-        return self.out(torch.relu(x + self.scale * self.inner(x)))
-
-
-class Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(7, 6)
-        self.mlp = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.mlp(self.embedding(tokens).mean(1))
-
-
-class Twice(nn.Module):
-    """One layer, used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.shared, self.out = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.relu(self.shared(torch.relu(self.shared(torch.relu(self.first(x)))))))
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third, self.out = (
-            nn.Linear(4, 6),
-            nn.Linear(6, 6),
-            nn.Linear(6, 6),
-            nn.Linear(6, 3),
-        )
-        self.third.weight = self.second.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.relu(self.third(torch.relu(self.second(torch.relu(self.first(x)))))))
-
-
-class Around(nn.Module):
-    """The model's input is added to what a layer makes of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.out = nn.Linear(6, 8), nn.Linear(8, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.relu(x + self.second(torch.relu(self.first(x)))))
-
-
-class Many(nn.Module):
-    """Two inputs, one by name; a dict of outputs, one of them from the middle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(5, 6), nn.Linear(6, 6)
-        self.d, self.e = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor, *, other: Tensor) -> dict[str, Any]:
-        x = torch.relu(self.a(x) + self.b(other))
-        middle = torch.relu(self.c(x))
-        return {"middle": middle, "out": (self.e(torch.relu(self.d(middle))), middle.argmax(-1))}
-
-
-class Functional(nn.Module):
-    """Dropout as a function, with the mode of the module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.out = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.dropout(torch.relu(self.first(x)), 0.5, self.training)
-        return self.out(torch.relu(self.second(x)))
-
-
-class Buffered(nn.Module):
-    """A scale per channel that is no parameter, and a count of the calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.out = nn.Conv2d(2, 6, 3), nn.Conv2d(6, 6, 3), nn.Conv2d(6, 3, 1)
-        self.register_buffer("scale", torch.rand(6, 1, 1) + 0.5)
-        self.register_buffer("calls", torch.tensor(0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.out(torch.relu(self.second(torch.relu(self.first(x)) * self.scale)))
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.lstm = nn.Linear(5, 6), nn.LSTM(6, 4, batch_first=True)
-        self.head = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(torch.relu(self.first(x)))[0][:, -1])
-
-
-class Shuffled(nn.Module):
-    """Channels are mixed up between two convolutions in groups."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(2, 8, 3, groups=2), nn.Conv2d(8, 8, 3, groups=2)
-        self.out = nn.Conv2d(8, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.first(x))
-        x = x.view(len(x), 2, 4, *x.shape[2:]).transpose(1, 2).reshape(x.shape)
-        return self.out(torch.relu(self.second(x)))
-
-
-class Sliced(nn.Module):
-    """A part of the channels goes another way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.out = nn.Conv2d(2, 8, 3), nn.Conv2d(3, 5, 1), nn.Conv2d(10, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.first(x))
-        return self.out(torch.cat([x[:, 3:], torch.relu(self.second(x[:, :3]))], 1))
-
-
-class Writing(nn.Module):
-    """Its input is not what it was, afterwards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.relu(self.first(x.mul_(2))))
-
-
 def conv(i: int, o: int, k: int = 3, **options: Any) -> list[nn.Module]:
-    """A convolution, batch-norm and ReLU."""
+    """Return a convolution, a batch-norm and a ReLU."""
     return [nn.Conv2d(i, o, k, padding=k // 2, bias=False, **options), nn.BatchNorm2d(o), nn.ReLU(inplace=True)]
+
+
+def inverted(i: int, hidden: int) -> nn.Module:
+    """Return an inverted residual block."""
+    return Residual(*conv(i, hidden, 1), *conv(hidden, hidden, groups=hidden), *conv(hidden, i, 1)[:2])
+
+
+def between(*middle: nn.Module) -> nn.Module:
+    """Return convolutions with something behind each but the last."""
+    convs = [nn.Conv2d(2, 6, 3), *(nn.Conv2d(6, 6, 3) for _ in middle[1:]), nn.Conv2d(6, 3, 1)]
+    return nn.Sequential(*itertools.chain(*zip(convs, middle, strict=False)), convs[-1])
+
+
+# ---- perceptrons ----
+
+
+def around() -> nn.Module:
+    """The input of the model is added to what its layers make of it."""
+    return Net(lambda net, x: net.out(torch.relu(x + net.second(torch.relu(net.first(x))))),
+               first=nn.Linear(6, 8), second=nn.Linear(8, 6), out=nn.Linear(6, 3))  # fmt: skip
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def gated() -> nn.Module:
+    """One half of a layer is the gate of the other."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        a, b = net.both(x).chunk(2, -1)
+        return net.out(a * torch.sigmoid(b))
+
+    return Net(forward, both=nn.Linear(5, 12), out=nn.Linear(6, 3))
+
+
+def dropping() -> nn.Module:
+    first = [nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5)]
+    return nn.Sequential(*first, nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 3))
+
+
+def functional() -> nn.Module:
+    """Dropout as a function, in the mode of the model."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = F.dropout(torch.relu(net.first(x)), 0.5, net.training)
+        return net.out(torch.relu(net.second(x)))
+
+    return Net(forward, first=nn.Linear(4, 8), second=nn.Linear(8, 8), out=nn.Linear(8, 3))
+
+
+def writing() -> nn.Module:
+    """It changes its input in place."""
+    return Net(lambda net, x: net.out(torch.relu(net.first(x.mul_(2)))), first=nn.Linear(4, 8), out=nn.Linear(8, 3))
+
+
+def twice() -> nn.Module:
+    """One layer is used twice."""
+    return Net(lambda net, x: net.out(torch.relu(net.shared(torch.relu(net.shared(torch.relu(net.first(x))))))),
+               first=nn.Linear(4, 6), shared=nn.Linear(6, 6), out=nn.Linear(6, 3))  # fmt: skip
+
+
+def tied() -> nn.Module:
+    """Two layers have one weight."""
+    net = Net(lambda net, x: net.out(torch.relu(net.third(torch.relu(net.second(torch.relu(net.first(x))))))),
+              first=nn.Linear(4, 6), second=nn.Linear(6, 6), third=nn.Linear(6, 6), out=nn.Linear(6, 3))  # fmt: skip
+    net.third.weight = net.second.weight
+    return net
+
+
+def many() -> nn.Module:
+    """Two inputs, one of them by name, and a dict of outputs, one of them from the middle."""
+
+    def forward(net: Any, x: Tensor, *, other: Tensor) -> dict[str, Any]:
+        middle = torch.relu(net.c(torch.relu(net.a(x) + net.b(other))))
+        return {"middle": middle, "out": (net.e(torch.relu(net.d(middle))), middle.argmax(-1))}
+
+    return Net(forward, a=nn.Linear(4, 6), b=nn.Linear(5, 6), c=nn.Linear(6, 6), d=nn.Linear(6, 6), e=nn.Linear(6, 3))
+
+
+def bilinear() -> nn.Module:
+    matrices = dict(weight_a=nn.Parameter(torch.randn(3, 4)), weight_b=nn.Parameter(torch.randn(2, 4)))
+    return Net(lambda net, x: torch.einsum("bi,oi->bo", net.both(x, x @ net.weight_a), net.weight_b),
+               both=nn.Bilinear(3, 4, 4), **matrices)  # fmt: skip
+
+
+# ---- convolutional networks ----
+
+
+def mobile() -> nn.Module:
+    return Pooled(nn.Sequential(*conv(2, 4), inverted(4, 8), *conv(4, 8, stride=2), inverted(8, 8)), 8)
 
 
 def dense_net() -> nn.Module:
@@ -288,8 +175,18 @@ def dense_net() -> nn.Module:
     return Pooled(nn.Sequential(grown, nn.AvgPool2d(2), *conv(13, 6, 1)), 6)
 
 
-def inverted(i: int, hidden: int) -> nn.Module:
-    return Residual(*conv(i, hidden, 1), *conv(hidden, hidden, groups=hidden), *conv(hidden, i, 1)[:2])
+def resnext() -> nn.Module:
+    return Pooled(nn.Sequential(*conv(2, 8), Residual(*conv(8, 6, 1), *conv(6, 6, groups=3), *conv(6, 8, 1))), 8)
+
+
+def unet(groups: int = 1) -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        left = torch.relu(net.down(x))
+        return net.last(torch.cat([left, torch.relu(net.up(torch.relu(net.middle(left))))], 1))
+
+    return Net(forward, down=nn.Conv2d(2, 6, 3, padding=1), middle=nn.Conv2d(6, 8, 3, stride=2, padding=1),
+               up=nn.ConvTranspose2d(8, 6, 4, stride=2, padding=1, groups=groups),
+               last=nn.Conv2d(12, 2, 3, padding=1))  # fmt: skip
 
 
 def inception() -> nn.Module:
@@ -305,106 +202,81 @@ def conv1d() -> nn.Module:
 
 
 def conv3d() -> nn.Module:
-    return Pooled(
-        nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Conv3d(4, 5, 3, stride=2)), 5
-    )
-
-
-def mobile() -> nn.Module:
-    return Pooled(nn.Sequential(*conv(2, 4), inverted(4, 8), *conv(4, 8, stride=2), inverted(8, 8)), 8)
-
-
-def resnext() -> nn.Module:
-    return Pooled(nn.Sequential(*conv(2, 8), Residual(*conv(8, 6, 1), *conv(6, 6, groups=3), *conv(6, 8, 1))), 8)
-
-
-def between(*middle: nn.Module) -> nn.Module:
-    """Convolutions with something behind each."""
-    convs = [nn.Conv2d(2, 6, 3), *(nn.Conv2d(6, 6, 3) for _ in middle[1:]), nn.Conv2d(6, 3, 1)]
-    return nn.Sequential(*itertools.chain(*zip(convs, middle, strict=False)), convs[-1])
+    body = [nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Conv3d(4, 5, 3, stride=2)]
+    return Pooled(nn.Sequential(*body), 5)
 
 
 def flat() -> nn.Module:
-    return nn.Sequential(
-        *conv(2, 5, stride=2), *conv(5, 4), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3)
-    )  # fmt: skip
+    body = [*conv(2, 5, stride=2), *conv(5, 4), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def normed() -> nn.Module:
-    rest = [nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)]
-    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), *rest)
+def squeezed() -> nn.Module:
+    """Squeeze and excite with convolutions."""
 
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = torch.relu(net.first(x))
+        gate = torch.sigmoid(net.excite(torch.relu(net.squeeze(x.mean((2, 3), keepdim=True)))))
+        return net.out(x * gate)
 
-def dropping() -> nn.Module:
-    first = [nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5)]
-    return nn.Sequential(*first, nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 3))
-
-
-# ---- networks that few tests but those of paths need ----
-
-
-class Net(nn.Module):
-    """A network given as a function of itself and the inputs; `parts` become its modules, parameters and buffers."""
-
-    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self, *args, **kwargs)
-
-
-def language_model(net: Any, ids: Tensor) -> Tensor:
-    """Causal attention by hand, with positions; the output layer is the embedding (tied)."""
-    x = net.embedding(ids) + net.position(torch.arange(ids.shape[1], device=ids.device))
-    q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in net.qkv(x).chunk(3, -1))
-    scores = (q @ k.transpose(-2, -1) / 2).masked_fill(net.causal[: ids.shape[1], : ids.shape[1]] == 0, -torch.inf)
-    mixed = F.dropout(F.softmax(scores, -1), 0.1, net.training) @ v
-    x = x + net.out(mixed.transpose(1, 2).flatten(2))
-    return F.linear(x, net.embedding.weight)
-
-
-def squeeze_and_excite(net: Any, x: Tensor) -> Tensor:
-    x = F.silu(net.conv(x))
-    gate = torch.sigmoid(net.wide(F.relu(net.narrow(x.mean((2, 3))))))
-    return net.head(F.adaptive_max_pool2d(x * gate[..., None, None], 1).flatten(1))
-
-
-def packed(net: Any, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    y, (h, _) = net.lstm(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
-    return net.head(pad_packed_sequence(y, batch_first=True)[0]), h
-
-
-def recurrent(kind: type[nn.RNNBase], **options: Any) -> nn.Module:
-    """Two bidirectional layers between linear ones."""
-    inner = kind(5, 4, num_layers=2, bidirectional=True, batch_first=True, **options)
-    return Net(lambda net, x: net.head(net.rnn(torch.tanh(net.stem(x)))[0][:, -1]),
-               stem=nn.Linear(3, 5), rnn=inner, head=nn.Linear(2 * (options.get("proj_size") or 4), 2))  # fmt: skip
-
-
-def cells(net: Any, x: Tensor) -> Tensor:
-    state = net.lstm(x)
-    return net.head(net.gru(net.lstm(x, state)[0], net.plain(x)))
-
-
-def two_inputs() -> nn.Module:
-    return Net(lambda net, x, y: net.head(x + net.attention(x, y, y)[0]),
-               attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3))  # fmt: skip
-
-
-def tied_language_model() -> nn.Module:
-    parts = dict(embedding=nn.Embedding(7, 8), position=nn.Embedding(3, 8), qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
-    return Net(language_model, causal=torch.ones(3, 3).tril(), **parts)
+    return Net(forward, first=nn.Conv2d(2, 6, 3), squeeze=nn.Conv2d(6, 4, 1), excite=nn.Conv2d(4, 6, 1),
+               out=nn.Conv2d(6, 3, 3))  # fmt: skip
 
 
 def excited() -> nn.Module:
-    parts = dict(conv=nn.Conv2d(2, 5, 3), narrow=nn.Linear(5, 3), wide=nn.Linear(3, 5), head=nn.Linear(5, 3))
-    return Net(squeeze_and_excite, **parts)
+    """Squeeze and excite with linear layers, and an adaptive max-pool."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = F.silu(net.conv(x))
+        gate = torch.sigmoid(net.wide(F.relu(net.narrow(x.mean((2, 3))))))
+        return net.head(F.adaptive_max_pool2d(x * gate[..., None, None], 1).flatten(1))
+
+    return Net(forward, conv=nn.Conv2d(2, 5, 3), narrow=nn.Linear(5, 3), wide=nn.Linear(3, 5), head=nn.Linear(5, 3))
+
+
+def scaled() -> nn.Module:
+    """A layer scale, as in ConvNeXt, and a position that is added."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.first(x) + net.position
+        return net.out(torch.relu(x + net.scale * net.inner(x)))
+
+    return Net(forward, first=nn.Conv2d(2, 6, 3, padding=1), inner=nn.Conv2d(6, 6, 3, padding=1),
+               scale=nn.Parameter(torch.rand(6, 1, 1) + 0.5), position=nn.Parameter(torch.rand(1, 6, 1, 1)),
+               out=nn.Conv2d(6, 3, 1))  # fmt: skip
+
+
+def buffered() -> nn.Module:
+    """A scale per channel that is no parameter, and a counter of the calls."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        net.calls += 1
+        return net.out(torch.relu(net.second(torch.relu(net.first(x)) * net.scale)))
+
+    return Net(forward, first=nn.Conv2d(2, 6, 3), second=nn.Conv2d(6, 6, 3), out=nn.Conv2d(6, 3, 1),
+               scale=torch.rand(6, 1, 1) + 0.5, calls=torch.tensor(0))  # fmt: skip
+
+
+def shuffled() -> nn.Module:
+    """The channels are shuffled between two grouped convolutions."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = torch.relu(net.first(x))
+        x = x.view(len(x), 2, 4, *x.shape[2:]).transpose(1, 2).reshape(x.shape)
+        return net.out(torch.relu(net.second(x)))
+
+    return Net(forward, first=nn.Conv2d(2, 8, 3, groups=2), second=nn.Conv2d(8, 8, 3, groups=2),
+               out=nn.Conv2d(8, 3, 1))  # fmt: skip
+
+
+def sliced() -> nn.Module:
+    """A part of the channels takes another way."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = torch.relu(net.first(x))
+        return net.out(torch.cat([x[:, 3:], torch.relu(net.second(x[:, :3]))], 1))
+
+    return Net(forward, first=nn.Conv2d(2, 8, 3), second=nn.Conv2d(3, 5, 1), out=nn.Conv2d(10, 3, 1))
 
 
 def upsampling() -> nn.Module:
@@ -412,10 +284,88 @@ def upsampling() -> nn.Module:
                a=nn.Conv2d(2, 3, 3), b=nn.Conv2d(3, 2, 3, padding=1))  # fmt: skip
 
 
-def bilinear() -> nn.Module:
-    matrices = dict(weight_a=nn.Parameter(torch.randn(3, 4)), weight_b=nn.Parameter(torch.randn(2, 4)))
-    product = lambda net, x: torch.einsum("bi,oi->bo", net.both(x, x @ net.weight_a), net.weight_b)
-    return Net(product, both=nn.Bilinear(3, 4, 4), **matrices)
+# ---- attention and language ----
+
+
+def attention(fused: bool, sdpa: bool = False) -> nn.Module:
+    """Three heads by hand; `fused` has one projection for queries, keys and values."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        inside = torch.cat([project(net.norm(x)) for project in net.project], -1)
+        q, k, v = (t.unflatten(-1, (-1, 4)).transpose(1, 2) for t in inside.chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v) if sdpa else (q @ k.transpose(-1, -2) / 2).softmax(-1) @ v
+        return net.head(x + net.out(y.transpose(1, 2).flatten(2))).mean(1)
+
+    project = nn.ModuleList([nn.Linear(6, 36)] if fused else [nn.Linear(6, 12) for _ in range(3)])
+    return Net(forward, norm=nn.LayerNorm(6), project=project, out=nn.Linear(12, 6), head=nn.Linear(6, 3))
+
+
+def separate() -> nn.Module:
+    """Attention with three projections and heads of two channels, and an MLP: a layer of a transformer."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (f(x).view(batch, length, -1, 2).transpose(1, 2) for f in (net.q, net.k, net.v))
+        y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        x = x + net.out(y.transpose(1, 2).reshape(batch, length, -1))
+        return x + net.mlp(x)
+
+    mlp = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 10), nn.GELU(), nn.Linear(10, 6))
+    return Net(forward, q=nn.Linear(6, 6), k=nn.Linear(6, 6), v=nn.Linear(6, 6), out=nn.Linear(6, 6), mlp=mlp)
+
+
+def two_inputs() -> nn.Module:
+    return Net(lambda net, x, y: net.head(x + net.attention(x, y, y)[0]),
+               attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3))  # fmt: skip
+
+
+def words() -> nn.Module:
+    mlp = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    return Net(lambda net, tokens: net.mlp(net.embedding(tokens).mean(1)), embedding=nn.Embedding(7, 6), mlp=mlp)
+
+
+def language() -> nn.Module:
+    """Causal attention by hand, with positions; the output layer is the embedding (tied)."""
+
+    def forward(net: Any, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        x = net.embedding(ids) + net.position(torch.arange(length, device=ids.device))
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in net.qkv(x).chunk(3, -1))
+        scores = (q @ k.transpose(-2, -1) / 2).masked_fill(net.causal[:length, :length] == 0, -torch.inf)
+        mixed = F.dropout(F.softmax(scores, -1), 0.1, net.training) @ v
+        return F.linear(x + net.out(mixed.transpose(1, 2).flatten(2)), net.embedding.weight)
+
+    return Net(forward, embedding=nn.Embedding(7, 8), position=nn.Embedding(3, 8), qkv=nn.Linear(8, 24),
+               out=nn.Linear(8, 8), causal=torch.ones(3, 3).tril())  # fmt: skip
+
+
+# ---- recurrent networks ----
+
+
+def lstm_with_head() -> nn.Module:
+    return Net(lambda net, x: net.head(net.lstm(torch.relu(net.first(x)))[0][:, -1]), first=nn.Linear(5, 6),
+               lstm=nn.LSTM(6, 4, batch_first=True),
+               head=nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))  # fmt: skip
+
+
+def bidirectional(kind: type[nn.RNNBase], **options: Any) -> nn.Module:
+    """Two recurrent layers between linear ones."""
+    rnn = kind(5, 4, num_layers=2, bidirectional=True, batch_first=True, **options)
+    return Net(lambda net, x: net.head(net.rnn(torch.tanh(net.stem(x)))[0][:, -1]),
+               stem=nn.Linear(3, 5), rnn=rnn, head=nn.Linear(2 * (options.get("proj_size") or 4), 2))  # fmt: skip
+
+
+def cells() -> nn.Module:
+    return Net(lambda net, x: net.head(net.gru(net.lstm(x, net.lstm(x))[0], net.plain(x))),
+               lstm=nn.LSTMCell(3, 4), gru=nn.GRUCell(4, 4), plain=nn.RNNCell(3, 4), head=nn.Linear(4, 2))  # fmt: skip
+
+
+def packed() -> nn.Module:
+    def forward(net: Any, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        y, (h, _) = net.lstm(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        return net.head(pad_packed_sequence(y, batch_first=True)[0]), h
+
+    return Net(forward, lstm=nn.LSTM(3, 4, batch_first=True), head=nn.Linear(4, 2))
 
 
 # ---- the table ----
@@ -448,16 +398,16 @@ ZOO: dict[str, Entry] = {
     # perceptrons
     "mlp": Entry(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), (4, 4)),
     "one": Entry(lambda: nn.Linear(4, 3), (4, 4)),
-    "around": Entry(Around, (4, 6)),
+    "around": Entry(around, (4, 6)),
     "layer": Entry(normed, (4, 4), exact_paths=False),
-    "gate": Entry(Gated, (4, 5)),
+    "gate": Entry(gated, (4, 5)),
     "glu": Entry(lambda: nn.Sequential(nn.Linear(5, 12), nn.GLU(), nn.Linear(6, 3)), (4, 5)),
     "dropout": Entry(dropping, (4, 4)),
-    "functional": Entry(Functional, (4, 4), dropout_stays=True),
-    "writing": Entry(Writing, (4, 4)),
-    "twice": Entry(Twice, (4, 4)),
-    "tied": Entry(Tied, (4, 4)),
-    "many": Entry(Many, lambda g: ((torch.randn(4, 4, generator=g),), {"other": torch.randn(4, 5, generator=g)})),
+    "functional": Entry(functional, (4, 4), dropout_stays=True),
+    "writing": Entry(writing, (4, 4)),
+    "twice": Entry(twice, (4, 4)),
+    "tied": Entry(tied, (4, 4)),
+    "many": Entry(many, lambda g: ((torch.randn(4, 4, generator=g),), {"other": torch.randn(4, 5, generator=g)})),
     "bilinear": Entry(bilinear, (2, 3)),
     # convolutional networks
     "cnn": Entry(lambda: tiny(dtype=torch.float32), (4, 1, 6, 6), exact_paths=False),
@@ -467,15 +417,15 @@ ZOO: dict[str, Entry] = {
     "multiplier": Entry(lambda: Pooled(nn.Sequential(*conv(2, 4), *conv(4, 8, groups=4), *conv(8, 4, 1)), 4), IMAGE),
     "dense": Entry(dense_net, IMAGE),
     "next": Entry(resnext, IMAGE),
-    "unet": Entry(UNet, IMAGE),
-    "unet-groups": Entry(lambda: UNet(2), IMAGE),
+    "unet": Entry(unet, IMAGE),
+    "unet-groups": Entry(lambda: unet(2), IMAGE),
     "inception": Entry(inception, IMAGE),
     "conv1d": Entry(conv1d, (4, 2, 12)),
     "conv3d": Entry(conv3d, (4, 1, 5, 6, 7)),
     "flatten": Entry(flat, IMAGE),
-    "squeeze": Entry(Squeezed, IMAGE),
+    "squeeze": Entry(squeezed, IMAGE),
     "excite": Entry(excited, (2, 2, 5, 5)),
-    "scale": Entry(Scaled, IMAGE),
+    "scale": Entry(scaled, IMAGE),
     "prelu": Entry(lambda: between(nn.PReLU(6), nn.PReLU()), IMAGE),
     "instance": Entry(lambda: between(nn.Sequential(nn.InstanceNorm2d(6, affine=True), nn.ReLU())), IMAGE),
     "group": Entry(lambda: between(nn.Sequential(nn.GroupNorm(2, 6), nn.ReLU()), nn.ReLU()), IMAGE, exact_paths=False),
@@ -483,34 +433,30 @@ ZOO: dict[str, Entry] = {
         lambda: between(nn.BatchNorm2d(6, affine=False), nn.ReLU(), nn.BatchNorm2d(6, track_running_stats=False)),
         IMAGE,
     ),
-    "buffer": Entry(Buffered, IMAGE),
-    "shuffle": Entry(Shuffled, IMAGE),
-    "slice": Entry(Sliced, IMAGE),
+    "buffer": Entry(buffered, IMAGE),
+    "shuffle": Entry(shuffled, IMAGE),
+    "slice": Entry(sliced, IMAGE),
     "upsampling": Entry(upsampling, (2, 2, 6, 6)),
     "collapsed": Entry(flat, IMAGE, empty=("3.weight",)),
     # attention and language
     "encoder": Entry(lambda: nn.TransformerEncoderLayer(6, 2, 10, batch_first=True), SEQUENCE),
-    "separate": Entry(Separate, SEQUENCE),
-    "attention": Entry(lambda: Attention(False), SEQUENCE),
-    "fused": Entry(lambda: Attention(True), SEQUENCE),
-    "sdpa": Entry(lambda: Attention(True, sdpa=True), SEQUENCE),
+    "separate": Entry(separate, SEQUENCE),
+    "attention": Entry(lambda: attention(False), SEQUENCE),
+    "fused": Entry(lambda: attention(True), SEQUENCE),
+    "sdpa": Entry(lambda: attention(True, sdpa=True), SEQUENCE),
     "two inputs": Entry(two_inputs, lambda g: (torch.randn(2, 3, 4, generator=g), torch.randn(2, 5, 4, generator=g))),
-    "words": Entry(Words, tokens(4, 5)),
-    "language": Entry(tied_language_model, lambda g: {"ids": tokens(2, 3)(g)}, dropout_stays=True),
+    "words": Entry(words, tokens(4, 5)),
+    "language": Entry(language, lambda g: {"ids": tokens(2, 3)(g)}, dropout_stays=True),
     # recurrent networks
-    "recurrent": Entry(Recurrent, (4, 5, 5), recurrent=True),
+    "recurrent": Entry(lstm_with_head, (4, 5, 5), recurrent=True),
     "lstm": Entry(lambda: nn.LSTM(4, 3), (4, 2, 4), recurrent=True),
-    "lstm both ways": Entry(lambda: recurrent(nn.LSTM), (2, 4, 3), recurrent=True),
-    "lstm with projections": Entry(lambda: recurrent(nn.LSTM, proj_size=3), (2, 4, 3), recurrent=True),
-    "gru": Entry(lambda: recurrent(nn.GRU), (2, 4, 3), recurrent=True),
-    "rnn": Entry(lambda: recurrent(nn.RNN, bias=False), (2, 4, 3), recurrent=True),
-    "cells": Entry(
-        lambda: Net(cells, lstm=nn.LSTMCell(3, 4), gru=nn.GRUCell(4, 4), plain=nn.RNNCell(3, 4), head=nn.Linear(4, 2)),
-        (2, 3),
-        recurrent=True,
-    ),
+    "lstm both ways": Entry(lambda: bidirectional(nn.LSTM), (2, 4, 3), recurrent=True),
+    "lstm with projections": Entry(lambda: bidirectional(nn.LSTM, proj_size=3), (2, 4, 3), recurrent=True),
+    "gru": Entry(lambda: bidirectional(nn.GRU), (2, 4, 3), recurrent=True),
+    "rnn": Entry(lambda: bidirectional(nn.RNN, bias=False), (2, 4, 3), recurrent=True),
+    "cells": Entry(cells, (2, 3), recurrent=True),
     "packed lstm": Entry(
-        lambda: Net(packed, lstm=nn.LSTM(3, 4, batch_first=True), head=nn.Linear(4, 2)),
+        packed,
         lambda g: (torch.randn(2, 4, 3, generator=g), torch.tensor([2, 4])),
         exportable=False,
         recurrent=True,
