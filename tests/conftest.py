@@ -1,14 +1,24 @@
 """Settings and fixtures for all tests: repeatable, and no deadline that a busy machine could miss."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import hypothesis
 import pytest
+import torch
 
 hypothesis.settings.register_profile("barebones", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("barebones")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: networks as small as those of the tests only lose by more, above all if it is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Done(NamedTuple):

@@ -526,12 +526,22 @@ def masked(model: nn.Module, masks: dict[str, Tensor]) -> nn.Module:
     return copy
 
 
-def outputs(model: nn.Module, example: Any, train: bool = False) -> list[Tensor]:
-    """Return the float outputs of a copy of the model, computed in float64 and without dropout."""
-    model = deepcopy(model).double().train(train)
+def exact(model: nn.Module) -> nn.Module:
+    """Return a copy of the model in float64 and without dropout."""
+    model = deepcopy(model).double()
     for module in model.modules():
         if isinstance(module, nn.Dropout | nn.MultiheadAttention):
             setattr(module, "p" if isinstance(module, nn.Dropout) else "dropout", 0.0)
+    return model
+
+
+def outputs(model: nn.Module, example: Any, train: bool = False) -> list[Tensor]:
+    """Return the float outputs of a copy of the model, computed in float64 and without dropout."""
+    return run(exact(model).train(train), example)
+
+
+def run(model: nn.Module, example: Any) -> list[Tensor]:
+    """Return the float outputs of a model for the example, in float64."""
     args, kwargs = tree_map(lambda t: t.double() if t.is_floating_point() else t.clone(), call(example))
     with torch.no_grad():
         return [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]

@@ -304,7 +304,11 @@ def mixed(bits: Bits, call: Call) -> Any:
     def numbers(value: Any) -> bool:
         return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
-    result = call.args[0] if call.inplace else call.func(*call.args, **call.kwargs)
+    def single(value: Any) -> Any:  # bits are float32, and constants of a float64 model are not
+        return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    args, kwargs = tree_map(single, (call.args, call.kwargs))
+    result = call.args[0] if call.inplace else call.func(*args, **kwargs)
     if not any(map(numbers, tree_leaves(result))):
         return result
     anything = reduce(torch.add, [bits.quiet(call, t).float().mean().to(call.live[0].device) for t in call.live])

@@ -1,0 +1,224 @@
+"""The weights of a shrunk network are channels last in memory if it runs so; expanded, they have the old order."""
+
+import io
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from references import Trace, equal
+from shrinking import PIXELS, assert_alike, assert_sound, assert_trains_and_expands, everything, fit, widths
+from torch import Tensor, nn
+from zoo import Net, conv
+
+import barebones as bb
+from barebones.scope import parameters
+
+pytest.importorskip("torch_pruning", reason="shrink needs Torch-Pruning")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LAST = torch.channels_last
+
+
+def strides(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: p.stride() for name, p in network.named_parameters()}
+
+
+def is_channels_last(network: nn.Module) -> bool:
+    return all(p.is_contiguous(memory_format=LAST) for p in network.parameters() if p.dim() == 4)
+
+
+def is_contiguous(network: nn.Module) -> bool:
+    return all(p.is_contiguous() for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", ["vgg", "resnet", "mobile", "next", "unet", "squeeze"])
+def test_weights_are_channels_last_unless_asked_otherwise(name):
+    model, example = zoo.build(name)
+    masks = zoo.draw_masks(name, model, 0.5, seed=1)
+    small, kept = (bb.shrink(model, masks, example, channels_last=last) for last in (True, False))
+    assert small.plan == kept.plan
+    assert not small.plan.layout
+    assert is_channels_last(small.module)
+    assert is_contiguous(kept.module)
+    assert strides(small.module) != strides(kept.module)
+    assert equal(dict(small.module.state_dict()), dict(kept.module.state_dict()))
+    assert equal(small.masks, kept.masks)
+    assert strides(deepcopy(small.module)) == strides(small.module)
+    assert_alike(example, zoo.masked(model, masks), small.module)
+    with torch.no_grad():
+        torch.testing.assert_close(small.module.eval()(example), kept.module.eval()(example), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("convolution", [nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, groups=4)])
+def test_kernels_of_one_channel_or_pixel_compute_channels_last_too(convolution):
+    x = torch.randn(2, convolution.in_channels, 6, 6)
+    assert not convolution(x).is_contiguous(memory_format=LAST)
+    small = bb.shrink(convolution, {}, x).module
+    assert is_channels_last(small)
+    assert small(x).is_contiguous(memory_format=LAST)
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv3d", "gate", "words", "encoder"])
+def test_networks_without_images_keep_their_order(name):
+    model, example = zoo.build(name)
+    if name == "conv3d":
+        model.to(memory_format=torch.channels_last_3d)
+    masks = zoo.draw_masks(name, model, 0.5)
+    small, kept = (bb.shrink(model, masks, example, channels_last=last) for last in (True, False))
+    assert small.plan == kept.plan
+    assert not small.plan.layout
+    assert strides(small.module) == strides(kept.module)
+
+
+def every_other_last(model: nn.Module) -> nn.Module:
+    for p in [p for p in model.parameters() if p.dim() == 4][::2]:
+        p.data = p.data.to(memory_format=LAST)
+    return model
+
+
+ORDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "contiguous": lambda model: model,
+    "last": lambda model: model.to(memory_format=LAST),  # type: ignore[call-overload]
+    "mixed": every_other_last,
+}
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize(("name", "order"), [("mobile", "contiguous"), ("vgg", "last"), ("unet", "mixed")])
+def test_an_expanded_network_has_the_order_of_the_original(name, order, last):
+    model, example = zoo.build(name, trained=False)
+    model = ORDERS[order](model)
+    small = bb.shrink(model, zoo.draw_masks(name, model, 0.5), example, channels_last=last)
+    expected = last or order == "last"
+    assert is_channels_last(small.module) or not expected
+    assert strides(small.expand()) == strides(model)
+    large = assert_trains_and_expands(small, example)
+    assert is_channels_last(small.module) or not expected
+    assert strides(large) == strides(model)
+
+
+def test_the_shrunk_network_is_held_stored_and_exported_as_any_other(tmp_path):
+    model, example = zoo.build("mobile")
+    masks = zoo.draw_masks("mobile", model, 0.5)
+    small, kept = (bb.shrink(model, masks, example, channels_last=last) for last in (True, False))
+    before = strides(small.module)
+    torch.save(kept.module.state_dict(), stored := io.BytesIO())
+    stored.seek(0)
+    small.module.load_state_dict(torch.load(stored, weights_only=True))
+    assert strides(small.module) == before
+    losses = [fit(result.module, result.masks, example) for result in (small, kept)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert all(not parameters(small.module)[n][~mask].any() for n, mask in small.masks.items())
+    bb.audit(small.module, small.masks)
+
+    expected = zoo.outputs(small.module.eval(), example)[0].float()
+    bb.to_sparse(small.module, small.masks, tmp_path / "small.safetensors")
+    other = deepcopy(kept.module).eval()
+    bb.load_weights(tmp_path / "small.safetensors", other)
+    assert equal(dict(other.state_dict()), dict(small.module.state_dict()))
+    bb.to_program(small.module, small.masks, example, tmp_path / "small.pt2")
+    with open(tmp_path / "small.pt2", "rb") as file:
+        program = torch.export.load(file)
+    fast = bb.sparsify_for_cpu(small.module, small.masks, example)
+    with torch.no_grad():
+        for network in (program.module(), fast):
+            torch.testing.assert_close(network(example), expected, rtol=1e-3, atol=1e-4)
+
+
+# ---- networks that need one order ----
+
+
+class _ViewedBackward(torch.autograd.Function):
+    """In the backward pass, look at the gradient as rows."""
+
+    @staticmethod
+    def forward(context: Any, h: Tensor) -> Tensor:
+        return h * 1
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> Tensor:
+        return grad.view(len(grad), -1).view(grad.shape)
+
+
+def viewed(h: Tensor) -> Tensor:
+    return h.view(len(h), -1).view(h.shape)
+
+
+def insisting(h: Tensor) -> Tensor:
+    assert h.is_contiguous(), "not in this order"
+    return h
+
+
+def between_convolutions(look: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+    """A function of images that may need them in one order, between two convolutions."""
+    forward = lambda net, x: net.second(look(net, torch.relu(net.first(x)))).mean((2, 3))
+    return Net(forward, first=nn.Conv2d(2, 6, 3), second=nn.Conv2d(6, 3, 1))
+
+
+VIEWS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "everywhere": (lambda net, h: viewed(h), "it does not run with channels last (view size is not compatible"),
+    "train": (lambda net, h: viewed(h) if net.training else h, "it does not run with channels last (view size"),
+    "random": (
+        lambda net, h: viewed(h) + torch.rand_like(h) if net.training else h,
+        "it does not run in train mode with channels last (view size",
+    ),
+    "larger": (lambda net, h: h if h.shape[2] == 6 else viewed(h), "it does not run with channels last (view size"),
+    "backward": (lambda net, h: _ViewedBackward.apply(h), "it does not train with channels last (view size"),  # type: ignore[no-untyped-call]
+    "insisting": (lambda net, h: insisting(h), "it does not run with channels last (not in this order)"),
+    "strides": (lambda net, h: h.as_strided(h.shape, torch.empty(h.shape).stride()), "the outputs differ by"),
+}
+
+
+@pytest.mark.parametrize("how", VIEWS)
+def test_a_network_that_needs_its_order_keeps_it_and_the_plan_says_why(how):
+    look, why = VIEWS[how]
+    model = between_convolutions(look)
+    masks = everything(model)
+    masks["first.weight"][:2] = masks["second.weight"][:, :2] = False
+    trace = Trace(model)
+    small, kept = (bb.shrink(model, masks, PIXELS, channels_last=last) for last in (True, False))
+    trace.check()
+    assert why in small.plan.layout
+    assert small.plan.to_dict()["layout"] == small.plan.layout
+    assert f"The weights keep their order in memory: {small.plan.layout}." in " ".join(str(small.plan).split())
+    assert is_contiguous(small.module)
+    assert not kept.plan.layout
+    assert_alike(PIXELS, zoo.masked(model, masks), small.module, modes=(False,) if how == "random" else (False, True))
+    assert_sound(small)
+    assert_trains_and_expands(small, PIXELS, modes=(False,))
+
+
+def test_a_flattening_view_in_front_of_a_linear_layer_keeps_the_order():
+    forward = lambda net, x: net.head(torch.relu(net.first(x)).view(len(x), -1))
+    model = Net(forward, first=nn.Conv2d(2, 6, 3), head=nn.Linear(216, 3))
+    masks = everything(model)
+    masks["first.weight"][:2] = False
+    masks["head.weight"][:, :72] = False
+    small = bb.shrink(model, masks, PIXELS)
+    assert widths(small.module, "first") == (4, 2)
+    assert "view size" in small.plan.layout
+    assert is_contiguous(small.module)
+    assert_alike(PIXELS, zoo.masked(model, masks), small.module)
+    assert strides(assert_trains_and_expands(small, PIXELS)) == strides(model)
+
+
+def unteachable(net: Any, x: Tensor) -> Tensor:
+    """Write over what the gradients need."""
+    h = torch.sigmoid(net.first(x))
+    y = net.second(h)
+    return y if not net.training else y + h.mul_(2).mean()
+
+
+def test_networks_that_cannot_be_trained_or_run_in_their_own_precision():
+    small = bb.shrink(Net(unteachable, first=nn.Conv2d(2, 6, 3), second=nn.Conv2d(6, 3, 1)), {}, PIXELS)
+    assert not small.plan.layout
+    assert is_channels_last(small.module)
+    half = nn.Sequential(*conv(2, 6), nn.Conv2d(6, 3, 1)).half()
+    small = bb.shrink(half, {}, PIXELS)  # the example is float32: only in float64 both have the same type
+    assert "it does not run in its own precision" in small.plan.layout
+    assert is_contiguous(small.module)
+    frozen = nn.Sequential(*conv(2, 6), nn.Conv2d(6, 3, 1)).requires_grad_(False)
+    assert is_channels_last(bb.shrink(frozen, {}, PIXELS).module)
