@@ -34,6 +34,7 @@ def experiment() -> Experiment:
     ).resolved()
 
 
+@pytest.mark.slow
 def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp_path):
     options = RunOptions(tmp_path)
     small = result_of(run(experiment, options))
