@@ -519,7 +519,7 @@ def test_it_filters(opened: Opened) -> None:
     page.fill("#text", "99.5")
     until(lambda: page.locator("#table tbody tr").count() == 1)
     page.fill("#text", "there is no such run")
-    until(lambda: "Nothing matches" in page.locator("#table tbody").inner_text())
+    until(lambda: "No run matches" in page.locator("#table tbody").inner_text())
     page.get_by_role("button", name="Show all").click()
     until(lambda: page.locator("details.run").count() == 12)
     page.check("input[name=rows][value=runs]", force=True)

@@ -1,9 +1,10 @@
 /* Drawing: elements, numbers in words, scales, and the chart with its frame that all others use. */
 const data = JSON.parse(document.getElementById("data").textContent);
 const { runs, groups } = data;
+for (const run of runs) run.layers = run.layers.map(([name, shape, total, kept, effective]) => ({ name, shape, total, kept, effective }));
 const $ = (id) => document.getElementById(id);
 
-/* Elements: text is always a text node, so nothing of a run folder can become markup. */
+/* Elements. Text is always a text node, so nothing from a run folder can become markup. */
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -18,7 +19,7 @@ const h = (tag, attributes, ...children) => fill(document.createElement(tag), at
 const s = (tag, attributes, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-/* Numbers in words. */
+/* Numbers as text. */
 const known = (value) => value !== null && value !== undefined;
 const count = (value) => (known(value) ? Math.round(value).toLocaleString("en-GB") : "–");
 const tidy = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
@@ -44,7 +45,7 @@ const lookOf = (method) => looks.get(method) ?? looks.get("");
 const colour = (method) => ({ "--c": lookOf(method).light, "--d": lookOf(method).dark });
 const marker = (method) => lookOf(method).marker;
 
-/* A mark of about 2r across, by Matplotlib's letters. */
+/* The outline of a marker about 2r wide, named by Matplotlib's letter. */
 function outline(kind, x, y, r) {
   const at = (points) => "M" + points.map(([a, b]) => `${(x + a * r).toFixed(1)},${(y + b * r).toFixed(1)}`).join("L") + "Z";
   switch (kind) {
@@ -96,7 +97,7 @@ function decades(low, high, most) {
 const SPARSITIES = [0.9, 0.99, 0.999, 0.9999, 0, 0.5, 0.95, 0.995, 0.9995, 0.99999, 0.8, 0.98, 0.998, 0.9998];
 const nines = (share) => -Math.log10(Math.max(1 - share, 1e-7));
 
-/* A chart: lines, marks, bars and rules in an SVG as wide as its place; hover, and arrow keys, tell the numbers. */
+/* A chart: an SVG as wide as its container. Hovering and the arrow keys show the numbers. */
 function chart(spec) {
   const plot = h("div", { class: "plot", tabindex: 0, role: "img", "aria-label": spec.label });
   const figure = h("figure", { class: spec.class },
@@ -150,10 +151,10 @@ function chart(spec) {
   return figure;
 }
 const legend = (keys) => h("ul", { class: "legend" }, keys.map((line) => h("li", {}, line.toggle
-  ? h("button", { type: "button", class: "toggle", "aria-pressed": String(!line.off), title: line.off ? "Draw it again" : "Leave it out of the charts", onclick: line.toggle }, key(line), line.name)
+  ? h("button", { type: "button", class: "toggle", "aria-pressed": String(!line.off), title: line.off ? "Show it in the charts" : "Hide it in the charts", onclick: line.toggle }, key(line), line.name)
   : [key(line), line.name])));
 
-/* The frame of a chart: horizontal rules, an axis below, units on both. */
+/* The frame of a chart: horizontal rules, and both axes with their units. */
 function frame(width, height, x, y) {
   const left = 50, right = 14, top = 26, bottom = x.name ? 44 : 28;
   const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" });
@@ -166,7 +167,7 @@ function frame(width, height, x, y) {
   const taken = [];
   for (const tick of x.ticks) {
     const text = x.format(tick), half = (text.length * 6.6 + 12) / 2;
-    if (taken.some(([at, own]) => Math.abs(at - px(tick)) < own + half)) continue;
+    if (taken.some(([at, width]) => Math.abs(at - px(tick)) < width + half)) continue;
     taken.push([px(tick), half]);
     svg.append(s("path", { class: "axis", d: `M${px(tick)},${height - bottom}v5` }),
       s("text", { x: Math.min(px(tick), width - half + 4), y: height - bottom + 19, "text-anchor": "middle" }, text));

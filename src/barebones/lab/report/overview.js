@@ -1,5 +1,5 @@
 /* The overview: charts of groups, filters, and the table. */
-/* Charts of groups: accuracy against sparsity and against the seconds of pruning. */
+/* Charts of groups: accuracy against sparsity, and against the pruning time. */
 function spreads(lines, dense) {
   const all = lines.flatMap((line) => line.groups).concat(dense);
   return all.flatMap((g) => [g.accuracy - (g.deviation || 0), g.accuracy + (g.deviation || 0)]);
@@ -42,40 +42,40 @@ function accuracyChart(lines, dense) {
         domain: [from - 0.06, to + 0.06], ticks: SPARSITIES.map(nines).filter((t) => t >= from - 1e-9 && t <= to + 1e-9),
         format: (t) => tidy((100 - 100 * 10 ** -t).toFixed(3)), name: "sparsity, % of the prunable weights removed" },
       { ...y, name: "test accuracy, %" });
-      const stops = [], few = new Set(shares).size === 1; // one sparsity alone: the marks stand side by side
+      const stops = [], few = new Set(shares).size === 1; // with a single sparsity the marks stand side by side
       f.svg.append(...denseRules(f, dense, stops));
       for (const line of lines) {
         const aside = few ? (lines.indexOf(line) - (lines.length - 1) / 2) * Math.min(9, 60 / lines.length) : 0;
         const place = (g) => [f.px(nines(g.sparsity)) + aside, f.py(100 * g.accuracy)];
-        const some = line.groups, edge = (sign) => some.map((g) => [place(g)[0], f.py(100 * (g.accuracy + sign * (g.deviation || 0)))]);
-        line.banded = some.length > 1;
+        const points = line.groups, edge = (sign) => points.map((g) => [place(g)[0], f.py(100 * (g.accuracy + sign * (g.deviation || 0)))]);
+        line.banded = points.length > 1;
         f.svg.append(s("g", { class: "m", ...colour(line.method) },
-          some.length > 1 && some.some((g) => g.deviation) ? s("path", { class: "area", d: path([...edge(1), ...edge(-1).reverse()]) + "Z" }) : null,
-          some.length > 1 ? s("path", { class: "curve", d: path(some.map(place)), "stroke-dasharray": line.dash }) : null,
+          points.length > 1 && points.some((g) => g.deviation) ? s("path", { class: "area", d: path([...edge(1), ...edge(-1).reverse()]) + "Z" }) : null,
+          points.length > 1 ? s("path", { class: "curve", d: path(points.map(place)), "stroke-dasharray": line.dash }) : null,
           groupMarks(f, line, place)));
-        for (const g of some) stops.push({ x: place(g)[0], y: place(g)[1], title: `${nameOf(g)}, ${sparse(g.sparsity)} %`, lines: tipOf(g) });
+        for (const g of points) stops.push({ x: place(g)[0], y: place(g)[1], title: `${nameOf(g)}, ${sparse(g.sparsity)} %`, lines: tipOf(g) });
       }
       return { svg: f.svg, stops };
     },
   });
 }
 function costChart(lines, dense) {
-  const some = lines.map((line) => ({ ...line, banded: false, groups: line.groups.filter((g) => g.prune_seconds > 0) })).filter((line) => line.groups.length);
-  if (!some.length) return null;
+  const timed = lines.map((line) => ({ ...line, banded: false, groups: line.groups.filter((g) => g.prune_seconds > 0) })).filter((line) => line.groups.length);
+  if (!timed.length) return null;
   return chart({
-    title: "Accuracy against pruning time", label: `Accuracy against pruning time: ${some.map((line) => line.name).join(", ")}`,
+    title: "Accuracy against pruning time", label: `Accuracy against pruning time: ${timed.map((line) => line.name).join(", ")}`,
     draw(width) {
-      const times = some.flatMap((line) => line.groups.map((g) => Math.log10(g.prune_seconds)));
+      const times = timed.flatMap((line) => line.groups.map((g) => Math.log10(g.prune_seconds)));
       let low = Math.min(...times), high = Math.max(...times);
       if (high - low < 1) { const mid = (low + high) / 2; low = mid - 0.5; high = mid + 0.5; }
       const room = 0.07 * (high - low);
       low -= room; high += room;
       const f = frame(width, Math.round(Math.max(270, Math.min(360, width * 0.93))), {
-        domain: [low, high], ticks: decades(low, high, 7), format: (t) => plain(10 ** t), name: "seconds to the mask" },
-      { ...percents(spreads(some, dense)), name: "test accuracy, %" });
+        domain: [low, high], ticks: decades(low, high, 7), format: (t) => plain(10 ** t), name: "pruning time, seconds" },
+      { ...percents(spreads(timed, dense)), name: "test accuracy, %" });
       const stops = [];
       f.svg.append(...denseRules(f, dense, stops));
-      for (const line of some) {
+      for (const line of timed) {
         const place = (g) => [f.px(Math.log10(g.prune_seconds)), f.py(100 * g.accuracy)];
         f.svg.append(s("g", { class: "m", ...colour(line.method) }, groupMarks(f, line, place)));
         for (const g of line.groups) stops.push({ x: place(g)[0], y: place(g)[1], title: `${nameOf(g)}, ${sparse(g.sparsity)} %`, lines: tipOf(g) });
@@ -84,7 +84,7 @@ function costChart(lines, dense) {
     },
   });
 }
-/* The cost at one sparsity, to be chosen; all at once would be a cloud. */
+/* The cost at one sparsity, which the reader chooses; all sparsities at once are hard to read. */
 const costAt = new Map(), hidden = new Set();
 function costCharts(lines, dense, place) {
   const shares = [...new Set(lines.flatMap((line) => line.groups.filter((g) => g.prune_seconds > 0).map((g) => g.sparsity)))].sort((a, b) => a - b);
@@ -97,8 +97,8 @@ function costCharts(lines, dense, place) {
   select.value = costAt.get(place) ?? String(usual);
   if (!select.value) select.value = String(usual);
   function draw() {
-    const own = select.value === "all" ? lines : lines.map((line) => ({ ...line, groups: line.groups.filter((g) => g.sparsity === Number(select.value)) })).filter((line) => line.groups.length);
-    const figure = costChart(own, dense);
+    const chosen = select.value === "all" ? lines : lines.map((line) => ({ ...line, groups: line.groups.filter((g) => g.sparsity === Number(select.value)) })).filter((line) => line.groups.length);
+    const figure = costChart(chosen, dense);
     if (shares.length > 1) figure.querySelector("figcaption").append(select);
     holder.replaceChildren(figure);
   }
@@ -114,9 +114,9 @@ function facets(shown) {
     places.get(name).push(g);
   }
   const order = [...looks.keys()];
-  const made = [...places.values()].map((own) => {
-    const dense = own.filter((g) => g.dense), byLine = new Map();
-    for (const g of own.filter((g) => !g.dense)) {
+  const panels = [...places.values()].map((members) => {
+    const dense = members.filter((g) => g.dense), byLine = new Map();
+    for (const g of members.filter((g) => !g.dense)) {
       const name = nameOf(g);
       if (!byLine.has(name)) byLine.set(name, { name, method: g.method, groups: [] });
       byLine.get(name).groups.push(g);
@@ -135,13 +135,13 @@ function facets(shown) {
     };
     const keys = lines.map((line) => ({ name: line.name, colour: colour(line.method), kind: marker(line.method), dash: line.dash }));
     for (const g of dense) keys.push({ name: nameOf(g), colour: colour(g.method), dash: "7 4" });
-    for (const one of keys) Object.assign(one, { off: hidden.has(one.name), toggle: toggle(one.name) });
+    for (const entry of keys) Object.assign(entry, { off: hidden.has(entry.name), toggle: toggle(entry.name) });
     const drawn = lines.filter((line) => !hidden.has(line.name)), rules = dense.filter((g) => !hidden.has(nameOf(g)));
-    return h("div", { class: "facet" }, h("h3", {}, `${own[0].model} on ${own[0].data}`), legend(keys),
-      lines.length ? drawn.length ? h("div", { class: "grid" }, accuracyChart(drawn, rules), costCharts(drawn, rules, JSON.stringify([own[0].data, own[0].model]))) : h("p", { class: "hint" }, "Everything is left out; choose a method above.")
+    return h("div", { class: "facet" }, h("h3", {}, `${members[0].model} on ${members[0].data}`), legend(keys),
+      lines.length ? drawn.length ? h("div", { class: "grid" }, accuracyChart(drawn, rules), costCharts(drawn, rules, JSON.stringify([members[0].data, members[0].model]))) : h("p", { class: "hint" }, "All methods are hidden; choose one above.")
         : h("p", { class: "hint" }, `Only the dense network so far: ${dense.map((g) => tipOf(g)[0]).join("; ")}.`));
   });
-  $("facets").replaceChildren(...(made.length ? made : [h("p", { class: "facet empty" }, "No finished run among these, so there is nothing to draw yet.")]));
+  $("facets").replaceChildren(...(panels.length ? panels : [h("p", { class: "facet empty" }, "None of these runs is finished, so there is nothing to draw yet.")]));
 }
 
 /* Which runs are shown. */
@@ -183,10 +183,10 @@ const COLUMNS = {
     { name: "Effective %", value: (g) => g.effective_sparsity, number: true, cell: (g) => percent(g.effective_sparsity, 3) },
     { name: "Data", value: (g) => g.data },
     { name: "Network", value: (g) => g.model },
-    { name: "With", value: (g) => g.variant, wrap: true, only: groups.some((g) => g.variant) },
+    { name: "Other settings", value: (g) => g.variant, wrap: true, only: groups.some((g) => g.variant) },
     { name: "Pruning", value: (g) => g.prune_seconds, number: true, cell: (g) => seconds(g.prune_seconds) },
     { name: "Training", value: (g) => g.train_seconds, number: true, cell: (g) => seconds(g.train_seconds) },
-    { name: "Seeds", value: (g) => g.seeds, cell: (g) => h("span", { class: "seeds" }, g.runs.map((index) => link(index, runs[index].settings ? String(runs[index].settings.seed) : "look"))) },
+    { name: "Seeds", value: (g) => g.seeds, cell: (g) => h("span", { class: "seeds" }, g.runs.map((index) => link(index, runs[index].settings ? String(runs[index].settings.seed) : "open"))) },
     { name: "State", value: (g) => stateText(g.states), cell: (g) => [
       ...Object.entries(g.states).map(([state, number]) => [stateBadge(state, `${number} ${state}`), " "]),
       g.collapsed ? h("span", { class: "badge bad" }, `${g.collapsed} collapsed`) : null] },
@@ -200,11 +200,11 @@ const COLUMNS = {
     { name: "Effective %", value: (r) => r.effective_sparsity, number: true, cell: (r) => percent(r.effective_sparsity, 3) },
     { name: "Data", value: (r) => setting(r, "data") },
     { name: "Network", value: (r) => setting(r, "model") },
-    { name: "With", value: (r) => variantOf(r), wrap: true, only: groups.some((g) => g.variant) },
+    { name: "Other settings", value: (r) => variantOf(r), wrap: true, only: groups.some((g) => g.variant) },
     { name: "Pruning", value: (r) => r.seconds.prune, number: true, cell: (r) => seconds(r.seconds.prune) },
     { name: "Training", value: (r) => r.seconds.train, number: true, cell: (r) => seconds(r.seconds.train) },
     { name: "State", value: (r) => r.status, cell: (r) => [stateBadge(r.status), " ", r.collapsed.length ? h("span", { class: "badge bad" }, "collapsed") : null] },
-    { name: "Run", value: (r) => r.folder, cell: (r) => link(r.index, "look") },
+    { name: "Run", value: (r) => r.folder, cell: (r) => link(r.index, "open") },
   ],
 };
 const groupOf = [];
@@ -222,21 +222,21 @@ function sorted(rows, column, down) {
 }
 function table() {
   const kind = rowsOf(), columns = COLUMNS[kind].filter((column) => column.only !== false);
-  const column = columns.find((own) => own.name === sorting.by);
+  const column = columns.find((each) => each.name === sorting.by);
   const rows = column ? sorted(kind === "groups" ? shownGroups : shownRuns, column, sorting.down) : kind === "groups" ? shownGroups : shownRuns;
   const head = $("table").tHead, body = $("table").tBodies[0];
   const focused = head.contains(document.activeElement) ? document.activeElement.textContent : null;
-  head.replaceChildren(h("tr", {}, columns.map((own) => h("th", {
-    scope: "col", class: own.number ? "number" : null,
-    "aria-sort": own === column ? (sorting.down ? "descending" : "ascending") : "none" },
+  head.replaceChildren(h("tr", {}, columns.map((each) => h("th", {
+    scope: "col", class: each.number ? "number" : null,
+    "aria-sort": each === column ? (sorting.down ? "descending" : "ascending") : "none" },
   h("button", { type: "button", onclick: () => {
-    sorting = { by: own.name, down: own.name === sorting.by ? !sorting.down : Boolean(own.down) };
+    sorting = { by: each.name, down: each.name === sorting.by ? !sorting.down : Boolean(each.down) };
     table();
-    $("live").textContent = `sorted by ${own.name}, ${sorting.down ? "descending" : "ascending"}`;
-  } }, own.name)))));
+    $("live").textContent = `sorted by ${each.name}, ${sorting.down ? "descending" : "ascending"}`;
+  } }, each.name)))));
   if (focused) [...head.querySelectorAll("button")].find((button) => button.textContent === focused)?.focus();
-  body.replaceChildren(...rows.map((row) => h("tr", {}, columns.map((own, index) => h(index ? "td" : "th", {
-    scope: index ? null : "row", class: own.number ? "number" : own.wrap ? "wrap" : null },
-  own.cell ? own.cell(row) : known(own.value(row)) ? String(own.value(row)) : "–")))));
-  if (!rows.length) body.append(h("tr", {}, h("td", { class: "empty", colspan: columns.length }, "Nothing matches. Show all takes the filters away.")));
+  body.replaceChildren(...rows.map((row) => h("tr", {}, columns.map((each, index) => h(index ? "td" : "th", {
+    scope: index ? null : "row", class: each.number ? "number" : each.wrap ? "wrap" : null },
+  each.cell ? each.cell(row) : known(each.value(row)) ? String(each.value(row)) : "–")))));
+  if (!rows.length) body.append(h("tr", {}, h("td", { class: "empty", colspan: columns.length }, "No run matches. “Show all” clears the filters.")));
 }

@@ -20,10 +20,10 @@ const troubled = runs.filter((run) => run.status === "failed" || run.status === 
 if (troubled.length) $("troubles").append(h("div", { class: "word bad" }, `${plural(troubled.length, "run")} failed or cannot be read in full:`,
   h("ul", {}, troubled.slice(0, 8).map((run) => h("li", {}, h("a", { href: `#run-${run.index}` }, describe(run)), ` – ${(run.words.find(([kind]) => kind === "bad") || ["", run.status])[1]}`)),
     troubled.length > 8 ? h("li", {}, `and ${troubled.length - 8} more; search for “failed” or “unreadable”`) : null)));
-$("made").textContent = `Made by barebones ${data.version}. The page holds everything it shows and needs no network.`;
+$("made").textContent = `Made by barebones ${data.version}. This page is self-contained and needs no network.`;
 for (const name of METHOD_KEYS) { choices(name); $(`by-${name}`).addEventListener("change", select); }
 let waiting = 0;
-/* Typing is let finish; leaving the field is not, or the charts would be redrawn under the focus that went to them. */
+/* Filter when typing pauses. Leaving the field filters at once, or the charts would be redrawn while they have the focus. */
 const sift = () => { if (!waiting) return; clearTimeout(waiting); waiting = 0; select(); };
 $("text").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(sift, 120); });
 $("text").addEventListener("change", sift);
