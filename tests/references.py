@@ -1,4 +1,4 @@
-"""Plain, slow references written straight from the equations, in float64, and what a model looks like from outside."""
+"""Plain, slow references written straight from the equations, in float64, and a record of a model's whole state."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def few(name: str, rounds: int = 4, batches: int = 3) -> Method:
 
 
 def of_round(batches: Pairs, index: int, count: int) -> Pairs:
-    """What round `index` reads of a list: the next `count`, over and over."""
+    """Return what round `index` reads of a list: the next `count` batches, over and over."""
     return [batches[(index * count + j) % len(batches)] for j in range(count)]
 
 
@@ -88,16 +88,16 @@ def ones(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of convolutions and linear layers, by the plainest of rules."""
-    found = {}
+    """Return copies of the weights of convolutions and linear layers."""
+    weights = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
-            found[f"{name}.weight"] = module.weight.detach().clone()
-    return found
+            weights[f"{name}.weight"] = module.weight.detach().clone()
+    return weights
 
 
-def _apart(model: nn.Module, bn: str) -> nn.Module:
-    """A copy to do anything with, its batch-norms using the statistics of the batch or their own."""
+def _copied(model: nn.Module, bn: str) -> nn.Module:
+    """Return a float64 copy of a model, whose batch-norms use the statistics of the batch or their own."""
     model = deepcopy(model).double()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -108,8 +108,8 @@ def _apart(model: nn.Module, bn: str) -> nn.Module:
 def loss_at(
     model: nn.Module, values: dict[str, Tensor], batches: Pairs, loss: Loss, bn: str = "batch", temperature: float = 1.0
 ) -> Tensor:
-    """The mean over the batches of the loss, the weights being `values`."""
-    model = _apart(model, bn)
+    """Return the mean loss over the batches, with `values` as the weights."""
+    model = _copied(model, bn)
     total = torch.zeros((), dtype=torch.float64)
     for x, y in batches:
         total = total + loss(functional_call(model, values, (x.double(),)) / temperature, y)
@@ -119,14 +119,14 @@ def loss_at(
 def sensitivity(
     model: nn.Module, masks: dict[str, Tensor], batches: Pairs, loss: Loss = F.cross_entropy, bn: str = "batch"
 ) -> dict[str, Tensor]:
-    """dL(theta * c)/dc (eq. 5), with c a variable; batch by batch, then the mean of the signed ones."""
+    """Return dL(theta * c)/dc (eq. 5), with c a variable: the mean over the batches of the signed gradients."""
     theta = {name: w.double() for name, w in weights_of(model).items()}
     total = {name: torch.zeros_like(w) for name, w in theta.items()}
     for batch in batches:
         c = {name: mask.double().requires_grad_() for name, mask in masks.items()}
         value = loss_at(model, {name: theta[name] * c[name] for name in theta}, [batch], loss, bn)
-        found = torch.autograd.grad(value, list(c.values()), allow_unused=True, materialize_grads=True)
-        for name, part in zip(theta, found, strict=True):
+        gradients = torch.autograd.grad(value, list(c.values()), allow_unused=True, materialize_grads=True)
+        for name, part in zip(theta, gradients, strict=True):
             total[name] += part
     return {name: t / len(batches) for name, t in total.items()}
 
@@ -134,9 +134,9 @@ def sensitivity(
 def sensitivity_by_differences(
     model: nn.Module, masks: dict[str, Tensor], batches: Pairs, loss: Loss = F.cross_entropy, step: float = 1e-5
 ) -> dict[str, Tensor]:
-    """The same from nothing but values of the loss: (L(c + h e_i) - L(c - h e_i)) / 2h."""
+    """Return the same from values of the loss alone: (L(c + h e_i) - L(c - h e_i)) / 2h."""
     theta = {name: w.double() for name, w in weights_of(model).items()}
-    found = {name: torch.zeros_like(w) for name, w in theta.items()}
+    slopes = {name: torch.zeros_like(w) for name, w in theta.items()}
     for name, w in theta.items():
         for i in range(w.numel()):
             sides = []
@@ -145,17 +145,17 @@ def sensitivity_by_differences(
                 c[name].view(-1)[i] += h
                 with torch.no_grad():
                     sides.append(float(loss_at(model, {n: theta[n] * c[n] for n in theta}, batches, loss)))
-            found[name].view(-1)[i] = (sides[0] - sides[1]) / (2 * step)
-    return found
+            slopes[name].view(-1)[i] = (sides[0] - sides[1]) / (2 * step)
+    return slopes
 
 
 def snip(model: nn.Module, masks: dict[str, Tensor], batches: Pairs, **options: Any) -> dict[str, Tensor]:
-    """|dL/dc| at c = masks: SNIP (eq. 2) where they keep all, FORCE and Iterative SNIP elsewhere."""
+    """Return |dL/dc| at c = masks: SNIP (eq. 2) if they keep all weights, else FORCE and Iterative SNIP."""
     return {name: g.abs() for name, g in sensitivity(model, masks, batches, **options).items()}
 
 
 def objective_value(model: nn.Module, masks: dict[str, Tensor], batches: Pairs, over: str = "kept") -> float:
-    """S(theta, c) (eq. 6), summed one by one; over="all" adds the zeroed weights."""
+    """Return S(theta, c) (eq. 6), summed one by one; over="all" adds the zeroed weights."""
     total = 0.0
     for name, g in sensitivity(model, masks, batches).items():
         for value, keep in zip(g.flatten().tolist(), masks[name].flatten().tolist(), strict=True):
@@ -166,7 +166,7 @@ def objective_value(model: nn.Module, masks: dict[str, Tensor], batches: Pairs, 
 def _flat_loss(
     model: nn.Module, masks: dict[str, Tensor], batches: Pairs, temperature: float
 ) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
-    """The loss as a function of all prunable weights in one vector; that vector at theta * c; theta itself."""
+    """Return the loss as a function of one vector of all prunable weights; that vector at theta * c; and theta."""
     theta = {name: w.double() for name, w in weights_of(model).items()}
     at = torch.cat([(theta[name] * masks[name]).flatten() for name in theta])
 
@@ -184,7 +184,7 @@ def _unflat(vector: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def grasp(model: nn.Module, masks: dict[str, Tensor], batches: Pairs, temperature: float = 200.0) -> dict[str, Tensor]:
-    """theta * (H g) (eq. 4) with the whole Hessian of the mean loss, over the weights that are kept."""
+    """Return theta * (H g) (eq. 4) with the full Hessian of the mean loss, over the weights that are kept."""
     value, at, theta = _flat_loss(model, masks, batches, temperature)
     hessian = torch.autograd.functional.hessian(value, at, vectorize=True)
     gradient = torch.autograd.functional.jacobian(value, at)
@@ -194,13 +194,13 @@ def grasp(model: nn.Module, masks: dict[str, Tensor], batches: Pairs, temperatur
 
 
 def gradient_norm(model: nn.Module, masks: dict[str, Tensor], batches: Pairs) -> dict[str, Tensor]:
-    """(dL/dtheta)^2 at theta * c (eq. 16)."""
+    """Return (dL/dtheta)^2 at theta * c (eq. 16)."""
     value, at, _ = _flat_loss(model, masks, batches, 1.0)
     return _unflat(torch.autograd.functional.jacobian(value, at).square(), masks)
 
 
 def synflow(model: nn.Module, masks: dict[str, Tensor], example: Tensor) -> dict[str, Tensor]:
-    """|theta * dR/dtheta|, R the sum of the outputs for ones, under absolute weights and running statistics."""
+    """Return |theta * dR/dtheta|; R is the sum of outputs for ones, under absolute weights and running statistics."""
     model = deepcopy(model).double().eval()
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -208,12 +208,12 @@ def synflow(model: nn.Module, masks: dict[str, Tensor], example: Tensor) -> dict
     theta = {name: w.double() for name, w in weights_of(model).items()}
     c = {name: mask.double().requires_grad_() for name, mask in masks.items()}
     output = functional_call(model, {name: theta[name] * c[name] for name in theta}, (torch.ones_like(example),))
-    found = torch.autograd.grad(output.sum(), list(c.values()))
-    return dict(zip(theta, (g.abs() for g in found), strict=True))
+    gradients = torch.autograd.grad(output.sum(), list(c.values()))
+    return dict(zip(theta, (g.abs() for g in gradients), strict=True))
 
 
 def synflow_by_paths(matrices: list[Tensor]) -> list[Tensor]:
-    """For linear layers in a row, without biases: the sum over the paths through a weight of products of weights."""
+    """Return, for linear layers in a row without biases, the sum of the products of all paths through each weight."""
     into = [torch.ones(matrices[0].shape[1], dtype=torch.float64)]
     for w in matrices[:-1]:
         into.append(w.double().abs() @ into[-1])
@@ -228,7 +228,7 @@ def magnitude(model: nn.Module) -> dict[str, Tensor]:
 
 
 def erk_shares(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, Fraction]:
-    """How many weights each layer should keep under Erdős-Rényi-kernel densities, before rounding, exactly.
+    """Return how many weights each layer should keep at its Erdős-Rényi-kernel density, exactly, before rounding.
 
     The density is eps * (sum of dimensions) / (product), eps such that they add up to `keep`; a layer for which
     that is more than 1 is dense, and eps is found again for the others.
@@ -249,7 +249,7 @@ def erk_shares(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, Fract
 
 
 def exponential(total: int, keep: int, rounds: int) -> list[Decimal]:
-    """k_t = k^a m^(1-a), a = t/T (eq. 8), t = 1..T, to 60 digits."""
+    """Return k_t = k^a m^(1-a), a = t/T (eq. 8), t = 1..T, to 60 digits."""
     with localcontext() as context:
         context.prec = 60
         logs = Decimal(keep).ln(), Decimal(total).ln()
@@ -265,7 +265,7 @@ def linear(total: int, keep: int, rounds: int) -> list[Fraction]:
 def top(
     scores: dict[str, Tensor], keep: int, prefer: dict[str, Tensor] | None = None, at_least: int = 0
 ) -> dict[str, Tensor]:
-    """The `keep` highest of all, by a full sort in Python: by score, then the preferred, then the lower index."""
+    """Keep the `keep` highest by a full sort in Python: by score, then the preferred, then the lower index."""
     entries = []
     for name, score in scores.items():
         values = score.contiguous().flatten().tolist()
@@ -289,7 +289,7 @@ def top(
 
 
 def assert_top(masks: dict[str, Tensor], scores: dict[str, Tensor], keep: int, close: float = 1e-12) -> None:
-    """`masks` keep exactly the `keep` highest of `scores`; scores that are equal but for rounding may change places."""
+    """Check that the masks keep exactly the `keep` highest scores; scores equal up to rounding may change places."""
     kept = torch.cat([mask.flatten() for mask in masks.values()])
     values = torch.cat([scores[name].flatten() for name in masks])
     assert int(kept.sum()) == keep
@@ -300,12 +300,12 @@ def assert_top(masks: dict[str, Tensor], scores: dict[str, Tensor], keep: int, c
 
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """Whether two dicts of tensors have the same names in the same order and the same values."""
+    """Return whether two dicts of tensors have the same names in the same order and the same values."""
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def changes(before: dict[str, Tensor], after: dict[str, Tensor]) -> tuple[int, int, int, dict[str, int]]:
-    """Weights pruned, recovered, recovered into output channels that kept none before, and kept in each layer."""
+    """Count weights pruned, recovered, recovered into output channels that kept none, and kept in each layer."""
     pruned = sum(int((before[name] & ~mask).sum()) for name, mask in after.items())
     recovered = {name: mask & ~before[name] for name, mask in after.items()}
     empty = {name: ~mask.flatten(1).any(1) for name, mask in before.items()}
@@ -318,7 +318,7 @@ HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name)
 
 
 class Trace:
-    """Everything that pruning must leave alone, to compare with later: the model, the generators, torch's switches."""
+    """A record of everything that pruning must leave alone: the model, the generators and torch's switches."""
 
     def __init__(self, model: nn.Module, generators: Iterable[torch.Generator] = ()) -> None:
         self.model, self.generators = model, list(generators)
@@ -382,5 +382,5 @@ class Trace:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """A copy of the bits, so that nan equals nan and 0.0 is not -0.0."""
+    """Return a copy of the bits, so that nan equals nan and 0.0 is not -0.0."""
     return tensor.detach().clone().contiguous().reshape(-1).view(torch.uint8)

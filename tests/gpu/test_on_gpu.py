@@ -58,18 +58,18 @@ def test_selection_equals_the_hosts_and_does_not_wait(kind, share):
     }
     prefer = {name: torch.rand(s.shape, generator=generator) < 0.5 for name, s in scores.items()}
     keep = round(share * sum(s.numel() for s in scores.values()))
-    there = [{name: t.cuda() for name, t in tensors.items()} for tensors in (scores, prefer)]
+    on_gpu = [{name: t.cuda() for name, t in tensors.items()} for tensors in (scores, prefer)]
     torch.cuda.synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
         try:
-            found = bb.keep_top(there[0], keep, prefer=there[1])
+            masks = bb.keep_top(on_gpu[0], keep, prefer=on_gpu[1])
         finally:
             torch.cuda.set_sync_debug_mode("default")
     expected = bb.keep_top(scores, keep, prefer=prefer)
-    assert kept(found) == keep
-    assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)
+    assert kept(masks) == keep
+    assert all(torch.equal(masks[name].cpu(), expected[name]) for name in expected)
 
 
 @pytest.mark.skipif(base.triton is None, reason="needs Triton")
@@ -120,9 +120,9 @@ def test_one_round_agrees_with_the_cpu(method):
     options = {"sparsity": 0.9, "method": method, "on_collapse": "ignore"}
     if method == "iter-grasp":
         options["rounds"] = 1
-    here = bb.prune(model, batches(), **options).masks
-    there = bb.prune(model.cuda(), batches(), **options).masks
-    assert float(bb.agreement(here, {name: mask.cpu() for name, mask in there.items()})) > 0.99
+    on_cpu = bb.prune(model, batches(), **options).masks
+    on_gpu = bb.prune(model.cuda(), batches(), **options).masks
+    assert float(bb.agreement(on_cpu, {name: mask.cpu() for name, mask in on_gpu.items()})) > 0.99
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
@@ -174,8 +174,8 @@ def test_a_captured_gradient_gives_the_masks_of_an_eager_one():
         assert after.saliency == pytest.approx(eager.saliency, rel=1e-3)
         assert after.loss == pytest.approx(eager.loss, rel=1e-3)
         host = [{name: m.cpu() for name, m in r.masks.items()} for r in (before, after)]
-        found = after.pruned, after.recovered, after.recovered_empty, after.record.layers
-        assert found == references.changes(*host)
+        counted = after.pruned, after.recovered, after.recovered_empty, after.record.layers
+        assert counted == references.changes(*host)
 
 
 def test_capturing_over_several_batches_averages_them():

@@ -74,16 +74,16 @@ class TestEverySource:
 
     def test_leaves_the_generators_alone(self, name):
         source = loaders()[name]()
-        own = getattr(source, "generator", None)
-        trace = Trace(tiny(), [own] if own else [])
+        generator = getattr(source, "generator", None)
+        trace = Trace(tiny(), [generator] if generator else [])
         for _ in rounds(Probe(trace.model, source), FORCE, 20):
             trace.check()
         trace.check()
 
     def test_resumes_from_every_round(self, name):
-        whole = masks_of(loaders()[name]())
-        for step in whole[:-1]:
-            assert same(masks_of(loaders()[name](), after=step), whole[step.index + 1 :])
+        all_steps = masks_of(loaders()[name]())
+        for step in all_steps[:-1]:
+            assert same(masks_of(loaders()[name](), after=step), all_steps[step.index + 1 :])
 
     def test_is_replayed_for_several_batches_of_grasp(self, name):
         """g and then H g read the same batches, or it would be an error."""
@@ -185,8 +185,8 @@ def test_worker_processes():
 
 def test_a_one_shot_iterator_serves_as_long_as_it_lasts():
     assert same(masks_of(iter(BATCHES)), masks_of(BATCHES))
-    whole = masks_of(BATCHES)
-    assert same(masks_of(iter(BATCHES), after=whole[1]), whole[2:])
+    all_steps = masks_of(BATCHES)
+    assert same(masks_of(iter(BATCHES), after=all_steps[1]), all_steps[2:])
     with pytest.raises(ValueError, match=r"ran out after 3.*one-shot"):
         masks_of(iter(BATCHES[:3]))
     with pytest.raises(ValueError, match="one-shot iterator cannot"):
@@ -266,5 +266,5 @@ def test_batches_of_any_form_reach_the_objective():
     }
     expected = masks_of(BATCHES)
     for name, form in forms.items():
-        found = list(rounds(Probe(tiny(), form, objective=objectives[name]), FORCE, 20))
-        assert all(equal(a.masks, b.masks) for a, b in zip(found, expected, strict=True))
+        steps = list(rounds(Probe(tiny(), form, objective=objectives[name]), FORCE, 20))
+        assert all(equal(a.masks, b.masks) for a, b in zip(steps, expected, strict=True))

@@ -53,10 +53,10 @@ def test_every_round_is_what_the_equations_say(name):
     for step in rounds(probe, method, KEEP):
         scores = REFERENCES[method.criterion](model, before, of_round(BATCHES, step.index, method.batches))
         with probe.at(before, step.index, step.keep, method.batches):
-            found = method.criterion(probe)
+            own_scores = method.criterion(probe)
         largest = max(float(s.abs().max()) for s in scores.values())
         for layer, score in scores.items():
-            torch.testing.assert_close(found[layer].double(), score, rtol=1e-8, atol=1e-11 * largest)
+            torch.testing.assert_close(own_scores[layer].double(), score, rtol=1e-8, atol=1e-11 * largest)
         if not method.revives(step.index):
             scores = {layer: score.where(before[layer], -torch.inf) for layer, score in scores.items()}
         assert_top(step.masks, scores, step.keep)
@@ -82,11 +82,11 @@ def test_synflow_sums_the_paths():
     probe = Probe(model, example=torch.randn(1, 4))
     with probe.at(None, 0, 1):
         scores = METHODS["synflow"].criterion(probe)
-    for found, expected in zip(
+    for score, expected in zip(
         scores.values(), references.synflow_by_paths([m.weight for m in model if hasattr(m, "weight")]), strict=True
     ):
-        assert found.dtype == torch.float64
-        torch.testing.assert_close(found, expected.detach())
+        assert score.dtype == torch.float64
+        torch.testing.assert_close(score, expected.detach())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -119,14 +119,14 @@ class TestEveryMethod:
             assert torch.equal(a.counted.floats.nan_to_num(), b.counted.floats.nan_to_num())
 
     def test_resumes_from_every_round(self, name, tmp_path):
-        whole = steps_of(name)
-        for step in whole[:-1]:
+        all_steps = steps_of(name)
+        for step in all_steps[:-1]:
             step.save(tmp_path / "round")
             loaded = Round.load(tmp_path / "round")
             assert equal(loaded.masks, step.masks)
             rest = list(rounds(Probe(tiny(), BATCHES, seed=3), few(name), KEEP, after=loaded))
-            assert [r.index for r in rest] == [r.index for r in whole[step.index + 1 :]]
-            for a, b in zip(rest, whole[step.index + 1 :], strict=True):
+            assert [r.index for r in rest] == [r.index for r in all_steps[step.index + 1 :]]
+            for a, b in zip(rest, all_steps[step.index + 1 :], strict=True):
                 assert equal(a.masks, b.masks)
                 assert torch.equal(a.counted.integers, b.counted.integers)
                 assert torch.equal(a.counted.floats.nan_to_num(), b.counted.floats.nan_to_num())
@@ -167,12 +167,12 @@ class TestEveryMethod:
 
     def test_masks_of_a_round_are_its_own(self, name):
         expected = steps_of(name)
-        found = []
+        seen = []
         for step in rounds(Probe(tiny(), BATCHES, seed=3), few(name), KEEP):
-            found.append({n: m.clone() for n, m in step.masks.items()})
+            seen.append({n: m.clone() for n, m in step.masks.items()})
             for mask in step.masks.values():
                 mask.logical_not_()
-        assert all(equal(a, b.masks) for a, b in zip(found, expected, strict=True))
+        assert all(equal(a, b.masks) for a, b in zip(seen, expected, strict=True))
 
 
 def test_hybrid_is_force_and_then_iterative_snip():
@@ -394,10 +394,10 @@ def test_trap_5_grasp_over_batches_is_mean_hessian_times_mean_gradient():
     model, everything = tiny(), ones(weights_of(tiny()))
     probe = Probe(model, BATCHES)
     with probe.at(None, 0, KEEP, 3):
-        found = METHODS["grasp-mb"].criterion(probe)
+        scores = METHODS["grasp-mb"].criterion(probe)
     right = references.grasp(model, everything, BATCHES[:3])
-    for name in found:
-        torch.testing.assert_close(found[name], right[name], rtol=1e-7, atol=1e-16)
+    for name in scores:
+        torch.testing.assert_close(scores[name], right[name], rtol=1e-7, atol=1e-16)
 
 
 @pytest.mark.parametrize("name", METHODS)

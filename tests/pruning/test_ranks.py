@@ -16,7 +16,7 @@ from barebones.masks import kept
 RANKS = 2
 NAMES = ("force", "grasp", "grasp-mb")
 KINDS = ("plain", "channels last", "compiled")
-Found = dict[tuple[str, str], list[dict[str, Tensor]]]  # the masks of each round, by method and kind of model
+MasksByRun = dict[tuple[str, str], list[dict[str, Tensor]]]  # the masks of each round, by method and kind of model
 
 
 def prune_on_rank(rank: int, folder: str) -> None:
@@ -25,7 +25,7 @@ def prune_on_rank(rank: int, folder: str) -> None:
     torch.distributed.init_process_group(
         "gloo", f"file://{folder}/store", timedelta(seconds=60), rank=rank, world_size=RANKS
     )
-    found: Found = {}
+    masks: MasksByRun = {}
     batches = pairs(4)[rank::RANKS]
     for name in NAMES:
         for kind in KINDS:
@@ -36,14 +36,14 @@ def prune_on_rank(rank: int, folder: str) -> None:
             if kind == "compiled":
                 wrapped = torch.compile(wrapped, backend="eager")
             trace = Trace(wrapped)
-            found[name, kind] = [step.masks for step in rounds(Probe(wrapped, batches), few(name, 2, 2), 20)]
+            masks[name, kind] = [step.masks for step in rounds(Probe(wrapped, batches), few(name, 2, 2), 20)]
             trace.check()
-    torch.save(found, f"{folder}/{rank}")
+    torch.save(masks, f"{folder}/{rank}")
     torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[MasksByRun]:
     folder = Path(tmp_path_factory.mktemp("ranks"))
     torch.multiprocessing.spawn(prune_on_rank, (str(folder),), nprocs=RANKS)
     return [torch.load(folder / str(rank), weights_only=True) for rank in range(RANKS)]

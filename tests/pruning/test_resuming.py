@@ -126,30 +126,30 @@ def test_a_dense_run_continues_nothing():
 
 def test_masks_in_another_order_are_the_same_masks():
     method = few("grasp-taylor", rounds=3)
-    whole = start(method=method)
-    turned = replace(whole[0], masks=dict(reversed(whole[0].masks.items())))
-    assert equal(start(method=method, after=turned)[-1].masks, whole[-1].masks)
+    all_steps = start(method=method)
+    turned = replace(all_steps[0], masks=dict(reversed(all_steps[0].masks.items())))
+    assert equal(start(method=method, after=turned)[-1].masks, all_steps[-1].masks)
 
 
 def test_files_keep_the_order_of_the_layers(tmp_path):
     model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(3, 3, dtype=torch.float64), nn.Tanh())))
     batches = [(torch.randn(8, 3, dtype=torch.float64), torch.randint(3, (8,)))]
     method = few("grasp-taylor", rounds=3)
-    whole = start(model, batches, method, keep=9)
-    whole[0].save(tmp_path / "round")
+    all_steps = start(model, batches, method, keep=9)
+    all_steps[0].save(tmp_path / "round")
     loaded = Round.load(tmp_path / "round")
-    assert list(loaded.masks) == list(whole[0].masks)
-    assert loaded.record == whole[0].record
-    assert equal(start(model, batches, method, keep=9, after=loaded)[-1].masks, whole[-1].masks)
+    assert list(loaded.masks) == list(all_steps[0].masks)
+    assert loaded.record == all_steps[0].record
+    assert equal(start(model, batches, method, keep=9, after=loaded)[-1].masks, all_steps[-1].masks)
 
 
 def test_prune_continues_too(tmp_path):
     seen: list[Round] = []
-    whole = prune(tiny(), BATCHES, 0.8, FORCE, on_round=seen.append, on_collapse="ignore")
+    all_steps = prune(tiny(), BATCHES, 0.8, FORCE, on_round=seen.append, on_collapse="ignore")
     seen[1].save(tmp_path / "round")
     rest = prune(tiny(), BATCHES, 0.8, FORCE, after=Round.load(tmp_path / "round"), on_collapse="ignore")
-    assert equal(rest.masks, whole.masks)
+    assert equal(rest.masks, all_steps.masks)
     assert [record.index for record in rest.rounds] == [2, 3]
-    over = prune(tiny(), BATCHES, 0.8, FORCE, after=whole.last, on_collapse="ignore")
-    assert equal(over.masks, whole.masks)
+    over = prune(tiny(), BATCHES, 0.8, FORCE, after=all_steps.last, on_collapse="ignore")
+    assert equal(over.masks, all_steps.masks)
     assert over.rounds == []

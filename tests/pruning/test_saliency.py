@@ -109,9 +109,9 @@ def test_bad_masks_and_words():
 def test_agreement_is_the_share_that_both_keep():
     a = {"u": torch.tensor([True, True, False, False]), "v": torch.tensor([[True], [False]])}
     b = {"u": torch.tensor([True, False, True, False]), "v": torch.tensor([[True], [False]])}
-    found = agreement(a, b)
-    assert found.layers == {"u": 0.5, "v": 1.0}
-    assert float(found) == found.overall == pytest.approx(2 / 3)
+    overlap = agreement(a, b)
+    assert overlap.layers == {"u": 0.5, "v": 1.0}
+    assert float(overlap) == overlap.overall == pytest.approx(2 / 3)
     assert float(agreement(a, a)) == 1.0
     nothing = {name: torch.zeros_like(m) for name, m in a.items()}
     assert float(agreement(nothing, nothing)) == 1.0

@@ -227,9 +227,9 @@ def test_a_shared_gradient_is_not_changed_twice():
     expected = references.snip(model, references.ones(weights_of(model)), batches)
     probe = Probe(model, batches)
     with probe.at(None, 0, 1, 2):
-        found = METHODS["snip"].criterion(probe)
+        scores = METHODS["snip"].criterion(probe)
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name])
+        torch.testing.assert_close(scores[name], expected[name])
 
 
 def test_a_gradient_that_belongs_to_somebody_else_is_not_changed():

@@ -203,10 +203,10 @@ class Probe:
         The masked weights lie beside the model's own, and batch-norms keep no statistics, so that a replay changes
         neither. With `noting=False` the caller computes the saliency.
         """
-        own = {name: parameter.data for name, parameter in self.parameters.items()}
+        dense = {name: parameter.data for name, parameter in self.parameters.items()}
         if self._beside is None:
-            masked = {name: torch.empty_like(weight) for name, weight in own.items()}
-            self._beside = masked, _masking(list(own.values()), list(masked.values()))
+            masked = {name: torch.empty_like(weight) for name, weight in dense.items()}
+            self._beside = masked, _masking(list(dense.values()), list(masked.values()))
         masked, write = self._beside
         norms = [
             module
@@ -214,7 +214,7 @@ class Probe:
             if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
         ]
         outside = self._dense, self.capture
-        self._dense, self._pinned, self._noting = own, batch, noting
+        self._dense, self._pinned, self._noting = dense, batch, noting
         self.capture = False  # the whole round is being captured
         try:
             for norm in norms:
@@ -225,7 +225,7 @@ class Probe:
             yield
         finally:
             for name, parameter in self.parameters.items():
-                parameter.data = own[name]
+                parameter.data = dense[name]
             for norm in norms:
                 norm.track_running_stats = True
             self._pinned = None

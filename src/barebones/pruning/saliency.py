@@ -38,8 +38,8 @@ def saliency(
     >>> import torch
     >>> model, batches = nn.Linear(3, 2), [(torch.ones(4, 3), torch.tensor([0, 1, 1, 0]))]
     >>> masks = {"weight": torch.ones(2, 3, dtype=torch.bool)}
-    >>> kept, every = (saliency(model, masks, batches, over=over) for over in ("kept", "all"))
-    >>> abs(kept - every) < 1e-6  # nothing is pruned
+    >>> kept, all_weights = (saliency(model, masks, batches, over=over) for over in ("kept", "all"))
+    >>> abs(kept - all_weights) < 1e-6  # nothing is pruned
     True
     """
     if over not in ("kept", "all"):

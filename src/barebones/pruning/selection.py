@@ -210,8 +210,8 @@ def _stride(total: int) -> int:
 
 def _true_indices(mask: Tensor) -> Tensor:
     """Return `mask.nonzero()` of a flat mask, looked for eight at a time."""
-    whole = mask.numel() // 8 * 8
-    words = mask[:whole].view(torch.int64).nonzero()
+    full = mask.numel() // 8 * 8
+    words = mask[:full].view(torch.int64).nonzero()
     indices = (words * 8 + torch.arange(8, device=words.device)).flatten()
     indices = indices[mask[indices]]
-    return torch.cat([indices, mask[whole:].nonzero().flatten() + whole])
+    return torch.cat([indices, mask[full:].nonzero().flatten() + full])

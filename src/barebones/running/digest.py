@@ -32,10 +32,10 @@ def content(tensors: Iterable[Tensor]) -> Tensor:
         if flat.storage_offset() * flat.element_size() % 8:
             flat = flat.clone()
         data = flat.view(torch.uint8)
-        whole = data.numel() // 8 * 8
+        full = data.numel() // 8 * 8
         if total is None:
             total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-        for words in (data[:whole].view(torch.int64), data[whole:].to(torch.int64)):
+        for words in (data[:full].view(torch.int64), data[full:].to(torch.int64)):
             scale, rest = _signed(scale * MIX), _signed(rest * MIX + words.numel())
             for part in _parts(words):
                 total = torch.add(part.to(total.device), total, alpha=scale)

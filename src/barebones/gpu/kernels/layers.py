@@ -14,7 +14,7 @@ from .base import BLOCK, tl, triton
 if triton is not None:
 
     @triton.jit
-    def _tally(old, new, starts, found, OLD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _tally(old, new, starts, per_channel, OLD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         """Count for each output channel how many weights it kept before, keeps now, and kept both times."""
         channel = tl.program_id(0)
         channels = tl.num_programs(0)
@@ -31,15 +31,15 @@ if triton is not None:
                 before += a
                 both += a & b
         if OLD:
-            tl.store(found + channel, tl.sum(before, 0))
-            tl.store(found + 2 * channels + channel, tl.sum(both, 0))
+            tl.store(per_channel + channel, tl.sum(before, 0))
+            tl.store(per_channel + 2 * channels + channel, tl.sum(both, 0))
         else:  # every weight was kept before
-            tl.store(found + channel, end - first)
-            tl.store(found + 2 * channels + channel, tl.sum(now, 0))
-        tl.store(found + channels + channel, tl.sum(now, 0))
+            tl.store(per_channel + channel, end - first)
+            tl.store(per_channel + 2 * channels + channel, tl.sum(now, 0))
+        tl.store(per_channel + channels + channel, tl.sum(now, 0))
 
     @triton.jit
-    def _total(found, layers, channels, totals, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _total(per_channel, layers, channels, totals, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         """Sum these up: weights pruned, recovered, recovered into empty channels, and kept in each layer."""
         layer = tl.program_id(0)
         pruned = tl.zeros((BLOCK,), tl.int64)
@@ -49,9 +49,9 @@ if triton is not None:
         end = tl.load(layers + layer + 1)
         for start in range(tl.load(layers + layer), end, BLOCK):
             places = start + tl.arange(0, BLOCK)
-            had = tl.load(found + places, mask=places < end, other=0)
-            now = tl.load(found + channels + places, mask=places < end, other=0)
-            both = tl.load(found + 2 * channels + places, mask=places < end, other=0)
+            had = tl.load(per_channel + places, mask=places < end, other=0)
+            now = tl.load(per_channel + channels + places, mask=places < end, other=0)
+            both = tl.load(per_channel + 2 * channels + places, mask=places < end, other=0)
             pruned += had - both
             recovered += now - both
             revived += tl.where(had == 0, now, 0)
@@ -78,10 +78,10 @@ if triton is not None:
         logical = places - inside + (inside % number) * (row // number) + inside // number
         source = tl.load(dense + owner).to(tl.pointer_type(tl.float32))
         target = tl.load(weights + owner).to(tl.pointer_type(tl.float32))
-        there = places < size
-        keeps = tl.load(masks + tl.load(firsts + owner) + logical, mask=there, other=0)
-        values = tl.load(source + places, mask=there)
-        tl.store(target + places, values * keeps.to(tl.float32), mask=there)
+        valid = places < size
+        keeps = tl.load(masks + tl.load(firsts + owner) + logical, mask=valid, other=0)
+        values = tl.load(source + places, mask=valid)
+        tl.store(target + places, values * keeps.to(tl.float32), mask=valid)
 
     @triton.jit
     def _score(gradients, weights, masks, owners, starts, sizes, firsts, inputs,  # type: ignore[no-untyped-def]
@@ -96,13 +96,13 @@ if triton is not None:
         inside = places % row
         pixels = row // number
         memory = places - inside + (inside % pixels) * number + inside // pixels
-        there = places < size
-        g = tl.load(tl.load(gradients + owner).to(tl.pointer_type(tl.float32)) + memory, mask=there, other=0.0)
-        w = tl.load(tl.load(weights + owner).to(tl.pointer_type(tl.float32)) + memory, mask=there, other=0.0)
+        valid = places < size
+        g = tl.load(tl.load(gradients + owner).to(tl.pointer_type(tl.float32)) + memory, mask=valid, other=0.0)
+        w = tl.load(tl.load(weights + owner).to(tl.pointer_type(tl.float32)) + memory, mask=valid, other=0.0)
         values = tl.abs(g * w)
         logical = tl.load(firsts + owner) + places
-        tl.store(scores + logical, values, mask=there)
-        keeps = tl.load(masks + logical, mask=there, other=0)
+        tl.store(scores + logical, values, mask=valid)
+        keeps = tl.load(masks + logical, mask=valid, other=0)
         tl.store(sums + block, tl.sum(tl.where(keeps != 0, values, 0.0), 0))
         broken = tl.sum((~(values < float("inf"))).to(tl.int32), 0)
         if broken > 0:

@@ -115,11 +115,11 @@ if triton is not None:
         room = tl.load(state + WANTED) - tl.load(state + ABOVE)
         if tl.load(state + DONE) == 0:
             places = tl.arange(0, bins)
-            found = tl.load(counts + row * bins + places).to(tl.int64)
-            reached = tl.cumsum(found, 0, reverse=True)  # how many lie in this bin or a higher one
+            in_bins = tl.load(counts + row * bins + places).to(tl.int64)
+            reached = tl.cumsum(in_bins, 0, reverse=True)  # how many lie in this bin or a higher one
             which = tl.sum((reached >= room).to(tl.int64), 0) - 1
-            ties = tl.sum(tl.where(places == which, found, 0), 0)
-            above = tl.sum(tl.where(places > which, found, 0), 0)
+            ties = tl.sum(tl.where(places == which, in_bins, 0), 0)
+            above = tl.sum(tl.where(places > which, in_bins, 0), 0)
             one = which * 0 + 1
             begins = which << shift
             rest, most = span - begins, (one << shift) - 1
