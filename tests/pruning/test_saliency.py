@@ -94,16 +94,19 @@ def test_names_are_names_and_not_patterns():
     assert saliency(model, masks, batches, objective=objective) >= 0
 
 
-def test_bad_masks_and_words():
-    model = tiny()
-    with pytest.raises(ValueError, match="choose 'kept'"):
-        saliency(model, some_masks(), BATCHES, over="both")
-    with pytest.raises(ValueError, match="no parameter nothing"):
-        saliency(model, {"nothing": torch.ones(1, dtype=torch.bool)}, BATCHES)
-    with pytest.raises(ValueError, match="not a bool tensor"):
-        saliency(model, {"9.weight": torch.ones(3, 3)}, BATCHES)
-    with pytest.raises(ValueError, match="of shape"):
-        saliency(model, {"9.weight": torch.ones(2, 3, dtype=torch.bool)}, BATCHES)
+@pytest.mark.parametrize(
+    ("masks", "options", "match"),
+    [
+        ({}, dict(over="both"), "choose 'kept'"),
+        ({"nothing": torch.ones(1, dtype=torch.bool)}, {}, "nothing"),
+        ({"9.weight": torch.ones(3, 3)}, {}, r"9\.weight.*bool tensor"),
+        ({"9.weight": torch.ones(2, 3, dtype=torch.bool)}, {}, r"9\.weight.* shape"),
+    ],
+    ids=["over", "name", "type", "shape"],
+)
+def test_wrong_masks_and_options(masks, options, match):
+    with pytest.raises(ValueError, match=match):
+        saliency(tiny(), masks, BATCHES, **options)
 
 
 def test_agreement_is_the_share_that_both_keep():
