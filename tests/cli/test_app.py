@@ -210,13 +210,10 @@ def test_debug_shows_the_whole_error(monkeypatch, command):
         cli.main()
 
 
-@pytest.mark.parametrize(("words", "code", "traceback"), [([], 2, False), (["--debug"], 1, True)])
-def test_the_module_is_the_command(words, code, traceback, tmp_path):
-    words = [sys.executable, "-m", "barebones", *words, "inspect", "nowhere"]
+def test_the_module_is_the_command(tmp_path):
+    words = [sys.executable, "-m", "barebones", "inspect", "nowhere"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == code
-    assert "there is no nowhere" in done.stderr
-    assert ("Traceback" in done.stderr) == traceback
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: there is no nowhere\n")
 
 
 # brackets and signals

@@ -67,10 +67,10 @@ def test_it_prints_a_row_for_each_method_and_leaves_nothing_on_disk(seeds, swept
 @pytest.mark.slow
 def test_it_runs(monkeypatch):
     monkeypatch.setattr(demo, "SPARSITIES", {"small-vgg": 0.9})
-    monkeypatch.setattr(demo, "COMPARED", ("dense", "random", "snip", "hybrid"))
-    monkeypatch.setattr(demo, "PROGRESSIVE", ("hybrid",))
+    monkeypatch.setattr(demo, "COMPARED", ("dense", "random", "snip"))  # one round each
+    monkeypatch.setattr(demo, "PROGRESSIVE", ("snip",))
     done = demo.demo(Console(file=io.StringIO()), seeds=1, epochs=1)
-    assert [row["status"] for row in done] == [records.DONE] * 4
+    assert [row["status"] for row in done] == [records.DONE] * 3
 
 
 def test_it_says_which_run_failed_and_why(swept, monkeypatch):
