@@ -296,7 +296,7 @@ CASES: dict[str, Case] = {
     ),
     # Heads and neurons of attention.
     **{
-        f"head {i}": Case(zoo.Separate, (2, 5, 6), [("out.weight", S[:, 2 * i : 2 * i + 2])], HEAD) for i in range(3)
+        f"head {i}": Case(zoo.separate, (2, 5, 6), [("out.weight", S[:, 2 * i : 2 * i + 2])], HEAD) for i in range(3)
     },
     **{
         f"an unread head, {name}": Case(
@@ -334,11 +334,11 @@ CASES: dict[str, Case] = {
     "group norm": Case(zoo.ZOO["group"].make, IMAGE, [("0.weight", S[:2]), ("2.weight", S[:, 2:4])], {"0": (6, 2)}),
     "layer norm": Case(zoo.ZOO["layer"].make, (4, 4), [("0.weight", S[:2]), ("3.weight", S[:, 2:4])], {"0": (6, 4)}),
     "around": Case(
-        zoo.Around, (4, 6), [("out.weight", S[0]), ("second.weight", S[1]), ("out.weight", S[:, 2])],
+        zoo.around, (4, 6), [("out.weight", S[0]), ("second.weight", S[1]), ("out.weight", S[:, 2])],
         {"first": (8, 6), "second": (6, 8), "out": (3, 6)},
     ),
     "an output from the middle": Case(
-        zoo.Many, zoo.build("many")[1], [("c.weight", S[0]), ("d.weight", S[:, 1])], {"c": (6, 6)}
+        zoo.many, zoo.build("many")[1], [("c.weight", S[0]), ("d.weight", S[:, 1])], {"c": (6, 6)}
     ),
     "a pool in a dead branch": Case(
         with_pool, IMAGE, [("a2.weight", S[:]), ("b2.weight", S[:])],
