@@ -10,8 +10,8 @@ from barebones.lab import crew as module
 from barebones.lab import display, worker
 from barebones.lab.crew import Crew, Job
 from barebones.lab.experiment import Experiment
+from barebones.lab.lanes import Event
 from barebones.lab.options import RunOptions
-from barebones.lab.worker import Event
 
 
 def job(seed: int = 0, device: str = "cpu") -> Job:

@@ -15,8 +15,9 @@ from ..running.processors import processors
 from . import records
 from .experiment import Experiment
 from .folder import FAILURE, read_json, write_json
+from .lanes import Event
 from .options import RunOptions
-from .worker import Event, Worker
+from .worker import Worker
 
 LANES = 4  # experiments at a time on one GPU
 REFRESH = 0.5  # seconds to wait for news

@@ -1,52 +1,27 @@
-"""A worker: one process that runs several experiments at a time by taking turns, one training step of each."""
+"""The parent's side of a worker: a process that a sweep starts, gives experiments and hears from."""
 
 from __future__ import annotations
 
-import faulthandler
-import gc
 import os
 import signal
-import sys
 import tempfile
-import traceback
-from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, resource_tracker
-from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from time import monotonic
-from typing import Any
-
-import torch
 
 from ..pruning.methods import METHODS, Method
 from . import recipes
 from .experiment import Experiment
-from .folder import Busy
+from .lanes import Event, work
 from .options import RunOptions
-from .run import Stopped, run
 
-BROKEN = 70  # exit code of a worker whose CUDA context cannot be used any more
-PIPE_PAUSE = 0.1  # seconds between looks into the pipe
-LINE_PAUSE = 0.3  # seconds between the lines of metrics that one lane passes on
 TAIL = 8_000  # characters of a dead process's output to keep
-Line = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Event:
-    """What a worker reports about an experiment: started, line, memory, done, failed or stopped."""
-
-    kind: str
-    folder: str
-    about: dict[str, Any] = field(default_factory=dict)
 
 
 class Worker:
-    """The parent's side: starts the process, gives it experiments and receives its events.
+    """A process that runs experiments: starts it, gives it experiments and receives its events.
 
     The process gets the parent's `sys.path`, imports the recipes that the parent has imported, and gets the rows of
     `methods`, so methods that were registered at run time work in it too. It ignores Ctrl-C, which the parent
@@ -159,190 +134,3 @@ def _without_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def work(pipe: Connection, options: RunOptions, log: str, sources: Iterable[str] = ()) -> None:
-    """Run in the process: advance each lane by one step, again and again, until told to stop."""
-    wire = Wire(pipe)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: wire.stop())
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _print_to(log)
-    for source in sources:
-        recipes.imported(source)  # it may register methods
-    METHODS.update(pipe.recv())
-    if options.on_gpu:
-        torch.cuda.init()
-        torch.cuda.set_device(torch.device(options.device).index or 0)
-    else:
-        torch.set_num_threads(1)  # there is one worker per processor
-    lanes: list[Lane] = []
-    while lanes or not wire.stopping:
-        wire.look(0.0 if lanes else 1.0)
-        while wire.waiting:
-            experiment = wire.waiting.popleft()
-            if wire.stopping:
-                wire.tell("stopped", experiment.folder)
-            else:
-                lanes.append(Lane(experiment, options, wire))
-        for lane in [lane for lane in lanes if not lane.turn()]:
-            lanes.remove(lane)
-            lane.tidy()
-    Path(log).unlink(missing_ok=True)  # the parent may be gone, and reads this only after a crash
-
-
-def _print_to(log: str) -> None:
-    """Redirect everything that this process and its libraries print to a file, also the traceback of a crash."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    faulthandler.enable(file=2)
-
-
-class Wire:
-    """The worker's end of the pipe: events go out; experiments, and the order to stop, come in."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe, self.waiting, self.stopping = pipe, deque[Experiment](), False
-        self.looked_at = 0.0
-
-    def stop(self) -> None:
-        """Make every run save and end."""
-        self.stopping = True
-
-    def tell(self, kind: str, folder: str, **about: Any) -> None:
-        """Send an event; if the parent is gone, stop."""
-        try:
-            self.pipe.send(Event(kind, folder, about))
-        except OSError:
-            self.stop()
-
-    def look(self, seconds: float) -> None:
-        """Read messages, waiting this long for the first. Without waiting, look only now and then: it costs time."""
-        now = monotonic()
-        if not seconds and now - self.looked_at < PIPE_PAUSE:
-            return
-        self.looked_at = now
-        try:
-            while self.pipe.poll(seconds):
-                message = self.pipe.recv()
-                if message is None:
-                    self.stop()
-                else:
-                    self.waiting.append(message)
-                seconds = 0.0
-        except (EOFError, OSError):
-            self.stop()
-
-    def asked(self) -> bool:
-        """Return whether the runs are to stop."""
-        self.look(0.0)
-        return self.stopping
-
-
-class Lane:
-    """One running experiment; on a CUDA device it has a stream of its own."""
-
-    def __init__(self, experiment: Experiment, options: RunOptions, wire: Wire) -> None:
-        on_gpu = options.on_gpu
-        self.folder, self.wire = experiment.folder, wire
-        self.steps: Iterator[None] | None = run(experiment, options, self.report, wire.asked)
-        self.stream = torch.cuda.Stream() if on_gpu else None
-        self.first_turn, self.measured = True, not on_gpu
-        self.unsent: Line | None = None  # the latest line, until it is passed on
-        self.sent_at = 0.0
-        self.before = torch.cuda.memory_reserved() if on_gpu else 0
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        wire.tell("started", self.folder)
-
-    def report(self, line: Line) -> None:
-        """Pass on lines of metrics: a few per second, and always the last one."""
-        self.unsent = {name: value for name, value in line.items() if name != "layers"}
-        self._pass_on()
-        if not self.measured and line["stage"] == "train":
-            self.measure()
-
-    def _pass_on(self, now: bool = False) -> None:
-        if self.unsent is not None and (now or monotonic() - self.sent_at >= LINE_PAUSE):
-            self.wire.tell("line", self.folder, line=self.unsent)
-            self.unsent, self.sent_at = None, monotonic()
-
-    def measure(self) -> None:
-        """Report how much of the device's memory is free and, once, how much was reserved since this lane began.
-
-        The parent starts no other lane before it has this report, so the reserved memory is what this lane needs.
-        """
-        share = 0 if self.measured else max(torch.cuda.max_memory_reserved() - self.before, 0)
-        self.measured = True
-        self.wire.tell("memory", self.folder, share=share, free=torch.cuda.mem_get_info()[0])
-
-    def turn(self) -> bool:
-        """Do one step, and return False when the lane has ended. An error ends this lane alone."""
-        assert self.steps is not None
-        stream: AbstractContextManager[Any] = torch.cuda.stream(self.stream) if self.stream else nullcontext()
-        try:
-            with stream:
-                next(self.steps)
-            if self.first_turn and self.stream:
-                self.stream.synchronize()  # so that data which lanes share is complete before another lane reads it
-            self.first_turn = False
-            self._pass_on()
-            return True
-        except StopIteration as end:
-            self._pass_on(now=True)
-            self.wire.tell("done", self.folder, result=end.value)
-        except Stopped:
-            self._pass_on(now=True)
-            self.wire.tell("stopped", self.folder)
-        except (Exception, SystemExit) as error:
-            self._fail(error)
-        return False
-
-    def _fail(self, error: BaseException) -> None:
-        full = _out_of_memory(error)
-        broken = self.stream is not None and not full and _breaks_cuda(error)
-        about = {"reason": reason(error), "traceback": traceback.format_exc(), "full": full, "broken": broken}
-        about["busy"] = isinstance(error, Busy)
-        self.wire.tell("failed", self.folder, **about)
-        if broken:  # every other lane would fail too, and an orderly end could hang
-            os._exit(BROKEN)
-
-    def tidy(self) -> None:
-        """Release its memory."""
-        self.steps = None
-        if self.stream is not None:
-            gc.collect()
-            torch.cuda.empty_cache()
-            self.measure()
-
-
-def reason(error: BaseException) -> str:
-    """Return the error in one line: a sentence for the user unchanged, anything else with its type.
-
-    >>> reason(ValueError("name a file")), reason(KeyError("conv1")), reason(RuntimeError("CUDA error: a\\nhint"))
-    ('name a file', "KeyError: 'conv1'", 'RuntimeError: CUDA error: a')
-    """
-    first = next(iter(str(error).strip().splitlines()), "")
-    if isinstance(error, ValueError | OSError | ImportError) and first:
-        return first
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Return whether the device had too little memory."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
-
-
-def _breaks_cuda(error: BaseException) -> bool:
-    """Return whether the CUDA context is unusable after this error."""
-    if isinstance(error, torch.AcceleratorError) or ("CUDA error" in str(error) and not isinstance(error, ValueError)):
-        return True
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:  # torch raises it for every CUDA error
-        return True
-    return False

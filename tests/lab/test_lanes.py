@@ -1,15 +1,15 @@
-"""Workers: a lane passes on metrics, and an error ends it alone."""
+"""Lanes: they pass on metrics, and an error ends one of them alone."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from barebones.lab import worker
+from barebones.lab import lanes
 from barebones.lab.experiment import Experiment
+from barebones.lab.lanes import Event, Lane, Wire
 from barebones.lab.options import RunOptions
 from barebones.lab.run import Stopped
-from barebones.lab.worker import Event, Lane, Wire
 
 EXPERIMENT = Experiment("small-vgg", "digits", "random", 0.9, epochs=1).resolved()
 
@@ -30,7 +30,7 @@ class Ends(Wire):
 
 def lane(monkeypatch, body) -> tuple[Lane, Ends]:
     wire = Ends()
-    monkeypatch.setattr(worker, "run", lambda experiment, options, report, stopping: body(report, stopping))
+    monkeypatch.setattr(lanes, "run", lambda experiment, options, report, stopping: body(report, stopping))
     return Lane(EXPERIMENT, RunOptions(Path("runs")), wire), wire
 
 
