@@ -35,7 +35,7 @@ class LayerChoice:
     threads: int
     kept: int
     total: int
-    chosen: str  # "dense", "sparse" or "sparse, gathered"
+    chosen: str  # "dense", "matmul", "sparse" or "sparse, gathered"
     microseconds: dict[str, float] = field(default_factory=dict)  # of each implementation
     reason: str = ""  # why there was nothing to measure, if there was nothing
 
@@ -44,11 +44,11 @@ class SparseLayer(nn.Module):
     """A layer for inference with the `weight` and `bias` of the layer that it replaces; pruned weights are zero.
 
     When an input of a new shape (or with a new number of threads) arrives, the layer measures every implementation a
-    few times and uses the fastest for that shape from then on. `dense` is torch's layer, and `sparse` is the kernel
-    that reads kept weights only, either with the pixels of the input itself or with gathered planes. The output is
-    `conv(x) + add`, followed by a ReLU if `relu` is set. Inputs that are not float32 on the CPU are computed densely,
-    and so are all inputs under autocast or tracing. Pruned weights are never multiplied: if the input is not finite, a
-    dense layer may return NaN where this one does not.
+    few times and uses the fastest for that shape from then on. `dense` is torch's layer, `matmul` is a matrix product
+    for kernels of one pixel, and `sparse` is the kernel that reads kept weights only, either with the pixels of the
+    input itself or with gathered planes. The output is `conv(x) + add`, followed by a ReLU if `relu` is set. Inputs
+    that are not float32 on the CPU are computed densely, and so are all inputs under autocast or tracing. Pruned
+    weights are never multiplied: if the input is not finite, a dense layer may return NaN where this one does not.
     """
 
     def __init__(self, layer: nn.Module, name: str = "") -> None:
@@ -118,6 +118,8 @@ class SparseLayer(nn.Module):
         shape = self._image_shape(x)
         if shape is None:
             return available, "the input has no pixels, or does not fit the layer"  # torch says which
+        if self.spatial and self.geometry == Geometry():
+            available["matmul"] = self._matmul
         kernel = load_kernel()
         if isinstance(kernel, str):
             return available, kernel
@@ -184,9 +186,18 @@ class SparseLayer(nn.Module):
 
         return compute
 
+    def _matmul(self, x: Tensor, add: Tensor | None) -> Tensor:
+        weight, images = self.weight.flatten(1), x.flatten(-self.spatial)
+        y = weight @ images if self.bias is None else _affine(self.bias[:, None], weight, images)
+        return self._finish(y.view(*y.shape[:-1], *x.shape[x.dim() - self.spatial :]), add)
+
     def _dense(self, x: Tensor, add: Tensor | None) -> Tensor:
-        compute = (F.linear, F.conv1d, F.conv2d)[self.spatial]
-        y = compute(x, self.weight, self.bias, *self.dense_options)
+        if not self.spatial:
+            return self._finish(F.linear(x, self.weight, self.bias), add)
+        compute = F.conv1d if self.spatial == 1 else F.conv2d
+        return self._finish(compute(x, self.weight, self.bias, *self.dense_options), add)
+
+    def _finish(self, y: Tensor, add: Tensor | None) -> Tensor:
         y = y if add is None else y + add
         return y.relu() if self.relu else y
 
@@ -234,3 +245,11 @@ def _pair(numbers: tuple[int, ...], missing: int) -> tuple[int, int]:
 
 def _options(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> tuple[Any, ...]:
     return () if isinstance(layer, nn.Linear) else (layer.stride, layer.padding, layer.dilation, layer.groups)
+
+
+def _affine(bias: Tensor, weight: Tensor, images: Tensor) -> Tensor:
+    if images.dim() == 2:
+        return torch.addmm(bias, weight, images)
+    if images.shape[0] == 1:
+        return torch.addmm(bias, weight, images[0])[None]
+    return torch.baddbmm(bias, weight.expand(len(images), *weight.shape), images)
