@@ -71,7 +71,7 @@ def test_every_network_of_the_zoo(name: str, density: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape", "wanted"),
+    ("layer", "shape", "expected"),
     [
         (nn.Conv2d(3, 8, 3, padding=1, bias=False), (3, 10, 10), 2 * 8 * 3 * 9 * 100),
         (nn.Conv2d(3, 8, 3, stride=2), (3, 9, 9), 2 * 8 * 3 * 9 * 16),
@@ -84,20 +84,20 @@ def test_every_network_of_the_zoo(name: str, density: float) -> None:
         (nn.LSTM(3, 4, batch_first=True), (5, 3), None),
     ],
 )
-def test_flops_of_a_layer(layer: nn.Module, shape: tuple[int, ...], wanted: int | None) -> None:
+def test_flops_of_a_layer(layer: nn.Module, shape: tuple[int, ...], expected: int | None) -> None:
     for batch in (1, 2):
-        found = flops(layer, torch.randn(batch, *shape))
-        if wanted is None:
-            assert found == {"weight_ih_l0": batch * 2 * 16 * 3 * 5, "weight_hh_l0": batch * 2 * 16 * 4 * 5}
+        dense_flops = flops(layer, torch.randn(batch, *shape))
+        if expected is None:
+            assert dense_flops == {"weight_ih_l0": batch * 2 * 16 * 3 * 5, "weight_hh_l0": batch * 2 * 16 * 4 * 5}
         else:
-            assert found == {"weight": batch * wanted}
+            assert dense_flops == {"weight": batch * expected}
 
 
 def test_flops_of_attention_and_of_matrix_products() -> None:
     attention = nn.MultiheadAttention(8, 2)
     query, key = torch.randn(3, 1, 8), torch.randn(5, 1, 8)  # queries see 3 tokens, keys and values 5
-    wanted = {"in_proj_weight": 2 * 64 * (3 + 5 + 5), "out_proj.weight": 2 * 64 * 3}
-    assert flops(attention, (query, key, key)) == wanted
+    expected = {"in_proj_weight": 2 * 64 * (3 + 5 + 5), "out_proj.weight": 2 * 64 * 3}
+    assert flops(attention, (query, key, key)) == expected
 
     class Product(nn.Module):
         def __init__(self) -> None:

@@ -69,10 +69,10 @@ def test_any_gaps_come_back(gaps: list[int]) -> None:
 )
 def test_bytes_per_kept_weight_of_a_random_million(density: float, encoding: str, most: float) -> None:
     mask = random_mask((1000, 1000), density)
-    found, data = encode(mask)
-    assert found == encoding
+    chosen, data = encode(mask)
+    assert chosen == encoding
     assert data.numel() <= most * int(mask.count_nonzero())
-    assert torch.equal(decode(found, data, mask.shape), mask)
+    assert torch.equal(decode(chosen, data, mask.shape), mask)
 
 
 def test_special_masks() -> None:

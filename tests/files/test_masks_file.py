@@ -51,10 +51,10 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 )
 def test_any_masks_and_header_come_back(tmp_path_factory: Any, masks: dict, about: dict) -> None:
     path = tmp_path_factory.getbasetemp() / "masks"
-    made = {name: random_mask(*args) for name, args in masks.items()}
-    save_masks(made, path, **about)
+    masks = {name: random_mask(*args) for name, args in masks.items()}
+    save_masks(masks, path, **about)
     loaded, found = load_masks(path)
-    assert equal(made, loaded)
+    assert equal(masks, loaded)
     assert about.items() <= found.items()
 
 
@@ -138,7 +138,7 @@ def test_masks_land_on_a_model(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_match_is_told_where(tmp_path: Path) -> None:
     save_masks(masks_of(net(4, 5, 6)), path := tmp_path / "m")
-    for model, said in [
+    for model, messages in [
         (net(4, 5, 7), ["1 of the parameters differ: 1.weight (6×5 in the file, 7×5 in the model)"]),
         (net(4, 5), ["1 of", "1.weight (not in the model)"]),
         (net(4, 5, 6, 7), ["1 of", "2.weight (not in the file); if only some weights have masks, pass scope="]),
@@ -153,7 +153,7 @@ def test_a_model_that_does_not_match_is_told_where(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ValueError, match="m does not match the model; ") as caught:
             load_masks(path, model)
-        assert all(words in str(caught.value) for words in said), str(caught.value)
+        assert all(words in str(caught.value) for words in messages), str(caught.value)
 
 
 def test_masks_of_fewer_or_more_weights(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_what_state_dict_leaves_out_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "message"),
     [
         (lambda: nn.Linear(3, 2, bias=False), "bias (not in the model)"),
         (lambda: nn.Sequential(nn.Linear(3, 2)), "0.weight (not in the file)"),
@@ -239,11 +239,11 @@ def test_what_state_dict_leaves_out_is_left_out(tmp_path):
         (lambda: nn.Linear(3, 2).half(), "2 of float32 in the file, 2 of float16 in the model"),
     ],
 )
-def test_another_model_is_refused_and_left_as_it_is(other, told, tmp_path):
+def test_another_model_is_refused_and_left_as_it_is(other, message, tmp_path):
     save_weights(nn.Linear(3, 2), {}, tmp_path / "weights")
     model = other()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(ValueError, match=f"weights does not match the model: .*{re.escape(told)}"):
+    with pytest.raises(ValueError, match=f"weights does not match the model: .*{re.escape(message)}"):
         load_weights(tmp_path / "weights", model)
     assert all(same(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -254,7 +254,7 @@ class Extra(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("model", "masks", "told"),
+    ("model", "masks", "message"),
     [
         (nn.Linear(2, 2), {"weight": torch.ones(2, 3) > 0}, "the masks do not fit the model"),
         (nn.Linear(2, 2), {"0.weight": torch.ones(2, 2) > 0}, "the model has no parameter 0.weight"),
@@ -264,8 +264,8 @@ class Extra(nn.Linear):
         (nn.Sequential(Extra(2, 2)), {}, "0 has extra state"),
     ],
 )
-def test_what_cannot_be_stored_is_told(model, masks, told, tmp_path):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_stored_is_told(model, masks, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
         save_weights(model, masks, tmp_path / "weights")
     assert not list(tmp_path.iterdir())
 
@@ -308,7 +308,7 @@ def changed(
 @pytest.mark.parametrize("number", range(9))
 def test_a_file_that_contradicts_itself_is_told(number, tmp_path):
     tensors, about = files.read(stored(tmp_path), KIND, VERSION)
-    tensors, about, told = list(changed(tensors, about))[number]
+    tensors, about, message = list(changed(tensors, about))[number]
     files.write(tmp_path / "odd", tensors, KIND, VERSION, about)
-    with pytest.raises(ValueError, match=f"odd: .*{told}"):
+    with pytest.raises(ValueError, match=f"odd: .*{message}"):
         load_weights(tmp_path / "odd")

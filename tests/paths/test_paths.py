@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import references
 import torch
 import torch.nn.functional as F
 import zoo
@@ -23,7 +23,7 @@ Masks = dict[str, Tensor]
 
 
 def weights(model: nn.Module) -> Masks:
-    """The masks that keep every weight of more than one dimension."""
+    """Return masks that keep every weight of two or more dimensions."""
     return {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(model).items() if p.dim() > 1}
 
 
@@ -54,10 +54,12 @@ def test_weights_off_the_paths_change_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_a_dense_network_does_not_collapse(name: str) -> None:
     model, example = zoo.build(name)
+    before = references.Trace(model)
     masks = {n: torch.ones_like(mask) for n, mask in zoo.random_masks(model, 0.5).items()}
     assert collapsed(model, masks, example) == []
     masks |= {layer: torch.zeros_like(masks[layer]) for layer in zoo.ZOO[name].empty}
     assert collapsed(model, masks, example) == list(zoo.ZOO[name].empty)
+    before.check()
 
 
 def test_everything_is_effective_in_a_dense_transformer() -> None:
@@ -65,9 +67,9 @@ def test_everything_is_effective_in_a_dense_transformer() -> None:
     encoder = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
     padding = torch.tensor([[False, False, True]])
     example = ((torch.randn(1, 3, 8),), {"src_key_padding_mask": padding})
-    for train in (True, False):  # in eval mode it would leave Python
-        found = effective(encoder.train(train), weights(encoder), example)
-        assert all(mask.all() for mask in found.values())
+    for train in (True, False):  # in eval mode torch has a fast path outside of Python
+        on_paths = effective(encoder.train(train), weights(encoder), example)
+        assert all(mask.all() for mask in on_paths.values())
 
 
 # ---- rules, one by one ----
@@ -143,10 +145,10 @@ HALVED: dict[str, Net] = {  # where layer a lets two of four inputs through, two
 def test_what_reaches_a_layer(name: str) -> None:
     net = HALVED[name]
     masks = weights(net) | {"a.weight": half}
-    found = effective(net, masks, x4)
-    assert found["b.weight"].equal(torch.tensor([[True, True, False, False]]).expand(4, 4))
+    on_paths = effective(net, masks, x4)
+    assert on_paths["b.weight"].equal(torch.tensor([[True, True, False, False]]).expand(4, 4))
     if name != "a mask in a buffer":
-        assert found["a.weight"].equal(half)
+        assert on_paths["a.weight"].equal(half)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +204,8 @@ def test_what_becomes_of_masked_norms_and_biases() -> None:
     masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(net).items()}
     masks["1.weight"] = torch.tensor([True, True, False, False])
     masks["2.weight"] = torch.tensor([[True, False, True, False]])
-    found = effective(net, masks, x4)
-    assert {name: mask.sum().item() for name, mask in found.items()} == {
+    on_paths = effective(net, masks, x4)
+    assert {name: mask.sum().item() for name, mask in on_paths.items()} == {
         "0.weight": 4, "0.bias": 1, "1.weight": 1, "1.bias": 2, "2.weight": 1, "2.bias": 1,
     }  # fmt: skip
 
@@ -235,8 +237,8 @@ def test_queries_and_keys_count_where_a_value_is_reached() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types(dtype: torch.dtype) -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)).to(dtype)
-    found = effective(net, {"0.weight": half, "2.weight": ~off}, x4.to(dtype))
-    assert found["2.weight"].sum() == 8
+    on_paths = effective(net, {"0.weight": half, "2.weight": ~off}, x4.to(dtype))
+    assert on_paths["2.weight"].sum() == 8
 
 
 def test_token_ids_are_input_and_positions_are_not() -> None:
@@ -319,22 +321,6 @@ def test_softmax_weights_do_not_replace_what_they_weigh() -> None:
 # ---- no trace, wrappers, errors ----
 
 
-def state(model: nn.Module) -> dict[str, Any]:
-    found: dict[str, Any] = {"rng": torch.get_rng_state(), "python": random.getstate()}
-    found["switches"] = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.backends.cudnn.enabled)
-    for name, t in (*model.named_parameters(), *model.named_buffers()):
-        found |= {name: t.detach().clone(), f"{name}.grad": None if t.grad is None else t.grad.clone()}
-        found[f"{name} itself"] = (id(t), t.requires_grad, t._version)
-    for name, module in model.named_modules():
-        found[f"{name} attributes"] = {key: id(value) for key, value in vars(module).items()}
-        found[f"{name} contents"] = [list(v) for v in vars(module).values() if type(v) in (dict, OrderedDict)]
-    return found
-
-
-def same(a: Any, b: Any) -> bool:
-    return a.equal(b) if isinstance(a, Tensor) else a == b
-
-
 def busy(net: Any, x: Tensor) -> Tensor:
     net.calls.append(1)
     net.last = net.stem(F.dropout(x, 0.5))
@@ -361,8 +347,8 @@ def test_no_trace(fail: bool, train: bool) -> None:
     seen: list[Any] = []
     net.norm.register_full_backward_hook(lambda *_: seen.append(1))
     net.norm.weight.register_hook(lambda g: seen.append(1))
-    before = state(net)
-    memory, calls = net.memory.clone(), list(net.calls)
+    before = references.Trace(net)
+    memory, calls, attributes = net.memory.clone(), list(net.calls), {key: id(v) for key, v in vars(net).items()}
     masks = {"stem.weight": half, "lstm.weight_hh_l0": torch.ones(16, 4) > 0}
     with torch.inference_mode() if train else torch.no_grad():
         if fail:
@@ -371,9 +357,8 @@ def test_no_trace(fail: bool, train: bool) -> None:
             assert isinstance(caught.value.__cause__, RuntimeError)
         else:
             assert effective(net, masks, x4)["stem.weight"].equal(half)
-    after = state(net)
-    assert after.keys() == before.keys()
-    assert not [key for key in before if not same(before[key], after[key])]
+    before.check()
+    assert {key: id(value) for key, value in vars(net).items()} == attributes
     assert net.memory.equal(memory)
     assert net.calls == calls
     assert not seen
@@ -382,15 +367,15 @@ def test_no_trace(fail: bool, train: bool) -> None:
 def test_wrapped_and_compiled_models() -> None:
     plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     masks = {"0.weight": half, "2.weight": ~off}
-    wanted = effective(plain, masks, x4)
+    expected = effective(plain, masks, x4)
     for model in (
         nn.DataParallel(plain),
         torch.compile(plain),
         nn.DataParallel(torch.compile(plain)),  # type: ignore[arg-type]
         nn.Sequential(torch.compile(plain[0]), plain[1], plain[2]),
     ):
-        found = effective(model, masks, x4)  # type: ignore[arg-type]
-        assert all(found[name].equal(mask) for name, mask in wanted.items())
+        on_paths = effective(model, masks, x4)  # type: ignore[arg-type]
+        assert all(on_paths[name].equal(mask) for name, mask in expected.items())
 
 
 def test_the_flag_does_not_matter() -> None:
@@ -452,5 +437,5 @@ def test_the_slopes_of_a_prelu_do_not_stand_for_its_input():
     assert effective(Constant(), {"layer.weight": mask}, torch.zeros(2, 3))["layer.weight"].equal(mask)
     net = nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 1))
     last = torch.tensor([[True, False, False, False]])
-    found = effective(net, {"0.weight": torch.ones(4, 3) > 0, "2.weight": last}, torch.zeros(2, 3))["0.weight"]
-    assert found.any(1).tolist() == [True, False, False, False]
+    on_paths = effective(net, {"0.weight": torch.ones(4, 3) > 0, "2.weight": last}, torch.zeros(2, 3))["0.weight"]
+    assert on_paths.any(1).tolist() == [True, False, False, False]
