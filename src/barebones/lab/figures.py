@@ -101,9 +101,9 @@ def _load(
 
 def listed(figures: Mapping[str, Figure]) -> Table:
     """Return a table of all figures, each with what it shows and costs."""
-    where = "smoke on two CPU cores, short and paper about so long on one H200"
     table = Table.grid(padding=(0, 2))
-    table.title, table.title_justify = f"barebones figure NAME --scale SCALE: {where}", "left"
+    table.title = "barebones figure NAME --scale SCALE; times are estimates: smoke on two CPU cores, others on one H200"
+    table.title_justify = "left"
     for name, figure in figures.items():
         costs = "; ".join(f"{scale}: {figure.source.cost(scale)}" for scale in SCALES)
         table.add_row(Text(name, style="bold", no_wrap=True), Text.assemble(figure.about, "\n", (costs, "dim")))

@@ -82,7 +82,7 @@ def _cells(runs: Rows, model: str, sparsity: float) -> list[Cell]:
 
 FIGURES = {
     "imagenet": Figure(
-        "Top-1 and top-5 accuracy on ImageNet at 90 and 95 %, VGG-19 and ResNet-50; runs where ImageNet is.",
+        "Top-1 and top-5 accuracy on ImageNet at 90 and 95 %, VGG-19 and ResNet-50; short and paper need its images.",
         Runs(experiments, rows, free=("seed",)),
         draw,
     ),
