@@ -22,6 +22,8 @@ from .statistics import over_seeds
 CSV, PARQUET = "records.csv", "records.parquet"
 DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
 
+KEY = ("data", "model", "method", "sparsity")  # the settings that every table shows
+
 Row = dict[str, Any]
 
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
@@ -139,13 +141,13 @@ def summary(rows: Sequence[Row]) -> Table:
         shown.add_column(name)
     for name in ("sparsity %", "accuracy %", "seeds"):
         shown.add_column(name, justify="right")
-    with_more = any(_differences(row, firsts) for row in firsts)
+    with_more = any(differences(row, firsts) for row in firsts)
     for name in ["with"] * with_more + ["not done"] * any(row["status"] != DONE for row in rows):
         shown.add_column(name)
     for members in groups.values():
         row, lost = members[0], sum(row["status"] != DONE for row in members)
         cells = [row["data"], row["model"], row["method"], f"{100 * row['sparsity']:g}", _spread(row)]
-        cells += [str(row["seeds"])] + [_differences(row, firsts)] * with_more + [str(lost) if lost else ""]
+        cells += [str(row["seeds"])] + [differences(row, firsts)] * with_more + [str(lost) if lost else ""]
         shown.add_row(*map(Text, cells[: len(shown.columns)]))
     return shown
 
@@ -156,11 +158,12 @@ def _spread(row: Row) -> str:
     return f"{100 * row['top1_mean']:.2f}" + (f" ± {100 * row['top1_std']:.2f}" if row["top1_std"] is not None else "")
 
 
-def _differences(row: Row, others: Sequence[Row]) -> str:
-    """Return the settings that tell a group from others of the same data, network, method and sparsity."""
-    alike = [other for other in others if all(row[n] == other[n] for n in ("data", "model", "method", "sparsity"))]
-    names = [n for n in SETTINGS if n != "seed" and any(other[n] != row[n] for other in alike)]
-    return ", ".join(f"{name.replace('_', '-')} {row[name]}" for name in names)
+def differences(row: Row, others: Sequence[Row], same: Sequence[str] = KEY) -> str:
+    """Return the settings that tell a group from others with the same data, network and method (`same`)."""
+    alike = [other for other in others if all(row[name] == other[name] for name in same)]
+    names = [n for n in SETTINGS if n not in (*KEY, "seed") and any(other[n] != row[n] for other in alike)]
+    values = {name: str(row[name])[:12] if name == "mask" else row[name] for name in names}  # a hash is long
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
 
 
 def _settings_of(folder: Path) -> Row:

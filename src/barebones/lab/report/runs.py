@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from ..experiment import DENSE, Experiment
 from ..folder import EXPERIMENT, MASK, RESULT, progress
 from ..metrics import COUNTED, Line
 from ..metrics import read as read_metrics
-from ..records import DONE, FAILED, FAILURE, SETTINGS, UNREADABLE, Row, group, read, record
+from ..records import DONE, FAILED, FAILURE, KEY, SETTINGS, UNREADABLE, Row, differences, group, read, record
 from ..statistics import over_seeds
 from .sentences import UNFINISHED, sentences
 
 METRICS = "metrics.jsonl"
 LONGEST = 150  # points of a series; longer series are thinned out
-KEY = ("data", "model", "method", "sparsity")  # the settings that every table shows
 NUMBERS = (
     "prunable", "kept", "effective", "sparsity", "effective_sparsity", "flops_dense", "flops_effective", "flops_shrunk",
 )  # fmt: skip
@@ -248,11 +247,11 @@ def _groups(runs: Sequence[Row]) -> list[Row]:
     members: dict[Any, list[int]] = {}
     for index, run in enumerate(runs):
         members.setdefault(index if run["settings"] is None else group(run["settings"]), []).append(index)
-    firsts = [runs[indices[0]]["settings"] for indices in members.values()]
+    firsts = [settings for indices in members.values() if (settings := runs[indices[0]]["settings"]) is not None]
     return [_group(indices, runs, firsts) | {"index": number} for number, indices in enumerate(members.values())]
 
 
-def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row | None]) -> Row:
+def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -> Row:
     """Return a group with the means over its seeds; a run that is not finished, or was not tested, does not count."""
     own = [runs[index] for index in indices]
     settings, states = own[0]["settings"], [run["status"] for run in own]
@@ -265,7 +264,7 @@ def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row | N
     return {name: None if settings is None else settings[name] for name in KEY} | {
         "runs": list(indices),
         "dense": own[0]["dense"],
-        "variant": "" if settings is None else _variant(settings, firsts),
+        "variant": "" if settings is None else differences(settings, firsts, same=("data", "model", "method")),
         "accuracy": accuracy.mean,
         "deviation": accuracy.deviation,
         "seeds": accuracy.number,
@@ -275,16 +274,6 @@ def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row | N
         "collapsed": sum(bool(run["collapsed"]) for run in own),
         "states": {state: states.count(state) for state in (DONE, UNFINISHED, FAILED, UNREADABLE) if state in states},
     }
-
-
-def _variant(settings: Mapping[str, Any], firsts: Sequence[Mapping[str, Any] | None]) -> str:
-    """Name the settings that distinguish a group from others of the same data, network and method."""
-    alike = [
-        row for row in firsts if row is not None and all(row[n] == settings[n] for n in ("data", "model", "method"))
-    ]
-    names = [n for n in SETTINGS if n not in (*KEY, "seed") and any(row[n] != settings[n] for row in alike)]
-    values = {name: str(settings[name])[:12] if name == "mask" else settings[name] for name in names}  # a hash is long
-    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
 
 
 def _number(value: Any) -> float | int | None:
