@@ -1,0 +1,185 @@
+"""Every criterion against its equations, round by round."""
+
+from fractions import Fraction
+
+import hypothesis.strategies as st
+import pytest
+import references
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from pruning_runs import BATCHES, KEEP, steps_of
+from references import Trace, assert_top, equal, few, of_round, ones, tiny, weights_of
+from torch import Tensor, nn
+
+from barebones import METHODS, Probe, prune, rounds
+from barebones.masks import kept
+from barebones.pruning import criteria
+from barebones.pruning.criteria import erk_counts
+
+REFERENCES = {  # the scores of one round straight from the equations, by criterion
+    criteria.saliency: references.snip,
+    criteria.grasp: references.grasp,
+    criteria.gradient_norm: references.gradient_norm,
+    criteria.synflow: lambda model, masks, _: references.synflow(model, masks, BATCHES[0][0][:1]),
+    criteria.magnitude: lambda model, *_: references.magnitude(model),
+}
+DETERMINED = [name for name, method in METHODS.items() if method.criterion in REFERENCES]
+
+
+@pytest.mark.parametrize("name", DETERMINED)
+def test_every_round_is_what_the_equations_say(name):
+    model, method = tiny(), few(name)
+    probe = Probe(model, BATCHES)
+    before = ones(weights_of(model))
+    for step in rounds(probe, method, KEEP):
+        scores = REFERENCES[method.criterion](model, before, of_round(BATCHES, step.index, method.batches))
+        with probe.at(before, step.index, step.keep, method.batches):
+            own_scores = method.criterion(probe)
+        largest = max(float(s.abs().max()) for s in scores.values())
+        for layer, score in scores.items():
+            torch.testing.assert_close(own_scores[layer].double(), score, rtol=1e-8, atol=1e-11 * largest)
+        if not method.revives(step.index):
+            scores = {layer: score.where(before[layer], -torch.inf) for layer, score in scores.items()}
+        assert_top(step.masks, scores, step.keep)
+        before = step.masks
+    assert kept(before) == KEEP
+
+
+def test_the_reference_of_the_sensitivity_is_a_derivative():
+    """With respect to the mask, from values of the loss alone; pruned weights too."""
+    model = tiny()
+    masks = {name: w > -0.1 for name, w in weights_of(model).items()}
+    exact = references.sensitivity(model, masks, BATCHES[:1])
+    rough = references.sensitivity_by_differences(model, masks, BATCHES[:1])
+    for name in exact:
+        torch.testing.assert_close(exact[name], rough[name], rtol=1e-5, atol=1e-8)
+
+
+def test_synflow_sums_the_paths():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False), nn.Linear(3, 2, bias=False)
+    )
+    probe = Probe(model, example=torch.randn(1, 4))
+    with probe.at(None, 0, 1):
+        scores = METHODS["synflow"].criterion(probe)
+    for score, expected in zip(
+        scores.values(), references.synflow_by_paths([m.weight for m in model if hasattr(m, "weight")]), strict=True
+    ):
+        assert score.dtype == torch.float64
+        torch.testing.assert_close(score, expected.detach())
+
+
+def test_many_batches_are_the_mean_of_signed_gradients():
+    """Not of absolute ones: those would be another criterion."""
+    model = tiny()
+    one_by_one = [references.sensitivity(model, ones(weights_of(model)), [b]) for b in BATCHES[:3]]
+    signed = {n: sum(g[n] for g in one_by_one).abs() for n in one_by_one[0]}
+    assert_top(steps_of("snip-mb")[-1].masks, signed, KEEP)
+
+
+def test_negative_log_likelihood_of_raw_outputs_is_another_criterion():
+    model = tiny()
+    probe = Probe(model, BATCHES, loss="nll-on-logits")
+    step = next(rounds(probe, METHODS["snip"], KEEP))
+    assert_top(step.masks, references.snip(model, ones(weights_of(model)), BATCHES[:1], loss=F.nll_loss), KEEP)
+    assert not equal(step.masks, steps_of("snip")[-1].masks)
+    named = next(rounds(Probe(model, BATCHES, loss="cross-entropy"), METHODS["snip"], KEEP))
+    assert equal(named.masks, steps_of("snip")[-1].masks)
+
+
+@pytest.mark.parametrize("bn", ["batch", "eval"])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_batch_norm_decides_the_mask_and_its_statistics_stay(bn, training):
+    model = tiny().train(training)
+    trace = Trace(model)
+    step = next(rounds(Probe(model, BATCHES, bn=bn), METHODS["snip"], KEEP))
+    trace.check()
+    assert_top(step.masks, references.snip(model, ones(weights_of(model)), BATCHES[:1], bn=bn), KEEP)
+    other = next(rounds(Probe(model, BATCHES, bn={"batch": "eval", "eval": "batch"}[bn]), METHODS["snip"], KEEP))
+    assert not equal(step.masks, other.masks)
+
+
+def test_grasp_removes_the_highest_of_minus_theta_hg():
+    """Exactly as many as asked, and those: a sum of kept scores no other choice of 20 exceeds."""
+    model = tiny()
+    step = next(rounds(Probe(model, BATCHES), METHODS["grasp"], KEEP))
+    scores = references.grasp(model, ones(weights_of(model)), BATCHES[:1])
+    flat = torch.cat([s.flatten() for s in scores.values()])
+    chosen = torch.cat([m.flatten() for m in step.masks.values()])
+    assert int(chosen.sum()) == KEEP
+    torch.testing.assert_close(flat[chosen].sum(), flat.sort(descending=True).values[:KEEP].sum())
+    assert flat.min() < 0 < flat.max()
+
+
+def test_grasp_over_batches_is_mean_hessian_times_mean_gradient():
+    """Not the mean of the products."""
+    model, everything = tiny(), ones(weights_of(tiny()))
+    probe = Probe(model, BATCHES)
+    with probe.at(None, 0, KEEP, 3):
+        scores = METHODS["grasp-mb"].criterion(probe)
+    right = references.grasp(model, everything, BATCHES[:3])
+    for name in scores:
+        torch.testing.assert_close(scores[name], right[name], rtol=1e-7, atol=1e-16)
+
+
+def test_temperature_changes_grasp_only():
+    model = tiny()
+    probe = Probe(model, BATCHES)
+    with probe.at(None, 0, KEEP):
+        cold = METHODS["grasp"].criterion(probe)
+    right = references.grasp(model, ones(weights_of(model)), BATCHES[:1], temperature=1.0)
+    assert not all(torch.allclose(cold[n] * 200**2, right[n], rtol=1e-3) for n in cold)
+
+
+def test_the_temperature_is_the_same_for_a_loss_and_an_objective():
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    step = next(rounds(Probe(tiny(), BATCHES, seed=3, objective=objective), METHODS["grasp"], KEEP))
+    assert equal(step.masks, steps_of("grasp")[-1].masks)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple), min_size=1, max_size=6), st.data())
+def test_erk_counts_add_up_and_follow_the_densities(shapes, data):
+    named = {f"layer{i}": shape for i, shape in enumerate(shapes)}
+    sizes = {name: torch.Size(shape).numel() for name, shape in named.items()}
+    keep = data.draw(st.integers(0, sum(sizes.values())))
+    counts, shares = erk_counts(named, keep), references.erk_shares(named, keep)
+    assert sum(counts.values()) == keep == sum(shares.values())
+    for name, count in counts.items():
+        assert 0 <= count <= sizes[name]
+        assert abs(Fraction(count) - shares[name]) < 1
+
+
+def test_erk_draws_those_counts():
+    model = tiny()
+    shapes = {name: tuple(w.shape) for name, w in weights_of(model).items()}
+    for sparsity in (0.1, 0.5, 0.9):
+        result = prune(model, sparsity=sparsity, method="erk", example=BATCHES[0][0], on_collapse="ignore")
+        keep = round((1 - sparsity) * 114)
+        assert result.rounds[0].layers == erk_counts(shapes, keep)
+        assert kept(result.masks) == keep
+
+
+def test_random_masks_are_uniform_over_all_weights_and_follow_the_seed():
+    model = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 20))
+    x = torch.ones(1, 40)
+    masks = {seed: prune(model, None, 0.5, "random", seed=seed, example=x).masks for seed in (0, 1)}
+    again = prune(nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 20)), None, 0.5, "random", example=x).masks
+    assert equal(masks[0], again)  # whatever the weights
+    assert 0.4 < float((masks[0]["0.weight"] == masks[1]["0.weight"]).double().mean()) < 0.6
+    assert 900 < int(masks[0]["0.weight"].sum()) < 1100
+
+
+def test_the_objective_and_the_loss_are_those_of_the_masks_a_round_begins_with():
+    model = tiny()
+    before = ones(weights_of(model))
+    for step in steps_of("force"):
+        batch = of_round(BATCHES, step.index, 1)
+        assert step.saliency == pytest.approx(references.objective_value(model, before, batch), rel=1e-10)
+        masked = {n: w * before[n] for n, w in weights_of(model).items()}
+        assert step.loss == pytest.approx(references.loss_at(model, masked, batch, F.cross_entropy).item(), rel=1e-12)
+        before = step.masks
