@@ -73,12 +73,20 @@ def test_it_runs(monkeypatch):
     assert [row["status"] for row in done] == [records.DONE] * 3
 
 
-def test_it_says_which_run_failed_and_why(swept, monkeypatch):
+def test_it_says_which_run_failed_and_why(monkeypatch):
     failed = {"status": "failed", "folder": "digits-small-vgg-force", "reason": "no room"}
     monkeypatch.setattr(demo, "sweep", lambda *args, **options: SweepResult(0, 1, 0, 0, []))
     monkeypatch.setattr(records, "records", lambda runs: [failed])
     with pytest.raises(ValueError, match="digits-small-vgg-force failed: no room"):
         demo.demo(Console(file=io.StringIO()), seeds=1)
+
+
+def test_a_demo_that_is_stopped_shows_no_table(monkeypatch):
+    monkeypatch.setattr(demo, "sweep", lambda *args, **options: SweepResult(1, 0, 35, 0, []))
+    monkeypatch.setattr(records, "records", lambda runs: rows(demo.recipe()[:1]))
+    console = Console(record=True, width=120, file=io.StringIO())
+    assert len(demo.demo(console)) == 1
+    assert "accuracy" not in console.export_text()
 
 
 @pytest.mark.parametrize(
