@@ -1,0 +1,269 @@
+"""What the report gathers: everything about every run, and nothing of a run becomes markup."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from report_runs import HOSTILE, SHAPES, Tags, masks_of, run_with, words_of, write_run
+
+from barebones.accounting import LayerAccount
+from barebones.lab import folder as files
+from barebones.lab import report
+from barebones.lab import run as lab
+from barebones.lab.experiment import DENSE, Experiment
+from barebones.lab.looks import look
+from barebones.lab.options import RunOptions
+from barebones.lab.report.runs import LONGEST, gather, thinned
+from barebones.pruning.methods import GREY, METHODS, Method
+
+
+def test_every_folder_is_there_with_its_state(content: dict[str, Any]) -> None:
+    states = [run["status"] for run in content["runs"]]
+    assert {s: states.count(s) for s in set(states)} == {"done": 9, "unfinished": 1, "failed": 1, "unreadable": 1}
+    assert "deeper/" in run_with(content, method="synflow")["folder"]
+    assert run_with(content, method="random")["state"] == "pruned"
+    assert "OutOfMemoryError: too large" in words_of(run_with(content, method="iter-snip"))
+    [torn] = [run for run in content["runs"] if run["folder"] == "torn"]
+    assert "experiment.json" in words_of(torn)
+
+
+def test_seeds_are_averaged(content: dict[str, Any]) -> None:
+    [group] = [g for g in content["groups"] if g["method"] == "force" and g["sparsity"] == 0.98]
+    values = [0.90, 0.92, 0.97]
+    assert (group["seeds"], group["accuracy"]) == (3, pytest.approx(fmean(values)))
+    assert group["deviation"] == pytest.approx(stdev(values))
+    assert group["prune_seconds"] == pytest.approx(1.5)
+    [alone] = [g for g in content["groups"] if g["method"] == "random"]
+    assert (alone["accuracy"], alone["deviation"], alone["states"]) == (None, None, {"unfinished": 1})
+
+
+def test_all_means_of_a_group_are_over_the_same_finished_runs(tmp_path: Path) -> None:
+    write_run(tmp_path, "force", 0.98, 0, 0.9)
+    write_run(tmp_path, "force", 0.98, 1, 0.8)
+    write_run(tmp_path, "force", 0.98, 1, 0.8, name="z-copy")
+    write_run(tmp_path, "force", 0.98, 2, None, dead="features.20.weight")
+    content = gather(tmp_path, effective=False)
+    [group] = content["groups"]
+    runs = [run_with({"runs": [r for r in content["runs"] if r["folder"] != "z-copy"]}, seed=seed) for seed in (0, 1)]
+    assert (group["seeds"], group["prune_seconds"]) == (2, pytest.approx(1.0))
+    assert group["effective_sparsity"] == pytest.approx(fmean(run["effective_sparsity"] for run in runs))
+    assert group["states"] == {"done": 3, "unfinished": 1}
+
+
+def test_settings_that_tell_groups_apart_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path, "force", seed=0)
+    write_run(tmp_path, "force", seed=0, rounds=9)
+    assert sorted(g["variant"] for g in gather(tmp_path, effective=False)["groups"]) == ["rounds 6", "rounds 9"]
+
+
+def test_layers_are_counted_and_followed(content: dict[str, Any]) -> None:
+    run = run_with(content, method="force", sparsity=0.98, seed=0)
+    masks = masks_of(1 - 0.98)
+    assert [layer[:4] for layer in run["layers"]] == [
+        [name, list(m.shape), m.numel(), int(m.sum())] for name, m in masks.items()
+    ]
+    assert all(0 < effective <= kept for *_, kept, effective in run["layers"])
+    assert run["effective"] == sum(layer[4] for layer in run["layers"]) < run["kept"]
+    assert run["effective_sparsity"] == pytest.approx(1 - run["effective"] / run["prunable"])
+    assert "lie on no path" in words_of(run)
+
+
+def test_dead_layers_and_collapse_are_called_out_in_words(content: dict[str, Any]) -> None:
+    run = run_with(content, method="snip", sparsity=0.995)
+    assert "Collapsed: no signal passes from input to output, cut at features.20." in words_of(run)
+    assert "A dead layer, with no weight left: features.20." in words_of(run)
+    assert "None of them lies on a path from input to output, so they do nothing." in words_of(run)
+    assert "idle" not in words_of(run)
+    assert "Every layer keeps weights, and a signal passes." in words_of(
+        run_with(content, method="snip", sparsity=0.98)
+    )
+    assert "dense network" in words_of(run_with(content, method="dense"))
+
+
+def test_idle_layers_are_called_out_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path)
+    layers = [LayerAccount("a.weight", (10,), 10, 5, 5), LayerAccount("b.weight", (10,), 10, 3, 0)]
+    monkeypatch.setattr("barebones.lab.report.runs.account", lambda *_: SimpleNamespace(layers=layers))
+    [run] = gather(tmp_path)["runs"]
+    assert "An idle layer, whose weights lie on no path from input to output: b." in words_of(run)
+    assert "3 of them (37.5 %) lie on no path" in words_of(run)
+    assert "Every layer keeps" not in words_of(run)
+
+
+def test_quick_counts_without_the_network(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barebones.lab.report.runs.build", lambda *_: pytest.fail("a network was built"))
+    run = run_with(gather(runs, effective=False), method="force", sparsity=0.98, seed=0)
+    assert [layer[4] for layer in run["layers"]] == [None] * len(SHAPES)
+    assert run["effective"] == run["kept"] // 2  # as the run itself had counted
+
+
+def test_a_network_that_a_run_names_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "evil_for_report.py").write_text("raise SystemExit('imported')\ndef make(): ...\n")
+    folder = write_run(tmp_path / "runs", "force", model="evil_for_report:make")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        run = report.gather(folder)["runs"][0]
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert "evil_for_report" not in sys.modules
+    assert "not one of barebones's own" in words_of(run)
+    assert run["layers"][0][3] > 0
+
+
+def test_long_series_are_thinned_with_their_ends(content: dict[str, Any]) -> None:
+    series = run_with(content, method="synflow")["series"]["prune"]
+    assert (series["all"], series["at"][0], series["at"][-1]) == (400, 1, 400)
+    assert len(series["at"]) == len(series["saliency"]) == LONGEST
+    assert all(len(set(thinned(n))) == len(thinned(n)) <= LONGEST for n in (0, 1, LONGEST, LONGEST + 1, 1000))
+
+
+def test_nothing_of_a_run_becomes_markup(content: dict[str, Any], text: str) -> None:
+    seen = Tags(text)
+    assert seen.tags.count("script") == 2
+    assert "img" not in seen.tags
+    embedded = seen.inside[0]
+    assert not set("<>&") & set(embedded)
+    held = json.loads(embedded)
+    assert held["runs"] == content["runs"]
+    assert HOSTILE in {run["settings"]["model"] for run in held["runs"] if run["settings"]}
+
+
+def test_names_of_folders_are_harmless_too(tmp_path: Path) -> None:
+    bad = tmp_path / "<b>{{data}}{{policy}}&amp;"
+    write_run(bad, name="<img src=x>", failed="{{script}} \u2028 \ud800 </script>", accuracy=None)
+    write_to = tmp_path / "report.html"
+    report.write(bad, write_to, effective=False)
+    page = write_to.read_text(encoding="utf-8")
+    assert "<title>&lt;b&gt;{{data}}{{policy}}&amp;amp; – barebones report</title>" in page
+    seen = Tags(page)
+    assert (seen.tags.count("script"), seen.tags.count("b"), seen.tags.count("img")) == (2, 0, 0)
+    assert json.loads(seen.inside[0])["runs"][0]["folder"] == "<img src=x>"
+
+
+def test_the_page_is_complete_in_itself(runs: Path, text: str, tmp_path: Path) -> None:
+    addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[\w./]*", text))
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # the name of a language, never fetched
+    assert str(runs.parent) not in text
+    assert str(Path.home()) not in text
+    for number in (1, 2):
+        report.write(runs, tmp_path / f"{number}.html")
+    assert (tmp_path / "1.html").read_bytes() == (tmp_path / "2.html").read_bytes() == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "broken_text"),
+    [
+        (files.RESULT, "{"),
+        (files.RESULT, "[]"),
+        (files.RESULT, "{}"),
+        (files.RESULT, "[" * 100_000),
+        (files.EXPERIMENT, ""),
+        (files.EXPERIMENT, "[1]"),
+        (files.EXPERIMENT, '{"model": 3}'),
+        (files.EXPERIMENT, '{"from_the_future": 1}'),
+        (files.MASK, "no"),
+        (files.MASK, ""),
+        ("metrics.jsonl", "nothing\n"),
+        (
+            "metrics.jsonl",
+            '{"stage": "train", "epoch": 0}\n{"stage": "prune", "round": 1, "keep": "x", "loss": 1e999}\n',
+        ),
+        ("failure.json", "{"),
+    ],
+)
+def test_a_broken_file_is_named_and_the_others_go_on(tmp_path: Path, name: str, broken_text: str) -> None:
+    write_run(tmp_path, "snip", 0.98, 0, 0.7)
+    folder = write_run(tmp_path, "force", 0.98, 0, 0.9 if name in (files.RESULT, files.MASK) else None, name="broken")
+    (folder / name).write_text(broken_text)
+    content = gather(tmp_path)
+    assert [run["accuracy"] for run in content["runs"] if run["folder"] != "broken"] == [0.7]
+    [broken] = [run for run in content["runs"] if run["folder"] == "broken"]
+    if "stage" not in broken_text:
+        assert any(name in problem for problem in broken["problems"]), broken["problems"]
+        assert name in words_of(broken)
+    assert str(tmp_path) not in report.page(content)
+
+
+def test_other_values_than_numbers_do_not_reach_the_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    result = json.loads((folder / files.RESULT).read_text())
+    result |= {"kept": "many", "flops_dense": 10**400, "collapsed": "all", "environment": [1], "effective": None}
+    (folder / files.RESULT).write_text(json.dumps(result).replace("0.91", "NaN"))
+    (folder / files.MASK).unlink()
+    [run] = gather(tmp_path)["runs"]
+    assert (run["kept"], run["flops_dense"], run["environment"]) == (None, None, {})
+    assert run["accuracy_at_best_validation"] is None
+    report.page(gather(tmp_path))
+
+
+def test_a_folder_in_itself_ends(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "a" / "loop").symlink_to(tmp_path / "runs")
+    (tmp_path / "runs" / "b").symlink_to(tmp_path / "runs" / "a")
+    assert len(gather(tmp_path / "runs", effective=False)["runs"]) == 1
+
+
+def test_one_run_is_a_report_too(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    assert [run["folder"] for run in gather(folder)["runs"]] == [folder.name]
+
+
+def test_a_method_registered_at_run_time_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "brave", replace(METHODS["snip"], label="Brave", colour="#123456", marker="h"))
+    monkeypatch.setitem(METHODS, "shy", Method(METHODS["snip"].criterion))
+    for method in ("brave", "shy"):
+        write_run(tmp_path, method)
+    seen = json.loads(Tags(report.page(gather(tmp_path, effective=False))).inside[0])
+    assert [group["method"] for group in seen["groups"]] == ["brave", "shy"]
+    shown = {name: (each["light"], each["marker"]) for name, each in seen["looks"].items()}
+    assert shown["brave"] == ("#123456", "h")
+    assert shown["shy"] == shown[""] == (GREY, ".")
+    assert shown["force"] == look("force")[1:]
+    assert seen["looks"][DENSE] == {"light": "#000000", "dark": "#f4f4f4", "marker": "o"}
+
+
+def test_the_page_knows_no_method(text: str) -> None:
+    [script] = [part for part in Tags(text).inside if "use strict" in part]
+    assert not [name for name in (*METHODS, DENSE) if f'"{name}"' in script]
+
+
+def test_a_real_run(tmp_path: Path) -> None:
+    chosen = Experiment(model="small-vgg", data="digits", method="force", sparsity=0.98, rounds=3, epochs=1)
+    place = RunOptions(runs=tmp_path)
+    result = lab.result_of(lab.run(chosen.resolved(), place))
+    [run] = gather(tmp_path)["runs"]
+    assert (run["status"], run["accuracy"], run["kept"]) == ("done", result["test"]["top1"], result["kept"])
+    assert run["effective"] == result["effective"] == sum(layer[4] for layer in run["layers"])
+    assert run["series"]["prune"]["at"] == [1, 2, 3]
+    assert run["series"]["train"]["test"] == [pytest.approx(result["test"]["top1"], rel=1e-4)]
+    assert not run["problems"]
+
+
+def test_the_command(runs: Path, tmp_path: Path, command: Callable[..., Any]) -> None:
+    code, out, _ = command("report", runs, "-o", tmp_path / "page.html", "--quick")
+    assert code == 0
+    assert "12 runs (9 done, 1 failed, 1 unfinished, 1 unreadable)" in out
+    assert "torn cannot be read in full: experiment.json" in out
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path, command: Callable[..., Any]) -> None:
+    (tmp_path / "none").mkdir()
+    write_run(tmp_path / "some")
+    for words, sentence in [
+        ((tmp_path / "none",), "there is no run in"),
+        ((tmp_path / "nowhere",), "there is no folder"),
+        ((tmp_path / "some", "-o", tmp_path / "no" / "page.html"), "there is no folder"),
+        ((tmp_path / "some", "-o", tmp_path / "none"), "is a folder; name a file"),
+    ]:
+        code, out, err = command("report", *words)
+        assert (code, out) == (2, "")
+        assert sentence in err
+        assert "Traceback" not in err

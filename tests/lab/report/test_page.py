@@ -1,0 +1,290 @@
+"""The report's page in a browser."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from report_runs import HOSTILE, SHAPES, run_with
+
+from barebones.lab import report
+from barebones.lab.looks import look
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    driver = pytest.importorskip("playwright.sync_api", reason="Playwright drives the browser: pip install playwright")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with driver.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=quiet)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def address(text: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(text, encoding="utf-8")
+    return path.as_uri()
+
+
+Opened = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(browser: Any, address: str) -> Iterator[Opened]:
+    """The page in a window of its own; whatever the console complains about fails the test."""
+    complaints: list[str] = []
+    contexts = []
+
+    def go(at: str = address, width: int = 1280, height: int = 800, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or complaints.append(request.url))
+        page.goto(at)
+        page.wait_for_selector("html[data-ready=true]")
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def column(page: Any, name: str) -> list[str]:
+    heads = page.locator("#table thead th").all_inner_texts()
+    at = [head.strip() for head in heads].index(name)
+    return [row.locator("th, td").nth(at).inner_text().strip() for row in page.locator("#table tbody tr").all()]
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for it; Playwright's own way is to evaluate text, which the page forbids."""
+    end = monotonic() + 10
+    while not true():
+        assert monotonic() < end, "it did not come true"
+        sleep(0.02)
+
+
+def overflow(page: Any) -> int:
+    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+def test_it_loads_and_shows_everything(opened: Opened) -> None:
+    page = opened()
+    assert "runs" in page.title()
+    assert page.locator("#summary").inner_text().startswith("12 runs:")
+    assert page.locator("#table tbody tr").count() == 10
+    assert page.locator("details.run").count() == 12
+    assert page.locator("#facets svg .mark").count() > 5
+    assert "93.00 ± 3.61" in column(page, "Accuracy %")
+    assert "OutOfMemoryError" in page.locator("#troubles").inner_text()
+    assert HOSTILE in page.locator("#facets").inner_text() + page.locator("#table").inner_text()
+    assert page.locator("img").count() == 0
+
+
+def test_it_sorts_by_every_column(opened: Opened) -> None:
+    page = opened()
+    for button in page.locator("#table thead button").all():
+        name = button.inner_text().strip()
+        button.click()
+        head = page.locator("#table thead th", has_text=name)
+        first = head.get_attribute("aria-sort")
+        button.click()
+        assert {first, head.get_attribute("aria-sort")} == {"ascending", "descending"}
+        assert page.locator("#table thead th[aria-sort=none]").count() == page.locator("#table thead th").count() - 1
+    page.locator("#table thead button", has_text="Accuracy").click()
+    shown = [float(cell.split()[0]) for cell in column(page, "Accuracy %") if cell != "–"]
+    assert shown == sorted(shown, reverse=True)
+    assert len(shown) == 7
+    assert column(page, "Accuracy %")[-3:] == ["–"] * 3  # what is not known comes last
+    page.locator("#table thead button", has_text="Method").click()
+    methods = column(page, "Method")
+    assert methods[:-1] == sorted(methods[:-1])
+
+
+def test_it_filters(opened: Opened) -> None:
+    page = opened()
+    page.select_option("#by-method", label="force")
+    assert set(column(page, "Method")) == {"force"}
+    assert page.locator("details.run").count() == 4
+    assert "4 of 12 runs" in page.locator("#count").inner_text()
+    page.fill("#text", "99.5")
+    until(lambda: page.locator("#table tbody tr").count() == 1)
+    page.fill("#text", "there is no such run")
+    until(lambda: "No run matches" in page.locator("#table tbody").inner_text())
+    page.get_by_role("button", name="Show all").click()
+    until(lambda: page.locator("details.run").count() == 12)
+    page.check("input[name=rows][value=runs]", force=True)
+    assert page.locator("#table tbody tr").count() == 12
+
+
+def test_a_run_opens_and_shows_its_masks(opened: Opened) -> None:
+    page = opened()
+    assert page.locator("details.run svg .bar-live").count() == 0  # drawn when it is opened
+    page.locator("#table tbody tr", has_text="1 collapsed").locator("a").click()
+    section = page.locator("details.run[open]")
+    section.locator("svg .bar-kept").first.wait_for()
+    words = section.inner_text()
+    assert "A dead layer, with no weight left: features.20." in words
+    assert section.locator(".deadmark").count() == 1
+    assert "Sparsity, effective" in words
+    section.get_by_text("layers as a table").click()
+    until(lambda: section.locator("table tbody tr").count() == len(SHAPES))
+    page.locator("details.run:not([open])", has_text="force").first.locator("summary").click()
+    force = page.locator("details.run[open]", has_text="force").first
+    force.locator(".body").wait_for()  # the browser tells of the opening when it has time
+    for title in ("Density of each layer", "Pruned and recovered", "Saliency", "Accuracy in training"):
+        assert title in force.inner_text()
+
+
+def test_the_charts_tell_their_numbers(opened: Opened) -> None:
+    page = opened()
+    plot = page.locator(".facet", has_text="small-vgg on digits").locator(".plot").first
+    plot.scroll_into_view_if_needed()
+    mark = plot.locator(".mark").first.bounding_box()
+    page.mouse.move(mark["x"] + mark["width"] / 2, mark["y"] + mark["height"] / 2)
+    assert "accuracy" in plot.locator(".tip").inner_text()
+    plot.focus()
+    plot.press("Home")
+    first = plot.locator(".tip").inner_text()
+    plot.press("ArrowRight")
+    assert plot.locator(".tip").inner_text() != first
+    assert page.locator("#live").inner_text() != ""
+    plot.press("Escape")
+    assert not plot.locator(".tip").is_visible()
+
+
+def test_a_method_has_the_same_colour_everywhere(opened: Opened) -> None:
+    page = opened(color_scheme="light")
+    colours = page.evaluate(
+        "[...document.querySelectorAll('#table tbody tr')].filter((r) => r.innerText.includes('force'))"
+        ".map((r) => getComputedStyle(r.querySelector('.mark')).fill)"
+    )
+    red, green, blue = (int(look("force").colour[i : i + 2], 16) for i in (1, 3, 5))
+    assert set(colours) == {f"rgb({red}, {green}, {blue})"}
+
+
+def test_two_runs_are_compared(opened: Opened) -> None:
+    page = opened()
+    for which, label in (("a", "force 98 %, seed 0"), ("b", "force 99.5 %, seed 0")):
+        option = page.locator(f"#run-{which} option", has_text=label).first
+        page.select_option(f"#run-{which}", value=option.get_attribute("value"))
+    shown = page.locator("#comparison")
+    assert "Settings: 1 difference" in shown.inner_text()
+    [row] = shown.locator("tr.differs").all()
+    assert row.inner_text().split()[-2:] == ["0.98", "0.995"]
+    assert "−10" in shown.inner_text()  # per cent of accuracy
+    assert shown.locator("svg .bar-b").count() > 0
+    page.uncheck("#only")
+    assert shown.locator("table.settings tbody tr").count() > 10
+    page.click("#swap")
+    assert "99.5" in page.locator("#run-a option:checked").inner_text()
+
+
+def test_light_and_dark(opened: Opened) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    page = opened(color_scheme="light")
+    before = page.evaluate(paper)
+    page.click("#theme")
+    assert page.evaluate(paper) != before
+    assert page.get_attribute("#theme", "aria-pressed") == "true"
+    assert opened(color_scheme="dark").evaluate(paper) == page.evaluate(paper)
+    page.click("#theme")
+    assert page.evaluate(paper) == before
+
+
+def test_the_keyboard_is_enough(opened: Opened) -> None:
+    page = opened()
+    here = "((e) => e.id || e.classList.contains('plot') && 'plot' || e.innerText)(document.activeElement)"
+
+    def tab_to(wanted: str, most: int = 60) -> None:
+        for _ in range(most):
+            page.keyboard.press("Tab")
+            if page.evaluate(here).strip().startswith(wanted):
+                outline = page.evaluate(
+                    "[document.activeElement, document.activeElement.nextElementSibling].some("
+                    "(e) => e && getComputedStyle(e).outlineStyle !== 'none')"
+                )
+                assert outline, f"the focus on {wanted} cannot be seen"
+                return
+        raise AssertionError(f"no way to {wanted}")
+
+    page.keyboard.press("Tab")
+    assert page.evaluate(here) == "Skip to the results"
+    page.keyboard.press("Enter")
+    assert page.evaluate(here) == "main"
+    tab_to("text")
+    page.keyboard.type("seed 0")
+    tab_to("by-method")
+    assert "of 12 runs" in page.locator("#count").inner_text()  # nothing waits to be redrawn behind the focus
+    page.keyboard.type("snip")
+    until(lambda: page.locator("#table tbody tr").count() == 2)
+    tab_to("plot")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".tip:visible").count() == 1
+    tab_to("Accuracy %")
+    page.keyboard.press("Enter")
+    assert page.locator("th[aria-sort=descending]").inner_text().strip() == "Accuracy %"
+    assert page.evaluate(here).strip() == "Accuracy %"  # the focus stays
+    tab_to("run-a")
+    page.keyboard.press("ArrowDown")
+    tab_to("snip")  # a run
+    while page.evaluate("document.activeElement.tagName") != "SUMMARY":
+        tab_to("snip")
+    page.keyboard.press("Enter")
+    page.locator("details.run[open] .body").wait_for()
+
+
+def test_every_control_has_a_name(opened: Opened) -> None:
+    page = opened()
+    page.locator("details.run summary").nth(3).click()
+    nameless = page.evaluate(
+        "[...document.querySelectorAll('button, select, input, [tabindex=\"0\"]')].filter((e) => !(e.labels?.length"
+        " || e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.innerText.trim()))"
+        ".map((e) => e.outerHTML)"
+    )
+    assert nameless == []
+
+
+@pytest.mark.parametrize("width", [390, 320, 768])
+def test_narrow_windows_do_not_overflow(opened: Opened, width: int) -> None:
+    page = opened(width=width, height=844)
+    assert overflow(page) == 0
+    page.evaluate("document.querySelectorAll('details.run').forEach((d) => { d.open = true; })")
+    page.locator("details.run svg .bar-live").first.wait_for()
+    page.evaluate("document.querySelectorAll('details.more').forEach((d) => { d.open = true; })")
+    page.wait_for_timeout(100)
+    assert overflow(page) == 0
+
+
+def test_a_large_sweep_stays_usable(content: dict[str, Any], opened: Opened, tmp_path: Path) -> None:
+    run, group = run_with(content, method="synflow"), content["groups"][0]
+    many = [
+        run | {"index": i, "folder": f"run-{i}", "settings": run["settings"] | {"seed": i % 3, "lr": i // 3}}
+        for i in range(300)
+    ]
+    sets = [group | {"index": i, "runs": [3 * i, 3 * i + 1, 3 * i + 2], "variant": f"lr {i}"} for i in range(100)]
+    page_file = tmp_path / "many.html"
+    page_file.write_text(report.page(content | {"runs": many, "groups": sets}), encoding="utf-8")
+    assert page_file.stat().st_size < 6_000_000
+    page = opened(page_file.as_uri())
+    assert page.locator("details.run").count() == 60
+    page.get_by_role("button", name="Show 240 more runs").click()
+    assert page.locator("details.run").count() == 300
+
+
+def test_it_prints(opened: Opened) -> None:
+    page = opened(color_scheme="dark")
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.locator("#filters").is_visible()
+    assert page.pdf().startswith(b"%PDF")
