@@ -1,9 +1,10 @@
 """Sparse execution on the CPU: the outputs are those of the masked model, and nothing else changes."""
 
 import copy
+import operator
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -291,6 +292,59 @@ def test_fused_operations_are_gone_from_the_graph() -> None:
         "d": False,  # its summand is of another shape
     }
     assert sum(node.op == "call_function" for node in sparse.graph.nodes) == 1
+
+
+class UserActivation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu_()
+
+
+class Between(nn.Module):
+    """A layer, then an operation on the layer's input, then their sum."""
+
+    def __init__(self, operation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.operation = nn.Linear(4, 4), operation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        return self.layer(x) + self.operation(x)
+
+
+@pytest.mark.parametrize(
+    ("operation", "is_fused"),
+    [
+        (nn.Tanh(), True),
+        (torch.tanh, True),
+        (lambda x: x.tanh(), True),
+        (nn.ReLU(inplace=True), False),
+        (UserActivation(), False),
+        (torch.relu_, False),
+        (lambda x: F.relu(x, inplace=True), False),
+        (lambda x: x.relu_(), False),
+        (lambda x: operator.iadd(x, 1), False),
+    ],
+)
+def test_a_sum_is_not_fused_if_its_layer_would_read_a_changed_input(operation, is_fused: bool) -> None:
+    model = Between(operation)
+    sparse = sparsify_for_cpu(model, masks_of(model, 0.5), torch.zeros(2, 4))  # zeros hide what changes
+    sums = [node for node in sparse.graph.nodes if node.op == "call_function" and node.target is operator.add]
+    assert len(sums) == (0 if is_fused else 1)
+    x = torch.randn(2, 4)
+    assert difference(outputs(masked(model, masks_of(model, 0.5)), x), outputs(sparse, x)) < 1e-5
+
+
+def test_a_model_that_computes_something_else_is_an_error() -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * (1 if isinstance(self.layer, nn.Linear) else 2)
+
+    with pytest.raises(ValueError, match="Asking cannot be made sparse: the outputs differ by 1 of"):
+        sparsify_for_cpu(Asking(), {"layer.weight": torch.eye(2, 4) > 0}, torch.randn(3, 4), fuse=False)
 
 
 def test_a_model_that_cannot_be_traced_stays_unfused() -> None:

@@ -192,9 +192,7 @@ class SparseLayer(nn.Module):
         return self._finish(y.view(*y.shape[:-1], *x.shape[x.dim() - self.spatial :]), add)
 
     def _dense(self, x: Tensor, add: Tensor | None) -> Tensor:
-        if not self.spatial:
-            return self._finish(F.linear(x, self.weight, self.bias), add)
-        compute = F.conv1d if self.spatial == 1 else F.conv2d
+        compute = (F.linear, F.conv1d, F.conv2d)[self.spatial]
         return self._finish(compute(x, self.weight, self.bias, *self.dense_options), add)
 
     def _finish(self, y: Tensor, add: Tensor | None) -> Tensor:

@@ -61,7 +61,7 @@ def sparsify_for_cpu(
     if problem := mismatch(expected, outputs(sparse, example), tolerance(sparse)):
         raise ValueError(
             f"{type(masked).__name__} cannot be made sparse: {problem}; "
-            "it may also read the weights of its layers without calling the layers"
+            "it may use its layers in other ways than calling them"
         )
     return sparse
 
