@@ -83,8 +83,10 @@ def _foldable(model: nn.Module, example: Any) -> tuple[Any, list[tuple[nn.Module
     def foldable(layer: nn.Module, norm: nn.Module) -> bool:
         output = readers.outputs[layer]
         called_once = readers.calls[layer] == readers.calls[norm] == 1
-        only_reader = readers.of[_address(output)] == {norm} and _address(output) not in returned
-        unshared = all(readers.of[_address(t)] <= {m} for m in (layer, norm) for t in (*m.parameters(), *m.buffers()))
+        only_reader = readers.by_address[_address(output)] == {norm} and _address(output) not in returned
+        unshared = all(
+            readers.by_address[_address(t)] <= {m} for m in (layer, norm) for t in (*m.parameters(), *m.buffers())
+        )
         channels_fit = output.dim() == LAYERS[type(layer)]
         return called_once and only_reader and unshared and channels_fit and norm.running_mean is not None
 
@@ -97,7 +99,7 @@ class _Readers(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[nn.Module] = Counter()
-        self.of: defaultdict[int, set[nn.Module | None]] = defaultdict(set)  # by memory address
+        self.by_address: defaultdict[int, set[nn.Module | None]] = defaultdict(set)  # who reads which memory
         self.outputs: dict[nn.Module, Tensor] = {}  # of layers; kept alive so that no other tensor takes their address
         self.sources: dict[nn.Module, nn.Module] = {}  # for each batch-norm, the layer whose output it reads
         self._running: list[nn.Module | None] = [None]
@@ -105,7 +107,7 @@ class _Readers(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor):
-                self.of[_address(leaf)].add(self._running[-1])
+                self.by_address[_address(leaf)].add(self._running[-1])
         return func(*args, **(kwargs or {}))
 
     @contextmanager
@@ -131,7 +133,7 @@ class _Readers(TorchDispatchMode):
         self._running.pop()
         if type(module) in LAYERS:
             self.outputs[module] = output
-            self.of[_address(output)] = set()  # forget the readers of an earlier tensor at this address
+            self.by_address[_address(output)] = set()  # forget the readers of an earlier tensor at this address
 
 
 def _address(tensor: Tensor) -> int:

@@ -125,7 +125,7 @@ class SparseLayer(nn.Module):
             return available, kernel
         if self._kept is None:
             weight = self.weight.view(self.weight.shape[:2] + (1,) * (2 - self.spatial) + self.weight.shape[2:])
-            self._kept = KeptWeights.of(weight, self.bias, self.geometry)
+            self._kept = KeptWeights.from_weight(weight, self.bias, self.geometry)
         plan = KernelPlan(self._kept, shape, torch.get_num_threads(), self.relu)
         available["sparse"] = self._sparse(plan, kernel.barebones_run, x)
         if plan.in_place:

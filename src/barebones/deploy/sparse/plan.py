@@ -72,10 +72,11 @@ class KeptWeights:
     bias: Tensor
 
     @staticmethod
-    def of(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> KeptWeights:
+    def from_weight(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> KeptWeights:
         """Collect the nonzero weights of a weight of shape (rows, channels of a group, height, width).
 
-        >>> kept = KeptWeights.of(torch.tensor([[0.0, 2.0], [0.0, 0.0], [3.0, 4.0]])[..., None, None], None, Geometry())
+        >>> weight = torch.tensor([[0.0, 2.0], [0.0, 0.0], [3.0, 4.0]]).view(3, 2, 1, 1)
+        >>> kept = KeptWeights.from_weight(weight, None, Geometry())
         >>> kept.values.tolist(), kept.starts.tolist(), kept.positions[:, 0].tolist()
         ([2.0, 3.0, 4.0], [0, 1, 1, 3], [1, 0, 1])
         """
