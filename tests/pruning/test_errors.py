@@ -88,10 +88,22 @@ def test_one_round_methods_have_one_round(method):
         ("revive_until", -0.1, "revive_until=-0.1"),
         ("batches_per_round", 0, "batches=0"),
         ("at_least", -1, "at_least=-1"),
+        ("capture", True, "capture=True records a CUDA graph, but the model is on cpu"),
     ],
 )
 def test_options_out_of_range(option, value, match):
     refused(match, **{option: value})
+
+
+def test_a_criterion_is_a_function():
+    with pytest.raises(ValueError, match="criterion='saliency': it must be a function"):
+        Method("saliency")
+
+
+def test_synflow_needs_an_input_of_ones():
+    model, tokens = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)), torch.tensor([[1, 2]])
+    with pytest.raises(ValueError, match="synflow needs a floating-point input"):
+        prune(model, None, 0.5, "synflow", example=tokens)
 
 
 def test_a_floor_that_does_not_fit():

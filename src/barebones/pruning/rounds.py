@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+
+from torch import Tensor
 
 from ..masks import Masks, size
 from ..scope import transposed
@@ -41,37 +43,48 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None, check_last
     The loop never waits for an accelerator. Whether all scores were finite is checked when a round's numbers are read,
     and for all rounds before the last one is yielded; with `check_last=False` the caller does that.
     """
-    total = size(probe.weights)
-    counts = [total, *_counts(probe, method, keep)]
-    plan = plan_of(probe, method, counts)
-    weights_digest = probe.weights_digest()
+    counts = [size(probe.weights), *_counts(probe, method, keep)]
+    plan, weights_digest = plan_of(probe, method, counts), probe.weights_digest()
     masks, first = None, 0
     if after is not None:
         check_same_run(after, plan, int(weights_digest), probe, method)
         masks = Masks({name: after.masks[name].to(probe.device) for name in probe.weights})
         first = after.index + 1
-    inputs_first = transposed(probe.user_model)
-    graphed = None
-    if GraphedRounds.fits(probe, method, bool(inputs_first)):
-        graphed = GraphedRounds(probe, method, weights_digest)
+    take = _plain_or_graphed(probe, method, counts, weights_digest)
     taken: list[Counted] = []
     for index in range(first, method.rounds):
         began = time.perf_counter()
-        kept_before, kept_after = counts[index], counts[index + 1]
-        before: Masks | None = None if kept_before == total else masks
-        if graphed is not None:
-            masks, counted = graphed(before, index, kept_after)
-        else:
-            steps = PlainSteps(probe, method, weights_digest, inputs_first, index, kept_before, kept_after)
-            masks, counted = take_round(steps, before)
-        assert masks is not None
-        step = Round(index, kept_after, masks, time.perf_counter() - began, plan, counted)
+        masks, counted = take(masks, index)
+        step = Round(index, counts[index + 1], masks, time.perf_counter() - began, plan, counted)
         taken.append(counted)
         if check_last and index + 1 == method.rounds:
             for number, earlier in enumerate(read(taken), start=first):
                 check_finite(earlier.not_finite, masks, number)
             check_unchanged(int(weights_digest), int(probe.weights_digest()))
         yield step
+
+
+Take = Callable[[Masks | None, int], tuple[Masks, Counted]]  # from the masks before a round, and its index
+
+
+def _plain_or_graphed(probe: Probe, method: Method, counts: list[int], weights_digest: Tensor) -> Take:
+    """Return the function that takes one round: as a CUDA graph where that is possible, else step by step."""
+    inputs_first = transposed(probe.user_model)
+    graphed = None
+    if GraphedRounds.fits(probe, method, bool(inputs_first)):
+        graphed = GraphedRounds(probe, method, weights_digest)
+
+    def take(masks: Masks | None, index: int) -> tuple[Masks, Counted]:
+        kept_before, keep = counts[index], counts[index + 1]
+        before = None if kept_before == counts[0] else masks  # None: every weight is kept
+        if graphed is not None:
+            return graphed(before, index, keep)
+        steps = PlainSteps(probe, method, weights_digest, inputs_first, index, kept_before, keep)
+        after, counted = take_round(steps, before)
+        assert after is not None
+        return after, counted
+
+    return take
 
 
 def _counts(probe: Probe, method: Method, keep: int) -> list[int]:
