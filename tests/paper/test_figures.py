@@ -1,134 +1,31 @@
-"""The figures of the paper: what they run, the numbers behind them, and that the pictures repeat."""
+"""The figures of the paper: what they run, from runs to rows to pictures, and mistakes."""
 
-import csv
-import io
 import json
 import math
-import random
 import shutil
 import sys
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import pytest
-import torch
-from rich.console import Console
+from figure_rows import ANALYSES, RUNS, TINY, TINY_FIGURES, cells, context, drawn, made_up, touched
 from typer.testing import CliRunner
 
 from barebones.cli.app import app
-from barebones.lab import analyses, plots, records, sources, tidy
+from barebones.lab import plots, records, sources, tidy
 from barebones.lab import run as lab
 from barebones.lab.experiment import DENSE, FILE, Experiment
 from barebones.lab.looks import look, looks
 from barebones.lab.options import RunOptions
 from barebones.lab.run import Stopped
-from barebones.lab.sources import SCALES, Analysis, FigureContext, Runs
-from barebones.lab.statistics import spread
+from barebones.lab.sources import SCALES
 from barebones.lab.sweep import SweepResult
-from barebones.models import build, parameter_table
 from barebones.paper import accuracies, numbers
-from barebones.paper.figures import FIGURES, accuracy_vs_rounds, cost, figure, imagenet, saliency_vs_rounds
-from barebones.paper.theory import gaps_by_step, tanh_network
+from barebones.paper.figures import FIGURES, accuracy_vs_rounds, cost, figure, imagenet
 from barebones.pruning.methods import METHODS
-from barebones.pruning.prune import prune
-from barebones.pruning.saliency import saliency
-
-RUNS = {name: each.source for name, each in FIGURES.items() if isinstance(each.source, Runs)}
-ANALYSES = {name: each.source for name, each in FIGURES.items() if isinstance(each.source, Analysis)}
-PAIR = {"pairs": [("digits", "small-vgg")], "seeds": [0]}
-TINY: dict[str, dict[str, Any]] = {  # settings of the analyses that take about a second
-    "saliency-vs-rounds": {
-        **PAIR, "methods": ["force", "iter-snip"], "batches": 2, "sparsities": [0.9], "rounds": [1, 3],
-    },
-    "saliency-scatter": {**PAIR, "batches": 2, "rounds": 2, "sparsities": [0.5, 0.9, 0.99]},
-    "layers": {**PAIR, "sparsity": 0.99, "methods": ["snip", "force"], "given": {"force": {"rounds": 3}}},
-    "evolution": {**PAIR, "sparsity": 0.98, "rounds": 5, "methods": ["iter-snip", "force"]},
-    "consistency": {
-        **PAIR, "seeds": [0, 1], "one_shot": ["grasp", "snip"], "densities": [0.5, 0.05],
-        "iterated": ["grasp-taylor", "iter-snip"], "rounds": 8, "to": 0.01,
-    },
-    "theory": {"widths": [2, 2, 2], "keeps": [3], "networks": 10, "swaps": 1},
-    "parameters": {"pairs": [(shares.data, shares.model) for shares in numbers.PARAMETERS]},
-}  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fast() -> Iterator[None]:
-    """Use one thread, and write coarse pictures."""
-    with sources.threads(1), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "DPI", 50)
-        yield
-
-
-@pytest.fixture(scope="module")
-def tiny_analyses() -> Iterator[None]:
-    """Make the smoke scale of the analyses even smaller."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, source in ANALYSES.items():
-            tiny = replace(source, settings={**source.settings, "smoke": TINY[name]})
-            patch.setitem(FIGURES, name, replace(FIGURES[name], source=tiny))
-        yield
-
-
-@pytest.fixture(scope="module")
-def computed(tiny_analyses: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Compute an analysis once, with tiny settings, and return the folder of its files."""
-    folder = tmp_path_factory.mktemp("analyses")
-
-    def compute(name: str) -> Path:
-        if not (folder / f"{name}.csv").exists():
-            figure(name, "smoke", folder, context(folder))
-        return folder
-
-    return compute
-
-
-@pytest.fixture
-def rows_of(computed: Callable[[str], Path]) -> Callable[[str], tidy.Rows]:
-    return lambda name: tidy.read(computed(name) / f"{name}.csv")
-
-
-def context(folder: Path, **options: Any) -> FigureContext:
-    return FigureContext(RunOptions(folder / "runs"), Console(file=io.StringIO(), width=200), **options)
-
-
-def made_up(experiment: Experiment, **changes: Any) -> dict[str, Any]:
-    """Return the record of a run that never happened: the accuracy falls with the sparsity, plus noise per seed."""
-    resolved = experiment.resolved()
-    noise = random.Random(zlib.crc32(repr(resolved).encode())).gauss(0, 0.01)
-    depth = -math.log10(1 - resolved.sparsity) if resolved.method != DENSE else 0.0
-    result = {"status": "done", "top1": 0.1 + 0.83 / (1 + math.exp(2 * depth - 5)) + noise, "folder": resolved.folder}
-    result |= {"prune_seconds": 0.1 * (resolved.rounds or 1), "train_seconds": 9.0, "collapsed": False}
-    return dict.fromkeys(records.COLUMNS) | resolved.to_dict() | result | changes
-
-
-def cells(path: Path) -> list[dict[str, str]]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def drawn(name: str, rows: tidy.Rows) -> Any:
-    with plots.styled():
-        return FIGURES[name].draw(rows)
-
-
-def touched(figure: Any, stem: Path) -> list[Path]:
-    """Take the place of `plots.save` where a test needs no pictures: rendering them takes most of its time."""
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    for path in paths:
-        path.touch()
-    return paths
-
-
-@pytest.fixture(scope="module")
-def network() -> Any:
-    return next(analyses.networks(PAIR, RunOptions()))
-
 
 # What is run
 
@@ -326,156 +223,6 @@ def test_a_stopped_sweep_draws_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.glob("runs/*.csv"))
 
 
-# Analyses
-
-
-@pytest.mark.parametrize("name", ANALYSES)
-def test_analyses_are_computed_once_and_repeat(
-    name: str, computed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = computed(name)
-    source = FIGURES[name].source
-    assert isinstance(source, Analysis)
-
-    def refuse(*args: Any) -> Any:
-        raise AssertionError("computed again")
-
-    monkeypatch.setitem(FIGURES, name, replace(FIGURES[name], source=replace(source, analyse=refuse)))
-    again = figure(name, "smoke", tmp_path / "a", context(folder))
-    for path in again:
-        assert path.read_bytes() == (folder / path.name).read_bytes()
-    assert b"<dc:date>" not in again[1].read_bytes()
-    monkeypatch.setattr(plots, "save", touched)
-    loaded = figure(name, None, tmp_path / "b", context(tmp_path), source=folder)
-    assert loaded[2].read_bytes() == again[2].read_bytes()
-
-
-def test_other_settings_have_another_cache(tiny_analyses: None, tmp_path: Path) -> None:
-    tiny = FIGURES["theory"].source
-    assert isinstance(tiny, Analysis)
-    assert tiny.cache("theory", "smoke", tmp_path) != ANALYSES["theory"].cache("theory", "smoke", tmp_path)
-
-
-def test_saliency_against_rounds_is_that_of_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
-    rows, start = rows_of("saliency-vs-rounds"), network
-    batches = analyses.evaluation_batches(start, 2)
-    scoring = start.data.train.scoring(64, 0)
-    direct = {
-        (method, rounds): saliency(
-            start.model, prune(start.model, scoring, 0.9, method, rounds=rounds, on_collapse="ignore").masks, batches
-        )
-        for method, rounds in (("snip", 1), ("force", 3), ("iter-snip", 3))
-    }
-    assert [(row["method"], row["rounds"]) for row in rows] == [
-        ("force", 1), ("force", 3), ("iter-snip", 1), ("iter-snip", 3),
-    ]  # fmt: skip
-    for row in rows:
-        method = "snip" if row["rounds"] == 1 else row["method"]
-        assert row["saliency"] == direct[method, row["rounds"]]
-        assert row["relative"] == row["saliency"] / direct["snip", 1]
-
-
-def test_relative_saliency_of_nothing_is_empty() -> None:
-    row = {"data": "d", "model": "m", "method": "force", "sparsity": 0.9, "seed": 0}
-    rows = saliency_vs_rounds.relative([row | {"rounds": 1, "saliency": 0.0}, row | {"rounds": 2, "saliency": 1.0}])
-    assert [each["relative"] for each in rows] == [None, None]
-
-
-def test_both_saliencies(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
-    rows, start = rows_of("saliency-scatter"), network
-    assert all(row["pruned"] <= row["sparsified"] for row in rows)
-    masks = prune(start.model, start.data.train.scoring(64, 0), 0.5, "force", rounds=2).masks
-    batches = analyses.evaluation_batches(start, 2)
-    assert rows[0]["pruned"] == saliency(start.model, masks, batches)
-    assert rows[0]["sparsified"] == saliency(start.model, masks, batches, over="all")
-
-
-def test_layers_are_those_of_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
-    rows, start = rows_of("layers"), network
-    masks = prune(start.model, start.data.train.scoring(64, 0), 0.99, "snip", on_collapse="ignore").masks
-    snip = [row for row in rows if row["method"] == "snip"]
-    assert [(row["name"] + ".weight", row["kept"], row["total"]) for row in snip] == [
-        (name, int(mask.sum()), mask.numel()) for name, mask in masks.items()
-    ]
-    assert [row["layer"] for row in snip] == list(range(1, len(masks) + 1))
-    assert all(row["density"] == row["kept"] / row["total"] for row in rows)
-
-
-def test_emptied_layers_are_marked() -> None:
-    row = {"data": "digits", "model": "small-vgg", "method": "snip", "sparsity": 0.999, "seed": 0, "total": 100}
-    rows = [row | {"layer": n, "name": f"l{n}", "kept": kept, "density": kept / 100} for n, kept in ((1, 9), (2, 0))]
-    crosses = [line for axes in drawn("layers", rows).axes for line in axes.lines if line.get_marker() == "x"]
-    assert [list(line.get_xdata()) for line in crosses] == [[2]]
-
-
-def test_only_the_lower_error_bar_is_cut() -> None:
-    row = {"data": "digits", "model": "small-vgg", "method": "snip", "kind": "one-shot", "layer": 1, "cut": False}
-    shares = (0.0, 0.0, 0.9)
-    rows = [row | {"seed": s, "kept": 9 * (d > 0), "density": d, "density_all": 0.5} for s, d in enumerate(shares)]
-    rows += [each | {"density": 0.9, "density_all": 0.9, "kept": 9} for each in rows]
-    [bars] = [bars for axes in drawn("consistency", rows).axes for bars in axes.containers]
-    mean, deviation, _ = spread(shares)
-    ends = bars[2][0].get_segments()[1][:, 1]
-    assert list(ends) == pytest.approx([0.05 * mean, mean + deviation])
-
-
-def test_evolution_adds_up(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
-    rows = rows_of("evolution")
-    weights = network.model.named_parameters()
-    total = sum(p.numel() for name, p in weights if name.endswith("weight") and p.dim() > 1)
-    for method, rounds in tidy.grouped(rows, "method").items():
-        assert [row["round"] for row in rounds] == [1, 2, 3, 4, 5]
-        changed = sum(row["pruned"] - row["recovered"] for row in rounds)
-        assert total - changed == rounds[-1]["keep"] == round(0.02 * total)
-        assert all(row["pruned_share"] == row["pruned"] / total for row in rounds)
-        assert any(row["recovered"] for row in rounds) == (method == "force")
-
-
-def test_consistency_of_one_shot_and_iterated_masks(rows_of: Callable[[str], tidy.Rows]) -> None:
-    rows = rows_of("consistency")
-    kinds = tidy.grouped(rows, "kind")
-    assert {(row["method"], row["sparsity"], row["seed"]) for row in kinds["one-shot"]} == {
-        (method, sparsity, seed) for method in ("grasp", "snip") for sparsity in (0.5, 0.95) for seed in (0, 1)
-    }
-    for layers in tidy.grouped(rows, "kind", "method", "sparsity", "seed", "round").values():
-        share = sum(row["kept"] for row in layers) / sum(row["total"] for row in layers)
-        assert share == pytest.approx(layers[0]["density_all"])
-    methods = tidy.grouped(kinds["iterated"], "method")
-    for layer in tidy.grouped(kinds["iterated"], "method", "layer").values():
-        assert all(after["kept"] <= before["kept"] for before, after in pairwise(layer))
-    emptied = {m: sum(row["kept"] == 0 for row in group if row["round"] == 8) for m, group in methods.items()}
-    assert emptied["grasp-taylor"] > emptied["iter-snip"] == 0  # the paper's point: it cannot be iterated
-    assert {m: group[-1]["cut"] for m, group in methods.items()} == {"grasp-taylor": True, "iter-snip": False}
-
-
-def test_parameters_are_those_of_the_networks(rows_of: Callable[[str], tidy.Rows]) -> None:
-    rows = rows_of("parameters")
-    ours, theirs = tidy.grouped(rows, "source").values()
-    assert len(ours) == len(theirs) == 8
-    shares = parameter_table(build("vgg19", 10, 32))._asdict()
-    assert shares.items() <= ours[1].items()
-    assert (ours[1]["data"], ours[1]["model"]) == ("cifar10", "vgg19")
-    assert (theirs[0]["total"], theirs[0]["prunable"]) == (23_520_000, 99.78)
-    assert drawn("parameters", rows).get_size_inches()[0] <= plots.PAGE + 1e-6
-
-
-def test_theory_is_that_of_the_library(rows_of: Callable[[str], tidy.Rows]) -> None:
-    rows = rows_of("theory")
-    direct = gaps_by_step([tanh_network([2, 2, 2], seed=seed) for seed in range(10)], 3)
-    assert [(row["step"], row["gap"], row["gap_anywhere"]) for row in rows] == [
-        (each.step, each.gap, each.gap_anywhere) for each in direct
-    ]
-    assert {row["keep"] for row in rows} == {3}
-    colours = {line.get_color() for line in drawn("theory", rows).axes[0].lines}
-    assert not colours & {each.colour for each in looks().values()}
-
-
-def test_analyses_leave_the_threads_alone(tmp_path: Path) -> None:
-    with sources.threads(2):
-        figure("parameters", "smoke", tmp_path, context(tmp_path))
-        assert torch.get_num_threads() == 2
-
-
 # Everything at once
 
 
@@ -492,6 +239,7 @@ def test_every_figure_at_smoke_scale(
     monkeypatch.setattr(plots, "save", touched)  # other tests render the same pictures
     runs = tmp_path / "runs"
     for name in ANALYSES:
+        monkeypatch.setitem(FIGURES, name, TINY_FIGURES[name])
         shutil.copytree(computed(name) / "runs", runs, dirs_exist_ok=True)
     for name in RUNS:
         alone = RUNS[name].jobs == 1

@@ -1,0 +1,45 @@
+"""Fixtures of the figures' tests: coarse pictures, and analyses that are computed once."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from figure_rows import PAIR, TINY_FIGURES, context
+
+from barebones.lab import analyses, plots, sources, tidy
+from barebones.lab.figures import write
+from barebones.lab.options import RunOptions
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fast() -> Iterator[None]:
+    """Use one thread, and write coarse pictures."""
+    with sources.threads(1), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "DPI", 50)
+        yield
+
+
+@pytest.fixture(scope="session")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that computes an analysis once, with tiny settings, and returns the folder of its files."""
+    folder = tmp_path_factory.mktemp("analyses")
+
+    def compute(name: str) -> Path:
+        if not (folder / f"{name}.csv").exists():
+            write(name, TINY_FIGURES[name], "smoke", folder, context(folder))
+        return folder
+
+    return compute
+
+
+@pytest.fixture
+def rows_of(computed: Callable[[str], Path]) -> Callable[[str], tidy.Rows]:
+    """Return a function from the name of an analysis to its rows."""
+    return lambda name: tidy.read(computed(name) / f"{name}.csv")
+
+
+@pytest.fixture(scope="session")
+def network() -> Any:
+    """Return the network of the tiny analyses at its initial weights."""
+    return next(analyses.networks(PAIR, RunOptions()))

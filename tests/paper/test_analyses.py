@@ -1,0 +1,168 @@
+"""The figures without training: their numbers are those of the library, computed once, and the pictures repeat."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from figure_rows import ANALYSES, TINY_FIGURES, context, drawn, touched
+
+from barebones.lab import analyses, plots, sources, tidy
+from barebones.lab.figures import write
+from barebones.lab.looks import looks
+from barebones.lab.sources import Analysis
+from barebones.lab.statistics import spread
+from barebones.models import build, parameter_table
+from barebones.paper.figures import figure, saliency_vs_rounds
+from barebones.paper.theory import gaps_by_step, tanh_network
+from barebones.pruning.prune import prune
+from barebones.pruning.saliency import saliency
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_analyses_are_computed_once_and_repeat(
+    name: str, computed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = computed(name)
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("computed again")
+
+    tiny = TINY_FIGURES[name]
+    refusing = replace(tiny, source=replace(tiny.source, analyse=refuse))  # type: ignore[call-arg]
+    again = write(name, refusing, "smoke", tmp_path / "a", context(folder))
+    for path in again:
+        assert path.read_bytes() == (folder / path.name).read_bytes()
+    assert b"<dc:date>" not in again[1].read_bytes()
+    monkeypatch.setattr(plots, "save", touched)
+    loaded = write(name, refusing, None, tmp_path / "b", context(tmp_path), source=folder)
+    assert loaded[2].read_bytes() == again[2].read_bytes()
+
+
+def test_other_settings_have_another_cache(tmp_path: Path) -> None:
+    tiny = TINY_FIGURES["theory"].source
+    assert isinstance(tiny, Analysis)
+    assert tiny.cache("theory", "smoke", tmp_path) != ANALYSES["theory"].cache("theory", "smoke", tmp_path)
+
+
+def test_saliency_against_rounds_is_that_of_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+    rows, start = rows_of("saliency-vs-rounds"), network
+    batches = analyses.evaluation_batches(start, 2)
+    scoring = start.data.train.scoring(64, 0)
+    direct = {
+        (method, rounds): saliency(
+            start.model, prune(start.model, scoring, 0.9, method, rounds=rounds, on_collapse="ignore").masks, batches
+        )
+        for method, rounds in (("snip", 1), ("force", 3), ("iter-snip", 3))
+    }
+    assert [(row["method"], row["rounds"]) for row in rows] == [
+        ("force", 1), ("force", 3), ("iter-snip", 1), ("iter-snip", 3),
+    ]  # fmt: skip
+    for row in rows:
+        method = "snip" if row["rounds"] == 1 else row["method"]
+        assert row["saliency"] == direct[method, row["rounds"]]
+        assert row["relative"] == row["saliency"] / direct["snip", 1]
+
+
+def test_relative_saliency_of_nothing_is_empty() -> None:
+    row = {"data": "d", "model": "m", "method": "force", "sparsity": 0.9, "seed": 0}
+    rows = saliency_vs_rounds.relative([row | {"rounds": 1, "saliency": 0.0}, row | {"rounds": 2, "saliency": 1.0}])
+    assert [each["relative"] for each in rows] == [None, None]
+
+
+def test_both_saliencies(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+    rows, start = rows_of("saliency-scatter"), network
+    assert all(row["pruned"] <= row["sparsified"] for row in rows)
+    masks = prune(start.model, start.data.train.scoring(64, 0), 0.5, "force", rounds=2).masks
+    batches = analyses.evaluation_batches(start, 2)
+    assert rows[0]["pruned"] == saliency(start.model, masks, batches)
+    assert rows[0]["sparsified"] == saliency(start.model, masks, batches, over="all")
+
+
+def test_layers_are_those_of_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+    rows, start = rows_of("layers"), network
+    masks = prune(start.model, start.data.train.scoring(64, 0), 0.99, "snip", on_collapse="ignore").masks
+    snip = [row for row in rows if row["method"] == "snip"]
+    assert [(row["name"] + ".weight", row["kept"], row["total"]) for row in snip] == [
+        (name, int(mask.sum()), mask.numel()) for name, mask in masks.items()
+    ]
+    assert [row["layer"] for row in snip] == list(range(1, len(masks) + 1))
+    assert all(row["density"] == row["kept"] / row["total"] for row in rows)
+
+
+def test_emptied_layers_are_marked() -> None:
+    row = {"data": "digits", "model": "small-vgg", "method": "snip", "sparsity": 0.999, "seed": 0, "total": 100}
+    rows = [row | {"layer": n, "name": f"l{n}", "kept": kept, "density": kept / 100} for n, kept in ((1, 9), (2, 0))]
+    crosses = [line for axes in drawn("layers", rows).axes for line in axes.lines if line.get_marker() == "x"]
+    assert [list(line.get_xdata()) for line in crosses] == [[2]]
+
+
+def test_only_the_lower_error_bar_is_cut() -> None:
+    row = {"data": "digits", "model": "small-vgg", "method": "snip", "kind": "one-shot", "layer": 1, "cut": False}
+    shares = (0.0, 0.0, 0.9)
+    rows = [row | {"seed": s, "kept": 9 * (d > 0), "density": d, "density_all": 0.5} for s, d in enumerate(shares)]
+    rows += [each | {"density": 0.9, "density_all": 0.9, "kept": 9} for each in rows]
+    [bars] = [bars for axes in drawn("consistency", rows).axes for bars in axes.containers]
+    mean, deviation, _ = spread(shares)
+    ends = bars[2][0].get_segments()[1][:, 1]
+    assert list(ends) == pytest.approx([0.05 * mean, mean + deviation])
+
+
+def test_evolution_adds_up(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+    rows = rows_of("evolution")
+    weights = network.model.named_parameters()
+    total = sum(p.numel() for name, p in weights if name.endswith("weight") and p.dim() > 1)
+    for method, rounds in tidy.grouped(rows, "method").items():
+        assert [row["round"] for row in rounds] == [1, 2, 3, 4, 5]
+        changed = sum(row["pruned"] - row["recovered"] for row in rounds)
+        assert total - changed == rounds[-1]["keep"] == round(0.02 * total)
+        assert all(row["pruned_share"] == row["pruned"] / total for row in rounds)
+        assert any(row["recovered"] for row in rounds) == (method == "force")
+
+
+def test_consistency_of_one_shot_and_iterated_masks(rows_of: Callable[[str], tidy.Rows]) -> None:
+    rows = rows_of("consistency")
+    kinds = tidy.grouped(rows, "kind")
+    assert {(row["method"], row["sparsity"], row["seed"]) for row in kinds["one-shot"]} == {
+        (method, sparsity, seed) for method in ("grasp", "snip") for sparsity in (0.5, 0.95) for seed in (0, 1)
+    }
+    for layers in tidy.grouped(rows, "kind", "method", "sparsity", "seed", "round").values():
+        share = sum(row["kept"] for row in layers) / sum(row["total"] for row in layers)
+        assert share == pytest.approx(layers[0]["density_all"])
+    methods = tidy.grouped(kinds["iterated"], "method")
+    for layer in tidy.grouped(kinds["iterated"], "method", "layer").values():
+        assert all(after["kept"] <= before["kept"] for before, after in pairwise(layer))
+    emptied = {m: sum(row["kept"] == 0 for row in group if row["round"] == 8) for m, group in methods.items()}
+    assert emptied["grasp-taylor"] > emptied["iter-snip"] == 0  # the paper's point: it cannot be iterated
+    assert {m: group[-1]["cut"] for m, group in methods.items()} == {"grasp-taylor": True, "iter-snip": False}
+
+
+def test_parameters_are_those_of_the_networks(rows_of: Callable[[str], tidy.Rows]) -> None:
+    rows = rows_of("parameters")
+    ours, theirs = tidy.grouped(rows, "source").values()
+    assert len(ours) == len(theirs) == 8
+    shares = parameter_table(build("vgg19", 10, 32))._asdict()
+    assert shares.items() <= ours[1].items()
+    assert (ours[1]["data"], ours[1]["model"]) == ("cifar10", "vgg19")
+    assert (theirs[0]["total"], theirs[0]["prunable"]) == (23_520_000, 99.78)
+    assert drawn("parameters", rows).get_size_inches()[0] <= plots.PAGE + 1e-6
+
+
+def test_theory_is_that_of_the_library(rows_of: Callable[[str], tidy.Rows]) -> None:
+    rows = rows_of("theory")
+    direct = gaps_by_step([tanh_network([2, 2, 2], seed=seed) for seed in range(10)], 3)
+    assert [(row["step"], row["gap"], row["gap_anywhere"]) for row in rows] == [
+        (each.step, each.gap, each.gap_anywhere) for each in direct
+    ]
+    assert {row["keep"] for row in rows} == {3}
+    colours = {line.get_color() for line in drawn("theory", rows).axes[0].lines}
+    assert not colours & {each.colour for each in looks().values()}
+
+
+def test_analyses_leave_the_threads_alone(tmp_path: Path) -> None:
+    with sources.threads(2):
+        figure("parameters", "smoke", tmp_path, context(tmp_path))
+        assert torch.get_num_threads() == 2
