@@ -53,7 +53,11 @@ def modes(name: str) -> tuple[bool, ...]:
 
 @pytest.mark.parametrize(
     ("name", "density"),
-    [*((name, 0.3) for name in zoo.ZOO), *((name, 0.0) for name in NETWORKS), *((name, 1.0) for name in NETWORKS[::4])],
+    [
+        *itertools.product(zoo.ZOO, [0.3]),
+        *itertools.product(NETWORKS[::2], [0.0]),
+        *itertools.product(NETWORKS[1::4], [1.0]),
+    ],
 )
 def test_the_outputs_are_those_of_the_masked_model(name, density):
     model, example = zoo.build(name)
@@ -97,7 +101,7 @@ def test_widths_are_multiples_and_trained_weights_go_back_into_the_original(name
     assert_alike(example, small.module, other, modes=modes(name))
 
 
-@pytest.mark.parametrize("name", ["vgg", "resnet", "mobile", "next", "dense", "flatten", "gate", "separate"])
+@pytest.mark.parametrize("name", ["vgg", "mobile", "next", "dense", "gate", "separate"])
 def test_shrinking_twice_changes_nothing(name):
     model, example = zoo.build(name, trained=False)
     masks = zoo.draw_masks(name, model, 0.3)
@@ -266,6 +270,15 @@ def test_switches_and_wrappers_do_not_matter(name, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_network_that_runs_in_its_own_precision_only_is_compared_in_it():
+    single = lambda net, x: net.second(torch.relu(net.first(x.float())))
+    model, x = Net(single, first=nn.Linear(4, 6, bias=False), second=nn.Linear(6, 3)), torch.randn(2, 4)
+    masks = {"first.weight": torch.arange(24).view(6, 4) >= 8}
+    small = bb.shrink(model, masks, x)
+    assert widths(small.module, "first") == (4, 4)
+    torch.testing.assert_close(small.module(x), zoo.masked(model, masks)(x))
+
+
 def test_without_masks_nothing_changes():
     model, example = zoo.build("mlp")
     small = bb.shrink(model, {}, example)
@@ -318,6 +331,9 @@ def test_what_cannot_be_done_is_an_error_of_one_sentence(monkeypatch):
         bb.shrink(deepcopy(model).to("meta"), masks, x)
     for multiple in (0, -8, 1.5):
         refused("multiple_of must be a whole number", model, masks, x, multiple_of=multiple)
+    uncopied = Net(lambda net, x: net.layer(x), layer=nn.Linear(4, 6))
+    uncopied.cache = uncopied.layer(x)
+    refused("cannot be copied", uncopied, {}, x)
     noise = torch.Generator()
     noisy = lambda net, x: net.second(torch.relu(net.first(x))) + torch.rand(3, generator=noise)
     random = Net(noisy, first=nn.Linear(4, 6), second=nn.Linear(6, 3))

@@ -8,6 +8,7 @@ values, which magnifies rounding.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -77,9 +78,8 @@ def mismatch(expected: Any, actual: Any, limit: float) -> str:
 
 def _device(model: nn.Module, example: Any) -> torch.device:
     """Return where the model runs: on the device of its first tensor, or of the example's."""
-    for tensor in (*model.parameters(), *model.buffers(), *tensors(call(example))):
-        return tensor.device
-    return torch.device("cpu")
+    first = next(chain(model.parameters(), model.buffers(), tensors(call(example))), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def _shapes(tree: Any) -> list[tuple[int, ...]]:
