@@ -1,7 +1,9 @@
-"""On a GPU: the same selection without waiting for it, exact counts, no trace, and masks that agree with the CPU's."""
+"""On a GPU: nothing waits for the device, counts are exact, no trace is left, and masks agree with the CPU's."""
 
 import itertools
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -43,9 +45,22 @@ def batches(count: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    """Raise an error if the host waits for the GPU."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that this mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("kind", ["random", "tied", "zero", "double"])
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.6, 0.95])
-def test_selection_equals_the_hosts_and_does_not_wait(kind, share):
+def test_selection_equals_the_hosts_and_does_not_wait(kind, share, monkeypatch):
     generator = torch.Generator().manual_seed(2)
     scores = {
         name: {
@@ -59,17 +74,14 @@ def test_selection_equals_the_hosts_and_does_not_wait(kind, share):
     prefer = {name: torch.rand(s.shape, generator=generator) < 0.5 for name, s in scores.items()}
     keep = round(share * sum(s.numel() for s in scores.values()))
     on_gpu = [{name: t.cuda() for name, t in tensors.items()} for tensors in (scores, prefer)]
-    torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            masks = bb.keep_top(on_gpu[0], keep, prefer=on_gpu[1])
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    with without_waiting():
+        masks = bb.keep_top(on_gpu[0], keep, prefer=on_gpu[1])
     expected = bb.keep_top(scores, keep, prefer=prefer)
     assert kept(masks) == keep
     assert all(torch.equal(masks[name].cpu(), expected[name]) for name in expected)
+    monkeypatch.setattr(kernels, "available", lambda device: False)  # as without Triton
+    sorted_masks = bb.keep_top(on_gpu[0], keep, prefer=on_gpu[1])
+    assert all(torch.equal(sorted_masks[name].cpu(), expected[name]) for name in expected)
 
 
 @pytest.mark.skipif(base.triton is None, reason="needs Triton")
@@ -91,7 +103,7 @@ def test_a_sample_of_many_scores_leads_to_the_same_masks(kind, share):
     prefer = torch.rand(n, generator=generator, device="cuda") < 0.5
     keep = max(1, round(share * n))
     expected = bb.keep_top({"w": scores.cpu()}, keep, prefer={"w": prefer.cpu()})["w"]
-    for _ in range(3):  # the same each time: nothing in it depends on who comes first
+    for _ in range(3):  # the same each time: nothing depends on the order in which programs run
         assert torch.equal(kernels.top(scores, keep, prefer).cpu(), expected)
     allowed = drawn < 0.7
     keep = min(keep, int(allowed.sum()))
@@ -116,7 +128,7 @@ def test_every_method_keeps_its_count_and_leaves_no_trace(method):
 
 @pytest.mark.parametrize("method", ["snip", "magnitude", "iter-grasp"])
 def test_one_round_agrees_with_the_cpu(method):
-    model = network().eval()  # without dropout, which draws other numbers there
+    model = network().eval()  # without dropout, which draws other numbers on a GPU
     options = {"sparsity": 0.9, "method": method, "on_collapse": "ignore"}
     if method == "iter-grasp":
         options["rounds"] = 1
@@ -141,7 +153,7 @@ def test_not_finite_scores_stop_before_the_masks_leave():
         bb.prune(model, poisoned, 0.9, "force", rounds=4)
 
 
-def test_a_digest_is_the_same_there():
+def test_a_digest_is_the_same_on_both_devices():
     for shape, dtype in [((3, 5), torch.float32), ((200_001,), torch.bfloat16), ((1 << 18, 3), torch.float32)]:
         tensor = torch.randn(shape).to(dtype)
         assert int(digest.content([tensor])) == int(digest.content([tensor.cuda()]))
@@ -208,18 +220,14 @@ def test_weights_changed_between_captured_rounds_are_noticed():
 
 
 def test_pruning_does_not_wait_for_the_device():
-    """From the captured rounds on, up to the last, nothing asks the device for an answer."""
+    """Once the rounds are captured, up to the last one, nothing waits for the device."""
     model, data = network().cuda(), [(x.cuda(), y.cuda()) for x, y in batches()]
     steps = bb.rounds(bb.Probe(model, data, capture=True), replace(bb.METHODS["force"], rounds=9), keep=400)
     for _ in range(5):
         next(steps)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         for _ in range(3):
             next(steps)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert kept(next(steps).masks) == 400
 
 
@@ -250,7 +258,7 @@ def test_held_weights_are_cleared_with_one_launch(layout, dtype):
         expected = torch.where(masks[name], before[name], 0.0) if name in masks else before[name]
         assert torch.equal(p.isnan(), expected.isnan())
         assert not (p[~p.isnan()]).any()
-    model.to(memory_format=torch.channels_last)  # moved: the addresses are others now
+    model.to(memory_format=torch.channels_last)  # this moves the weights to other addresses
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(1.0)
