@@ -115,10 +115,9 @@ def canvas(width: float, height: float) -> Canvas:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels(rows: int, columns: int, height: float = 2.3, width: float | None = None) -> tuple[Canvas, list[list[Axes]]]:
+def panels(rows: int, columns: int, height: float = 2.3) -> tuple[Canvas, list[list[Axes]]]:
     """Return a figure with equal panels: one column wide for one panel, otherwise as wide as a page."""
-    wide = width or (COLUMN if columns == 1 else PAGE)
-    figure = canvas(wide, height * rows)
+    figure = canvas(COLUMN if columns == 1 else PAGE, height * rows)
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
 
 
@@ -153,11 +152,11 @@ def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_locator(FixedLocator(ticks))
-    words: list[str] = []
+    labels: list[str] = []
     for count in reversed(ticks):  # the largest is always labelled, and one of close neighbours
-        near = next((int(word) for word in reversed(words) if word), None)
-        words.append(str(count) if near is None or near >= 1.7 * count else "")
-    axes.set_xticklabels(words[::-1])
+        larger = next((int(text) for text in reversed(labels) if text), None)
+        labels.append(str(count) if larger is None or larger >= 1.7 * count else "")
+    axes.set_xticklabels(labels[::-1])
     axes.set_xlabel(label)
 
 
@@ -208,8 +207,8 @@ def scale_bar(figure: Canvas, axes: Axes, values: Sequence[float], label: str) -
 def legend(figure: Canvas, handles: dict[str, Any], columns: int = 5) -> None:
     """Draw one legend for the whole figure, below it."""
     if handles:
-        wide = min(columns, len(handles))
-        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=wide)
+        columns = min(columns, len(handles))
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
 
 
 def handle(method: str, **changes: Any) -> Any:
