@@ -1,0 +1,177 @@
+"""The implementations of a sparse layer: the output of the dense layer for all shapes, and the fastest is used."""
+
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from barebones.deploy.sparse import LayerChoice, SparseLayer, load_kernel, plan
+
+needs_kernel = pytest.mark.skipif(isinstance(load_kernel(), str), reason=f"{load_kernel()}")
+
+
+def pruned(weight: Tensor, density: float, seed: int = 0) -> Tensor:
+    return torch.rand(weight.shape, generator=torch.Generator().manual_seed(seed)) < density
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with this many threads, however small the work is."""
+    before, tiny = torch.get_num_threads(), plan.TINY
+    torch.set_num_threads(count)
+    plan.TINY = 0
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        plan.TINY = tiny
+
+
+def all_outputs(layer: nn.Module, x: Tensor, add: Tensor | None = None, relu: bool = False) -> dict[str, Tensor]:
+    """Return the output of each implementation."""
+    sparse = SparseLayer(layer)
+    sparse.relu = relu
+    with torch.no_grad():
+        available, _ = sparse.implementations(x)
+        return {name: compute(x, add) for name, compute in available.items()}
+
+
+def agree(layer: nn.Module, x: Tensor, add: Tensor | None = None, relu: bool = False):
+    """Check that every implementation computes what the layer computes in float64."""
+    with torch.no_grad():
+        exact = copy.deepcopy(layer).double()(x.double())
+        exact = exact if add is None else exact + add.double()
+        exact = exact.relu() if relu else exact
+    results = all_outputs(layer, x, add, relu)
+    assert "sparse" in results
+    for name, y in results.items():
+        assert y.shape == exact.shape, name
+        assert y.dtype == x.dtype
+        torch.testing.assert_close(y.double(), exact, rtol=1e-4, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
+    """Draw a convolution of some density, and an input for it."""
+    dims = draw(st.sampled_from([1, 2, 2, 2]))
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    channels, rows = groups * draw(st.integers(1, 5)), groups * draw(st.integers(1, 6))
+    small = st.integers(1, 3)
+    kernel, stride, dilation = ([draw(small) for _ in range(dims)] for _ in range(3))
+    padding = draw(st.sampled_from(["same", "valid", *range(12)]))
+    stride = [1] * dims if padding == "same" else stride
+    padding = padding if isinstance(padding, str) else [draw(st.integers(0, 3)) for _ in range(dims)]
+    sides = [draw(st.one_of(st.integers(1, 9), st.sampled_from([16, 17, 23, 32, 40]))) for _ in range(dims)]
+    sides = [max(n, d * (k - 1) + 1) for n, d, k in zip(sides, dilation, kernel, strict=True)]
+    kind = nn.Conv1d if dims == 1 else nn.Conv2d
+    torch.manual_seed(draw(st.integers(0, 99)))
+    layer = kind(channels, rows, kernel, stride, padding, dilation, groups, bias=draw(st.booleans()))
+    density = draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.7, 1.0]))
+    layer.weight.data.mul_(pruned(layer.weight, density))
+    return layer, torch.randn(draw(st.sampled_from([1, 2, 3, 8])), channels, *sides)
+
+
+@needs_kernel
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@settings(max_examples=100)
+@given(convolutions(), st.sampled_from([1, 1, 2, 3]), st.booleans(), st.booleans())
+def test_a_convolution_computes_what_the_dense_one_does(
+    drawn: tuple[nn.Module, Tensor], count: int, relu: bool, summed: bool
+):
+    layer, x = drawn
+    with threads(count):
+        with torch.no_grad():
+            add = torch.randn_like(layer(x)) if summed else None
+        agree(layer, x, add, relu)
+
+
+@needs_kernel
+@pytest.mark.parametrize(("images", "count"), [(1, 1), (1, 2), (1, 5), (3, 2), (16, 2)])
+@pytest.mark.parametrize(("kernel", "stride", "side"), [(1, 1, 32), (3, 1, 32), (3, 2, 32), (3, 1, 8), (1, 2, 16)])
+def test_threads_share_a_layer(kernel: int, stride: int, side: int, images: int, count: int):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(20, 30, kernel, stride, kernel // 2)
+    layer.weight.data.mul_(pruned(layer.weight, 0.1))
+    with threads(count):
+        agree(layer, torch.randn(images, 20, side, side), relu=True)
+
+
+@needs_kernel
+@pytest.mark.parametrize("density", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("shape", [(20,), (1, 20), (3, 20), (40, 20), (2, 5, 20)])
+def test_a_linear_layer_computes_what_the_dense_one_does(shape: tuple[int, ...], density: float):
+    torch.manual_seed(0)
+    layer = nn.Linear(20, 7)
+    layer.weight.data.mul_(pruned(layer.weight, density))
+    agree(layer, torch.randn(shape), add=torch.randn(*shape[:-1], 7), relu=True)
+
+
+@needs_kernel
+@pytest.mark.parametrize("count", [1, 2])
+def test_empty_rows_return_their_bias(count: int):
+    layer = nn.Conv2d(4, 6, 3, padding=1)
+    layer.weight.data[1:5] = 0
+    x = torch.randn(2, 4, 6, 6)
+    with threads(count):
+        agree(layer, x)
+        y = all_outputs(layer, x)["sparse"]
+    assert torch.equal(y[:, 1:5], layer.bias.data[1:5].view(1, 4, 1, 1).expand(2, 4, 6, 6))
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", ["channels_last", "strided", "expanded", "offset"])
+def test_inputs_that_are_not_contiguous(kind: str):
+    layer = nn.Conv2d(4, 6, 3, padding=1)
+    layer.weight.data.mul_(pruned(layer.weight, 0.3))
+    x = torch.randn(3, 4, 20, 20)
+    x = {
+        "channels_last": x.to(memory_format=torch.channels_last),
+        "strided": x[:, :, ::2, ::3],
+        "expanded": x[:1].expand(3, 4, 20, 20),
+        "offset": x[1:],
+    }[kind]
+    agree(layer, x)
+
+
+@needs_kernel
+def test_the_summand_may_be_channels_last():
+    x = torch.randn(2, 8, 5, 5)
+    agree(nn.Conv2d(8, 8, 3, padding=1), x, torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last), relu=True)
+
+
+@needs_kernel
+def test_an_image_without_a_batch():
+    layer = nn.Conv2d(4, 6, 3, padding=1)
+    agree(layer, torch.randn(4, 8, 8))
+    agree(nn.Conv1d(4, 6, 3), torch.randn(4, 8))
+
+
+@needs_kernel
+def test_nan_passes_relu_and_does_not_spread():
+    layer = nn.Conv2d(1, 1, 1)
+    x = torch.zeros(1, 1, 8, 8)
+    x[0, 0, 2, 3] = float("nan")
+    y = all_outputs(layer, x, relu=True)["sparse"]
+    assert y.isnan().nonzero().tolist() == [[0, 0, 2, 3]]
+
+
+def test_the_fastest_implementation_is_used(monkeypatch):
+    layer, x = SparseLayer(nn.Linear(4, 2), "name"), torch.randn(3, 4)
+
+    def slow(x: Tensor, add: Tensor | None) -> Tensor:
+        time.sleep(0.01)
+        return torch.zeros(3, 2)
+
+    fast = lambda x, add: torch.ones(3, 2)
+    monkeypatch.setattr(layer, "implementations", lambda x: ({"dense": slow, "sparse": fast, "matmul": slow}, ""))
+    assert torch.equal(layer(x), torch.ones(3, 2))
+    [choice] = layer.choices.values()
+    threads = torch.get_num_threads()
+    assert choice == LayerChoice("name", (3, 4), threads, 8, 8, "sparse", choice.microseconds)
+    assert choice.microseconds["sparse"] < 1e4 <= min(choice.microseconds["dense"], choice.microseconds["matmul"])
