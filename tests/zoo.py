@@ -319,6 +319,39 @@ def two_inputs() -> nn.Module:
                attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3))  # fmt: skip
 
 
+def attention_of_two_sizes() -> nn.Module:
+    """`nn.MultiheadAttention` with keys and values of another size, so that it has three projections."""
+    attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True)
+    return Net(lambda net, x: net.head(net.attention(x, x[..., :6], x[..., :6])[0]),
+               attention=attention, head=nn.Linear(8, 3))  # fmt: skip
+
+
+def grouped_queries() -> nn.Module:
+    """Four heads of queries for two heads of keys and values."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (-1, 2)).transpose(1, 2) for f in (net.q, net.k, net.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return net.out(y.transpose(1, 2).flatten(2))
+
+    return Net(forward, q=nn.Linear(6, 8), k=nn.Linear(6, 4), v=nn.Linear(6, 4), out=nn.Linear(8, 3))
+
+
+class Conv1D(nn.Module):
+    """The linear layer of GPT-2 in transformers: its weight is transposed."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.weight, self.bias = nf, nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], self.nf)
+
+
+def gpt_mlp() -> nn.Module:
+    return nn.Sequential(nn.LayerNorm(6), Conv1D(10, 6), nn.GELU(approximate="tanh"), Conv1D(6, 10))
+
+
 def words() -> nn.Module:
     mlp = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     return Net(lambda net, tokens: net.mlp(net.embedding(tokens).mean(1)), embedding=nn.Embedding(7, 6), mlp=mlp)
@@ -445,6 +478,9 @@ ZOO: dict[str, Entry] = {
     "fused": Entry(lambda: attention(True), SEQUENCE),
     "sdpa": Entry(lambda: attention(True, sdpa=True), SEQUENCE),
     "two inputs": Entry(two_inputs, lambda g: (torch.randn(2, 3, 4, generator=g), torch.randn(2, 5, 4, generator=g))),
+    "two sizes": Entry(attention_of_two_sizes, (2, 3, 8)),
+    "grouped queries": Entry(grouped_queries, SEQUENCE),
+    "gpt": Entry(gpt_mlp, SEQUENCE),
     "words": Entry(words, tokens(4, 5)),
     "language": Entry(language, lambda g: {"ids": tokens(2, 3)(g)}, dropout_stays=True),
     # recurrent networks
@@ -503,7 +539,7 @@ def random_masks(model: nn.Module, density: float, seed: int = 0) -> dict[str, T
     masks = {}
     generator = torch.Generator().manual_seed(seed)
     for name, p in parameters(model).items():
-        if p.dim() < 2 or not name.split(".")[-1].startswith(("weight", "in_proj")) or "embedding" in name:
+        if p.dim() < 2 or "weight" not in name.split(".")[-1] or "embedding" in name or "position" in name:
             continue
         mask = torch.rand(p.shape, generator=generator) < density
         for dim in (0, 1):

@@ -144,7 +144,7 @@ def test_a_model_that_does_not_match_is_told_where(tmp_path: Path) -> None:
         (net(4, 5, 6, 7), ["1 of", "2.weight (not in the file); if only some weights have masks, pass scope="]),
         (
             nn.ModuleDict({"x": net(4, 5, 6)}),
-            ["4 of", "0.weight (not in the model), 1.weight (not", "x.0.weight (not in"],
+            ["4 of", "x.0.weight (not in the file)", "0.weight (not in the model), 1.weight (not in"],
         ),
         (
             net(*[3] * 20),

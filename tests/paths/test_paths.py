@@ -135,6 +135,7 @@ HALVED: dict[str, Net] = {  # where layer a lets two of four inputs through, two
     "weights changed inside": Net(own_clamp, **linears()),
     "a comparison": Net(lambda net, x: net.b(torch.where(net.a(x) > 0, net.a(x), -net.a(x))), **linears()),
     "padding": Net(lambda net, x: net.b(F.pad(net.a(x)[:, :2], (0, 2), value=1.0)), **linears()),
+    "the larger of two": Net(lambda net, x: net.b(torch.max(net.a(x), -net.a(x))), **linears()),
     "a softmax of its own": Net(lambda net, x: net.b(F.softmax(net.a(x), -1)), **linears()),
     "a class token": Net(lambda net, x: net.b(torch.cat([net.a(x)[:, :2], net.p.expand(2, 2)], 1)),
                          p=nn.Parameter(torch.randn(2)), **linears()),

@@ -112,7 +112,8 @@ def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[s
         if len(text) < length:
             raise ValueError(f"{name} is truncated: it ends inside its header")
         try:
-            metadata = json.loads(text).get("__metadata__", {})
+            header = json.loads(text)
+            metadata = header.get("__metadata__", {})
             stored_kind = metadata.get("format")
         except (ValueError, AttributeError, RecursionError):
             raise ValueError(f"{name} is not a safetensors file, or its header is damaged") from None
@@ -129,7 +130,8 @@ def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[s
     if _checksum(start, text.replace(_seal(checksum), _seal(BLANK), 1), memoryview(blob)[8 + length :]) != checksum:
         raise ValueError(f"{name} is truncated or damaged: its checksum does not match its content")
     try:
-        return load(blob), dict(json.loads(metadata["about"]))
+        tensors = load(blob)  # in random order
+        return {name: tensors[name] for name in header if name in tensors}, dict(json.loads(metadata["about"]))
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not a valid {kind} file ({error!r})") from None
 
@@ -144,16 +146,16 @@ def differences(
 
     >>> import torch
     >>> model = {"a": torch.ones(2), "b": torch.ones(3)}
-    >>> differences({"a": torch.ones(1), "c": torch.ones(1)}, model, required=model)
-    ['a (1 in the file, 2 in the model)', 'c (not in the model)', 'b (not in the file)']
+    >>> differences({"c": torch.ones(1), "a": torch.ones(1)}, model, required=model)
+    ['a (1 in the file, 2 in the model)', 'b (not in the file)', 'c (not in the model)']
     """
-    lines = []
-    for name in [*stored, *(name for name in required if name not in stored)]:
-        if name not in expected or name not in stored:
-            lines.append(f"{name} (not in the {'file' if name in expected else 'model'})")
+    lines, must_have = [], set(required)
+    for name in expected:
+        if name not in stored:
+            lines += [f"{name} (not in the file)"] if name in must_have else []
         elif (in_file := describe(stored[name])) != (in_model := describe(expected[name])):
             lines.append(f"{name} ({in_file} in the file, {in_model} in the model)")
-    return lines
+    return lines + [f"{name} (not in the model)" for name in stored if name not in expected]
 
 
 def _seal(checksum: str) -> bytes:
