@@ -1,4 +1,4 @@
-"""The zoo: small networks with an example input and masks, for table tests over every kind of network.
+"""The zoo: small networks with an example input and masks, for table tests over every kind of network (one long table).
 
 Each entry is one row of `ZOO`; its flags say what tests may ask of it:
 

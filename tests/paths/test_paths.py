@@ -1,10 +1,8 @@
-"""Paths: effective weights and collapse, for all networks of the zoo and for single rules; and no trace is left."""
+"""Paths: effective weights and collapse, for all networks of the zoo; and no trace is left."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,10 +11,9 @@ import torch
 import torch.nn.functional as F
 import zoo
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from zoo import Net
 
-from barebones.paths import collapsed, effective, trace
+from barebones.paths import collapsed, effective
 from barebones.scope import parameters
 
 Masks = dict[str, Tensor]
@@ -29,6 +26,15 @@ def weights(model: nn.Module) -> Masks:
 
 def none(masks: Masks, *names: str) -> Masks:
     return masks | {name: torch.zeros_like(masks[name]) for name in names}
+
+
+eye, off = torch.eye(4, dtype=torch.bool), torch.zeros(4, 4, dtype=torch.bool)
+half = eye & torch.tensor([True, True, False, False])
+x4 = torch.randn(2, 4)
+
+
+def linears(**more: Any) -> dict[str, Any]:
+    return {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), **more}
 
 
 @pytest.mark.parametrize("name", zoo.names(exact_paths=True))
@@ -70,207 +76,6 @@ def test_everything_is_effective_in_a_dense_transformer() -> None:
     for train in (True, False):  # in eval mode torch has a fast path outside of Python
         on_paths = effective(encoder.train(train), weights(encoder), example)
         assert all(mask.all() for mask in on_paths.values())
-
-
-# ---- rules, one by one ----
-
-eye, off = torch.eye(4, dtype=torch.bool), torch.zeros(4, 4, dtype=torch.bool)
-half = eye & torch.tensor([True, True, False, False])
-x4 = torch.randn(2, 4)
-
-
-def linears(**more: Any) -> dict[str, Any]:
-    return {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), **more}
-
-
-def into_empty(net: Any, x: Tensor) -> Tensor:
-    y = torch.empty(2, 4)
-    y[:, :2] = net.a(x)[:, :2]
-    y[:, 2:].copy_(net.p.expand(2, 2))
-    return net.b(y)
-
-
-def kept_apart(net: Any, x: Tensor) -> Tensor:
-    first = net.a(x)
-    second = F.relu(first)
-    second += x
-    return net.b(first)
-
-
-def without_gradients(net: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        x = net.a(x)
-    return net.b(x.detach().round().data)
-
-
-class Sign(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0]
-
-
-def own_clamp(net: Any, x: Tensor) -> Tensor:
-    net.a.weight.data = torch.renorm(net.a.weight.data, 2, 0, 1.0)
-    return net.b(net.a(x))
-
-
-HALVED: dict[str, Net] = {  # where layer a lets two of four inputs through, two columns of b are reached
-    "plain": Net(lambda net, x: net.b(net.a(x)), **linears()),
-    "a position": Net(lambda net, x: net.b(net.a(x) + net.p), p=nn.Parameter(torch.randn(4)), **linears()),
-    "a buffer": Net(lambda net, x: net.b(net.a(x) - net.p), p=torch.randn(4), **linears()),
-    "a scale of 0": Net(lambda net, x: net.b(net.a(x) * net.p), p=nn.Parameter(torch.zeros(4)), **linears()),
-    "a mask in a buffer": Net(lambda net, x: net.b(x * net.p), p=torch.tensor([2.0, -3.0, 0.0, 0.0]), **linears()),
-    "a masked weight": Net(lambda net, x: net.b(F.linear(x, net.a.weight * net.p)), p=torch.randn(4, 4), **linears()),
-    "times 0": Net(lambda net, x: net.b(net.a(x) + 0 * x), **linears()),
-    "memory nobody wrote": Net(into_empty, p=nn.Parameter(torch.randn(2)), **linears()),
-    "in place, but not here": Net(kept_apart, **linears()),
-    "no gradients": Net(without_gradients, **linears()),
-    "a function of one's own": Net(lambda net, x: net.b(Sign.apply(net.a(x))), **linears()),
-    "a checkpoint": Net(lambda net, x: net.b(checkpoint(net.a, x, use_reentrant=False)), **linears()),
-    "an old checkpoint": Net(lambda net, x: net.b(checkpoint(net.a, x, use_reentrant=True)), **linears()),
-    "weights changed inside": Net(own_clamp, **linears()),
-    "a comparison": Net(lambda net, x: net.b(torch.where(net.a(x) > 0, net.a(x), -net.a(x))), **linears()),
-    "padding": Net(lambda net, x: net.b(F.pad(net.a(x)[:, :2], (0, 2), value=1.0)), **linears()),
-    "the larger of two": Net(lambda net, x: net.b(torch.max(net.a(x), -net.a(x))), **linears()),
-    "a softmax of its own": Net(lambda net, x: net.b(F.softmax(net.a(x), -1)), **linears()),
-    "a class token": Net(lambda net, x: net.b(torch.cat([net.a(x)[:, :2], net.p.expand(2, 2)], 1)),
-                         p=nn.Parameter(torch.randn(2)), **linears()),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", HALVED)
-def test_what_reaches_a_layer(name: str) -> None:
-    net = HALVED[name]
-    masks = weights(net) | {"a.weight": half}
-    on_paths = effective(net, masks, x4)
-    assert on_paths["b.weight"].equal(torch.tensor([[True, True, False, False]]).expand(4, 4))
-    if name != "a mask in a buffer":
-        assert on_paths["a.weight"].equal(half)
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.CELU(), nn.ELU(), nn.GELU(), nn.Hardshrink(), nn.Hardsigmoid(), nn.Hardswish(), nn.Hardtanh(),
-        nn.LeakyReLU(), nn.LogSigmoid(), nn.Mish(), nn.PReLU(), nn.RReLU(), nn.ReLU(inplace=True), nn.ReLU6(),
-        nn.SELU(), nn.Sigmoid(), nn.SiLU(), nn.Softplus(), nn.Softshrink(), nn.Softsign(), nn.Tanh(), nn.Tanhshrink(),
-        nn.Threshold(0.1, 1.0), nn.Dropout(), nn.AlphaDropout(), nn.LayerNorm(4), nn.RMSNorm(4), nn.BatchNorm1d(4),
-        nn.GroupNorm(2, 4), nn.LogSoftmax(-1), nn.Softmax(-1), nn.Softmin(-1), nn.Unflatten(1, (2, 2)),
-    ],
-    ids=lambda layer: type(layer).__name__,
-)  # fmt: skip
-def test_layers_that_pass_each_value_on(layer: nn.Module) -> None:
-    net = nn.Sequential(nn.Linear(4, 4), layer, nn.Flatten(), nn.Linear(4, 4))
-    on_paths = effective(net, {"0.weight": half, "3.weight": ~off}, x4)
-    assert on_paths["0.weight"].equal(half)
-    assert on_paths["3.weight"].any(0).tolist() == [True, True, False, False]
-
-
-# An operator that autograd cannot look into, as compiled extensions have them.
-opaque = torch.library.custom_op(
-    "barebones_tests::doubled", lambda x: 2 * x, mutates_args=(), schema="(Tensor x) -> Tensor"
-)
-
-MIXED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # every value reaches every other
-    "maximum": lambda net, x: net.b(net.a(x).max(1, keepdim=True)[0].expand(2, 4)),
-    "top two": lambda net, x: net.b(net.a(x).topk(2)[0].repeat(1, 2)),
-    "deviation": lambda net, x: net.b(x.detach() * 0 + net.a(x).std(dim=1, keepdim=True)),
-    "norm": lambda net, x: net.b(net.a(x).norm(dim=1, keepdim=True).expand(2, 4)),
-    # functions without a rule of their own
-    "Fourier": lambda net, x: net.b(torch.fft.fft(net.a(x)).real),
-    "differences": lambda net, x: net.b(torch.diff(net.a(x), append=x[:, :1] * 0)),
-    "loss": lambda net, x: net.b(F.mse_loss(net.a(x), x * 0, reduction="none")),
-    "sort": lambda net, x: net.b(net.a(x).sort(1)[0]),
-    "in place": lambda net, x: net.b(net.a(x).erfinv_()),
-    "distances": lambda net, x: net.b(torch.cdist(net.a(x), torch.randn(4, 4))),
-    "opaque": lambda net, x: net.b(opaque(net.a(x))),
-}
-
-
-@pytest.mark.parametrize("name", MIXED)
-def test_what_mixes(name: str) -> None:
-    net = Net(MIXED[name], **linears())
-    on_paths = effective(net, {"a.weight": half, "b.weight": ~off}, x4)
-    assert on_paths["a.weight"].equal(half)
-    assert on_paths["b.weight"].all()
-    assert collapsed(net, {"a.weight": off, "b.weight": ~off}, x4) == ["a.weight"]
-
-
-def test_what_becomes_of_masked_norms_and_biases() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(net).items()}
-    masks["1.weight"] = torch.tensor([True, True, False, False])
-    masks["2.weight"] = torch.tensor([[True, False, True, False]])
-    on_paths = effective(net, masks, x4)
-    assert {name: mask.sum().item() for name, mask in on_paths.items()} == {
-        "0.weight": 4, "0.bias": 1, "1.weight": 1, "1.bias": 2, "2.weight": 1, "2.bias": 1,
-    }  # fmt: skip
-
-
-def test_tied_weights_are_on_a_path_where_either_use_is() -> None:
-    net = Net(lambda net, x: net.b(F.relu(net.a(x))), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
-    net.b.weight = net.a.weight
-    mask = torch.tensor([[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], dtype=torch.bool)
-    assert effective(net, {"a.weight": mask}, x4)["a.weight"].equal(mask)
-    mask[1:] = False
-    assert not effective(net, {"a.weight": mask}, x4)["a.weight"].any()
-
-
-def test_queries_and_keys_count_where_a_value_is_reached() -> None:
-    net = nn.MultiheadAttention(4, 2, batch_first=True)
-    net.forward = lambda x, call=net.forward: call(x, x, x, need_weights=False)[0]  # type: ignore[method-assign]
-    whole = torch.ones(12, 4, dtype=torch.bool)
-    first_head = whole.clone()
-    first_head[10:] = False  # the values of the second head
-    masks = {"in_proj_weight": first_head, "out_proj.weight": ~off}
-    rows = effective(net, masks, torch.randn(1, 3, 4))["in_proj_weight"].all(1)
-    assert rows.tolist() == [True, True, False, False] * 2 + [True, True, False, False]
-    only_values = whole.clone()
-    only_values[:8] = False
-    masks["in_proj_weight"] = only_values
-    assert effective(net, masks, torch.randn(1, 3, 4))["in_proj_weight"].equal(only_values)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types(dtype: torch.dtype) -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)).to(dtype)
-    on_paths = effective(net, {"0.weight": half, "2.weight": ~off}, x4.to(dtype))
-    assert on_paths["2.weight"].sum() == 8
-
-
-def test_token_ids_are_input_and_positions_are_not() -> None:
-    def forward(net: Any, ids: Tensor, mask: Tensor) -> Any:
-        hidden = net.b(net.a(net.embed(ids)) * mask[..., None] + net.position(torch.arange(3)))
-        return {"pooled": [hidden.sum(1) / mask.sum(1, keepdim=True)]}
-
-    net = Net(forward, embed=nn.Embedding(7, 4), position=nn.Embedding(3, 4), **linears())
-    ids = torch.tensor([[1, 4, 4], [0, 2, 6]])
-    for mask in (ids > 0, (ids > 0).long()):
-        example = {"ids": ids, "mask": mask}
-        assert effective(net, {"a.weight": eye, "b.weight": eye}, example)["b.weight"].equal(eye)
-        assert collapsed(net, {"a.weight": off, "b.weight": eye}, example) == ["a.weight"]
-
-
-def test_bytes_are_input() -> None:
-    net = Net(lambda net, x: net.conv(x.float() / 255).mean((2, 3)), conv=nn.Conv2d(3, 2, 3))
-    assert trace(net, {}, torch.zeros(1, 3, 4, 4, dtype=torch.uint8)).outputs == [True]
-
-
-@dataclass
-class Answer:
-    loss: Tensor
-    more: Any = None
-
-
-def test_outputs_in_a_tree_and_a_loss_of_its_own() -> None:
-    net = Net(lambda net, x, y: Answer(F.cross_entropy(net.a(x), y), ({"b": net.b(x)}, "text", y)), **linears())
-    masks = {"a.weight": eye, "b.weight": off}
-    assert trace(net, masks, (x4, torch.tensor([0, 3]))).outputs == [True, False]
-    assert effective(net, masks, (x4, torch.tensor([0, 3])))["a.weight"].equal(eye)
 
 
 # ---- collapse ----
@@ -419,24 +224,3 @@ def test_a_gpu_finds_the_same(name: str) -> None:
     here = effective(model, masks, example)
     there = effective(model.cuda(), masks, example)  # masks and example are still on the CPU
     assert all(there[n].equal(here[n]) for n in masks)
-
-
-class Constant(nn.Module):
-    """Slopes applied to something that does not come from the input, in a shape of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.slopes = nn.Linear(3, 4, bias=False), nn.PReLU(1)
-        self.register_buffer("offset", torch.ones(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + self.slopes(self.offset.expand(len(x), 4)).view(len(x), 4)
-
-
-def test_the_slopes_of_a_prelu_do_not_stand_for_its_input():
-    mask = torch.tensor([[True] * 3] + [[False] * 3] * 3)
-    assert effective(Constant(), {"layer.weight": mask}, torch.zeros(2, 3))["layer.weight"].equal(mask)
-    net = nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 1))
-    last = torch.tensor([[True, False, False, False]])
-    on_paths = effective(net, {"0.weight": torch.ones(4, 3) > 0, "2.weight": last}, torch.zeros(2, 3))["0.weight"]
-    assert on_paths.any(1).tolist() == [True, False, False, False]

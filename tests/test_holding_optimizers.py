@@ -1,0 +1,279 @@
+"""With every optimizer, held weights stay at zero and the kept ones train as if the pruned ones did not exist."""
+
+import copy
+import math
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from held import (
+    CASES,
+    OPTIMIZERS,
+    Lamb,
+    Noise,
+    X,
+    Y,
+    assert_held,
+    assert_same,
+    backward,
+    by_hand,
+    network,
+    random_masks,
+    state_of,
+    train,
+    twins,
+)
+from torch import optim
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from barebones.holding import ELEMENTWISE, hold
+from barebones.scope import matched
+
+
+@pytest.fixture
+def model():
+    return network()
+
+
+@pytest.fixture
+def masks():
+    return random_masks(network())
+
+
+def test_every_elementwise_optimizer_is_tested():
+    assert {kind for kind, _ in OPTIMIZERS.values()} | {optim.SparseAdam} >= ELEMENTWISE
+    assert all(kind.__module__.startswith("torch.optim.") for kind in ELEMENTWISE)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+@pytest.mark.parametrize("dense_steps", [0, 3])
+def test_kept_weights_train_as_masked_by_hand(kind, options, dense_steps, masks):
+    """Old state, huge, infinite and NaN gradients of pruned weights make no difference to the kept ones."""
+    model, optimizer, other, others = twins(kind, options, dense_steps)
+    hold(model, masks, optimizer)
+    assert_held(model, masks)
+    by_hand(other, masks, others)
+
+    def spoil():
+        for _, p, mask in matched(model, masks):
+            poison = torch.tensor([1e30, -1e30, math.inf, -math.inf, math.nan, -1.0]).repeat(p.numel())
+            p.grad[~mask] = poison[: int((~mask).count_nonzero())]
+
+    for step in range(4):
+        train(model, optimizer, 1, spoil if step % 2 else lambda: None)
+        train(other, others, 1, lambda: by_hand(other, masks, others))
+        by_hand(other, masks, others)
+        assert_held(model, masks)
+        assert_same(model, other)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_hold_cleans_old_state_of_pruned_weights_only(kind, options, masks):
+    model, optimizer, other, others = twins(kind, options)
+    hold(model, masks, optimizer)
+    for (name, p, mask), (_, q, _) in zip(matched(model, masks), matched(other, masks), strict=True):
+        for a, b in zip([p, p.grad, *state_of(optimizer, p)], [q, q.grad, *state_of(others, q)], strict=True):
+            assert not a[~mask].any(), name
+            assert torch.equal(a[mask], b[mask]), name
+    state, before = optimizer.state_dict()["state"], others.state_dict()["state"]
+    for i in before:  # counters and factors stay
+        assert all(torch.equal(state[i][k], v) for k, v in before[i].items() if torch.is_tensor(v) and v.dim() == 0)
+    assert torch.equal(model[0].bias, other[0].bias)
+
+
+def masked_training(model, masks, optimizer, steps, closure=False):
+    """Train the network whose weights are p * mask, with nothing but autograd."""
+
+    def loss():
+        optimizer.zero_grad()
+        weights = {name: p * masks[name] if name in masks else p for name, p in model.named_parameters()}
+        value = F.cross_entropy(torch.func.functional_call(model, weights, (X,)), Y)
+        value.backward()
+        return value
+
+    for _ in range(steps):
+        optimizer.step(loss) if closure else (loss(), optimizer.step())
+
+
+def pruned_copy(model, masks):
+    other = copy.deepcopy(model)
+    for _, p, mask in matched(other, masks):
+        p.data[~mask] = 0.0
+        p.grad = None
+    return other
+
+
+@pytest.mark.parametrize("closure", [False, "positional", "keyword"])
+def test_trust_ratio_sees_the_pruned_network_only(closure, model, masks):
+    other, loose = pruned_copy(model, masks), pruned_copy(model, masks)
+    masked_training(other, masks, Lamb(other.parameters()), 4, closure=bool(closure))
+
+    optimizer = Lamb(model.parameters())
+    hold(model, masks, optimizer)
+
+    def loss():
+        optimizer.zero_grad()
+        return backward(model)
+
+    for _ in range(4):
+        if not closure:
+            train(model, optimizer, 1)
+        else:
+            value = optimizer.step(loss) if closure == "positional" else optimizer.step(closure=loss)
+            assert value.requires_grad
+    assert_held(model, masks)
+    assert_same(model, other)
+
+    train(loose, Lamb(loose.parameters()), 4)  # the ratio depends on the pruned weights
+    assert not torch.equal(loose[0].bias, other[0].bias)
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("dense_steps", [0, 2])
+def test_lbfgs_forgets_the_dense_network_and_trains_the_pruned_one(line_search, dense_steps, model, masks):
+    optimizer = optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn=line_search)
+
+    def loss():
+        optimizer.zero_grad()
+        return backward(model)
+
+    for _ in range(dense_steps):
+        optimizer.step(loss)
+    other = pruned_copy(model, masks)
+    fresh = optim.LBFGS(other.parameters(), lr=0.1, max_iter=4, line_search_fn=line_search)
+    hold(model, masks, optimizer)
+    masked_training(other, masks, fresh, 3, closure=True)
+    for _ in range(3):
+        optimizer.step(loss)
+    assert_held(model, masks)
+    assert_same(model, other)
+
+    memory = copy.deepcopy(optimizer.state_dict())  # a held run resumes with its memory
+    optimizer.load_state_dict(memory)
+    assert optimizer.state_dict()["state"][0]["n_iter"] == memory["state"][0]["n_iter"] > 1
+
+
+def test_muon_and_a_second_optimizer_for_the_rest(masks):
+    def optimizers(model):
+        matrices = [p for p in model.parameters() if p.dim() == 2]
+        return optim.Muon(matrices, lr=0.05), optim.AdamW([p for p in model.parameters() if p.dim() != 2], lr=0.01)
+
+    model, other = network(), network()
+    ours, theirs = optimizers(model), optimizers(other)
+    for each, both in ((model, ours), (other, theirs)):
+        for _ in range(2):
+            each.zero_grad()
+            backward(each)
+            for optimizer in both:
+                optimizer.step()
+    hold(model, masks, ours)
+    by_hand(other, masks, *theirs)
+    for _ in range(3):
+        for each in (model, other):
+            each.zero_grad()
+            backward(each)
+        by_hand(other, masks, *theirs)
+        for optimizer in (*ours, *theirs):
+            optimizer.step()
+        by_hand(other, masks, *theirs)
+        assert_held(model, masks)
+        assert_same(model, other)
+
+
+def test_a_users_optimizer_that_moves_everything(model, masks):
+    optimizer = Noise(model.parameters())
+    hold(model, masks, optimizer)
+
+    def loss():
+        assert_held(model, masks)  # the loss is that of the pruned network, although the optimizer moved its weights
+        return backward(model)
+
+    with torch.random.fork_rng():
+        for _ in range(3):
+            assert optimizer.step(closure=loss).isfinite()
+            assert_held(model, masks)
+    for _, p, mask in matched(model, masks):
+        assert not optimizer.state[p]["seen"][~mask].any()
+        assert optimizer.state[p]["codes"].all()  # quantized state is left alone
+
+
+def test_averaged_weights_of_asgd_stay_pruned(model, masks):
+    optimizer = optim.ASGD(model.parameters(), lr=0.1, t0=0)
+    hold(model, masks, optimizer)
+    train(model, optimizer, 4)
+    for _, p, mask in matched(model, masks):
+        assert not optimizer.state[p]["ax"][~mask].any()
+        assert optimizer.state[p]["ax"][mask].all()
+
+
+# ---- ways of training ----
+
+
+def with_closure(model, optimizer, memory, step):
+    assert optimizer.step(lambda: (optimizer.zero_grad(), backward(model))[1]).isfinite()
+
+
+def accumulating(model, optimizer, memory, step):
+    optimizer.zero_grad(set_to_none=step % 2 == 0)
+    for part in range(2):
+        backward(model, X[part::2], Y[part::2])
+    optimizer.step()
+
+
+def with_schedule(model, optimizer, memory, step):
+    schedule = memory.setdefault("schedule", optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    train(model, optimizer, 1)
+    schedule.step()
+
+
+def with_scaler(model, optimizer, memory, step):
+    scaler = memory.setdefault("scaler", torch.amp.GradScaler("cpu", init_scale=8.0))
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = F.cross_entropy(model(X), Y) * (math.inf if step == 1 else 1.0)  # the scaler leaves that step out
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == (4.0 if step else 8.0)
+
+
+def channels_last(model, optimizer, memory, step):
+    model.to(memory_format=torch.channels_last)
+    train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("way", [with_closure, accumulating, with_schedule, with_scaler, channels_last])
+@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=["plain", "fused"])
+def test_ways_of_training(way, options, masks):
+    model, optimizer, other, others = twins(optim.AdamW, {"lr": 0.01, **options})
+    hold(model, masks, optimizer)
+    by_hand(other, masks, others)
+    memories = {}, {}
+    for step in range(4):
+        way(model, optimizer, memories[0], step)
+        way(other, others, memories[1], step)
+        by_hand(other, masks, others)
+        assert_held(model, masks)
+        assert_same(model, other)
+
+
+def test_an_elementwise_step_costs_one_operation_per_pruned_layer(model, masks):
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen[function.overloadpacket.__name__] += 1
+            return function(*args, **(kwargs or {}))
+
+    masks = {**masks, "5.weight": torch.ones(5, 8, dtype=torch.bool)}  # all weights of the last layer are kept
+    optimizer = optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    counts = []
+    for held in (False, True):
+        if held:
+            hold(model, masks, optimizer)
+        backward(model)
+        seen = Counter()
+        with Count():
+            optimizer.step()
+        counts.append(seen)
+    extra = counts[1] - counts[0]
+    assert {name: extra[name] for name in extra if name not in ("detach", "view", "alias")} == {"bitwise_and_": 2}
