@@ -1,3 +1,3 @@
-"""The version of the library: the one place that says it."""
+"""The version of the library, which the package metadata reads from here."""
 
 __version__ = "0.1.0"
