@@ -342,9 +342,13 @@ def test_what_cannot_be_done_is_an_error_of_one_sentence(monkeypatch):
     refused(r"pip install \"barebones\[shrink\]\"", model, masks, x, error=ModuleNotFoundError)
 
 
-def test_a_wrong_network_is_never_returned(monkeypatch):
-    """If too many channels were chosen, the comparison would show it."""
+@pytest.mark.parametrize("scale", [1, 1e-14])
+def test_a_wrong_network_is_never_returned(monkeypatch, scale):
+    """If too many channels were chosen, the comparison would show it, however small the outputs are."""
     model, example = zoo.build("vgg", trained=False)
+    with torch.no_grad():
+        for parameter in list(model.children())[-1].parameters():
+            parameter.mul_(scale)
     masks = everything(model)
     choose = trials.choose
 

@@ -65,6 +65,12 @@ def test_a_difference_is_relative_to_the_largest_value(expected, actual, gap):
     assert difference(torch.tensor(expected), torch.tensor(actual)) == pytest.approx(gap)
 
 
+def test_tiny_values_are_compared_in_float64():
+    tiny = torch.tensor([1e-15, 2e-15])
+    assert difference(tiny, 2 * tiny) < 1e-9
+    assert difference(tiny.double(), 2 * tiny.double()) == pytest.approx(1.0)
+
+
 def test_every_tensor_has_its_own_scale_and_integers_are_not_compared():
     large, small, index = torch.tensor([1000.0]), torch.tensor([1.0]), torch.tensor([3])
     expected = {"large": large, "rest": (small, [index])}
