@@ -29,7 +29,6 @@ from .run import Stopped, run
 
 BROKEN = 70  # exit code of a process whose CUDA context cannot be used any more
 PIPE_PAUSE = 0.1  # seconds between looks into the pipe
-LINE_PAUSE = 0.3  # seconds between the lines of metrics that one lane passes on
 
 
 @dataclass(frozen=True)
@@ -135,24 +134,16 @@ class Lane:
         self.steps: Iterator[None] | None = run(experiment, options, self.report, wire.asked)
         self.stream = torch.cuda.Stream() if on_gpu else None
         self.first_turn, self.measured = True, not on_gpu
-        self.unsent: Line | None = None  # the latest line, until it is passed on
-        self.sent_at = 0.0
         self.before = torch.cuda.memory_reserved() if on_gpu else 0
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         wire.tell("started", self.folder)
 
     def report(self, line: Line) -> None:
-        """Pass on lines of metrics: a few per second, and always the last one."""
-        self.unsent = {name: value for name, value in line.items() if name != "layers"}
-        self._pass_on()
+        """Pass on a line of metrics."""
+        self.wire.tell("line", self.folder, line={name: value for name, value in line.items() if name != "layers"})
         if not self.measured and line["stage"] == "train":
             self.measure()
-
-    def _pass_on(self, now: bool = False) -> None:
-        if self.unsent is not None and (now or monotonic() - self.sent_at >= LINE_PAUSE):
-            self.wire.tell("line", self.folder, line=self.unsent)
-            self.unsent, self.sent_at = None, monotonic()
 
     def measure(self) -> None:
         """Report how much of the device's memory is free and, once, how much was reserved since this lane began.
@@ -173,13 +164,10 @@ class Lane:
             if self.first_turn and self.stream:
                 self.stream.synchronize()  # so that data which lanes share is complete before another lane reads it
             self.first_turn = False
-            self._pass_on()
             return True
         except StopIteration as end:
-            self._pass_on(now=True)
             self.wire.tell("done", self.folder, result=end.value)
         except Stopped:
-            self._pass_on(now=True)
             self.wire.tell("stopped", self.folder)
         except (Exception, SystemExit) as error:
             self._fail(error)
@@ -188,9 +176,8 @@ class Lane:
     def _fail(self, error: BaseException) -> None:
         full = _out_of_memory(error)
         broken = self.stream is not None and not full and _breaks_cuda(error)
-        about = {"reason": reason(error), "traceback": traceback.format_exc(), "full": full, "broken": broken}
-        about["busy"] = isinstance(error, Busy)
-        self.wire.tell("failed", self.folder, **about)
+        about = {"reason": reason(error), "traceback": traceback.format_exc(), "busy": isinstance(error, Busy)}
+        self.wire.tell("failed", self.folder, others_may_be_the_cause=full or broken, **about)
         if broken:  # every other lane would fail too, and an orderly end could hang
             os._exit(BROKEN)
 
