@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from pathlib import Path
-from statistics import fmean
 from time import monotonic
 from typing import Any
 
 from ..running.processors import processors
-from . import records
 from .experiment import Experiment
-from .folder import FAILURE, read_json, write_json
+from .folder import FAILURE, write_json
 from .lanes import Event
 from .options import RunOptions
 from .worker import Worker
@@ -31,14 +28,11 @@ class Job:
     experiment: Experiment
     state: str = QUEUED
     reason: str = ""  # why it failed, stopped or is tried again
-    alone: bool = False  # no other job may run beside it in its process
-    deaths: int = 0  # how often its process died
-    attempts: int = 0
+    alone: bool = False  # it is tried a second time, and no other job may run beside it in its process
     accuracy: float | None = None  # on the test images when done, else the latest one
     line: dict[str, Any] = field(default_factory=dict)  # the latest line of metrics
     began: float = 0.0
     ended: float = 0.0
-    mark: tuple[str, float, int] = ("", 0.0, 0)  # the stage, when its first line came, rounds or epochs done by then
 
     @property
     def folder(self) -> str:
@@ -51,31 +45,16 @@ class Job:
         return self.folder.rpartition("-")[0]
 
     @property
-    def kind(self) -> tuple[str, str]:
-        """What its duration depends on: jobs of one kind take about the same time."""
-        return self.experiment.model, self.experiment.data
-
-    @property
     def progress(self) -> tuple[int, int]:
         """How many rounds or epochs of the stage are done, and how many there are."""
         unit = "round" if "rounds" in self.line else "epoch"
         return self.line.get(unit, -1) + 1, self.line.get(unit + "s", 0)
 
-    def update(self, line: dict[str, Any], now: float) -> None:
+    def update(self, line: dict[str, Any]) -> None:
         """Take in a line of metrics."""
         self.line = line
-        if self.mark[0] != line["stage"]:
-            self.mark = (line["stage"], now, self.progress[0])
         latest = line.get("validation") or {"top1": line.get("accuracy")}
         self.accuracy = latest["top1"] if latest["top1"] is not None else self.accuracy
-
-    def left(self, now: float) -> float | None:
-        """Estimate the seconds to its end from the pace of its epochs; None before the second epoch has ended."""
-        done, total = self.progress
-        stage, since, before = self.mark
-        if stage != "train" or done <= before or not total:
-            return None
-        return max((now - since) / (done - before) * (total - done), 0.0)
 
 
 class Crew:
@@ -96,7 +75,6 @@ class Crew:
         self.stopping = False
         self.most_lanes = (most or LANES) if options.on_gpu else 1  # per worker
         self.most_workers = (most or processors()) if options.device == "cpu" else 1
-        self.tables = Tables(options.runs)
 
     @property
     def busy(self) -> bool:
@@ -127,8 +105,7 @@ class Crew:
 
     def _begin(self, job: Job, worker: Worker) -> None:
         self.queue.remove(job)
-        job.state, job.began, job.line, job.mark = RUNNING, monotonic(), {}, ("", 0.0, 0)
-        job.attempts += 1
+        job.state, job.began, job.line = RUNNING, monotonic(), {}
         worker.begin(job.experiment)
 
     def attend(self, seconds: float = REFRESH) -> None:
@@ -145,18 +122,18 @@ class Crew:
         """Take in an event; `beside_others` says that other experiments are running in that process."""
         job, about = self.jobs[event.folder], event.about
         if event.kind == "line":
-            job.update(about["line"], monotonic())
+            job.update(about["line"])
         elif event.kind == "started":
             job.began = monotonic()  # without the time that its process took to start
             self.changed(job)
         elif event.kind == "done":
             job.accuracy, job.reason = about["result"]["test"]["top1"], ""
             self._end(job, DONE)
-        elif event.kind == "failed" and about.get("busy"):
+        elif event.kind == "failed" and about["busy"]:
             job.reason = about["reason"]  # another process runs it
             self._end(job, STOPPED)
-        elif event.kind == "failed" and (about["full"] or about["broken"]) and beside_others:
-            self._queue_again(job, about["reason"])  # the others may be the cause
+        elif event.kind == "failed" and about["others_may_be_the_cause"] and beside_others:
+            self._queue_again(job, about["reason"])
         elif event.kind == "failed":
             self._fail(job, about["reason"], about["traceback"])
         elif event.kind == "stopped":
@@ -172,13 +149,12 @@ class Crew:
 
     def _lose(self, job: Job, reason: str, output: str) -> None:
         """Take in that the job's process ended: stop, try again, or fail the second time."""
-        job.deaths += 1
         if self.stopping:
             self._end(job, STOPPED)
-        elif job.deaths == 1:
-            self._queue_again(job, reason)
-        else:
+        elif job.alone:
             self._fail(job, reason, output)
+        else:
+            self._queue_again(job, reason)
 
     def _queue_again(self, job: Job, reason: str) -> None:
         """Put the job at the end of the queue, to run alone in its process."""
@@ -193,7 +169,7 @@ class Crew:
         failure = {"experiment": job.experiment.to_dict(), "reason": reason, "traceback": details}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, failure | {"attempts": _attempts(path) + job.attempts})
+            write_json(path, {**failure, "attempts": 1 + job.alone})
         except OSError as error:
             job.reason += f" (and {path} cannot be written: {error.strerror})"
         self._end(job, FAILED)
@@ -203,8 +179,6 @@ class Crew:
         if state == DONE:
             with suppress(OSError):
                 (self.options.runs / job.folder / FAILURE).unlink(missing_ok=True)
-        if state in (DONE, FAILED):
-            self.tables.refresh()
         self.changed(job)
 
     def dismiss(self, patience: float, refresh: Callable[[Crew], None] = lambda crew: None) -> None:
@@ -230,46 +204,6 @@ class Crew:
                 self._end(job, STOPPED)
 
     def left(self, now: float) -> float | None:
-        """Estimate the seconds to the end of the sweep from finished jobs and the pace of running ones.
-
-        None while no job has finished and none has a pace.
-        """
-        running = [job for job in self.jobs.values() if job.state == RUNNING]
-        durations = [(job, job.ended - job.began) for job in self.jobs.values() if job.state == DONE]
-        durations += [(job, now - job.began + left) for job in running if (left := job.left(now)) is not None]
-        if not durations:
-            return None
-
-        def expected(job: Job) -> float:
-            same_kind = [seconds for other, seconds in durations if other.kind == job.kind]
-            return fmean(same_kind or [seconds for _, seconds in durations])
-
-        lefts = []
-        for job in running:
-            left = job.left(now)
-            lefts.append(max(expected(job) - (now - job.began), 0.0) if left is None else left)
-        total = sum(lefts) + sum(expected(job) for job in self.queue)
-        return max([*lefts, total / max(len(running), 1)])
-
-
-def _attempts(failure: Path) -> int:
-    """Return how often an experiment was tried before, according to its failure.json."""
-    try:
-        return int(read_json(failure)["attempts"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-
-
-class Tables:
-    """The tables of records, kept up to date in at most a twentieth of the time."""
-
-    def __init__(self, runs: Path) -> None:
-        self.runs, self.due = runs, 0.0
-
-    def refresh(self) -> None:
-        """Write the tables, unless it is too soon. Errors are left to the last writing, at the end of the sweep."""
-        began = monotonic()
-        if began >= self.due:
-            with suppress(OSError):
-                records.write(records.records(self.runs), self.runs)
-            self.due = monotonic() + 20 * (monotonic() - began)
+        """Estimate the seconds to the end of the sweep from the time per finished job; None before the first one."""
+        done = self.count(DONE)
+        return (now - self.began) / done * self.count(QUEUED, RUNNING) if done else None

@@ -1,4 +1,7 @@
-"""The display of a sweep: a live table in a terminal, otherwise one sentence for each run that begins or ends."""
+"""The display of a sweep: a live table in a terminal, otherwise one sentence for each run that begins or ends.
+
+Rich cuts a table that is higher than the terminal.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from rich.text import Text
 
 from .crew import DONE, FAILED, QUEUED, REFRESH, RUNNING, SKIPPED, STOPPED, Crew, Job
 
-LATEST = 5  # finished runs in the table
+LATEST = 5  # finished runs in the table, and as many failed ones
 
 
 class Display:
@@ -30,6 +33,7 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         if self.live:
+            self.live.update("")  # Rich would show all of a table that it has cut
             self.live.stop()
 
     def announce(self, job: Job) -> None:
@@ -45,7 +49,7 @@ class Display:
                 self._print(f"stopping {running} runs, which save a checkpoint; interrupt again to kill them")
         elif monotonic() - self.drawn_at >= REFRESH:
             self.drawn_at = monotonic()
-            self.live.update(table(crew, self.drawn_at, self.console.size.height), refresh=True)
+            self.live.update(table(crew, self.drawn_at), refresh=True)
 
     def _print(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -62,38 +66,26 @@ def sentence(job: Job) -> str:
     return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state in (FAILED, STOPPED) and job.reason else "")
 
 
-def table(crew: Crew, now: float, height: int) -> Group:
-    """Return counts and times, then running, latest finished and failed jobs, in fewer than `height` lines."""
+def table(crew: Crew, now: float) -> Group:
+    """Return counts and times, then the running jobs and the latest that failed or finished."""
     counts = ", ".join(f"{crew.count(state)} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
     before = f"; {skipped} done before" if (skipped := crew.count(SKIPPED)) else ""
     left = crew.left(now)
     times = f"{clock(now - crew.began)} elapsed" + (f", about {clock(left)} left" if left is not None else "")
     saving = crew.stopping and crew.count(RUNNING)
     note = "; stopping, the runs save a checkpoint; Ctrl-C again kills them" if saving else ""
-
-    lines = max(height - 3, 3)
-    jobs = {state: [job for job in crew.jobs.values() if job.state == state] for state in (RUNNING, DONE, FAILED)}
-    running = jobs[RUNNING][: max(lines // 2, 1)]
-    finished = sorted(jobs[DONE], key=lambda job: -job.ended)[: min(LATEST, lines // 4)]
-    lines -= len(running) + len(finished)
-    hidden = len(jobs[FAILED]) - lines + 1 if len(jobs[FAILED]) > lines else 0
-    failed = [f"failed   {job.label}: {job.reason}" for job in jobs[FAILED][: len(jobs[FAILED]) - hidden]]
-    failed += [f"failed   … and {hidden} more"] if hidden else []
-
     rows = Table.grid(padding=(0, 2))
-    for number in range(6):
-        rows.add_column(no_wrap=True, overflow="ellipsis", justify="left" if number < 3 else "right")
-    for job in running:
+    for justify in ("left", "left", "left", "right", "right"):
+        rows.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
+    jobs = {state: [job for job in crew.jobs.values() if job.state == state] for state in (RUNNING, DONE, FAILED)}
+    for job in jobs[RUNNING]:
         done, total = job.progress
         progress = f"{done}/{total}" if total else ""
-        job_left = job.left(now)
-        eta = f"{clock(job_left)} left" if job_left is not None else ""
-        rows.add_row("running", Text(job.label), job.line.get("stage", ""), progress, percent(job.accuracy), eta)
-    for job in finished:
-        duration = clock(job.ended - job.began)
-        rows.add_row("done", Text(job.label), "", "", percent(job.accuracy), duration, style="green")
-    header = (_one_line(counts + before, "bold"), _one_line(times + note, "bold"))
-    return Group(*header, rows, *(_one_line(line, "red") for line in failed))
+        rows.add_row("running", Text(job.label), job.line.get("stage", ""), progress, percent(job.accuracy))
+    for job in sorted(jobs[DONE], key=lambda job: -job.ended)[:LATEST]:
+        rows.add_row("done", Text(job.label), "", clock(job.ended - job.began), percent(job.accuracy), style="green")
+    failed = [_one_line(sentence(job), "red") for job in sorted(jobs[FAILED], key=lambda job: -job.ended)[:LATEST]]
+    return Group(_one_line(counts + before, "bold"), _one_line(times + note, "bold"), *failed, rows)
 
 
 def _one_line(text: str, style: str) -> Text:
