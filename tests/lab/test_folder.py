@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -28,19 +29,11 @@ def test_two_runs_of_one_process_share_no_folder(short, options):
 def test_a_full_disk_is_an_error_before_any_work(short, options, monkeypatch):
     usage = shutil.disk_usage(".")._replace(free=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(stages, "prune", lambda *args, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr(stages, "pruned", lambda *args: pytest.fail("work was begun"))
     with pytest.raises(ValueError, match=r"needs about \d+ MB, but its disk has 1 MB left; delete something first"):
         result_of(run(short, options))
     assert not (options.folder(short) / "mask.safetensors").exists()
     assert not (options.folder(short) / "metrics.jsonl").exists()
-
-
-def test_a_disk_that_does_not_say_how_full_it_is_may_have_room(short, options, monkeypatch):
-    def unknown(path):
-        raise OSError(errno.ENOSYS, "not here")
-
-    monkeypatch.setattr(shutil, "disk_usage", unknown)
-    result_of(run(short, options))
 
 
 class Full(OSError):
@@ -126,32 +119,25 @@ def test_a_disk_that_fills_up_within_a_line_of_metrics_spoils_nothing(
     assert_same_run(options.folder(short), expected)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_an_unwritable_folder_is_an_error_before_any_work(short, options):
-    options.runs.mkdir()
-    options.runs.chmod(0o500)
-    try:
-        with pytest.raises(PermissionError, match="cannot make the run's folder"):
-            result_of(run(short, options))
-    finally:
-        options.runs.chmod(0o700)
-
-
-def test_a_folder_without_write_permission_is_an_error(short, options, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(PermissionError, match="cannot write into the run's folder"):
-        result_of(run(short, options))
-
-
 @pytest.mark.parametrize("where", ["runs", "folder"])
-def test_a_file_in_the_way_gets_one_clear_sentence(where, short, options):
+def test_a_file_in_the_way_is_named(where, short, options):
     path = options.runs if where == "runs" else options.folder(short)
     path.parent.mkdir(exist_ok=True)
     path.write_text("a note")
-    with pytest.raises(OSError, match="cannot make the run's folder") as caught:
+    with pytest.raises(OSError, match=re.escape(str(path))):
         result_of(run(short, options))
-    assert str(path) in str(caught.value)
     assert path.read_text() == "a note"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.parametrize("where", ["runs", "folder"])
+def test_an_unwritable_folder_is_an_error_before_any_work(where, short, options):
+    path = options.runs if where == "runs" else options.folder(short)
+    path.mkdir(parents=True)
+    path.chmod(0o500)
+    with pytest.raises(PermissionError, match=re.escape(str(path))):
+        result_of(run(short, options))
+    path.chmod(0o700)
 
 
 def test_what_a_killed_process_was_writing_is_cleared(short, options):
@@ -187,7 +173,7 @@ def test_a_damaged_record_is_named(text, short, options):
     [
         ("", "cannot be read"),
         ('{"test": 1', "cannot be read"),
-        ("[]", "is not the result of this experiment"),
+        ("[]", "cannot be read"),
         ('{"experiment": {}}', "is not the result of this experiment"),
     ],
 )

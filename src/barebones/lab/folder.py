@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,19 @@ class Busy(ValueError):
 @contextmanager
 def reserved(folder: Path, experiment: Experiment, weight_bytes: int) -> Iterator[None]:
     """Make the run's folder and lock it for this process; check that the disk has room for what a run writes."""
-    _make(folder)
-    with _locked(folder):
-        _check_room(folder, 5 * weight_bytes + SPARE)  # two checkpoints of weights and momentum; the weights
+    folder.mkdir(parents=True, exist_ok=True)
+    try:  # the system releases the lock when the process ends, also by SIGKILL
+        lock = FileLock(folder / LOCK, timeout=0, thread_local=False).acquire()
+    except Timeout:
+        raise Busy(f"another process is running in {folder}; wait for it, or stop it first") from None
+    with lock:
+        needed = 5 * weight_bytes + SPARE  # the weights, and two checkpoints of weights and momentum
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise ValueError(
+                f"{folder} needs about {needed / 1e6:.0f} MB, but its disk has {free / 1e6:.0f} MB left; "
+                "delete something first"
+            )
         for unfinished in folder.glob(".*.tmp"):  # a process was killed while it wrote them
             unfinished.unlink(missing_ok=True)
         path = folder / EXPERIMENT
@@ -53,12 +62,12 @@ def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, An
     """
     path = folder / RESULT
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read ({error}); delete it to run this again") from None
-    complete = isinstance(result, dict) and {"experiment", "test", "seconds"} <= result.keys()
+    complete = {"experiment", "test", "seconds"} <= result.keys()
     if not complete or (experiment is not None and not experiment.is_record(result["experiment"])):
         raise ValueError(f"{path} is not the result of this experiment; delete it to run this again")
     return result
@@ -103,36 +112,3 @@ def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically."""
     with atomically(path) as file:
         file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot make the run's folder ({error.strerror})", str(folder)) from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(13, "cannot write into the run's folder", str(folder))
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system releases when the process ends, also by SIGKILL."""
-    lock = FileLock(folder / LOCK, timeout=0, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise Busy(f"another process is running in {folder}; wait for it, or stop it first") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _check_room(folder: Path, needed: int) -> None:
-    with suppress(OSError):  # not every file system tells how full it is
-        free = shutil.disk_usage(folder).free
-        if free < needed:
-            raise ValueError(
-                f"{folder} needs about {needed / 1e6:.0f} MB, but its disk has {free / 1e6:.0f} MB left; "
-                "delete something first"
-            )
