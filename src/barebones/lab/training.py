@@ -104,8 +104,6 @@ class Training:
         captured: bool = True,
         compiled: bool = False,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
         self.model, self.data, self.plan, self.masks, self.seed, self.precision = (
             model, data, plan, masks, seed, precision,
         )  # fmt: skip
@@ -199,15 +197,17 @@ class Training:
             self.optimizer.param_groups[0]["lr"] = rate
         return rate
 
-    def save(self, path: files.Path, **about: Any) -> None:
-        """Write a checkpoint, atomically, with `about` in it."""
-        named = parameters(self.model)
-        tensors: dict[str, Tensor] = {f"weight {name}": p for name, p in named.items()}
-        tensors |= {f"buffer {name}": b for name, b in self.model.named_buffers()}
-        for name, p in named.items():
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the weights and buffers of the network by their names in a checkpoint."""
+        weights: dict[str, Tensor] = {f"weight {name}": p for name, p in parameters(self.model).items()}
+        return weights | {f"buffer {name}": b for name, b in self.model.named_buffers()}
+
+    def save(self, path: files.Path) -> None:
+        """Write a checkpoint, atomically."""
+        tensors = self._tensors() | {"tally": self.tally}
+        for name, p in parameters(self.model).items():
             if (momentum := self.optimizer.state.get(p, {}).get("momentum_buffer")) is not None:
                 tensors[f"momentum {name}"] = momentum
-        tensors["tally"] = self.tally
         state = {
             "epoch": self.epoch,
             "step": self.step,
@@ -216,50 +216,41 @@ class Training:
             "last": self.last and asdict(self.last),
             "scaler": self.scaler.state_dict(),
         }
-        files.write(path, tensors, KIND, VERSION, {"state": state, "about": about})
+        files.write(path, tensors, KIND, VERSION, {"state": state})
 
-    def load(self, path: files.Path) -> dict[str, Any]:
-        """Resume from a checkpoint of the same network, and return its `about`."""
+    def load(self, path: files.Path) -> None:
+        """Resume from a checkpoint of the same network."""
         tensors, about = files.read(path, KIND, VERSION)
-        state, named = about["state"], parameters(self.model)
-        state_of_model: dict[str, Tensor] = {f"weight {name}": p for name, p in named.items()}
-        state_of_model |= {f"buffer {name}": b for name, b in self.model.named_buffers()}
+        state, current = about["state"], self._tensors()
         stored = {name for name in tensors if name.startswith(("weight ", "buffer "))}
-        if state_of_model.keys() != stored or any(tensors[n].shape != t.shape for n, t in state_of_model.items()):
+        if current.keys() != stored or any(tensors[name].shape != t.shape for name, t in current.items()):
             raise ValueError(f"{path} is a checkpoint of another network; delete it to train from the start")
         with torch.no_grad():
+            for name, tensor in current.items():
+                tensor.copy_(tensors[name])
             self.optimizer.state.clear()
-            for name, p in named.items():
-                p.copy_(tensors[f"weight {name}"])
-                if f"momentum {name}" in tensors:
-                    momentum = torch.empty_like(p).copy_(tensors[f"momentum {name}"])
-                    self.optimizer.state[p] = {"momentum_buffer": momentum}
-            for name, b in self.model.named_buffers():
-                b.copy_(tensors[f"buffer {name}"])
+            for name, p in parameters(self.model).items():
+                if (momentum := tensors.get(f"momentum {name}")) is not None:
+                    self.optimizer.state[p] = {"momentum_buffer": torch.empty_like(p).copy_(momentum)}
         self.tally.copy_(tensors["tally"])
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.best = state["best"] and Best(**state["best"])
         self.last = state["last"] and epoch_from(state["last"])
         self.scaler.load_state_dict(state["scaler"])
-        return dict(about["about"])
 
 
 def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes: int) -> Accuracy:
-    """Return the accuracy of a network, in evaluation mode, on a split of the data; then restore its mode."""
+    """Return the accuracy of a network, in evaluation mode, on a split of the data; then set it to training mode."""
     device = next(model.parameters()).device
     total = torch.zeros(4, dtype=torch.float64, device=device)
-    flags = [module.training for module in model.modules()]
     model.eval()
-    try:
-        with torch.no_grad(), tf32(device, precision != "fp32"), autocast(precision, device):
-            for images, labels in split.epoch(batch):
-                output = model(images).float()
-                loss = F.cross_entropy(output, labels, reduction="sum")
-                five = output.topk(min(5, output.shape[1])).indices == labels[:, None]
-                total += torch.stack([five[:, 0].sum(), five.sum(), loss, torch.full_like(loss, len(labels))]).double()
-    finally:
-        for module, flag in zip(model.modules(), flags, strict=True):
-            module.training = flag
+    with torch.no_grad(), tf32(device, precision != "fp32"), autocast(precision, device):
+        for images, labels in split.epoch(batch):
+            output = model(images).float()
+            loss = F.cross_entropy(output, labels, reduction="sum")
+            five = output.topk(min(5, output.shape[1])).indices == labels[:, None]
+            total += torch.stack([five[:, 0].sum(), five.sum(), loss, torch.full_like(loss, len(labels))]).double()
+    model.train()
     first, five_best, loss_sum, count = total.tolist()
     return Accuracy(first / count, five_best / count if classes >= TOP5_FROM else None, loss_sum / count)
 
