@@ -90,7 +90,7 @@ def test_training_goes_on_from_the_masks_of_a_pruning(short, options):
 def test_a_finished_run_is_not_repeated(short, options, monkeypatch):
     result = result_of(run(short, options))
     before = stamps(options.folder(short))
-    for module, name in [(lab, "Network"), (lab, "Metrics"), (stages, "Training"), (stages, "prune")]:
+    for module, name in [(lab, "Network"), (lab, "Metrics"), (stages, "Training"), (stages, "pruned")]:
         monkeypatch.setattr(module, name, lambda *args, **options: pytest.fail("work is done again"))
     lines: list = []
     assert result_of(run(short, options, lines.append)) == json.loads(json.dumps(result))

@@ -141,9 +141,8 @@ def test_a_round_is_not_saved_before_its_lines_are_written(short, options, monke
         lines = read(options.folder(short) / "metrics.jsonl")
         saved.append((self.index, [line["round"] for line in lines]))
 
-    monkeypatch.setattr(stages, "FLUSH", 1e9)
+    monkeypatch.setattr(stages, "FLUSH", {"cpu": 1e9})
     monkeypatch.setattr(bb.Round, "save", save)
-    monkeypatch.setattr(stages, "_reads_every_round", lambda device: False)
     result_of(run(short, replace(options, save_every=0)))
     assert saved
     assert all(lines == list(range(index + 1)) for index, lines in saved)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice, product
 from typing import Any
 
 import torch
 
 from ..data import Batch
-from ..pruning.prune import Pruned, prune
-from ..pruning.round import Round
 from .experiment import Experiment
 from .network import Network
+from .network import pruned as pruned
 from .options import RunOptions
 from .tidy import Row
 
@@ -30,24 +29,6 @@ def experiment_on(network: Network, method: str, sparsity: float, **changes: Any
     """Return the experiment that a run of this network would be; an analysis does only the pruning of it."""
     base = network.experiment
     return Experiment(base.model, base.data, method, sparsity, base.seed, **changes).resolved(network.device.type)
-
-
-def pruned(
-    network: Network, experiment: Experiment, options: RunOptions, on_round: Callable[[Round], None] | None = None
-) -> Pruned:
-    """Return the masks that a run of the experiment would find."""
-    return prune(
-        network.model,
-        network.data.train.scoring(experiment.plan().batch, experiment.seed),
-        experiment.sparsity,
-        experiment.pruning(),
-        experiment.loss,
-        precision=experiment.scoring_precision or "fp32",
-        capture=options.captured and network.device.type == "cuda",
-        on_collapse="ignore",
-        on_round=on_round,
-        seed=experiment.seed,
-    )
 
 
 def evaluation_batches(network: Network, count: int) -> list[Batch]:

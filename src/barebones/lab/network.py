@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from ..data import Data
 from ..data import load as load_data
 from ..files.weights import dense_bytes
 from ..models import build, initialize
+from ..pruning.prune import Pruned, prune
+from ..pruning.round import Round
 from ..running import digest
+from ..running.modes import restored
 from ..running.rng import forked
 from .experiment import Experiment
 from .options import RunOptions
@@ -43,24 +47,43 @@ class Network:
 
     def _check(self) -> None:
         """Check with two images that the network takes them and returns one output per class."""
-        images, modes = next(self.data.test.epoch(2))[0], [m.training for m in self.model.modules()]
-        name = self.experiment.model
+        images, name = next(self.data.test.epoch(2))[0], self.experiment.model
         try:
-            with torch.no_grad(), forked(self.device):
+            with torch.no_grad(), forked(self.device), restored(self.model):
                 shape = tuple(self.model.eval()(images).shape)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a user's own network may raise anything
             reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no reason given')}"
             raise ValueError(f"{name} does not take the images of {self.data.name} ({reason})") from error
-        finally:
-            for module, mode in zip(self.model.modules(), modes, strict=True):
-                module.training = mode
         if shape != (len(images), self.data.classes):
             raise ValueError(
                 f"{name} gives outputs of shape {shape} for {len(images)} images of {self.data.name}, "
                 f"which has {self.data.classes} classes"
             )
+
+
+def pruned(
+    network: Network,
+    experiment: Experiment,
+    options: RunOptions,
+    on_round: Callable[[Round], None] | None = None,
+    after: Round | None = None,
+) -> Pruned:
+    """Prune the network as the experiment says, from the round `after` on if given."""
+    return prune(
+        network.model,
+        network.data.train.scoring(experiment.plan().batch, experiment.seed),
+        experiment.sparsity,
+        experiment.pruning(),
+        experiment.loss,
+        precision=experiment.scoring_precision or "fp32",
+        capture=options.captured and network.device.type == "cuda",
+        on_collapse="ignore",
+        on_round=on_round,
+        after=after,
+        seed=experiment.seed,
+    )
 
 
 def initial_network(experiment: Experiment, classes: int, size: int, channels: int) -> nn.Module:

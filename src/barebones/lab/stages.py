@@ -23,7 +23,6 @@ from ..files.weights import load_weights, save_weights
 from ..holding import audit
 from ..masks import Masks, everything
 from ..pruning.probe import Probe
-from ..pruning.prune import prune
 from ..pruning.round import Round
 from ..running import digest
 from ..scope import prunable
@@ -41,13 +40,14 @@ from .folder import (
     read_json,
     write_json,
 )
-from .metrics import Line, Metrics, read
-from .network import Network
+from .metrics import Metrics, read
+from .network import Network, pruned
 from .options import RunOptions
 from .shrunk import account_of, images_per_second, laid_out, to_train
-from .training import Epoch, Training, TrainingPlan
+from .training import Training, TrainingPlan
 
-FLUSH = 1.0  # seconds between reading the numbers of pruning rounds from a GPU, which delays it each time
+FLUSH = {"cuda": 1.0}  # seconds between reading the numbers of pruning rounds, which delays a GPU each time
+COUNTS = ("kept", "effective", "sparsity", "effective_sparsity", "flops_dense", "flops_effective", "flops_shrunk")
 
 Steps = Generator[None, None, dict[str, Any]]  # yields after each training step and returns the result
 
@@ -104,32 +104,27 @@ class Stages:
         return masks, about
 
     def _prune(self) -> None:
-        experiment, method = self.experiment, self.experiment.pruning()
-        checkpoint = self.folder / ROUND
+        method, checkpoint = self.experiment.pruning(), self.folder / ROUND
         after = Round.load(checkpoint) if checkpoint.exists() else None
         self.metrics.rewind("prune", after.index + 1 if after else 0)
         lines = [line for line in read(self.metrics.path) if line["stage"] == "prune"]
-        seconds_before, began = (lines[-1]["elapsed"] if lines else 0.0), monotonic()
-        unwritten: list[Round] = []
         flushed_at = monotonic()
-
-        def elapsed() -> float:
-            return seconds_before + monotonic() - began
+        began = flushed_at - (lines[-1]["elapsed"] if lines else 0.0)
+        unwritten: list[Round] = []
 
         def flush() -> None:
             nonlocal flushed_at
             flushed_at = monotonic()
             for step in unwritten:
-                numbers = asdict(step.record)
-                index = numbers.pop("index")
-                line = {"stage": "prune", "round": index, "rounds": method.rounds, **numbers, "elapsed": elapsed()}
-                self.metrics(line)
+                line = {"stage": "prune", "round": step.index, "rounds": method.rounds, **asdict(step.record)}
+                del line["index"]
+                self.metrics(line | {"elapsed": flushed_at - began})
             unwritten.clear()
 
         def on_round(step: Round) -> None:
             unwritten.append(step.without_masks())
             stop = self.stopping()
-            if stop or _reads_every_round(self.network.device) or monotonic() - flushed_at > FLUSH:
+            if stop or monotonic() - flushed_at >= FLUSH.get(self.network.device.type, 0.0):
                 flush()
             if step.index + 1 < method.rounds and (stop or self._due()):
                 flush()  # first: a resumed run does not write the lines of rounds before its checkpoint
@@ -138,21 +133,9 @@ class Stages:
                 raise Stopped
 
         with _deterministic():
-            result = prune(
-                self.model,
-                self.data.train.scoring(experiment.plan().batch, experiment.seed),
-                experiment.sparsity,
-                method,
-                experiment.loss,
-                precision=experiment.scoring_precision or "fp32",
-                capture=self.options.captured and self.network.device.type == "cuda",
-                on_collapse="ignore",
-                on_round=on_round,
-                after=after,
-                seed=experiment.seed,
-            )
+            result = pruned(self.network, self.experiment, self.options, on_round, after)
         flush()
-        self._save_masks(result.masks, result.collapsed, elapsed(), **result.about)
+        self._save_masks(result.masks, result.collapsed, monotonic() - began, **result.about)
         checkpoint.unlink(missing_ok=True)
 
     def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
@@ -238,7 +221,9 @@ class Stages:
         self.metrics.rewind(stage, training.epoch)
         for epoch in training.steps():
             if epoch is not None:
-                self.metrics(_line(stage, epoch, plan.epochs))
+                line = {"stage": stage, "epoch": epoch.index, "epochs": plan.epochs, **asdict(epoch)}
+                del line["index"]
+                self.metrics(line)
             over = training.epoch == plan.epochs
             stop = self.stopping()
             if stop or over or self._due():
@@ -274,11 +259,6 @@ def environment(options: RunOptions, epochs: int) -> dict[str, Any]:
     }
 
 
-def _reads_every_round(device: torch.device) -> bool:
-    """Return whether reading the numbers of each round costs nothing; on a GPU the host would wait for them."""
-    return device.type == "cpu"
-
-
 @contextmanager
 def _deterministic() -> Iterator[None]:
     """Make cuDNN choose the same algorithms each time, so that a resumed pruning gives the same masks."""
@@ -291,12 +271,6 @@ def _deterministic() -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic = before
 
 
-def _line(stage: str, epoch: Epoch, epochs: int) -> Line:
-    """Return the line of metrics for an epoch."""
-    numbers = asdict(epoch)
-    return {"stage": stage, "epoch": numbers.pop("index"), "epochs": epochs, **numbers}
-
-
 def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any], list[str]]:
     """Return what the masks keep, in a few numbers, and the names of the layers that cut the network."""
     example = next(data.test.epoch(1))[0]
@@ -305,25 +279,15 @@ def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any]
         full = account(model, masks, example)
     except ValueError as error:  # a module whose paths cannot be followed: count without paths
         full, problem = account(model, masks), str(error)
-    return {
-        "prunable": full.total,
-        "kept": full.kept,
-        "effective": full.effective,
-        "sparsity": full.sparsity,
-        "effective_sparsity": full.effective_sparsity,
-        "flops_dense": full.flops_dense,
-        "flops_effective": full.flops_effective,
-        "flops_shrunk": full.flops_shrunk,
-        "not_followed": problem,
-    }, full.collapsed or []
+    numbers = {name: getattr(full, name) for name in COUNTS}
+    return {"prunable": full.total, **numbers, "not_followed": problem}, full.collapsed or []
 
 
 def _copy_mask(source: Path | None, target: Path, experiment: Experiment, model: nn.Module) -> None:
     if source is None:
         raise ValueError("the run has no masks yet; name their file with --mask FILE")
-    content = source.read_bytes()
     if maskfile.content(maskfile.load_masks(source)[0]) != experiment.mask:
         raise ValueError(f"{source} has changed since it was read; start again")
     maskfile.load_masks(source, model)  # raises, before anything is copied, if they do not match the model
     with files.atomically(target) as file:
-        file.write(content)
+        file.write(source.read_bytes())
