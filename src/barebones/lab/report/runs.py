@@ -216,12 +216,12 @@ def _network(model: str, data: str) -> nn.Module:
 
 def _series(stage: str, lines: Sequence[Line]) -> Row | None:
     """Return the numbers of a stage as columns, thinned out; `at` counts from 1, as people do."""
-    own = [line for line in lines if line["stage"] == stage]
-    if not own:
+    stage_lines = [line for line in lines if line["stage"] == stage]
+    if not stage_lines:
         return None
     counted = COUNTED[stage]
-    drawn = [own[index] for index in thinned(len(own))]
-    columns: Row = {"all": len(own), "planned": _number(own[-1].get(counted + "s"))}
+    drawn = [stage_lines[index] for index in thinned(len(stage_lines))]
+    columns: Row = {"all": len(stage_lines), "planned": _number(stage_lines[-1].get(counted + "s"))}
     columns["at"] = [int(line[counted]) + 1 for line in drawn]
     for name in SERIES[stage]:
         columns[name] = [_rounded(line.get(name)) for line in drawn]
@@ -253,9 +253,9 @@ def _groups(runs: Sequence[Row]) -> list[Row]:
 
 def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -> Row:
     """Return a group with the means over its seeds; a run that is not finished, or was not tested, does not count."""
-    own = [runs[index] for index in indices]
-    settings, states = own[0]["settings"], [run["status"] for run in own]
-    tested = [run for run in own if run["status"] == DONE and run["accuracy"] is not None]
+    members = [runs[index] for index in indices]
+    settings, states = members[0]["settings"], [run["status"] for run in members]
+    tested = [run for run in members if run["status"] == DONE and run["accuracy"] is not None]
 
     def mean(value: Callable[[Row], float | None]) -> float | None:
         return over_seeds((run["settings"]["seed"], value(run)) for run in tested).mean
@@ -263,7 +263,7 @@ def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -
     accuracy = over_seeds((run["settings"]["seed"], run["accuracy"]) for run in tested)
     return {name: None if settings is None else settings[name] for name in KEY} | {
         "runs": list(indices),
-        "dense": own[0]["dense"],
+        "dense": members[0]["dense"],
         "variant": "" if settings is None else differences(settings, firsts, same=("data", "model", "method")),
         "accuracy": accuracy.mean,
         "deviation": accuracy.deviation,
@@ -271,7 +271,7 @@ def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -
         "effective_sparsity": mean(lambda run: run["effective_sparsity"]),
         "prune_seconds": mean(lambda run: run["seconds"]["prune"]),
         "train_seconds": mean(lambda run: run["seconds"]["train"]),
-        "collapsed": sum(bool(run["collapsed"]) for run in own),
+        "collapsed": sum(bool(run["collapsed"]) for run in members),
         "states": {state: states.count(state) for state in (DONE, UNFINISHED, FAILED, UNREADABLE) if state in states},
     }
 
