@@ -22,7 +22,7 @@ demo: $(READY)
 	@$(BIN)/barebones demo
 
 test: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
 
 quick: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
