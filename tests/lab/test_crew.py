@@ -189,9 +189,9 @@ def test_in_a_terminal_there_is_a_live_table_that_fits_it(tmp_path):
     crew = Crew([job(seed) for seed in range(9)], RunOptions(tmp_path))
     for each in crew.jobs.values():
         each.state = "running"
-    with display.Display(console) as shown:
-        shown.announce(job())
-        shown.refresh(crew)
+    with display.live_table(crew, console) as live:
+        live.refresh()
+        crew.stopping = True  # the end of the sweep
     text = console.file.getvalue()
     assert "0 queued, 9 running" in text
-    assert text.count("digits-small-vgg") == 3  # the rest of the screen has no room for nine
+    assert text.count("digits-small-vgg") == 3  # the screen has no room for nine

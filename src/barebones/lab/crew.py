@@ -181,17 +181,15 @@ class Crew:
                 (self.options.runs / job.folder / FAILURE).unlink(missing_ok=True)
         self.changed(job)
 
-    def dismiss(self, patience: float, refresh: Callable[[Crew], None] = lambda crew: None) -> None:
+    def dismiss(self, patience: float) -> None:
         """Tell every run to save and end; kill the workers after `patience` seconds or on a KeyboardInterrupt."""
         self.stopping = True
         until = monotonic() + patience
         try:
-            refresh(self)
             for worker in self.workers:
                 worker.stop()
             while any(worker.lanes for worker in self.workers) and monotonic() < until:
                 self.attend()
-                refresh(self)
             for worker in self.workers:
                 worker.close(5.0 if not worker.lanes else 0.0)
         except KeyboardInterrupt:

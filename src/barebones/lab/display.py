@@ -5,54 +5,30 @@ Rich cuts a table that is higher than the terminal.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
+from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .crew import DONE, FAILED, QUEUED, REFRESH, RUNNING, SKIPPED, STOPPED, Crew, Job
+from .crew import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
 
 LATEST = 5  # finished runs in the table, and as many failed ones
 
 
-class Display:
-    """Shows a sweep on a console, within a `with` block."""
+def live_table(crew: Crew, console: Console) -> AbstractContextManager[Any]:
+    """Return a context in which a terminal shows the table of a sweep; elsewhere it does nothing."""
+    if not console.is_terminal:
+        return nullcontext()
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self.drawn_at = 0.0
-        self.said_stopping = False
+    def draw() -> RenderableType:
+        over = crew.stopping and not crew.workers  # Rich would leave behind a table that it has cut
+        return "" if over else table(crew, monotonic())
 
-    def __enter__(self) -> Display:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.update("")  # Rich would show all of a table that it has cut
-            self.live.stop()
-
-    def announce(self, job: Job) -> None:
-        """Print that a job has begun or ended, where there is no live table."""
-        if self.live is None:
-            self._print(sentence(job))
-
-    def refresh(self, crew: Crew) -> None:
-        """Draw the live table again, if it is time; without one, say once that the runs are stopping."""
-        if self.live is None:
-            if crew.stopping and not self.said_stopping and (running := crew.count(RUNNING)):
-                self.said_stopping = True
-                self._print(f"stopping {running} runs, which save a checkpoint; interrupt again to kill them")
-        elif monotonic() - self.drawn_at >= REFRESH:
-            self.drawn_at = monotonic()
-            self.live.update(table(crew, self.drawn_at), refresh=True)
-
-    def _print(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return Live(get_renderable=draw, console=console, refresh_per_second=2, transient=True)
 
 
 def sentence(job: Job) -> str:
@@ -72,8 +48,6 @@ def table(crew: Crew, now: float) -> Group:
     before = f"; {skipped} done before" if (skipped := crew.count(SKIPPED)) else ""
     left = crew.left(now)
     times = f"{clock(now - crew.began)} elapsed" + (f", about {clock(left)} left" if left is not None else "")
-    saving = crew.stopping and crew.count(RUNNING)
-    note = "; stopping, the runs save a checkpoint; Ctrl-C again kills them" if saving else ""
     rows = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "left", "right", "right"):
         rows.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
@@ -85,7 +59,7 @@ def table(crew: Crew, now: float) -> Group:
     for job in sorted(jobs[DONE], key=lambda job: -job.ended)[:LATEST]:
         rows.add_row("done", Text(job.label), "", clock(job.ended - job.began), percent(job.accuracy), style="green")
     failed = [_one_line(sentence(job), "red") for job in sorted(jobs[FAILED], key=lambda job: -job.ended)[:LATEST]]
-    return Group(_one_line(counts + before, "bold"), _one_line(times + note, "bold"), *failed, rows)
+    return Group(_one_line(counts + before, "bold"), _one_line(times, "bold"), *failed, rows)
 
 
 def _one_line(text: str, style: str) -> Text:

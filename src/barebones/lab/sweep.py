@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -14,7 +14,7 @@ from ..data import load
 from ..models import MODELS, build
 from . import records
 from .crew import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
-from .display import Display, clock
+from .display import clock, live_table, sentence
 from .experiment import Experiment
 from .folder import FAILURE
 from .options import RunOptions
@@ -61,20 +61,36 @@ def sweep(
     listed = _listed(experiments, options, retry_failed)
     _check([job.experiment for job in listed if job.state == QUEUED], options)
     options.runs.mkdir(parents=True, exist_ok=True)
-    with Display(console) as display:
-        crew = Crew(listed, options, jobs, display.announce)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    crew = Crew(listed, options, jobs, lambda job: None if console.is_terminal else say(sentence(job)))
+    with live_table(crew, console):
         try:
             while crew.busy and not stopping():
                 crew.assign()
                 crew.attend()
-                display.refresh(crew)
         except KeyboardInterrupt:
             pass
         except BaseException:
             crew.dismiss(10.0)
             raise
-        crew.dismiss(PATIENCE, display.refresh)
-    return _conclude(crew, console if summarize else Console(quiet=True))
+        crew.dismiss(PATIENCE)
+    rows = records.records(options.runs)
+    result = SweepResult(
+        done=crew.count(DONE),
+        failed=crew.count(FAILED),
+        stopped=crew.count(QUEUED, RUNNING, STOPPED),
+        skipped=crew.count(SKIPPED),
+        tables=records.write(rows, options.runs),
+    )
+    if summarize:
+        if swept := [row for row in rows if row["folder"] in crew.jobs]:
+            console.print(records.summary(swept))
+        for text in _sentences(crew, result):
+            say(text)
+    return result
 
 
 def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed: bool) -> list[Job]:
@@ -104,34 +120,17 @@ def _check(experiments: Sequence[Experiment], options: RunOptions) -> None:
         load(data, options.data_root, download=options.download)  # downloads once, not in each process
 
 
-def _conclude(crew: Crew, console: Console) -> SweepResult:
-    """Write the tables a last time and print the summary of the sweep."""
-    runs = crew.options.runs
-    rows = records.records(runs)
-    tables = records.write(rows, runs)
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    if swept := [row for row in rows if row["folder"] in crew.jobs]:
-        console.print(records.summary(swept))
-    result = SweepResult(
-        done=crew.count(DONE),
-        failed=crew.count(FAILED),
-        stopped=crew.count(QUEUED, RUNNING, STOPPED),
-        skipped=crew.count(SKIPPED),
-        tables=tables,
-    )
+def _sentences(crew: Crew, result: SweepResult) -> Iterator[str]:
+    """Yield what became of the sweep."""
     for job in crew.jobs.values():
         if job.state == FAILED:
-            say(f"failed: {runs / job.folder}: {job.reason}")
+            yield f"failed: {crew.options.runs / job.folder}: {job.reason}"
     before = f", {result.skipped} done before" if result.skipped else ""
-    say(f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - crew.began)}.")
+    yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - crew.began)}."
     if result.failed:
-        say(f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again.")
-    say(f"Records: {', '.join(map(str, tables))}")
-    if len(tables) == 1:
-        say("To get Parquet as well: pip install 'barebones[lab]'")
+        yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."
+    yield f"Records: {', '.join(map(str, result.tables))}"
+    if len(result.tables) == 1:
+        yield "To get Parquet as well: pip install 'barebones[lab]'"
     if result.stopped:
-        say(f"{result.stopped} unfinished; run the same command again to resume.")
-    return result
+        yield f"{result.stopped} unfinished; run the same command again to resume."
