@@ -25,7 +25,8 @@ class Metrics:
 
     def __init__(self, folder: Path, report: Callable[[Line], None], tensorboard: bool = False) -> None:
         self.path, self.report = folder / METRICS, report
-        self.board = Board(folder / "tensorboard") if tensorboard else None
+        self.board = folder / "tensorboard" if tensorboard else None
+        self.writer: Any = None  # of the TensorBoard log
         self._rewrite(read(self.path))
 
     def rewind(self, stage: str, after: int) -> None:
@@ -42,20 +43,33 @@ class Metrics:
                 file.write(json.dumps(_finite(line)) + "\n")
         except OSError as error:  # a full disk does not name the file
             raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
-        if self.board is not None:
-            self.board(_finite(line))
+        self._log(_finite(line))
         self.report(line)
 
     def close(self) -> None:
         """Close the TensorBoard log."""
-        if self.board is not None:
-            self.board.close()
+        if self.writer is not None:
+            self.writer.close()
 
     def _rewrite(self, lines: list[Line]) -> None:
+        """Write the file again, and TensorBoard's log without whatever was logged after these lines."""
         with files.atomically(self.path) as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
         if self.board is not None:
-            self.board.begin(lines)
+            self.close()
+            shutil.rmtree(self.board, ignore_errors=True)
+            self.writer = _summary_writer(self.board)
+            for line in lines:
+                self._log(line)
+
+    def _log(self, line: Line) -> None:
+        """Log the numbers of a line to TensorBoard, by stage."""
+        if self.writer is not None:
+            stage, counted = line["stage"], COUNTED[line["stage"]]
+            for name, value in _scalars(line):
+                if name not in (counted, counted + "s"):
+                    self.writer.add_scalar(f"{stage}/{name}", value, line[counted])
+            self.writer.flush()
 
 
 STAGES = ("pretrain", "prune", "train")
@@ -71,19 +85,14 @@ def read(path: Path) -> list[Line]:
     lines = []
     for row in text.splitlines():
         try:
-            line = json.loads(row)
-            _place(line)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            lines.append(json.loads(row))
+        except ValueError:
             break  # lines after a broken one may be out of order
-        lines.append(line)
     return lines
 
 
 def _place(line: Line) -> tuple[int, int]:
-    number = COUNTED[line["stage"]]
-    if int(line[number]) >= int(line[f"{number}s"]):
-        raise ValueError(f"{number} {line[number]} of {line[f'{number}s']}")
-    return STAGES.index(line["stage"]), int(line[number])
+    return STAGES.index(line["stage"]), line[COUNTED[line["stage"]]]
 
 
 def _finite(value: Any) -> Any:
@@ -95,39 +104,12 @@ def _finite(value: Any) -> Any:
     return value
 
 
-class Board:
-    """A TensorBoard log: the numbers of the lines as scalars, by stage."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ImportError("--tensorboard needs TensorBoard: pip install 'barebones[tensorboard]'") from None
-        self.folder, self.make = folder, SummaryWriter
-        self.writer: Any = None
-
-    def begin(self, lines: list[Line]) -> None:
-        """Start the log again with these lines, without whatever was logged after them."""
-        self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.writer = self.make(str(self.folder))
-        for line in lines:
-            self(line)
-
-    def __call__(self, line: Line) -> None:
-        """Log the numbers of a line."""
-        stage, number = line["stage"], line[COUNTED[line["stage"]]]
-        assert self.writer is not None
-        for name, value in _scalars(line):
-            if name not in (COUNTED[stage], COUNTED[stage] + "s"):
-                self.writer.add_scalar(f"{stage}/{name}", value, number)
-        self.writer.flush()
-
-    def close(self) -> None:
-        """Close the log."""
-        if self.writer is not None:
-            self.writer.close()
-            self.writer = None
+def _summary_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ImportError("--tensorboard needs TensorBoard: pip install 'barebones[tensorboard]'") from None
+    return SummaryWriter(str(folder))
 
 
 def _scalars(line: Line, prefix: str = "") -> list[tuple[str, float]]:
