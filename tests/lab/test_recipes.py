@@ -2,38 +2,12 @@
 
 import json
 import sys
-from dataclasses import replace
-from itertools import product
-from math import prod
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from barebones.lab import recipes
 from barebones.lab.experiment import Experiment
-
-grids = st.fixed_dictionaries(
-    {},
-    optional={
-        "method": st.lists(st.sampled_from(["snip", "force", "random"]), min_size=1, unique=True),
-        "sparsity": st.lists(st.sampled_from([0.5, 0.9, 0]), min_size=1, unique=True),
-        "seed": st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True) | st.integers(0, 9),
-        "model": st.sampled_from(["vgg19", "resnet50"]),
-    },
-)
-
-
-@given(grids)
-def test_a_grid_is_every_choice_once(grid):
-    made = list(recipes.crossed(grid))
-    lists = {name: value if isinstance(value, list) else [value] for name, value in grid.items()}
-    assert len(made) == len(set(made)) == prod(map(len, lists.values()))
-    assert set(made) == {
-        replace(Experiment(), **dict(zip(lists, choice, strict=True))) for choice in product(*lists.values())
-    }
-
 
 TOML = """
 data = "digits"
@@ -105,9 +79,9 @@ def test_a_recipe_may_be_a_function(tmp_path, monkeypatch):
     [
         ("smok", None, "did you mean 'smoke'"),
         ("none.toml", None, "cannot be read"),
-        ("none.py", None, "none.py:function"),
-        ("none.py:go", None, "there is no file none.py"),
-        ("no.such.module:go", None, "PYTHONPATH"),
+        ("none.py", None, "name a file.py:function"),
+        ("none.py:go", None, "No such file .*none.py"),
+        ("no.such.module:go", None, "No module named 'no'"),
         ("a.toml", "seed = ", "not valid TOML"),
         ("a.json", "{", "not valid JSON"),
         ("a.json", "[1]", "no fields of an experiment"),

@@ -80,8 +80,6 @@ def experiments(recipe: str) -> list[Experiment]:
         return _checked(recipe, _from_file(Path(recipe)))
     if ":" in recipe:
         return _checked(recipe, _called(recipe))
-    if Path(recipe).suffix == ".py":
-        raise ValueError(f"the recipe {recipe} does not name a function in the file; write {recipe}:function")
     raise ValueError(
         f"{unknown('recipe', recipe, RECIPES)}; or name a file.py:function, or a .toml or .json file that lists them"
     )
@@ -103,8 +101,11 @@ def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
 
 def imported(source: str) -> ModuleType:
     """Import the module of a recipe, a name or the path of a Python file, and remember it for workers."""
-    module = _from_path(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-    source = str(Path(source).resolve()) if source.endswith(".py") else source
+    if source.endswith(".py"):
+        source = str(Path(source).resolve())
+        module = _from_path(Path(source))
+    else:
+        module = importlib.import_module(source)
     if source not in IMPORTED:
         IMPORTED.append(source)
     return module
@@ -135,11 +136,8 @@ def _called(recipe: str) -> Iterable[Experiment]:
     source, _, name = recipe.rpartition(":")
     try:
         module = imported(source)
-    except FileNotFoundError as error:
-        raise ValueError(f"the recipe {recipe} does not exist: there is no file {error.filename or source}") from None
     except Exception as error:  # a user's file may raise anything
-        hint = "; is its folder on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
-        raise ValueError(f"the recipe {source} cannot be imported ({type(error).__name__}: {error}){hint}") from error
+        raise ValueError(f"the recipe {source} cannot be imported ({type(error).__name__}: {error})") from error
     function = getattr(module, name, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value)]
@@ -154,11 +152,8 @@ def _called(recipe: str) -> Iterable[Experiment]:
 
 def _from_path(path: Path) -> ModuleType:
     """Import a file, and make its folder importable as for a script, so that its models may be in files beside it."""
-    if not path.is_file():
-        raise FileNotFoundError(2, "no such file", str(path))
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(f"barebones_recipe_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
