@@ -21,6 +21,7 @@ from .training import PRECISIONS, TrainingPlan
 
 DENSE, FILE = "dense", "file"  # methods of the lab that do not prune: train everything, or the masks of a file
 PRUNING = ("rounds", "batches", "schedule", "revive_until", "at_least", "pretrain")  # fields that a dense run lacks
+TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
 
 # Fields that were added after runs had been recorded. A field at its value here is left out of the hash, so the
 # folders of all earlier runs keep their names. Every new field of `Experiment` must be listed here.
@@ -212,13 +213,12 @@ class Experiment:
 
 def _typed(option: Any, value: Any) -> Any:
     """Return the value if it has the option's type; whole numbers become floats where the option is a float."""
-    types = {"str": str, "int": int, "float": float, "bool": bool}
     wanted, _, optional = option.type.partition(" | ")
     if value is None and (optional or option.default is None):
         return None
     if wanted == "float" and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, types[wanted]) or (wanted == "int" and isinstance(value, bool)):
+    if not isinstance(value, TYPES[wanted]) or (wanted == "int" and isinstance(value, bool)):
         kind = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}[wanted]
         raise ValueError(f"{_option_name(option.name)} {value!r} is not {kind}")
     return value

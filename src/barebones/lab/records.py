@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..files.container import atomically
-from .experiment import Experiment
+from .experiment import TYPES, Experiment
 from .folder import EXPERIMENT, FAILURE, RESULT
 from .folder import read_json as read
 from .statistics import over_seeds
@@ -26,8 +26,7 @@ KEY = ("data", "model", "method", "sparsity")  # the settings that every table s
 
 Row = dict[str, Any]
 
-_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
-SETTINGS: dict[str, type] = {f.name: _TYPES[str(f.type).partition(" | ")[0]] for f in fields(Experiment)}
+SETTINGS: dict[str, type] = {f.name: TYPES[str(f.type).partition(" | ")[0]] for f in fields(Experiment)}
 RESULTS: dict[str, type] = {
     "status": str,  # done, failed or unreadable
     "reason": str,  # why it is not done
@@ -63,14 +62,16 @@ def records(runs: Path) -> list[Row]:
 def record(folder: Path) -> Row | None:
     """Return the row of one run folder, without the statistics of its group; None if the run has not ended."""
     blank: Row = dict.fromkeys(COLUMNS) | {"folder": folder.name}
-    for name, parse in ((RESULT, _result), (FAILURE, _failure)):
+    for name, columns in ((RESULT, _result), (FAILURE, _failure)):
         if not (folder / name).exists():
             continue
         try:
             content = read(folder / name)
-            return blank | Experiment.settings(content["experiment"]) | parse(content)
+            values = {key: None if v is None else COLUMNS[key](v) for key, v in columns(content).items()}
+            return blank | Experiment.settings(content["experiment"]) | values
         except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
-            return blank | _settings_of(folder) | {"status": UNREADABLE, "reason": f"{name}: {_short(error)}"}
+            reason = f"{name}: {type(error).__name__}: {error}"[:200]
+            return blank | _settings_of(folder) | {"status": UNREADABLE, "reason": reason}
     return None
 
 
@@ -178,31 +179,18 @@ def _result(content: Mapping[str, Any]) -> Row:
     best = content["best_validation"] or {}
     return {
         "status": DONE,
-        "top1": _number(content["test"]["top1"]),
-        "top5": _number(content["test"]["top5"]),
-        "best_validation_epoch": None if (epoch := _number(best.get("epoch"))) is None else int(epoch),
-        "best_validation": _number(best.get("validation")),
-        "top1_at_best_validation": _number(best.get("test")),
-        "effective_sparsity": _number(content["effective_sparsity"]),
-        "collapsed": bool(content["collapsed"]),
+        "top1": content["test"]["top1"],
+        "top5": content["test"]["top5"],
+        "best_validation_epoch": best.get("epoch"),
+        "best_validation": best.get("validation"),
+        "top1_at_best_validation": best.get("test"),
+        "effective_sparsity": content["effective_sparsity"],
+        "collapsed": content["collapsed"],
         "collapsed_layers": " ".join(content["collapsed"]),
-        "prune_seconds": _number(content["seconds"]["prune"]),
-        "train_seconds": _number(content["seconds"]["train"]),
+        "prune_seconds": content["seconds"]["prune"],
+        "train_seconds": content["seconds"]["train"],
     }
 
 
 def _failure(content: Mapping[str, Any]) -> Row:
-    return {"status": FAILED, "reason": str(content["reason"])}
-
-
-def _number(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is not a number")
-    return float(value)
-
-
-def _short(error: Exception) -> str:
-    text = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-    return text.splitlines()[0][:200] if text else type(error).__name__
+    return {"status": FAILED, "reason": content["reason"]}

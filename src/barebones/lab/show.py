@@ -63,9 +63,7 @@ def note(line: Line) -> str:
         known = "" if saliency is None or saliency != saliency else f", saliency {saliency:.4g}"
         return f"{line['keep']:,} weights left, {line['recovered']:,} recovered{known}"
     parts = [f"loss {line['loss']:.4f}", f"accuracy {line['accuracy']:.2%}"]
-    for part in ("validation", "test"):
-        if line[part] is not None:
-            parts.append(f"{part} {line[part]['top1']:.2%}")
+    parts += [f"{split} {line[split]['top1']:.2%}" for split in ("validation", "test") if line[split] is not None]
     return ", ".join([*parts, f"lr {line['lr']:g}", f"{line['images_per_second']:,.0f} images/s"])
 
 
