@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -26,15 +26,19 @@ from .signals import constants, reached
 from .trials import Trial, Trials
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shrunk:
     """A smaller network, the masks of its weights, and what was done; `expand` is the way back."""
 
     module: nn.Module
     masks: Masks
     plan: ShrinkPlan
-    _large: nn.Module = field(repr=False)
-    _origin: dict[str, Tensor] = field(repr=False)
+    _large: nn.Module
+    _origin: dict[str, Tensor]
+
+    def __repr__(self) -> str:
+        (before, after), (_, weights) = self.plan.parameters, self.plan.weights
+        return f"Shrunk(parameters {before:,} → {after:,}, {weights:,} weights kept)"
 
     def expand(self) -> nn.Module:
         """Return a network of the original architecture that computes what `module` computes now, trained or not.
@@ -92,6 +96,8 @@ def shrink(
     >>> small = shrink(net, masks, torch.randn(2, 4))
     >>> small.module[0].out_features, small.masks["2.weight"].shape, small.plan.parameters
     (3, torch.Size([2, 3]), (50, 20))
+    >>> small
+    Shrunk(parameters 50 → 20, 18 weights kept)
     """
     require_torch_pruning()
     if type(multiple_of) is not int or multiple_of < 1:
