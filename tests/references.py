@@ -318,69 +318,60 @@ HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name)
 
 
 class Trace:
-    """A record of everything that pruning must leave alone: the model, the generators and torch's switches."""
+    """A record of everything that pruning must leave alone: the model, the generators and torch's switches.
+
+    `with Trace(model): ...` checks at the end, also if another context within it caught an exception.
+    """
 
     def __init__(self, model: nn.Module, generators: Iterable[torch.Generator] = ()) -> None:
         self.model, self.generators = model, list(generators)
-        self.modules = list(model.modules())
-        self.flags = [module.training for module in self.modules]
-        self.hooks = [[(name, list(getattr(m, name) or {})) for name in HOOKS] for m in self.modules]
-        self.attributes = [sorted(vars(m)) for m in self.modules]
-        self.parameters = [(p, _bits(p), p._version, p.data_ptr(), p.stride(), p.requires_grad) for p in self._all()]
-        self.grads = [(p.grad, None if p.grad is None else _bits(p.grad)) for p in self._all()]
-        self.buffers = [
-            [(name, b, None if b is None else _bits(b)) for name, b in m._buffers.items()] for m in self.modules
-        ]
-        self.world = self._world()
+        self.alive = [[m, *_tensors(m)] for m in model.modules()]  # so that nothing new gets the id of something old
+        self.before = self._state()
 
-    def _all(self) -> list[nn.Parameter]:
-        return [p for m in self.modules for p in m._parameters.values() if p is not None]
+    def __enter__(self) -> Trace:
+        return self
 
-    def _world(self) -> dict[str, Any]:
+    def __exit__(self, *_: object) -> None:
+        self.check()
+
+    def check(self) -> None:
+        now = self._state()
+        assert [key for key in now if now[key] != self.before[key]] == []
+
+    def _state(self) -> dict[str, Any]:
+        modules = list(self.model.modules())
+        parameters = [p for m in modules for p in m._parameters.values() if p is not None]
         name, keys, *rest = numpy.random.get_state()
+        cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
         return {
+            "modules": [id(m) for m in modules],
+            "modes": [m.training for m in modules],
+            "hooks": [[(name, list(getattr(m, name) or {})) for name in HOOKS] for m in modules],
+            "attributes": [sorted(vars(m)) for m in modules],
+            "parameters": [(_bits(p), p._version, p.data_ptr(), p.stride(), p.requires_grad) for p in parameters],
+            "gradients": [_bits(p.grad) for p in parameters],
+            "buffers": [[(name, _bits(buffer)) for name, buffer in m._buffers.items()] for m in modules],
             "torch": torch.get_rng_state().tolist(),
             "python": random.getstate(),
             "numpy": (name, keys.tolist(), *rest),
             "generators": [g.get_state().tolist() for g in self.generators],
-            "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
-            "tf32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
+            "cudnn": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, cuda.matmul.allow_tf32),
+            "attention": (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "default type": torch.get_default_dtype(),
-            "gradients": torch.is_grad_enabled(),
+            "autograd": torch.is_grad_enabled(),
             "threads": torch.get_num_threads(),
-            "attention": (
-                torch.backends.cuda.flash_sdp_enabled(),
-                torch.backends.cuda.mem_efficient_sdp_enabled(),
-                torch.backends.cuda.math_sdp_enabled(),
-            ),
             "autocast": torch.is_autocast_enabled("cpu"),
         }
 
-    def check(self) -> None:
-        assert [id(m) for m in self.model.modules()] == [id(m) for m in self.modules]
-        assert [m.training for m in self.modules] == self.flags
-        assert [[(name, list(getattr(m, name) or {})) for name in HOOKS] for m in self.modules] == self.hooks
-        assert [sorted(vars(m)) for m in self.modules] == self.attributes
-        now = self._all()
-        assert len(now) == len(self.parameters)
-        for p, (then, bits, version, pointer, stride, required) in zip(now, self.parameters, strict=True):
-            assert p is then
-            assert torch.equal(_bits(p), bits)
-            assert (p._version, p.data_ptr(), p.stride()) == (version, pointer, stride)
-            assert p.requires_grad == required
-        for p, (grad, bits) in zip(now, self.grads, strict=True):
-            assert p.grad is grad
-            assert grad is None or torch.equal(_bits(grad), bits)
-        for module, before in zip(self.modules, self.buffers, strict=True):
-            assert list(module._buffers) == [name for name, _, _ in before]
-            for name, buffer, bits in before:
-                assert module._buffers[name] is buffer
-                assert buffer is None or torch.equal(_bits(buffer), bits)
-        world = self._world()
-        assert [key for key in world if world[key] != self.world[key]] == []
+
+def _tensors(module: nn.Module) -> list[Tensor | None]:
+    parameters = list(module._parameters.values())
+    return [*parameters, *(p.grad for p in parameters if p is not None), *module._buffers.values()]
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """Return a copy of the bits, so that nan equals nan and 0.0 is not -0.0."""
-    return tensor.detach().clone().contiguous().reshape(-1).view(torch.uint8)
+def _bits(tensor: Tensor | None) -> tuple[int, bytes] | None:
+    """Return which tensor it is, and its bits, so that nan equals nan and 0.0 is not -0.0."""
+    if tensor is None:
+        return None
+    return id(tensor), tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,13 +1,17 @@
 """The result of pruning: its header, how it prints, and the check for collapse."""
 
+import functools
+from typing import Any
+
 import pytest
 import torch
-from references import equal, few, pairs, tiny
+import zoo
+from pruning_runs import BATCHES
+from references import equal, few, tiny
 from torch import Tensor, nn
 
 from barebones import METHODS, Method, account, load_masks, prune
-
-BATCHES = pairs(3)
+from barebones.masks import kept
 
 
 def test_a_result_prints_in_a_few_lines():
@@ -40,60 +44,44 @@ def test_the_header_distinguishes_related_methods():
     assert len({header["weights"] for header in headers}) == 1
 
 
-def refuse_collapse(match: str, model: nn.Module, *args: object, **options: object) -> None:
-    with pytest.raises(ValueError, match=match):
-        prune(model, *args, **options, on_collapse="raise")
+def favouring(name: str) -> Method:
+    """Return a method that prunes every layer before this one."""
+    return Method(lambda probe: {n: torch.full_like(w, float(n == name)) for n, w in probe.weights.items()})
 
 
-def test_collapse_is_warned_about_or_raised():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
-    batches = [(torch.randn(4, 4), torch.tensor([0, 1, 2, 0]))]
-    only_last = Method(lambda probe: {n: torch.full_like(w, float(n[0])) for n, w in probe.weights.items()})
-    refuse_collapse(r"0\.weight cut", model, batches, 0.7, only_last)
-    with pytest.warns(UserWarning, match=r"no signal passes.*0\.weight"):
-        assert prune(model, batches, 0.7, only_last).collapsed == ["0.weight"]
-    assert prune(model, batches, 0.7, only_last, on_collapse="ignore").collapsed == ["0.weight"]
+@pytest.mark.parametrize(("name", "last", "collapsed"), [("mlp", "2", ["0.weight"]), ("around", "out", [])])
+def test_collapse_is_warned_about_or_raised_unless_there_is_a_way_around(name, last, collapsed):
+    model, x = zoo.build(name)
+    prune_all_but_last = functools.partial(prune, model, [(x, x)], 0.7, favouring(f"{last}.weight"))
+    assert prune_all_but_last(on_collapse="ignore").collapsed == collapsed
+    if collapsed:
+        with pytest.warns(UserWarning, match=r"no signal passes.*0\.weight"):
+            assert prune_all_but_last().collapsed == collapsed
+        with pytest.raises(ValueError, match=r"0\.weight cut"):
+            prune_all_but_last(on_collapse="raise")
+    else:
+        prune_all_but_last(on_collapse="raise")
 
 
-def test_a_layer_that_has_a_way_around_is_no_collapse():
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(x + self.a(x))
-
-    batches = [(torch.randn(4, 4), torch.tensor([0, 1, 2, 0]))]
-    only_last = Method(lambda probe: {n: torch.full_like(w, float(n[0] == "b")) for n, w in probe.weights.items()})
-    assert prune(Residual(), batches, 0.7, only_last).collapsed == []
-
-
-class Braces(nn.Module):
-    """It takes a batch, and nothing smaller; its error has braces in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) == 1:
-            raise RuntimeError("bad shape {'x': 3}")
-        return self.layer(x)
+def takes_batches(net: Any, x: Tensor) -> Tensor:
+    if len(x) == 1:
+        raise RuntimeError("bad shape {'x': 3}")
+    return net.layer(x)
 
 
 def test_a_check_for_collapse_that_fails_does_not_cost_the_masks():
+    model = zoo.Net(takes_batches, layer=nn.Linear(4, 2))
     batches = [(torch.randn(8, 4), torch.randint(2, (8,)))]
     with pytest.warns(UserWarning, match=r"not checked: .*bad shape \{'x': 3\}"):
-        result = prune(Braces(), batches, 0.5, "force", rounds=2)
-    assert sum(int(mask.sum()) for mask in result.masks.values()) == 4
-    assert prune(Braces(), batches, 0.5, "force", rounds=2, on_collapse="ignore").collapsed == []
+        result = prune(model, batches, 0.5, "force", rounds=2)
+    assert kept(result.masks) == 4
+    assert prune(model, batches, 0.5, "force", rounds=2, on_collapse="ignore").collapsed == []
 
 
-def test_without_an_example_the_warning_says_that_nothing_was_checked():
-    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+@pytest.mark.parametrize("name", ["random", "erk", "magnitude"])
+def test_without_an_example_the_warning_says_that_nothing_was_checked(name):
     with pytest.warns(UserWarning, match="was not checked: there is no example= input"):
-        prune(model, None, 0.9, "random")
-    refuse_collapse("was not checked", model, None, 0.9, "random")
-    prune(model, None, 0.9, "random", on_collapse="raise", example=torch.ones(1, 8))
+        prune(tiny(), None, 0.5, name)
+    with pytest.raises(ValueError, match="was not checked"):
+        prune(tiny(), None, 0.5, name, on_collapse="raise")
+    prune(tiny(), None, 0.5, name, on_collapse="raise", example=BATCHES[0][0])

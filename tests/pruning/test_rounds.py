@@ -1,13 +1,15 @@
 """The loop: criteria of one's own, the rules of revival, and networks that collapse."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import references
 import torch
-from pruning_runs import BATCHES
+import zoo
+from pruning_runs import BATCHES, FORCE, run, same
 from references import equal, few, tiny, weights_of
-from torch import Tensor, nn
+from torch import nn
 
 from barebones import METHODS, Method, Probe, prune, rounds
 from barebones.masks import kept
@@ -41,13 +43,10 @@ def test_a_criterion_may_ask_for_everything():
 
 
 def test_a_criterion_with_global_randomness_is_seeded_by_the_seed_and_the_round():
-    def masks(outside: int, seed: int) -> list[dict[str, Tensor]]:
-        torch.manual_seed(outside)
-        method = Method(lambda probe: {n: torch.rand(w.shape) for n, w in probe.weights.items()}, 2, revive_until=1)
-        return [r.masks for r in rounds(Probe(tiny(), BATCHES, seed=seed), method, 30)]
-
-    assert all(equal(a, b) for a, b in zip(masks(1, 0), masks(2, 0), strict=True))
-    assert not equal(masks(1, 0)[0], masks(1, 5)[0])
+    method = Method(lambda probe: {n: torch.rand(w.shape) for n, w in probe.weights.items()}, 2, revive_until=1)
+    first, again, other = (run(method, seed=seed) for seed in (0, 0, 5))
+    assert same(first, again)
+    assert not equal(first[0].masks, other[0].masks)
 
 
 def test_integer_scores_stay_exact_over_rounds():
@@ -56,55 +55,40 @@ def test_integer_scores_stay_exact_over_rounds():
     assert list(rounds(Probe(nn.Linear(4, 1)), method, 1))[-1].masks["weight"].tolist() == [[False, False, True, False]]
 
 
-def test_a_criterion_must_score_every_weight():
-    for wrong in ({}, {"weight": torch.zeros(4)}, {"weight": torch.zeros(1, 4), "bias": torch.zeros(1)}):
-        with pytest.raises(ValueError, match="must score every prunable weight"):
-            list(rounds(Probe(nn.Linear(4, 1)), Method(lambda probe, w=wrong: w), 1))
+def scripted(*scores: list[Any], counts: list[int], **options: Any) -> Method:
+    """Return a method that gives these scores to the one weight of a layer, round by round."""
+    turns = [torch.tensor(turn).float() for turn in scores]
+    return Method(lambda probe: {"weight": turns[probe.index].view(probe.weights["weight"].shape)}, len(counts),
+                  schedule=lambda m, k, t: counts, **options)  # fmt: skip
 
 
 def test_revival_into_empty_channels_can_be_forbidden():
-    """Linear: the second row is empty after one round, and its weights score highest in the next."""
-    turns = iter(
-        [torch.tensor([[4.0, 3, 0], [0, 0, 0], [2, 0, 0]]), torch.tensor([[1.0, 0, 5], [9, 9, 9], [1, 5, 0]])] * 2
-    )
-    method = Method(lambda probe: {"weight": next(turns)}, 2, revive_until=1, schedule=lambda m, k, t: [3, 3])
-    free = list(rounds(Probe(nn.Linear(3, 3)), method, 3))[-1]
+    """The second row is empty after one round, and its weights score highest in the next."""
+    scores = [[4, 3, 0], [0, 0, 0], [2, 0, 0]], [[1, 0, 5], [9, 9, 9], [1, 5, 0]]
+    method = scripted(*scores, counts=[3, 3], revive_until=1)
+    free, held = (run(replace(method, revive_empty=e), 3, nn.Linear(3, 3), None)[-1] for e in (True, False))
     assert (free.recovered, free.recovered_empty) == (3, 3)
     assert free.masks["weight"].tolist() == [[False] * 3, [True] * 3, [False] * 3]
-    held = list(rounds(Probe(nn.Linear(3, 3)), replace(method, revive_empty=False), 3))[-1]
-    assert held.masks["weight"].tolist() == [[True, False, True], [False] * 3, [False, True, False]]
     assert (held.recovered, held.recovered_empty) == (2, 0)
+    assert held.masks["weight"].tolist() == [[True, False, True], [False] * 3, [False, True, False]]
 
 
 def test_an_output_channel_of_a_transposed_convolution_is_its_second_dimension():
     """The weight is (in, out, size): out 1 is empty after one round, and must stay so."""
-    turns = iter([torch.tensor([[4.0, 0], [3, 0], [0, 0]]), torch.tensor([[1.0, 9], [2, 9], [7, 9]])])
-    method = Method(
-        lambda probe: {"weight": next(turns).view(3, 2, 1)},
-        rounds=2,
-        revive_until=1,
-        revive_empty=False,
-        schedule=lambda m, k, t: [2, 2],
-    )
-    last = list(rounds(Probe(nn.ConvTranspose1d(3, 2, 1)), method, 2))[-1]
+    method = scripted([[4, 0], [3, 0], [0, 0]], [[1, 9], [2, 9], [7, 9]], counts=[2, 2], revive_until=1)
+    last = run(replace(method, revive_empty=False), 2, nn.ConvTranspose1d(3, 2, 1), None)[-1]
     assert last.masks["weight"].view(3, 2).tolist() == [[False, False], [True, False], [True, False]]
     assert last.recovered_empty == 0
 
 
 def test_revival_of_scalars_and_vectors():
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale, self.linear = nn.Parameter(torch.tensor(2.0)), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x) * self.scale
-
-    method = replace(METHODS["force"], rounds=3, revive_empty=False)
-    probe = Probe(Scaled(), [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))], scope="*")
-    for step in rounds(probe, method, 3):
+    model = zoo.Net(
+        lambda net, x: net.linear(x) * net.scale, scale=nn.Parameter(torch.ones(())), linear=nn.Linear(3, 2)
+    )
+    batches = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
+    for step in run(FORCE, 3, model, batches, scope="*", changes=dict(revive_empty=False)):
         assert kept(step.masks) == step.keep
-        assert {n: m.shape for n, m in step.masks.items()} == {n: w.shape for n, w in probe.weights.items()}
+        assert {n: m.shape for n, m in step.masks.items()} == {n: p.shape for n, p in model.named_parameters()}
 
 
 def test_a_layer_without_weights_is_no_obstacle():
@@ -117,30 +101,22 @@ def test_a_layer_without_weights_is_no_obstacle():
 
 def test_pruned_weights_stay_out_even_where_live_ones_are_dead():
     """The official "minimum saliency" ties with live weights of score 0."""
-    turns = iter([torch.tensor([[0.0, 0.0, 5.0, 5.0, 5.0, 5.0]]), torch.zeros(1, 6), torch.full((1, 6), -3.0)])
-    method = Method(lambda probe: {"weight": next(turns)}, rounds=3, schedule=lambda m, k, t: [4, 3, 2])
-    last = [s.masks["weight"].tolist()[0] for s in rounds(Probe(nn.Linear(6, 1)), method, 2)]
-    assert last == [
-        [False, False, True, True, True, True],
-        [False, False, True, True, True, False],
-        [False, False, True, True, False, False],
+    method = scripted([0, 0, 5, 5, 5, 5], [0] * 6, [-3] * 6, counts=[4, 3, 2])
+    steps = run(method, 2, nn.Linear(6, 1), None)
+    assert [s.masks["weight"].flatten().nonzero().flatten().tolist() for s in steps] == [
+        [2, 3, 4, 5],
+        [2, 3, 4],
+        [2, 3],
     ]
-
-
-def collapsing() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
-    """A network whose gradients are all zero: its last activations are dead."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3, bias=False))
-    nn.init.constant_(model[2].bias, -100.0)
-    return model.double(), [(torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,)))]
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.needs_data])
 def test_vanished_gradients_keep_exactly_k(name):
-    model, batches = collapsing()
-    method = few(name)
-    steps = list(rounds(Probe(model, batches), method, 5))
-    assert [kept(s.masks) for s in steps] == method.schedule(78, 5, method.rounds)
+    model, x = zoo.build("mlp")
+    nn.init.constant_(model[0].bias, -100.0)  # no activation is alive
+    nn.init.zeros_(model[2].weight)
+    steps = run(name, 5, model, [(x, torch.tensor([0, 1, 2, 0]))])
+    assert [kept(s.masks) for s in steps] == few(name).schedule(42, 5, few(name).rounds)
     assert steps[-1].saliency == 0.0
 
 
