@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import references
 import torch
-from references import Trace, equal, few
+from pruning_runs import KEEP, run
+from references import Trace, equal, few, pairs, tiny
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -75,41 +76,39 @@ def use_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        *(nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 5, 3), nn.ReLU()),
-        *(nn.Dropout(0.1), nn.Flatten(), nn.Linear(80, 4)),
-    ).to(memory_format=torch.channels_last)
+    return nn.Sequential(tiny(dtype=torch.float32).to(memory_format=torch.channels_last), nn.Dropout(0.1))
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [  # of two shapes: each gets a graph of its own
-        (torch.randn(n, 2, 6, 6, generator=generator), torch.randint(4, (n,), generator=generator)) for n in (5, 5, 6)
-    ]
+    data = pairs(3, dtype=torch.float32)
+    return [*data[:2], (data[2][0][:6], data[2][1][:6])]  # of two shapes: each gets a graph of its own
+
+
+def assert_close(plain: list[Round], steps: list[Round]) -> None:
+    """Check that the masks and digests are equal, and the sums nearly so."""
+    for a, b in zip(plain, steps, strict=True):
+        assert equal(a.masks, b.masks)
+        assert (b.weights_digest, b.batches_digest) == (a.weights_digest, a.batches_digest)
+        assert (b.saliency, b.loss) == pytest.approx((a.saliency, a.loss), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.criterion in graphed.CRITERIA])
 def test_graphed_rounds_are_the_plain_ones(name, use_graphs):
     model, method = network(), few(name, rounds=6, batches=1)
-    trace = Trace(model)
-    runs: list[list[Round]] = []
-    for graphs in (False, True):
-        use_graphs(graphs)
-        runs.append(list(rounds(Probe(model, batches()), method, 100)))
-        trace.check()
-    plain, with_graphs = runs
+    use_graphs(False)
+    plain = run(method, model=model, batches=batches())
+    use_graphs(True)
+    with Trace(model):
+        steps = run(method, model=model, batches=batches())
+    assert_close(plain, steps)
     before = references.ones(plain[0].masks)
-    for a, b in zip(plain, with_graphs, strict=True):
-        assert equal(a.masks, b.masks)
-        assert (b.pruned, b.recovered, b.recovered_empty, b.record.layers) == references.changes(before, a.masks)
-        assert (b.weights_digest, b.batches_digest) == (a.weights_digest, a.batches_digest)
-        assert (b.saliency, b.loss) == pytest.approx((a.saliency, a.loss), rel=1e-5)
-        before = a.masks
-    if len(plain) > 2:
-        rest = list(rounds(Probe(model, batches()), method, 100, after=with_graphs[2]))
-        assert all(equal(a.masks, b.masks) for a, b in zip(rest, plain[3:], strict=True))
-    result = prune(model, batches(), 1 - 100 / 698, method, on_collapse="ignore")
+    for step in steps:
+        counted = step.pruned, step.recovered, step.recovered_empty, step.record.layers
+        assert counted == references.changes(before, step.masks)
+        before = step.masks
+    for step in steps[2:3]:
+        assert_close(plain[3:], run(method, model=model, batches=batches(), after=step))
+    result = prune(model, batches(), 1 - KEEP / 114, method, on_collapse="ignore")
     assert equal(result.masks, plain[-1].masks)
     assert equal(result.last.masks, plain[-1].masks)
 
@@ -119,7 +118,7 @@ def test_scores_that_are_not_finite_are_found(name, use_graphs):
     use_graphs(True)
     data = batches()
     data[1][0][0] = torch.inf
-    with pytest.raises(FloatingPointError, match=r"round 1: the loss and the scores of 0\.weight"):
+    with pytest.raises(FloatingPointError, match=r"round 1: the loss and the scores of 0\.0\.weight"):
         prune(network(), data, 0.9, few(name, rounds=6))
 
 
@@ -127,10 +126,7 @@ def test_scores_that_are_not_finite_are_found(name, use_graphs):
 def test_captured_gradients_are_the_plain_ones(name, monkeypatch):
     """Where not the whole round is a graph, its gradient may be one; over several batches they are averaged."""
     monkeypatch.setattr(gradients, "Captured", Recorded)
-    model, method = network(), few(name)
-    plain = list(rounds(Probe(model, batches()), method, 100))
+    model = network()
     probe = Probe(model, batches())
     probe.capture = True  # the constructor refuses that on the CPU
-    for a, b in zip(plain, rounds(probe, method, 100), strict=True):
-        assert equal(a.masks, b.masks)
-        assert (b.saliency, b.loss) == pytest.approx((a.saliency, a.loss), rel=1e-5)
+    assert_close(run(name, model=model, batches=batches()), list(rounds(probe, few(name), KEEP)))

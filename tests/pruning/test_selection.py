@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
@@ -12,81 +13,76 @@ from hypothesis import given, settings
 from references import equal
 from torch import Tensor
 
-from barebones import keep_top
+import barebones
+from barebones.masks import Masks
 from barebones.pruning import selection
 
+Layers = dict[str, Tensor]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool)
 EXTREMES = [0.0, -0.0, 1.0, -1.0, 1e38, -1e38, 3.4e38, 1e-45, 1.1754944e-38, 1e-40, -1e-45, 65504.0, -math.inf]
+VALUES = {
+    "random": st.floats(-(2.0**100), 2.0**100, width=32),
+    "tied": st.sampled_from([0.0, 1.0, 2.0]),
+    "zero": st.sampled_from([0.0, -0.0]),
+    "extreme": st.sampled_from(EXTREMES),
+}
 MANY = st.sampled_from([*EXTREMES, 2.0, 3.0, 4.0]) | st.floats(-10, 10, width=32)
 SHAPES = [(1,), (), (7,), (1, 1), (3, 4), (2, 3, 2, 2), (5, 1), (0,), (0, 3)]
+LAYOUTS = {
+    "plain": lambda scores: scores,
+    "transposed": lambda scores: scores.mT.contiguous().mT if scores.dim() >= 2 else scores,
+    "channels last": lambda scores: scores.to(memory_format=torch.channels_last) if scores.dim() == 4 else scores,
+    "strided": lambda scores: torch.stack([scores, torch.ones_like(scores)], -1)[..., 0],
+}
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> dict[str, Tensor]:
+def layers(draw: st.DrawFn) -> Layers:
     """Draw some layers of scores of any kind, type, shape and memory layout."""
     drawn = {}
     for number in range(draw(st.integers(1, 4))):
-        shape = draw(st.sampled_from(SHAPES))
+        shape, values, dtype = (draw(st.sampled_from(choices)) for choices in (SHAPES, sorted(VALUES), DTYPES))
         count = math.prod(shape)
-        kind = draw(st.sampled_from(["random", "tied", "zero", "extreme"]))
-        if kind == "random":
-            value = st.floats(-(2.0**100), 2.0**100, width=32)
-        elif kind == "tied":
-            value = st.sampled_from([0.0, 1.0, 2.0])
-        elif kind == "zero":
-            value = st.sampled_from([0.0, -0.0])
-        else:
-            value = st.sampled_from(EXTREMES)
-        numbers = torch.tensor(draw(st.lists(value, min_size=count, max_size=count)), dtype=torch.float64)
-        dtype = draw(st.sampled_from(DTYPES))
+        numbers = torch.tensor(draw(st.lists(VALUES[values], min_size=count, max_size=count)), dtype=torch.float64)
         if not dtype.is_floating_point:
             numbers = numbers.nan_to_num(neginf=-5).clamp(-100, 100)
         elif dtype != torch.float64:
-            numbers = torch.where(
-                numbers.isinf(), numbers, numbers.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-            )
+            limits = torch.finfo(dtype)
+            numbers = numbers.where(numbers.isinf(), numbers.clamp(limits.min, limits.max))
         scores = numbers.to(dtype).view(shape)
-        layout = draw(st.sampled_from(["plain", "transposed", "channels last", "strided"]))
-        if layout == "transposed" and scores.dim() >= 2:
-            scores = scores.transpose(0, 1).contiguous().transpose(0, 1)
-        elif layout == "channels last" and scores.dim() == 4:
-            scores = scores.contiguous(memory_format=torch.channels_last)
-        elif layout == "strided":
-            scores = torch.stack([scores, torch.ones_like(scores)], -1)[..., 0]
-        drawn[f"layer{number}"] = scores
+        drawn[f"layer{number}"] = LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](scores)
     return drawn
 
 
+def marked(scores: Layers, bits: list[bool]) -> Layers:
+    """Return masks of the shapes of the scores with these bits."""
+    rows = torch.tensor(bits, dtype=torch.bool).split([s.numel() for s in scores.values()])
+    return {name: row.view(s.shape) for (name, s), row in zip(scores.items(), rows, strict=True)}
+
+
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[dict[str, Tensor], int, dict[str, Tensor] | None]:
+def problems(draw: st.DrawFn) -> tuple[Layers, int, Layers | None]:
     scores = draw(layers())
     total = sum(s.numel() for s in scores.values())
     keep = draw(st.sampled_from([0, min(1, total), total, max(total - 1, 0)]) | st.integers(0, total))
-    if draw(st.booleans()):
-        return scores, keep, None
-    bits = iter(draw(st.lists(st.booleans(), min_size=total, max_size=total)))
-    prefer = {
-        name: torch.tensor([next(bits) for _ in range(s.numel())], dtype=torch.bool).view(s.shape)
-        for name, s in scores.items()
-    }
-    return scores, keep, prefer
+    bits = draw(st.none() | st.lists(st.booleans(), min_size=total, max_size=total))
+    return scores, keep, None if bits is None else marked(scores, bits)
 
 
-def by_sort(
-    scores: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed: list[Tensor] | None
-) -> list[Tensor]:
+def by_sort(scores: list[Tensor], keep: int, preferred: list[Tensor] | None, allowed: list[Tensor] | None) -> Any:
     """Select on the CPU as on an accelerator without kernels."""
     prefer, among = (None if masks is None else torch.cat(masks) for masks in (preferred, allowed))
     return list(selection._by_sort(torch.cat(scores), keep, prefer, among).split([s.numel() for s in scores]))
 
 
-@pytest.fixture(scope="module", params=["bracket", "threshold", "sort"], autouse=True)
-def algorithm(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the whole file with each algorithm of a machine without an NVIDIA GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param != "bracket":
-            patch.setattr(selection, "_by_bracket", by_sort if request.param == "sort" else lambda *_: None)
-        yield request.param
+def keep_top(scores: Layers, keep: int, **options: Any) -> Masks:
+    """Return what all algorithms of a machine without an NVIDIA GPU keep, which must be the same."""
+    results = []
+    for algorithm in (selection._by_bracket, by_sort, lambda *_: None):  # the last one leads to `_by_threshold`
+        with patch.object(selection, "_by_bracket", algorithm):
+            results.append(barebones.keep_top(scores, keep, **options))
+    assert all(equal(results[0], masks) for masks in results[1:])
+    return results[0]
 
 
 @settings(max_examples=120, deadline=None)
@@ -117,11 +113,7 @@ def test_weights_that_are_not_allowed_are_not_chosen_whatever_their_score(proble
     scores, keep, prefer = problem
     total = sum(s.numel() for s in scores.values())
     forbidden = set(data.draw(st.lists(st.integers(0, max(total - 1, 0)), max_size=total - keep)))
-    bits = iter([index not in forbidden for index in range(total)])
-    among = {
-        name: torch.tensor([next(bits) for _ in range(s.numel())], dtype=torch.bool).view(s.shape)
-        for name, s in scores.items()
-    }
+    among = marked(scores, [index not in forbidden for index in range(total)])
     values = sorted({value for s in scores.values() for value in s.flatten().tolist()})
     ranks = {}  # finite numbers in the order of the scores, so that no score equals a forbidden one
     for name, s in scores.items():
@@ -130,16 +122,23 @@ def test_weights_that_are_not_allowed_are_not_chosen_whatever_their_score(proble
     assert equal(keep_top(scores, keep, prefer=prefer, among=among), references.top(ranks, keep, prefer))
 
 
-def test_the_floor_holds_against_infinite_scores():
-    scores = {"a": torch.full((3,), torch.inf), "b": torch.tensor([1.0])}
-    masks = keep_top(scores, 2, at_least=1)
-    assert equal(masks, {"a": torch.tensor([True, False, False]), "b": torch.tensor([True])})
+LARGE = [2**24, 2**24 + 1, 2**53 - 1, 2**53 - 2]  # single precision would make these equal
 
 
-def test_a_layer_without_an_allowed_weight_has_no_floor():
-    scores = {"a": torch.arange(4.0), "b": torch.arange(2.0)}
-    among = {"a": torch.ones(4, dtype=torch.bool), "b": torch.zeros(2, dtype=torch.bool)}
-    assert not keep_top(scores, 2, among=among, at_least=1)["b"].any()
+@pytest.mark.parametrize(
+    ("scores", "keep", "options", "expected"),
+    [
+        ([[torch.inf] * 3, [1.0]], 2, dict(at_least=1), [[True, False, False], [True]]),  # a floor against infinity
+        ([[0.0, 1], [2.0]], 2, dict(at_least=1, among=[[True, True], [False]]), [[True, True], [False]]),
+        ([LARGE], 1, {}, [[False, False, True, False]]),
+        ([LARGE], 3, {}, [[False, True, True, True]]),
+    ],
+    ids=["infinite", "a layer without an allowed weight", "large integers", "three large integers"],
+)
+def test_small_examples(scores, keep, options, expected):
+    named = lambda rows: {str(number): torch.tensor(row) for number, row in enumerate(rows)}
+    options = {name: named(value) if name == "among" else value for name, value in options.items()}
+    assert equal(keep_top(named(scores), keep, **options), named(expected))
 
 
 def test_the_scores_are_left_alone():
@@ -149,40 +148,21 @@ def test_the_scores_are_left_alone():
     assert equal(scores, before)
 
 
-def test_counts_out_of_range_are_refused(algorithm):
+def test_counts_out_of_range_are_refused():
     for keep in (-1, 4):
         with pytest.raises(ValueError, match=f"cannot keep {keep} of 3"):
             keep_top({"w": torch.ones(3)}, keep)
-    if algorithm != "sort":  # an accelerator does not count, because that would wait
-        with pytest.raises(ValueError, match="cannot keep 3 weights among 2"):
-            keep_top({"w": torch.arange(4.0)}, 3, among={"w": torch.tensor([True, False, True, False])})
+    with pytest.raises(ValueError, match="cannot keep 3 weights among 2"):
+        keep_top({"w": torch.arange(4.0)}, 3, among={"w": torch.tensor([True, False, True, False])})
 
 
-def test_large_integers_are_told_apart():
-    """Single precision would make these equal."""
-    scores = {"w": torch.tensor([2**24, 2**24 + 1, 2**53 - 1, 2**53 - 2])}
-    assert keep_top(scores, 1)["w"].tolist() == [False, False, True, False]
-    assert keep_top(scores, 3)["w"].tolist() == [False, True, True, True]
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a few thousand values as many as the bracket is made for."""
-    monkeypatch.setattr(selection, "SAMPLE", 2048)  # large enough for a bracket to leave something out
-    monkeypatch.setattr(selection, "CHUNK", 1000)
-
-
-def adversaries() -> dict[str, Tensor]:
+@functools.cache
+def adversaries() -> Layers:
     """Return rows of 12,000 values that mislead a sample of every eleventh value."""
     normal = torch.randn(12000, generator=torch.Generator().manual_seed(0))
     few_above = torch.zeros(12000)
     few_above[[3, 77, 78, 2501]] = torch.tensor([1.0, 2.0, 2.0, 3.0])  # between the samples
-    sampled = normal.clone()
-    sampled[::11] = 9.0  # the sample sees nothing else
-    unsampled = normal.clone()
-    unsampled[::11] = -9.0
-    spread = normal.clone()
-    spread[::11] = torch.linspace(-9, 9, 1091)
+    sampled = torch.arange(12000) % 11 == 0
     return {
         "normal": normal,
         "ascending": normal.sort().values,
@@ -191,9 +171,9 @@ def adversaries() -> dict[str, Tensor]:
         "zeros of both signs": torch.tensor([0.0, -0.0] * 6000),
         "two values": (normal > 0).float(),
         "few above": few_above,
-        "sampled high": sampled,
-        "sampled low": unsampled,
-        "sampled wide": spread,
+        "sampled high": normal.masked_fill(sampled, 9.0),  # the sample sees nothing else
+        "sampled low": normal.masked_fill(sampled, -9.0),
+        "sampled wide": torch.where(sampled, torch.linspace(-9, 9, 12000), normal),
         "infinite": torch.where(normal > 0.5, normal, -torch.inf),
         "all infinite": torch.full((12000,), -torch.inf),
         "tiny": normal * 1e-44,
@@ -203,23 +183,17 @@ def adversaries() -> dict[str, Tensor]:
     }
 
 
-@functools.cache
-def expected_of(name: str, keep: int, preferring: bool) -> tuple[dict[str, Tensor], ...]:
-    """Return scores, preferred weights and the right masks of one of the adversaries."""
-    scores = dict(zip("abcd", adversaries()[name].split([5000, 1, 0, 6999]), strict=True))
-    prefer = {layer: torch.arange(s.numel()) % 3 == 1 for layer, s in scores.items()}
-    return scores, prefer, references.top(scores, keep, prefer if preferring else None)
-
-
-@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", list(adversaries()))
-def test_masks_are_exact_whatever_the_sample_shows(name):
-    for keep, preferring in [(1, True), (7, False), (3100, True), (6000, False), (11998, True)]:
-        scores, prefer, expected = expected_of(name, keep, preferring)
-        options = dict(prefer=prefer if preferring else None)
-        assert equal(keep_top(scores, keep, **options), expected)
+def test_masks_are_exact_whatever_the_sample_shows(name, monkeypatch):
+    monkeypatch.setattr(selection, "SAMPLE", 2048)  # large enough for a bracket to leave something out
+    monkeypatch.setattr(selection, "CHUNK", 1000)
+    scores = dict(zip("abcd", adversaries()[name].split([5000, 1, 0, 6999]), strict=True))
+    preferred = {layer: torch.arange(s.numel()) % 3 == 1 for layer, s in scores.items()}
+    for keep, prefer in [(1, preferred), (7, None), (3100, preferred), (6000, None), (11998, preferred)]:
+        expected = references.top(scores, keep, prefer)
+        assert equal(keep_top(scores, keep, prefer=prefer), expected)
         among = {layer: (torch.arange(s.numel()) % 5 < 4) | expected[layer] for layer, s in scores.items()}
-        assert equal(keep_top(scores, keep, among=among, **options), expected)
+        assert equal(keep_top(scores, keep, among=among, prefer=prefer), expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -228,30 +202,20 @@ def test_any_values_at_a_size_that_is_sampled(values, count, seed, data):
     drawn = torch.randint(len(values), (count,), generator=torch.Generator().manual_seed(seed))
     scores = {"w": torch.tensor(values)[drawn]}
     keep = data.draw(st.integers(1, count))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "SAMPLE", 2048)
-        patch.setattr(selection, "CHUNK", data.draw(st.sampled_from([504, 5000])))
+    chunk = data.draw(st.sampled_from([504, 5000]))
+    with patch.object(selection, "SAMPLE", 2048), patch.object(selection, "CHUNK", chunk):
         assert equal(keep_top(scores, keep), references.top(scores, keep))
 
 
-def test_many_values_at_the_sizes_the_search_is_made_for():
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(400_000, generator=generator).mul(50).round()  # many ties
-    ranked = values.sort(descending=True, stable=True)
-    for keep in (1, 1000, 200_000, 399_999):
-        expected = torch.zeros(values.numel(), dtype=torch.bool)
-        expected[ranked.indices[:keep]] = True
-        masks = keep_top({"a": values[:150_000], "b": values[150_000:]}, keep)
-        assert torch.equal(torch.cat([masks["a"], masks["b"]]), expected)
-
-
-@pytest.mark.parametrize("share", [0.001, 0.01, 0.2, 0.9])
-@pytest.mark.parametrize("total", [70_001, 300_000])
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.2, 0.9, 1.0])
+@pytest.mark.parametrize("total", [70_001, 400_000])
 def test_nearly_all_of_few_allowed_weights(total, share):
-    """The sample sees about as many allowed weights as are to be kept, or fewer."""
+    """The sample sees about as many allowed weights as are to be kept, or fewer; with all allowed, many are tied."""
     generator = torch.Generator().manual_seed(total)
-    scores = {"a": torch.randn(total, generator=generator), "b": torch.randn(9, generator=generator)}
+    scores = {name: torch.randn(size, generator=generator) for name, size in {"a": total, "b": 9}.items()}
     among = {name: torch.rand(s.shape, generator=generator) < share for name, s in scores.items()}
+    if share == 1:
+        scores = {name: s.mul(50).round() for name, s in scores.items()}
     most = sum(int(mask.sum()) for mask in among.values())
     flat = torch.cat([s.where(among[name], -torch.inf) for name, s in scores.items()])
     order = flat.sort(descending=True, stable=True).indices
