@@ -11,19 +11,14 @@ def tiny():
     return nn.Sequential(nn.Conv2d(1, 6, 3, 2, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(),
                          nn.Linear(54, 10))
 
-def other():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
-
-number = 3
-
-def list_of_one():
-    return [nn.Linear(1, 1)]
+def mlp(inputs=64, classes=10):
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 12), nn.ReLU(), nn.Linear(12, classes))
 
 def for_larger_images():
-    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+    return mlp(inputs=3072)
 
 def for_fewer_classes():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    return mlp(classes=3)
 """
 
 

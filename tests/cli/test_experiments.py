@@ -21,180 +21,149 @@ TINY = ["--model", "nets_for_cli:tiny", "--data", "digits", "--batch", "256", "-
 FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--epochs", "1"]
 
 
-def contents(folder: Path) -> set[str]:
-    return {str(p.relative_to(folder)) for p in folder.rglob("*") if "__pycache__" not in p.parts}
-
-
 # dry runs
 
 
-@pytest.fixture
-def no_data(monkeypatch) -> None:
-    """Let every attempt to read data fail."""
-
-    def refuse(request):
-        raise AssertionError("a dry run reads data")
-
-    cached_data.cache_clear()
-    for name in DATA:
-        monkeypatch.setitem(DATA, name, replace(DATA[name], load=refuse))
-
-
-@pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (
-            ["run", *FORCE],
-            [
-                "594 prunable weights; 119 would be left",
-                "Pruning: 3 rounds, each with 1 batch of 256 images",
-                "Training: 1 epoch on cpu",
-            ],
-        ),
-        (["prune", *FORCE], ["Pruning: 3 rounds"]),
+        (["run", *FORCE], ["594 prunable weights; 119 would be left", "Training: 1 epoch on cpu"]),
+        (["prune", *FORCE], ["Pruning: 3 rounds, each with 1 batch of 256 images"]),
         (["run", "--model", "vgg19", "--data", "cifar100", "--method", "snip-mb"], ["600", "350"]),
         (["train", *TINY], ["dense", "Training: 20 epochs"]),
         (["run", *TINY, "--method", "magnitude", "--pretrain", "1", "--rewind"], ["pretrain", "rewind"]),
-        (["sweep", "smoke", "--device", "cpu"], ["not begun", "experiments in runs"]),
+        (["sweep", "smoke", "--device", "cpu"], ["experiments in runs"]),
     ],
     ids=["run", "prune", "snip-mb", "train", "early", "sweep"],
 )
-def test_a_dry_run_says_what_would_happen_and_does_nothing(words, expected, command, tiny):
+def test_a_dry_run_says_what_would_happen_and_does_nothing(words, expected, command, tiny, monkeypatch):
+    cached_data.cache_clear()
+    for name in DATA:
+        monkeypatch.setitem(DATA, name, replace(DATA[name], load=lambda request: pytest.fail("a dry run reads data")))
     done = command(*words, "--dry-run")
     assert (done.code, done.err) == (0, "")
-    for text in expected:
-        assert text in done.out
-    assert "not begun" in done.out
-    assert contents(tiny) == {"nets_for_cli.py"}
+    assert all(text in done.out for text in ("not begun", *expected))
+    assert {path.name for path in tiny.iterdir()} <= {"nets_for_cli.py", "__pycache__"}
 
 
 def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
     out = command("run", *FORCE, "--dry-run").out
     rows = {line.split()[1]: line for line in out.splitlines() if len(line.split()) > 4}
-    assert "you" in rows["sparsity"]
-    assert "you" in rows["rounds"]
-    assert "data set and method" in rows["weight_decay"]
-    assert "default" in rows["momentum"]
-
-
-def test_a_dry_run_names_the_folder_of_the_run_and_how_far_it_is(command, tiny):
-    before = command("run", *FORCE, "--dry-run").out
-    assert command("prune", *FORCE).code == 0
-    (folder,) = (tiny / "runs").iterdir()
-    assert f"runs/{folder.name}: not begun." in before
-    assert f"runs/{folder.name}: pruned." in command("run", *FORCE, "--dry-run").out
-    assert command("run", *FORCE).code == 0
-    stamp = (folder / "result.json").stat().st_mtime_ns
-    assert f"runs/{folder.name}: finished." in command("run", *FORCE, "--dry-run").out
-    assert (folder / "result.json").stat().st_mtime_ns == stamp
+    sources = {"sparsity": "you", "rounds": "you", "weight_decay": "data set and method", "momentum": "default"}
+    assert all(source in rows[name] for name, source in sources.items())
 
 
 # trouble
 
 
-@pytest.mark.parametrize("file", ["runs", "folder"])
-def test_a_file_in_the_way_is_one_line(file, command, tiny):
-    folder = Path("runs") / command("run", *FORCE, "--dry-run").out.split("runs/")[1].split(":")[0]
-    path = Path("runs") if file == "runs" else folder
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("mine")
-    done = command("run", *FORCE)
-    assert done.code == 2
-    assert str(path) in done.err
-    assert done.err.count("\n") == 1
+def block_runs(patch: pytest.MonkeyPatch) -> None:
+    Path("runs").write_text("mine")
 
 
-def test_a_full_disk_is_one_line(command, tiny, monkeypatch):
+def fill_disk(patch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(".")._replace(free=0)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    done = command("run", *FORCE)
-    assert done.code == 2
-    assert "delete something first" in done.err
-    assert done.err.count("\n") == 1
+    patch.setattr(shutil, "disk_usage", lambda path: usage)
 
 
-def test_a_loss_that_is_not_finite_is_one_line(command, tiny):
-    done = command("run", *FORCE, "--lr", "1e30")
-    assert done.code == 2
-    assert done.err.splitlines()[-1] == (
-        "error: epoch 0: the training loss is not finite; lower the learning rate, or use fp32"
-    )
-    assert not list(tiny.rglob("result.json"))
+def hide_tensorboard(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(sys.modules, "torch.utils.tensorboard", None)
 
 
-def test_tensorboard_that_is_not_installed_is_named(command, tiny, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    done = command("run", *FORCE, "--tensorboard")
-    assert done == (2, "", "error: --tensorboard needs TensorBoard: pip install 'barebones[tensorboard]'\n")
+def nothing(patch: pytest.MonkeyPatch) -> None:
+    pass
 
 
-@pytest.mark.parametrize("name", ["for_larger_images", "for_fewer_classes"])
-@pytest.mark.parametrize("words", [["run", "--method", "force"], ["run", "--method", "magnitude"], ["train"]], ids=str)
-def test_a_network_that_does_not_fit_the_data_is_one_line(words, name, command, tiny):
-    done = command(*words, "--data", "digits", "--model", f"nets_for_cli:{name}", "--epochs", "1", "--device", "cpu")
-    assert done.code == 2
+@pytest.mark.parametrize(
+    ("prepare", "words", "expected"),
+    [
+        (block_runs, "", "Not a directory: runs/"),
+        (fill_disk, "", "delete something first"),
+        (hide_tensorboard, "--tensorboard", "--tensorboard needs TensorBoard: pip install 'barebones[tensorboard]'"),
+        (nothing, "--lr 1e30", "error: epoch 0: the training loss is not finite; lower the learning rate, or use fp32"),
+        (nothing, "--model nets_for_cli:for_larger_images", "for_larger_images"),
+        (nothing, "--model nets_for_cli:for_fewer_classes", "for_fewer_classes"),
+        (nothing, "--model nets_for_cli:for_larger_images --method magnitude --rounds 1", "for_larger_images"),
+        (nothing, "--model nets_for_cli:for_fewer_classes --method erk --rounds 1", "for_fewer_classes"),
+    ],
+)
+def test_trouble_is_one_line(prepare, words, expected, command, tiny, monkeypatch):
+    prepare(monkeypatch)
+    done = command("run", *FORCE, *words.split())
+    assert (done.code, done.out) == (2, "")
+    assert expected in done.err.splitlines()[-1]
     assert "Traceback" not in done.err
-    assert name in done.err.splitlines()[-1]
+    assert not list(tiny.rglob("result.json"))
 
 
 # what the commands do
 
 
-def test_prune_writes_the_masks_and_train_trains_them(command, tiny):
-    done = command("prune", *FORCE, "-o", "mask.safetensors")
-    assert done.code == 0
+def test_a_run_is_shown_at_every_stage_and_does_nothing_twice(command, tiny):
+    before = command("run", *FORCE, "--dry-run").out
+    done = command("prune", *FORCE)
     assert "119 of 594 prunable weights are left: sparsity 79.966%" in done.out
-    assert "The masks are in mask.safetensors" in done.out
-    masks, about = load_masks("mask.safetensors")
-    assert sum(int(mask.sum()) for mask in masks.values()) == 119
-    assert about["experiment"]["method"] == "force"
-    (folder,) = (tiny / "runs").iterdir()
-    assert Path("mask.safetensors").read_bytes() == (folder / "mask.safetensors").read_bytes()
+    (folder,) = Path("runs").iterdir()
+    assert f"The masks are in {folder}/mask.safetensors" in done.out
+    assert f"{folder}: not begun." in before
+    assert f"{folder}: pruned." in command("run", *FORCE, "--dry-run").out
+    shown = json.loads(command("inspect", folder, "--json").out)
+    assert (shown["state"], shown["result"]) == ("pruned", None)
+    assert Experiment.from_dict(shown["experiment"]).folder == folder.name
+    assert "State: pruned." in command("inspect", folder).out
 
-    trained = command("train", "--mask", "mask.safetensors", "--device", "cpu")
-    assert trained.code == 0
-    assert "Test accuracy after the last epoch" in trained.out
-    assert "found for other initial weights" not in trained.out
-    run = command("run", *FORCE)
-    assert run.code == 0
-    results = {p.parent.name: json.loads(p.read_text()) for p in tiny.rglob("result.json")}
-    one, other = results.values()
-    assert {one["experiment"]["method"], other["experiment"]["method"]} == {"force", "file"}
-    assert one["weights"] == other["weights"]
-    assert one["test"] == other["test"]
+    first = command("run", *FORCE)
+    assert first.code == 0
+    assert "train: epoch 1 of 1, loss" in first.err
+    assert "Best validation accuracy" in first.out
+    assert f"Everything is in {folder}" in first.out
+    assert command("run", *FORCE) == (0, first.out, "")
+    assert f"{folder}: finished." in command("run", *FORCE, "--dry-run").out
+    shown = json.loads(command("inspect", folder, "--json").out)
+    assert shown["state"] == "finished"
+    assert shown["result"] == json.loads((folder / "result.json").read_text())
+    printed = command("inspect", folder).out
+    assert all(
+        text in printed for text in ("State: finished.", "Test accuracy after the last epoch", "nets_for_cli:tiny")
+    )
 
-    seeded = command("train", "--mask", "mask.safetensors", "--seed", "5", "--epochs", "0", "--device", "cpu")
-    assert seeded.code == 0
-    assert "These masks were found for other initial weights than the ones trained here." in seeded.out
-
-
-def test_the_masks_of_a_finished_run_are_there_to_be_had(command, tiny):
-    assert command("run", *FORCE).code == 0
-    done = command("prune", *FORCE, "-o", "mask")
-    assert done.code == 0
-    assert "119 of 594 prunable weights are left" in done.out
-    (folder,) = (tiny / "runs").iterdir()
+    assert "119 of 594 prunable weights are left" in command("prune", *FORCE, "-o", "mask").out
     assert Path("mask").read_bytes() == (folder / "mask.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--rounds", "3"], "the masks are found already, so --rounds means nothing here"),
-        (["--sparsity", "0.5"], "the masks are found already, so --sparsity means nothing here"),
-        (["--scoring-precision", "bf16"], "so --scoring-precision means nothing here"),
-        (["--pretrain", "1"], "so --pretrain means nothing here"),
-        (["--model", "nets_for_cli:other"], "does not match the model"),
-    ],
-    ids=lambda value: None if isinstance(value, str) else " ".join(value),
-)
-def test_train_refuses_what_does_not_fit_its_masks(words, expected, command, tiny):
-    assert command("prune", *FORCE, "-o", "mask").code == 0
-    done = command("train", "--mask", "mask", *words, "--device", "cpu")
-    assert done.code == 2
-    assert expected in done.err
-    assert done.err.count("\n") == 1
+@pytest.fixture
+def mask(command, tiny) -> Path:
+    """Prune a network, and return the mask file."""
+    done = command("prune", *FORCE, "-o", "mask")
+    assert done.code == 0
+    assert "prune: round 3 of 3, 119 weights left" in done.err
+    assert "The masks are in mask" in done.out
+    return Path("mask")
+
+
+def test_train_trains_the_masks_of_prune_as_run_does(mask, command, tiny):
+    masks, about = load_masks(mask)
+    assert sum(int(mask.sum()) for mask in masks.values()) == 119
+    assert about["experiment"]["method"] == "force"
+    trained = command("train", "--mask", mask, "--device", "cpu")
+    assert trained.code == 0
+    assert "Test accuracy after the last epoch" in trained.out
+    assert "found for other initial weights" not in trained.out
+    assert command("run", *FORCE).code == 0
+    one, other = (json.loads(p.read_text()) for p in tiny.rglob("result.json"))
+    assert {one["experiment"]["method"], other["experiment"]["method"]} == {"force", "file"}
+    assert (one["weights"], one["test"]) == (other["weights"], other["test"])
+    seeded = command("train", "--mask", mask, "--seed", "5", "--epochs", "0", "--device", "cpu")
+    assert "These masks were found for other initial weights than the ones trained here." in seeded.out
+
+
+def test_train_refuses_what_does_not_fit_its_masks(mask, command):
+    for option, value in {"rounds": 3, "sparsity": 0.5, "scoring-precision": "bf16", "pretrain": 1}.items():
+        expected = f"error: the masks are found already, so --{option} means nothing here"
+        done = command("train", "--mask", mask, f"--{option}", value)
+        assert done.code == 2
+        assert done.err.startswith(expected)
+        assert done.err.count("\n") == 1
+    assert "does not match the model" in command("train", "--mask", mask, "--model", "nets_for_cli:mlp").err
 
 
 def test_masks_of_the_library_are_trained_once_it_is_said_on_what(command, tiny):
@@ -212,45 +181,24 @@ def test_masks_of_the_library_are_trained_once_it_is_said_on_what(command, tiny)
 
 def test_masks_found_after_pretraining_are_not_trained_by_mistake(command, tiny):
     assert command("prune", *TINY, "--method", "magnitude", "--pretrain", "1", "-o", "mask").code == 0
-    done = command("train", "--mask", "mask")
-    assert done == (
-        2, "", "error: mask was found after pretraining; barebones run repeats that and goes on to train\n",
-    )  # fmt: skip
+    problem = "mask was found after pretraining; barebones run repeats that and goes on to train"
+    assert command("train", "--mask", "mask") == (2, "", f"error: {problem}\n")
 
 
 def test_train_without_masks_trains_the_dense_network(command, tiny):
-    done = command("train", *TINY, "--epochs", "1")
-    assert done.code == 0
-    assert "594 of 594 prunable weights are left: sparsity 0.000%" in done.out
+    assert "594 of 594 prunable weights are left: sparsity 0.000%" in command("train", *TINY, "--epochs", "1").out
     (result,) = (json.loads(p.read_text()) for p in tiny.rglob("result.json"))
-    assert result["experiment"]["method"] == "dense"
-    assert result["sparsity"] == 0
+    assert (result["experiment"]["method"], result["sparsity"]) == ("dense", 0)
 
 
-def test_run_tells_its_progress_and_its_end_and_does_nothing_twice(command, tiny):
-    first = command("run", *FORCE)
-    assert first.code == 0
-    assert "prune: round 3 of 3, 119 weights left" in first.err
-    assert "train: epoch 1 of 1, loss" in first.err
-    assert "Best validation accuracy" in first.out
-    (folder,) = (tiny / "runs").iterdir()
-    assert f"Everything is in runs/{folder.name}" in first.out
-    second = command("run", *FORCE)
-    assert second == (0, first.out, "")
-
-
-def test_inspect_shows_a_mask_file(command, tiny):
-    command("prune", *FORCE, "-o", "mask")
-    masks, about = load_masks("mask")
-    shown = command("inspect", "mask")
+def test_inspect_shows_a_mask_file(mask, command):
+    masks, about = load_masks(mask)
+    shown = command("inspect", mask)
     assert (shown.code, shown.err) == (0, "")
-    for text in ("force", "0.weight", "4.weight", "6×1×3×3", "10×54", "119", "594"):
-        assert text in shown.out
-    plain = command("inspect", "mask", "--json")
-    assert (plain.code, plain.err) == (0, "")
-    found = json.loads(plain.out)
-    assert found["about"] == about
-    assert found["layers"] == {
+    assert all(text in shown.out for text in ("force", "0.weight", "4.weight", "6×1×3×3", "10×54", "119", "594"))
+    content = json.loads(command("inspect", mask, "--json").out)
+    assert content["about"] == about
+    assert content["layers"] == {
         name: {"shape": list(mask.shape), "total": mask.numel(), "kept": int(mask.sum())}
         for name, mask in masks.items()
     }
@@ -258,46 +206,25 @@ def test_inspect_shows_a_mask_file(command, tiny):
 
 def test_inspect_shows_an_empty_layer_and_masks_without_a_history(command):
     save_masks({"a": torch.zeros(2, 3, dtype=torch.bool), "b": torch.ones((), dtype=torch.bool)}, "mask")
-    shown = command("inspect", "mask")
-    assert shown.code == 0
-    assert "0.0000%" in shown.out
-    assert "100.0000%" in shown.out
-    assert json.loads(command("inspect", "mask", "--json").out)["layers"]["a"]["kept"] == 0
+    shown = command("inspect", "mask").out
+    assert all(text in shown for text in ("0.0000%", "100.0000%"))
 
 
-def test_inspect_shows_a_run_at_every_stage(command, tiny):
-    command("prune", *FORCE)
-    (folder,) = (tiny / "runs").iterdir()
-    before = json.loads(command("inspect", folder, "--json").out)
-    assert (before["state"], before["result"]) == ("pruned", None)
-    assert Experiment.from_dict(before["experiment"]).folder == folder.name
-    assert "State: pruned." in command("inspect", folder).out
-    command("run", *FORCE)
-    after = json.loads(command("inspect", folder, "--json").out)
-    assert after["state"] == "finished"
-    assert after["result"] == json.loads((folder / "result.json").read_text())
-    shown = command("inspect", folder)
-    assert "State: finished." in shown.out
-    assert "Test accuracy after the last epoch" in shown.out
-    assert "nets_for_cli:tiny" in shown.out
-
-
-@pytest.mark.parametrize("name", ["experiment.json", "result.json"])
-def test_inspect_names_a_damaged_file_of_a_run(name, command, tmp_path):
-    (tmp_path / "experiment.json").write_text("{}")
-    (tmp_path / name).write_text("{")
-    done = command("inspect", tmp_path)
-    assert done.code == 2
-    assert name in done.err
-    assert done.err.count("\n") == 1
-
-
-def test_inspect_of_a_truncated_mask_file_is_one_line(command):
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("experiment.json", b"{", "experiment.json"),
+        ("result.json", b"{", "result.json"),
+        ("mask", None, "error: mask is truncated or damaged"),
+    ],
+)
+def test_inspect_names_a_damaged_file(name, content, problem, command, tmp_path):
+    Path("experiment.json").write_text("{}")
     save_masks({"w": torch.eye(20) > 0}, "mask")
-    Path("mask").write_bytes(Path("mask").read_bytes()[:-3])
-    done = command("inspect", "mask")
+    Path(name).write_bytes(content or Path("mask").read_bytes()[:-3])
+    done = command("inspect", tmp_path if content else "mask")
     assert done.code == 2
-    assert done.err.startswith("error: mask is truncated or damaged")
+    assert problem in done.err
     assert done.err.count("\n") == 1
 
 
