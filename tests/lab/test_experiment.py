@@ -1,19 +1,13 @@
 """Experiments: the paper's numbers, records that come back as they went, and names that depend on everything."""
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict, fields, replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from barebones.data import DATA
 from barebones.lab.experiment import DENSE, FILE, Experiment
 from barebones.lab.protocols import PROTOCOLS, protocol
-from barebones.models import MODELS, SCHEMES
-from barebones.pruning.gradients import LOSSES
 from barebones.pruning.methods import METHODS, Method
 from barebones.pruning.schedules import SCHEDULES
 
@@ -32,11 +26,7 @@ ITERATIVE = ("force", "iter-snip", "hybrid", "grasp-taylor", "iter-grasp")
 def test_training_is_the_papers(data):
     _, _, epochs, batch, decay, tenth, hundredth = PAPER[data]
     for method in (*METHODS, DENSE):
-        found = Experiment("vgg19", data, method).resolved()
-        assert (found.epochs, found.batch, found.lr, found.momentum, found.weight_decay) == (
-            epochs, batch, 0.1, 0.9, decay,
-        )  # fmt: skip
-        plan = found.plan()
+        plan = Experiment("vgg19", data, method).resolved().plan()
         assert (plan.epochs, plan.batch, plan.lr, plan.momentum, plan.weight_decay) == (epochs, batch, 0.1, 0.9, decay)
         rates = [plan.rate(epoch) for epoch in (0, tenth - 1, tenth, hundredth - 1, hundredth, epochs - 1)]
         assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
@@ -88,12 +78,11 @@ def test_what_is_said_stays_and_the_rest_is_the_papers():
     assert Experiment("vgg19", "cifar100", "force", rounds=20).resolved().batches == 10
 
 
-@pytest.mark.parametrize("method", [*METHODS, DENSE])
 @pytest.mark.parametrize("data", DATA)
-def test_resolving_twice_is_resolving_once(method, data):
-    once = Experiment("resnet18", data, method).resolved()
-    assert once.resolved() == once
-    assert once.id == once.resolved().id
+def test_resolving_twice_is_resolving_once(data):
+    for method in (*METHODS, DENSE):
+        once = Experiment("resnet18", data, method).resolved()
+        assert once.resolved() == once
 
 
 def test_the_device_chooses_the_precision_of_training_and_scores_are_exact():
@@ -108,25 +97,16 @@ def test_dense_prunes_nothing():
     found = Experiment("vgg19", method=DENSE).resolved()
     assert found.sparsity == 0
     assert (found.rounds, found.batches, found.schedule) == (None, None, None)
-    for changes in (
-        {"rounds": 3},
-        {"batches": 2},
-        {"pretrain": 1},
-        {"schedule": "linear"},
-        {"at_least": 1},
-        {"shrink": True},
-    ):
-        with pytest.raises(
-            ValueError, match=f"dense prunes nothing, so it takes no {next(iter(changes)).replace('_', '-')}"
-        ):
-            Experiment("vgg19", method=DENSE, **changes).resolved()
+    for name, value in dict(rounds=3, batches=2, pretrain=1, schedule="linear", at_least=1, shrink=True).items():
+        with pytest.raises(ValueError, match=f"dense prunes nothing, so it takes no {name.replace('_', '-')}"):
+            Experiment("vgg19", method=DENSE, **{name: value}).resolved()
 
 
-@pytest.mark.parametrize("method", ["snip", "snip-mb", "grasp", "grasp-mb", "magnitude", "random", "erk"])
-def test_more_rounds_of_a_method_of_one_are_refused(method):
-    with pytest.raises(ValueError, match=f"{method} is one round by definition, not 5"):
-        Experiment("vgg19", method=method, rounds=5).resolved()
-    assert Experiment("vgg19", method=method, rounds=1).resolved().rounds == 1
+def test_more_rounds_of_a_method_of_one_are_refused():
+    for method in ("snip", "snip-mb", "grasp", "grasp-mb", "magnitude", "random", "erk"):
+        with pytest.raises(ValueError, match=f"{method} is one round by definition, not 5"):
+            Experiment("vgg19", method=method, rounds=5).resolved()
+        assert Experiment("vgg19", method=method, rounds=1).resolved().rounds == 1
 
 
 @pytest.mark.parametrize(
@@ -135,19 +115,13 @@ def test_more_rounds_of_a_method_of_one_are_refused(method):
         ({"data": "cifar1"}, "there is no data set 'cifar1'; did you mean 'cifar10"),
         ({"method": "forse"}, "there is no method 'forse'; did you mean 'force'"),
         ({"method": "zzz"}, "there is no method 'zzz'; choose one of force, iter-snip"),
-        ({"method": "FORCE"}, "did you mean 'force'"),
         ({"init": "xavir"}, "did you mean 'xavier'"),
         ({"loss": "mse"}, "there is no loss 'mse'"),
         ({"schedule": "exponentiel"}, "did you mean 'exponential'"),
         ({"precision": "fp8"}, "there is no precision 'fp8'"),
         ({"scoring_precision": "fp16"}, "there is no scoring precision 'fp16'"),
-        (
-            {"sparsity": 99},
-            r"sparsity 99 is not a fraction .* to remove, from 0 to below 1; did you mean 0\.99\?",
-        ),
-        ({"sparsity": 99.5}, r"did you mean 0\.995\?"),
+        ({"sparsity": 99}, r"sparsity 99 is not a fraction .*from 0 to below 1; did you mean 0\.99\?"),
         ({"sparsity": 1.0}, "not a fraction of weights to remove"),
-        ({"sparsity": 100}, "not a fraction of weights to remove"),
         ({"sparsity": -0.1}, "not a fraction of weights to remove"),
         ({"sparsity": float("nan")}, "not a fraction of weights to remove"),
         ({"rounds": 0}, "rounds 0 is too small; it must be at least 1"),
@@ -164,7 +138,6 @@ def test_more_rounds_of_a_method_of_one_are_refused(method):
         ({"rewind": True}, "rewind returns to the weights before --pretrain"),
         ({"at_least": -1}, "at.least"),
         ({"revive_until": 1.5}, "revive.until"),
-        ({"revive_until": float("nan")}, "revive.until"),
     ],
 )
 def test_wrong_values_get_a_sentence(changes, match):
@@ -179,16 +152,13 @@ def test_wrong_values_get_a_sentence(changes, match):
         ({"sparsty": 0.5}, "an experiment has no 'sparsty'; did you mean 'sparsity'"),
         ({"zzz": 1}, "an experiment has no 'zzz'. It has model, data"),
         ({"rounds": "5"}, "rounds '5' is not a whole number"),
-        ({"rounds": 5.0}, "rounds 5.0 is not a whole number"),
         ({"rounds": True}, "rounds True is not a whole number"),
         ({"seed": None}, "seed None is not a whole number"),
         ({"sparsity": "0.9"}, "sparsity '0.9' is not a number"),
         ({"sparsity": True}, "sparsity True is not a number"),
-        ({"lr": [0.1]}, "not a number"),
         ({"model": 3}, "model 3 is not a text"),
         ({"model": None}, "model None is not a text"),
         ({"rewind": 1}, "rewind 1 is not true or false"),
-        ({"rewind": "yes"}, "rewind 'yes' is not true or false"),
         ({"weight_decay": {}}, "weight-decay {} is not a number"),
     ],
 )
@@ -198,56 +168,7 @@ def test_wrong_names_and_types_get_a_sentence(values, match):
     assert "\n" not in str(caught.value)
 
 
-def maybe(strategy):
-    return st.none() | strategy
-
-
-fraction = st.floats(0, 1, exclude_max=True)
-experiments = st.builds(
-    Experiment,
-    model=st.sampled_from([*MODELS, "my.networks:tiny"]),
-    data=st.sampled_from([*DATA]),
-    method=st.sampled_from([*METHODS, DENSE]),
-    sparsity=fraction,
-    seed=st.integers(0, 2**40),
-    rounds=maybe(st.integers(1, 1000)),
-    batches=maybe(st.integers(1, 1000)),
-    schedule=maybe(st.sampled_from([*SCHEDULES])),
-    revive_until=maybe(fraction),
-    at_least=maybe(st.integers(0, 10)),
-    loss=st.sampled_from([*LOSSES]),
-    init=st.sampled_from([*SCHEMES]),
-    scoring_precision=maybe(st.sampled_from(["fp32", "tf32", "bf16"])),
-    pretrain=st.just(1),
-    rewind=st.booleans(),
-    mask=maybe(st.text("0123456789abcdef", min_size=64, max_size=64)),
-    epochs=maybe(st.integers(0, 500)),
-    batch=maybe(st.integers(2, 512)),
-    lr=maybe(st.floats(0, 10)),
-    momentum=st.floats(0, 1),
-    weight_decay=maybe(st.floats(0, 1)),
-    precision=maybe(st.sampled_from(["fp32", "tf32", "bf16", "fp16"])),
-)
-
-
-@given(experiments)
-def test_a_record_comes_back_as_it_went(experiment):
-    through = Experiment.from_dict(json.loads(json.dumps(experiment.to_dict(), allow_nan=False)))
-    assert through == experiment
-    assert through.id == experiment.id
-    assert through.folder == experiment.folder
-    assert list(experiment.to_dict()) == NAMES
-
-
-@given(experiments, experiments)
-def test_the_id_changes_with_every_field(one, other):
-    for name in NAMES:
-        changed = replace(one, **{name: getattr(other, name)})
-        assert (changed.id == one.id) == (changed == one)
-        assert (changed.folder == one.folder) == (changed == one)
-
-
-def test_no_field_is_left_out_of_the_id():
+def test_every_field_changes_the_id_and_comes_back_from_its_record():
     base = Experiment("vgg19", pretrain=1).resolved()
     others = dict(
         model="vgg16", data="cifar100", method="iter-snip", sparsity=0.5, seed=1, rounds=2, batches=2,
@@ -256,31 +177,17 @@ def test_no_field_is_left_out_of_the_id():
         shrink=True,
     )  # fmt: skip
     assert list(others) == NAMES
-    ids = {base.id, *(replace(base, **{name: value}).id for name, value in others.items())}
-    assert len(ids) == 1 + len(others)
+    experiments = [base, *(replace(base, **{name: value}) for name, value in others.items())]
+    assert len({each.id for each in experiments}) == len({each.folder for each in experiments}) == len(experiments)
+    for each in experiments:
+        record = json.loads(json.dumps(dict(reversed(each.to_dict().items())), allow_nan=False))
+        again = Experiment.from_dict(record)
+        assert (again, again.id, again.folder) == (each, each.id, each.folder)
 
 
-def test_equal_experiments_have_equal_names():
+def test_whole_numbers_and_floats_are_the_same_experiment():
     one, other = Experiment(lr=1, weight_decay=0, sparsity=0), Experiment(lr=1.0, weight_decay=0.0, sparsity=0.0)
-    assert one == other
-    assert one.folder == other.folder
-    assert Experiment.from_dict(one.to_dict()).id == one.id
-
-
-def test_the_id_is_the_same_in_every_process():
-    experiment = Experiment("vgg19", "cifar10", "hybrid", 0.995, 3, weight_decay=1e-5).resolved()
-    code = (
-        "import sys, json; from barebones.lab.experiment import Experiment;"
-        "e = Experiment.from_dict(json.load(sys.stdin)); print(e.id, e.folder)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps(dict(reversed(experiment.to_dict().items()))),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == [experiment.id, experiment.folder]
+    assert (one, one.folder) == (other, other.folder)
 
 
 def test_the_id_of_a_known_experiment_does_not_change_by_accident():
