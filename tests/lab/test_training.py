@@ -3,13 +3,10 @@
 import copy
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from barebones.data import Data, TensorSplit
@@ -96,85 +93,40 @@ def test_milestones_scale_with_the_epochs(epochs, expected):
     assert [plan.rate(epoch) for epoch in range(epochs)] == pytest.approx(expected)
 
 
-@given(
-    epochs=st.integers(1, 500),
-    lr=st.floats(1e-4, 10),
-    milestones=st.lists(st.floats(0.01, 0.99), max_size=4).map(sorted).map(tuple),
-)
-def test_the_learning_rate_never_grows_and_passes_every_milestone(epochs, lr, milestones):
-    plan = TrainingPlan(epochs, 128, lr, 0.0, milestones)
-    rates = [plan.rate(epoch) for epoch in range(epochs)]
-    assert rates[0] == lr
-    assert all(later <= earlier for earlier, later in pairwise(rates))
-    if all(round(at * epochs) < epochs for at in milestones) and epochs > 1:
-        assert rates[-1] == lr / 10 ** len(milestones)
-
-
-@pytest.mark.parametrize("pruned", [False, True])
-def test_training_is_the_plain_loop_of_the_equations(pruned):
-    sets, plan, seed = data(), replace(PLAN, epochs=2), 7
-    trained, model = network(), network()
-    masks = half(model) if pruned else None
-    training = Training(trained, sets, plan, masks, seed=seed)
-    if masks is not None:
-        for name, mask in masks.items():
-            model.get_parameter(name).data[~mask] = 0
-    velocity: dict[str, Tensor] = {}
-    steps = training.steps()
-    for number in range(plan.epochs):
-        lr = (0.1, 0.001)[number]
-        model.train()
-        total, hits = 0.0, 0
-        for images, labels in sets.train.epoch(plan.batch, seed, number, shuffle=True, augment=True):
-            output = model(images)
-            loss = -torch.log_softmax(output, 1)[torch.arange(len(labels)), labels].mean()
-            model.zero_grad()
-            loss.backward()
-            for name, p in model.named_parameters():
-                gradient = p.grad + plan.weight_decay * p.detach()
-                velocity[name] = 0.9 * velocity[name] + gradient if name in velocity else gradient
-                p.data -= lr * velocity[name]
-                if masks is not None and name in masks:
-                    p.data[~masks[name]] = 0
-            total += loss.item() * len(labels)
-            hits += int((output.argmax(1) == labels).sum())
-            assert next(steps) is None
-            for (name, p), (_, q) in zip(model.named_parameters(), trained.named_parameters(), strict=True):
-                torch.testing.assert_close(q, p, rtol=2e-5, atol=2e-6, msg=name)
-        epoch = next(steps)
-        assert epoch.index == number
-        assert epoch.lr == lr
-        assert epoch.loss == pytest.approx(total / len(sets.train), rel=1e-5)
-        assert epoch.accuracy == hits / len(sets.train)
-    with pytest.raises(StopIteration):
-        next(steps)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_training_has_the_bits_of_torchs_sgd_and_masks_applied_by_hand(dropout):
+@pytest.mark.parametrize(("dropout", "pruned"), [(0.0, True), (0.5, True), (0.5, False)])
+def test_training_has_the_bits_of_torchs_sgd_and_masks_applied_by_hand(dropout, pruned):
     sets, seed = data(), 7
     trained, model = network(dropout), network(dropout)
-    masks = half(model)
-    training = Training(trained, sets, PLAN, masks, seed=seed)
-    for name, mask in masks.items():
-        model.get_parameter(name).data[~mask] = 0
+    masks = half(model) if pruned else {}
+    steps = Training(trained, sets, PLAN, masks, seed=seed).steps()
     sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, fused=True)
-    steps = training.steps()
+
+    def apply_masks() -> None:
+        for name, mask in masks.items():
+            model.get_parameter(name).data[~mask] = 0
+
+    apply_masks()
     for number in range(PLAN.epochs):
-        sgd.param_groups[0]["lr"] = (0.1, 0.1 / 10, 0.1 / 100)[number]
+        rate = sgd.param_groups[0]["lr"] = (0.1, 0.1 / 10, 0.1 / 100)[number]
         model.train()
+        total, hits = 0.0, 0
         batches = sets.train.epoch(PLAN.batch, seed, number, shuffle=True, augment=True)
         for step, (images, labels) in enumerate(batches):
             reseed(CPU, digest.text(seed, "train", number, step))
             sgd.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
+            output = model(images)
+            loss = F.cross_entropy(output, labels)
+            loss.backward()
             sgd.step()
-            for name, mask in masks.items():
-                model.get_parameter(name).data[~mask] = 0
-            next(steps)
+            apply_masks()
+            total, hits = total + loss.item() * len(labels), hits + int((output.argmax(1) == labels).sum())
+            assert next(steps) is None
             assert_same(dict(model.state_dict()), dict(trained.state_dict()))
-        assert next(steps).index == number
-        assert_same(dict(model.state_dict()), dict(trained.state_dict()))
+        epoch = next(steps)
+        assert (epoch.index, epoch.lr, epoch.accuracy) == (number, rate, hits / len(sets.train))
+        assert epoch.loss == pytest.approx(total / len(sets.train), rel=1e-5)
+    with pytest.raises(StopIteration):
+        next(steps)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
@@ -206,9 +158,10 @@ def test_lower_precision_computes_other_numbers_near_the_same():
 
 
 @pytest.mark.parametrize(
-    ("dropout", "precision", "pruned"), [(0.0, "fp32", True), (0.5, "fp32", True), (0.5, "bf16", False)]
+    ("dropout", "precision", "pruned"),
+    [(0.0, "fp32", True), (0.5, "fp32", True), (0.5, "bf16", False), (0.5, "fp16", False)],
 )
-@pytest.mark.parametrize("stop", [0, 1, 3, STEPS, STEPS + 1, STEPS + 3, 2 * STEPS + 1, 3 * STEPS + 2, 3 * (STEPS + 1)])
+@pytest.mark.parametrize("stop", [0, 3, STEPS, STEPS + 1, 2 * STEPS + 1, 3 * (STEPS + 1)])
 def test_stopping_after_any_step_changes_nothing(stop, dropout, precision, pruned, tmp_path):
     def fresh() -> Training:
         model = network(dropout)
@@ -232,78 +185,33 @@ def test_stopping_after_any_step_changes_nothing(stop, dropout, precision, prune
 
     assert found == expected
     assert_same(state(whole), state(second))
-    assert second.best == whole.best
+    assert (second.best, second.scaler.state_dict()) == (whole.best, whole.scaler.state_dict())
     assert timeless(second.last) == expected[-1]
 
 
-def test_stopping_after_every_step_changes_nothing(tmp_path):
-    whole = Training(network(0.5), data(), PLAN, precision="fp16")
-    expected, found = all_of(whole), []
-    for _ in range(PLAN.epochs * (STEPS + 1)):
-        training = Training(network(0.5), data(), PLAN, precision="fp16")
-        if (tmp_path / "checkpoint").exists():
-            training.load(tmp_path / "checkpoint")
-        found.append(timeless(next(training.steps())))
-        training.save(tmp_path / "checkpoint")
-    assert [epoch for epoch in found if epoch] == expected
-    assert_same(state(whole), state(training))
-    assert training.scaler.state_dict() == whole.scaler.state_dict()
-    assert training.best == whole.best
+OTHERS = {
+    "wider": network(width=5),
+    "nested": nn.Sequential(network(), nn.Linear(10, 10)),
+    "no bias": nn.Sequential(*network()[:5], nn.Linear(64, 10, bias=False)),
+    "one layer more": nn.Sequential(*network(), nn.BatchNorm1d(10)),
+    "fewer buffers": nn.Sequential(network()[0], nn.BatchNorm2d(4, track_running_stats=False), *network()[2:]),
+}
 
 
-def test_saving_changes_nothing_and_equal_states_make_equal_files(tmp_path):
-    plain, saved = (Training(network(0.5), data(), PLAN) for _ in range(2))
-    expected = all_of(plain)
-    found = []
-    for epoch in saved.steps():
-        saved.save(tmp_path / "checkpoint")
-        found += [timeless(epoch)] if epoch else []
-    assert found == expected
-    assert_same(state(plain), state(saved))
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
-
-
-def test_loading_into_a_training_that_has_gone_on_takes_it_all_back(tmp_path):
-    training = Training(network(), data(), PLAN)
-    training.save(tmp_path / "begin")
-    expected, end = all_of(training), state(training)
-    training.load(tmp_path / "begin")
-    assert all_of(training) == expected
-    assert_same(state(training), end)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        network(width=5),
-        network(classes=11),
-        nn.Sequential(network(), nn.Linear(10, 10)),
-        network()[:2],
-        nn.Sequential(*network()[:5], nn.Linear(64, 10, bias=False)),  # the checkpoint has a bias more
-        nn.Sequential(*network(), nn.BatchNorm1d(10)),
-        nn.Sequential(network()[0], nn.BatchNorm2d(4, track_running_stats=False), *network()[2:]),  # fewer buffers
-    ],
-    ids=["wider", "more classes", "nested", "fewer layers", "no bias", "one layer more", "no statistics"],
-)
-def test_a_checkpoint_of_another_network_is_refused_and_changes_nothing(other, tmp_path):
-    made = Training(network(), data(), PLAN)
-    next(made.steps())
-    made.save(tmp_path / "checkpoint")
-    training = Training(other, data(), PLAN)
-    before = state(training)
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_checkpoint_of_another_network_is_refused_and_changes_nothing(other, swapped, tmp_path):
+    saved, loaded = (Training(copy.deepcopy(model), data(), PLAN) for model in (network(), OTHERS[other]))
+    if swapped:
+        saved, loaded = loaded, saved
+    saved.save(tmp_path / "checkpoint")
+    before = state(loaded)
     with pytest.raises(ValueError, match="is a checkpoint of another network"):
-        training.load(tmp_path / "checkpoint")
-    assert_same(before, state(training))
+        loaded.load(tmp_path / "checkpoint")
+    assert_same(before, state(loaded))
 
 
-def test_a_checkpoint_with_fewer_buffers_is_refused(tmp_path):
-    other = nn.Sequential(network()[0], nn.BatchNorm2d(4, track_running_stats=False), *network()[2:])
-    Training(other, data(), PLAN).save(tmp_path / "checkpoint")
-    with pytest.raises(ValueError, match="is a checkpoint of another network"):
-        Training(network(), data(), PLAN).load(tmp_path / "checkpoint")
-
-
-@pytest.mark.parametrize("classes", [10, 99, 100, 150])
+@pytest.mark.parametrize("classes", [10, 99, 100])
 def test_evaluating_equals_counting_by_hand_with_top_5_from_100_classes(classes):
     model, sets = network(0.5, classes), data(classes=classes)
     model[1].running_mean.uniform_(-1, 1)
@@ -323,17 +231,6 @@ def test_evaluating_equals_counting_by_hand_with_top_5_from_100_classes(classes)
     assert found.top1 == first / 13
     assert found.top5 == (five / 13 if classes >= 100 else None)
     assert found.loss == pytest.approx(loss / 13, rel=1e-5)
-
-
-def test_what_an_epoch_reports_is_what_evaluating_says():
-    training = Training(network(), data(), PLAN)
-    for epoch in training.steps():
-        if epoch is not None:
-            assert epoch.validation == evaluate(training.model, training.data.validation, 32, "fp32", 10)
-            if epoch.test is not None:
-                assert epoch.test.top1 == evaluate(training.model, training.data.test, 32, "fp32", 10).top1
-    assert epoch.test is not None
-    assert training.last == epoch
 
 
 def test_the_best_epoch_is_the_first_of_equals_and_its_test_accuracy_is_kept(monkeypatch):
@@ -372,26 +269,15 @@ def test_numbers_that_are_not_finite_end_the_training(train, lr, match):
 
 
 def test_a_last_batch_of_a_single_image_is_passed_over():
-    sets = data(train=17)
-    training = Training(network(), sets, replace(PLAN, epochs=1), seed=4)
-    steps, seen = training.steps(), []
+    training = Training(network(), data(train=17), replace(PLAN, epochs=1))
+    steps = training.steps()
     for _ in range(2):
         next(steps)
-    before = state(training)
+    before, tally = state(training), training.tally.tolist()
     next(steps)  # the third, of one image
     assert_same(before, state(training))
     epoch = next(steps)
-    assert isinstance(epoch, Epoch)
-
-    other = Training(network(), sets, replace(PLAN, epochs=1), seed=4)
-    for images, labels in sets.train.epoch(8, 4, 0, shuffle=True, augment=True):
-        seen.append(len(labels))
-        if len(labels) > 1:
-            other._learn_from(images, labels)
-    assert seen == [8, 8, 1]
-    loss, hits, count = other.tally.tolist()
-    assert count == 16
-    assert (epoch.loss, epoch.accuracy) == (loss / 16, hits / 16)
+    assert (tally[2], epoch.loss, epoch.accuracy) == (16, tally[0] / 16, tally[1] / 16)
 
 
 def test_an_interrupted_epoch_has_a_time_and_a_pace(tmp_path):
