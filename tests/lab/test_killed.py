@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -108,7 +107,6 @@ def commands(tmp_path_factory) -> Iterator[Commands]:
 
 KINDS = {
     "force": "--method force --rounds 6 --epochs 2",
-    "early": "--method magnitude --pretrain 1 --epochs 1",
     "rewound": "--method iter-snip --rounds 3 --pretrain 1 --rewind --epochs 1",
 }
 
@@ -153,25 +151,10 @@ def test_a_run_that_is_killed_at_every_file_it_writes_ends_the_same(kind, comman
     assert_same_run(folder, uninterrupted[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_is_killed_at_random_moments_ends_the_same(kind, commands, uninterrupted, tmp_path):
-    argv, chance = words(tmp_path, kind), random.Random(kind)
-    folder = tmp_path / uninterrupted[kind].name
-    total = len(read(uninterrupted[kind] / "metrics.jsonl"))
-    killed = 0
-    for goal in (0, 1, *sorted(chance.choices(range(1, total), k=7))):
-        pid = commands.start(*argv)
-        until(lambda goal=goal: len(read(folder / "metrics.jsonl")) >= goal and folder.exists(), f"line {goal}")
-        time.sleep(chance.uniform(0, 0.05))
-        os.kill(pid, signal.SIGKILL)
-        killed += commands.wait() == -signal.SIGKILL
-    assert commands(*argv) == 0, commands.err.read_text()
-    assert killed >= 1
-    assert_same_run(folder, uninterrupted[kind])
-
-
-@pytest.mark.parametrize("stage", ["pretrain", "prune", "train"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code", "stage"),
+    [(signal.SIGINT, 130, "pretrain"), (signal.SIGTERM, 143, "prune"), (signal.SIGINT, 130, "train")],
+)
 def test_a_signal_saves_says_how_to_go_on_and_leaves_with_its_code(number, code, stage, commands, tmp_path):
     argv = words(tmp_path, "endless")
     argv += ["--pretrain", "100000"] if stage == "pretrain" else []
@@ -192,38 +175,6 @@ def test_a_signal_saves_says_how_to_go_on_and_leaves_with_its_code(number, code,
     expected = {"pretrain": "pretraining", "prune": "round", "train": "checkpoint"}[stage]
     assert (folder / f"{expected}.safetensors").exists()
     assert not (folder / "result.json").exists()
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_run_that_gets_one_signal_after_the_other_ends_the_same(number, code, commands, uninterrupted, tmp_path):
-    stopped = 0
-    for count in range(2, 100):
-        left = commands(*words(tmp_path, "force"), die=(count, count % 2 > 0, number))
-        if left == 0:
-            break
-        assert left == code, commands.err.read_text()
-        stopped += 1
-    assert stopped >= 4
-    (folder,) = tmp_path.iterdir()
-    assert_same_run(folder, uninterrupted["force"])
-
-
-def test_the_module_on_the_command_line_is_killed_and_goes_on_too(commands, uninterrupted, tmp_path):
-    (tmp_path / "nets_for_runs.py").write_text(NETWORK)
-    argv = words(tmp_path / "runs", "force")
-    folder = tmp_path / "runs" / uninterrupted["force"].name
-    process = subprocess.Popen(
-        [sys.executable, "-m", "barebones", *argv],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-    )
-    until(lambda: any(line["stage"] == "train" for line in read(folder / "metrics.jsonl")), "training")
-    process.kill()
-    process.wait(60)
-    assert commands(*argv) == 0, commands.err.read_text()
-    assert "Test accuracy after the last epoch" in commands.out.read_text()
-    assert_same_run(folder, uninterrupted["force"])
 
 
 def test_a_second_process_in_a_folder_gets_one_sentence(short, commands, tmp_path):
