@@ -6,11 +6,8 @@ import importlib.util
 import io
 import json
 from pathlib import Path
-from statistics import fmean, stdev
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from barebones.lab import records
@@ -85,12 +82,10 @@ def test_unfinished_runs_are_no_rows_and_a_result_outweighs_an_old_failure(tmp_p
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "{", "[]", "null", "\x00\x01", "[" * 100_000, '{"test": {"top1": 1}}'),
+        *("", "[]", "[" * 100_000, '{"test": {"top1": 1}}'),
         json.dumps(result(SMALL) | {"test": {"top1": "high"}}),
-        json.dumps(result(SMALL) | {"test": None}),
         json.dumps(result(SMALL) | {"experiment": {"modell": "vgg19"}}),
         json.dumps(result(SMALL) | {"collapsed": 3}),
-        json.dumps(result(SMALL) | {"best_validation": [1]}),
         json.dumps(result(SMALL) | {"best_validation": {"epoch": "last"}}),
     ],
 )
@@ -107,35 +102,9 @@ def test_garbage_spoils_one_row_alone(tmp_path, content):
     records.write(rows, tmp_path)
 
 
-def test_bytes_that_are_no_text_are_unreadable(tmp_path):
-    (written(tmp_path, SMALL) / "result.json").write_bytes(b"\xff\xfe\xff")
-    assert [row["status"] for row in records.records(tmp_path)] == ["unreadable"]
-
-
 def test_a_missing_folder_is_a_sentence(tmp_path):
     with pytest.raises(ValueError, match=r"there is no folder .*name the one"):
         records.records(tmp_path / "nothing")
-
-
-accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=6)
-
-
-@given(st.dictionaries(st.sampled_from([0.5, 0.9, 0.99]), accuracies, min_size=1), st.randoms())
-def test_means_and_deviations_are_those_of_the_group(groups, random):
-    rows = [
-        dict.fromkeys(records.COLUMNS) | {"sparsity": sparsity, "seed": seed, "status": "done", "top1": top1}
-        for sparsity, values in groups.items()
-        for seed, top1 in enumerate(values)
-    ]
-    rows.append(rows[0] | {"seed": 99, "status": "failed", "top1": None})
-    rows.append(rows[0])  # a copy of a folder
-    random.shuffle(rows)
-    for row in records.with_statistics(rows):
-        values = groups[row["sparsity"]]
-        assert row["seeds"] == len(values)
-        assert row["top1_mean"] == pytest.approx(fmean(values))
-        assert (row["top1_std"] is None) == (len(values) == 1)
-        assert row["top1_std"] is None or row["top1_std"] == pytest.approx(stdev(values), abs=1e-12)
 
 
 def table(tmp_path: Path) -> list[dict]:
@@ -180,14 +149,15 @@ def test_the_parquet_file_is_the_same_table_with_types(tmp_path):
 def shown(rows: list[dict]) -> list[str]:
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(records.summary(rows))
-    return [line for line in console.export_text().splitlines() if line.startswith("│")]
+    return [" ".join(line.split()) for line in console.export_text().splitlines() if line.startswith("│")]
 
 
 def test_the_summary_has_a_line_for_each_group(tmp_path):
     written(tmp_path, seeded(0, method="random"))
-    first, second = shown(table(tmp_path))
-    assert " ".join(first.split()) == "│ digits │ small-vgg │ random │ 90 │ 90.00 │ 1 │ │"
-    assert " ".join(second.split()) == "│ digits │ small-vgg │ snip │ 90 │ 60.00 ± 14.14 │ 2 │ 1 │"
+    assert shown(table(tmp_path)) == [
+        "│ digits │ small-vgg │ random │ 90 │ 90.00 │ 1 │ │",
+        "│ digits │ small-vgg │ snip │ 90 │ 60.00 ± 14.14 │ 2 │ 1 │",
+    ]
 
 
 def test_the_summary_tells_alike_groups_apart(tmp_path):

@@ -63,7 +63,7 @@ def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
     assert result["environment"]["torch"] == torch.__version__
 
 
-def test_the_masks_are_those_of_the_library(short, options):
+def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short, options, undisturbed):
     result_of(run(short, options, until="prune"))
     folder = options.folder(short)
     assert {p.name for p in folder.iterdir()} == ALWAYS - {"weights.safetensors", "result.json"}
@@ -74,17 +74,10 @@ def test_the_masks_are_those_of_the_library(short, options):
     found, about = load_masks(folder / "mask.safetensors")
     assert all(torch.equal(found[name], mask) for name, mask in expected.masks.items())
     assert about["weights"] == expected.about["weights"]
-
-
-def test_training_goes_on_from_the_masks_of_a_pruning(short, options):
-    about = result_of(run(short, options, until="prune"))
-    before = stamps(options.folder(short))["mask.safetensors"]
-    result = result_of(run(short, options))
-    assert stamps(options.folder(short))["mask.safetensors"] == before
-    assert result["kept"] == about["account"]["kept"]
-    other = RunOptions(options.runs / "other")
-    result_of(run(short, other))
-    assert_same_run(options.folder(short), other.folder(short))
+    before = stamps(folder)["mask.safetensors"]
+    result_of(run(short, options))  # goes on from these masks
+    assert stamps(folder)["mask.safetensors"] == before
+    assert_same_run(folder, undisturbed(short))
 
 
 def test_a_finished_run_is_not_repeated(short, options, monkeypatch):
@@ -117,20 +110,14 @@ def test_no_epochs_test_the_network_as_it_was_pruned(short, options):
     assert result["best_validation"] is None
 
 
-@pytest.mark.parametrize("method", ["iter-grasp", "synflow", "erk", "snip-mb"])
+@pytest.mark.parametrize("method", ["synflow", "erk", "snip-mb"])
 def test_every_kind_of_method_runs(method, short, options):
-    experiment = Experiment(short.model, "digits", method, 0.5, epochs=1, batch=256).resolved()
+    rounds = 10 if method == "synflow" else None
+    experiment = Experiment(short.model, "digits", method, 0.5, rounds=rounds, epochs=1, batch=256).resolved()
     result = result_of(run(experiment, options))
     assert result["sparsity"] == pytest.approx(0.5, abs=0.01)
-    assert len([x for x in read(options.folder(experiment) / "metrics.jsonl") if x["stage"] == "prune"]) == (
-        experiment.rounds
-    )
-
-
-def test_another_seed_is_another_run(short, options):
-    first, second = (result_of(run(replace(short, seed=seed, epochs=1), options)) for seed in (1, 2))
-    assert first["weights"] != second["weights"]
-    assert len(list(options.runs.iterdir())) == 2
+    stages_of_lines = [line["stage"] for line in read(options.folder(experiment) / "metrics.jsonl")]
+    assert stages_of_lines.count("prune") == experiment.rounds
 
 
 def test_the_initial_weights_depend_on_the_seed_alone(short, options):
@@ -238,9 +225,7 @@ def tied(tmp_path, monkeypatch) -> str:
     return "nets_with_tied_weights"
 
 
-@pytest.mark.parametrize(
-    ("method", "sparsity", "smaller"), [("random", 0.99, 6), ("random", 0.5, 1.3), ("dense", 0.0, 0.85)]
-)
+@pytest.mark.parametrize(("method", "sparsity", "smaller"), [("random", 0.99, 6), ("dense", 0.0, 0.85)])
 def test_the_weights_of_a_run_are_compact_and_exact(method, sparsity, smaller, tied, options):
     experiment = Experiment(f"{tied}:Tied", "digits", method, sparsity, epochs=1, batch=256, pretrain=method != "dense")
     experiment = experiment.resolved()

@@ -29,9 +29,8 @@ def hasty(monkeypatch) -> None:
 
 @pytest.fixture
 def experiment() -> Experiment:
-    return Experiment(
-        "small-resnet", "digits", "iter-snip", 0.97, seed=1, rounds=10, epochs=3, batch=64, shrink=True
-    ).resolved()
+    rest = dict(seed=1, rounds=10, epochs=3, batch=64, shrink=True)
+    return Experiment("small-resnet", "digits", "iter-snip", 0.97, **rest).resolved()
 
 
 @pytest.mark.slow
@@ -65,6 +64,7 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
     assert masked["shrunk"] is None
 
 
+@pytest.mark.slow
 def test_a_shrunk_run_that_was_stopped_ends_the_same(experiment, tmp_path):
     shorter = replace(experiment, rounds=3, epochs=2, batch=256)
     undisturbed = result_of(run(shorter, RunOptions(tmp_path / "undisturbed")))
@@ -74,48 +74,21 @@ def test_a_shrunk_run_that_was_stopped_ends_the_same(experiment, tmp_path):
     assert result_of(run(shorter, options))["weights"] == undisturbed["weights"]
 
 
-def test_a_run_without_epochs_has_no_speeds(experiment, tmp_path):
-    result = result_of(run(replace(experiment, epochs=0), RunOptions(tmp_path)))
-    assert result["shrunk"]["images_per_second"] is None
-    assert "times as fast" not in " ".join(show.summary(result, tmp_path))
-
-
 def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
     path = tmp_path / "empty.safetensors"
     options = RunOptions(tmp_path, mask=path)
     weights = bb.prunable(Network(experiment, options, torch.device("cpu")).model)
     bb.save_masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in weights.items()}, path)
     content = maskfile.content(bb.load_masks(path)[0])
-    empty = Experiment("small-resnet", "digits", "file", mask=content, epochs=1, shrink=True).resolved()
+    empty = Experiment("small-resnet", "digits", "file", mask=content, epochs=0, shrink=True).resolved()
     result = result_of(run(empty, options))
     assert result["kept"] == 0
     assert result["test"]["top1"] < 0.2
     assert result["shrunk"]["parameters"][1] == 10  # the biases of the classes
-    assert "No signal passes" in " ".join(show.summary(result, tmp_path))
-
-
-VIEWING = """
-from torch import nn
-
-
-class Viewing(nn.Module):
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.first, self.head = nn.Conv2d(1, 16, 3, padding=1), nn.Linear(1024, classes)
-
-    def forward(self, x):
-        return self.head(self.first(x).relu().view(len(x), -1))
-"""
-
-
-def test_a_network_that_needs_its_own_order_in_memory_trains_all_the_same(experiment, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "viewing_for_small.py").write_text(VIEWING)
-    other = replace(experiment, model="viewing_for_small:Viewing", epochs=1)
-    result = result_of(run(other, RunOptions(tmp_path)))
-    assert "view size is not compatible" in result["shrunk"]["layout"]
-    assert all(pace > 0 for pace in result["shrunk"]["images_per_second"].values())
-    assert result["test"]["top1"] > 0.2
+    assert result["shrunk"]["images_per_second"] is None  # without epochs there is nothing to measure
+    sentences = " ".join(show.summary(result, tmp_path))
+    assert "No signal passes" in sentences
+    assert "times as fast" not in sentences
 
 
 def test_networks_to_train_are_channels_last_where_they_can_be():

@@ -21,7 +21,7 @@ from barebones.lab.run import result_of, run
 from barebones.lab.training import Training
 
 
-@pytest.mark.parametrize("stops", [(0,), (2,), (3, 0), (4,), (9, 4, 1), (15,), (16,), (26,), (1,) * 10], ids=str)
+@pytest.mark.parametrize("stops", [(0,), (3, 0), (4,), (9, 4, 1), (15,), (26,), (1,) * 10], ids=str)
 def test_a_run_that_was_stopped_ends_the_same(stops, short, options, undisturbed):
     for stop in stops:
         interrupted(short, options, stop)
@@ -39,22 +39,14 @@ def test_what_is_asked_to_stop_is_saved_however_seldom_it_saves(short, options):
     assert (saved["state"]["epoch"], saved["state"]["step"]) == (0, 6)  # rounds 3; then steps 0 to 5
 
 
-def test_between_saves_nothing_is_saved(short, options):
-    steps = run(short, replace(options, save_every=1e9))
-    for _ in range(5):
-        next(steps)
-    names = {p.name for p in options.folder(short).iterdir()}
-    assert names == {"experiment.json", "metrics.jsonl", "mask.safetensors", "lock"}
-    steps.close()
-
-
 def test_lines_beyond_the_checkpoint_are_written_again(short, options, undisturbed):
     path = options.folder(short) / "metrics.jsonl"
     steps = run(short, replace(options, save_every=1e9))
     while not any(line["stage"] == "train" for line in read(path)):
         next(steps)
     steps.close()  # as if killed, with the line of an epoch written and nothing of its training saved
-    assert not (options.folder(short) / "checkpoint.safetensors").exists()
+    names = {path.name for path in options.folder(short).iterdir()}
+    assert names == {"experiment.json", "metrics.jsonl", "mask.safetensors", "lock"}
     result_of(run(short, options))
     assert_same_run(options.folder(short), undisturbed(short))
 
@@ -108,8 +100,9 @@ def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(netwo
     assert all(torch.equal(found[name], value) for name, value in network.model.state_dict().items())
 
 
-@pytest.mark.parametrize("rewind", [False, True])
-@pytest.mark.parametrize("stops", [(0, 2), (10, 0), (11,), (12,), (13, 1), (15,)], ids=str)
+@pytest.mark.parametrize(
+    ("stops", "rewind"), [((0, 2), False), ((10, 0), True), ((11,), False), ((12,), True), ((13, 1), True)]
+)
 def test_early_pruning_that_was_stopped_ends_the_same(stops, rewind, networks, options, undisturbed):
     experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=1, batch=128, pretrain=1, rewind=rewind)
     experiment = experiment.resolved()

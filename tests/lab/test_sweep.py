@@ -77,6 +77,7 @@ def test_a_run_that_another_process_has_locked_is_left_alone(tmp_path, forkserve
 ALL = [short(), short("odd_models:fails"), short("odd_models:kills"), short("odd_models:kills_once"), short()]
 
 
+@pytest.mark.slow
 def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monkeypatch, capfd, forkserver):
     (tmp_path / "odd_models.py").write_text(MODELS)
     monkeypatch.syspath_prepend(str(tmp_path))  # workers have the same path
@@ -137,6 +138,7 @@ def smallest(probe):
     return {name: -weight.abs() for name, weight in probe.weights.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["recipe", "here"])
 def test_workers_know_methods_that_were_registered_at_run_time(how, tmp_path, monkeypatch, forkserver):
     monkeypatch.setattr(recipes, "IMPORTED", [])
@@ -182,42 +184,30 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
-def test_workers_save_a_checkpoint_when_the_parent_is_interrupted_or_dead(tmp_path):
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    runs = {
-        sent: folder(RunOptions(tmp_path / sent.name), short(epochs=1000)) for sent in (signal.SIGINT, signal.SIGKILL)
-    }
-    parents = {
-        sent: subprocess.Popen(
-            [sys.executable, str(script), str(run.parent)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-        )
-        for sent, run in runs.items()
-    }
-    try:
-        for sent, parent in parents.items():
-            until(lambda run=runs[sent]: trains(run))
-            workers = [int(pid) for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_workers_save_a_checkpoint_when_the_parent_is_interrupted_or_dead(sent, tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    run = folder(RunOptions(tmp_path / "runs"), short(epochs=1000))
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "parent.py"), str(run.parent)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
+    ) as parent:  # fmt: skip
+        try:
+            until(lambda: trains(run))
+            workers = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
             if sent == signal.SIGINT:
                 os.killpg(parent.pid, sent)  # as the terminal does on Ctrl-C
             else:
                 parent.kill()
-            printed, _ = parent.communicate(timeout=60)
-            until(lambda workers=workers: not any(alive(pid) for pid in workers))
-            assert (runs[sent] / "checkpoint.safetensors").exists()
-            if sent == signal.SIGINT:
-                assert "1 unfinished" in printed
-                assert printed.endswith("\n1\n")
-                assert "Traceback" not in printed
-    finally:
-        for parent in parents.values():
+            printed, _ = parent.communicate(timeout=90)
+        finally:
             parent.kill()
-            parent.wait()
-            parent.stdout.close()
+    until(lambda: not any(map(alive, workers)))
+    assert (run / "checkpoint.safetensors").exists()
+    if sent == signal.SIGINT:
+        assert "1 unfinished" in printed
+        assert printed.endswith("\n1\n")
+        assert "Traceback" not in printed
 
 
 def trains(run: Path) -> bool:
@@ -231,7 +221,7 @@ def until(condition, seconds: float = 90.0) -> None:
         time.sleep(0.05)
 
 
-def alive(pid: int) -> bool:
+def alive(pid: str) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
