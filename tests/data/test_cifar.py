@@ -14,6 +14,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -78,6 +79,10 @@ class Published:
         return same(loaded.test, self.images[-RECORDS:], self.labels[-RECORDS:])
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def same(split: data.Split | None, images: torch.Tensor, labels: torch.Tensor) -> bool:
     assert isinstance(split, TensorSplit)
     return torch.equal(split.images, images) and torch.equal(split.labels, labels)
@@ -104,18 +109,14 @@ def test_files_are_read_to_the_byte(name, tmp_path, monkeypatch):
 
 def test_the_folder_is_found(cifar10, tmp_path, monkeypatch):
     assert cifar10.is_test_of(cifar10.load(tmp_path))  # as a folder in the root
-    renamed = cifar10.folder.rename(tmp_path / "renamed")
-    assert cifar10.is_test_of(cifar10.load(renamed))  # as the root itself
+    cache = cifar10.folder.rename(tmp_path / "barebones")
+    assert cifar10.is_test_of(cifar10.load(cache))  # as the root itself
     assert cifar10.is_test_of(cifar10.load(cifar10.archive.parent))  # as an archive in the root
-    assert sorted(path.name for path in cifar10.archive.parent.iterdir()) == [
-        "cifar-10-batches-bin",
-        "cifar-10-binary.tar.gz",
-    ]
-    monkeypatch.setenv("BAREBONES_DATA", str(renamed))
+    assert names(cifar10.archive.parent) == ["cifar-10-batches-bin", "cifar-10-binary.tar.gz"]
+    monkeypatch.setenv("BAREBONES_DATA", str(cache))
     assert cifar10.is_test_of(data.load("cifar10"))
     monkeypatch.delenv("BAREBONES_DATA")
-    monkeypatch.setattr(data, "user_cache_path", lambda name: renamed.parent / name)
-    renamed.rename(tmp_path / "barebones")
+    monkeypatch.setattr(data, "user_cache_path", lambda name: tmp_path / name)
     assert cifar10.is_test_of(data.load("cifar10"))
     with pytest.raises(FileNotFoundError, match=r"no CIFAR-10 in .*empty; put the folder .*, or allow the download"):
         cifar10.load(tmp_path / "empty")
@@ -154,7 +155,7 @@ def test_every_archive_has_a_checksum():
 def test_an_archive_is_downloaded_and_unpacked(cifar10, tmp_path, capfd):
     root = tmp_path / "deep" / "root"
     assert cifar10.is_test_of(cifar10.load(root, download=True))
-    assert sorted(path.name for path in root.iterdir()) == ["cifar-10-batches-bin", "cifar-10-binary.tar.gz"]
+    assert names(root) == ["cifar-10-batches-bin", "cifar-10-binary.tar.gz"]
     cifar10.archive.unlink()
     cifar10.load(root, download=True)  # what is there is not downloaded again
     assert capfd.readouterr() == ("", "")
@@ -168,34 +169,27 @@ def test_the_progress_is_shown_on_a_terminal(cifar10, tmp_path, monkeypatch):
     assert "CIFAR-10" in screen.getvalue()
 
 
+FAILED = r"could not be downloaded \({} .*; download http.* put it into .*root$"
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         (dict(sha256="0" * 64), ValueError, r"tar.gz was damaged on its way or is not the published file"),
-        (
-            dict(url="{}/x.tar.gz"),
-            ConnectionError,
-            r"could not be downloaded \(404 .*; download http.* put it into .*root$",
-        ),
-        (dict(url="http://127.0.0.1:1/x.tar.gz"), ConnectionError, r"could not be downloaded \(.* put it into .*root$"),
+        (dict(url="{}/x.tar.gz"), ConnectionError, FAILED.format(404)),
+        (dict(url="http://127.0.0.1:1/x.tar.gz"), ConnectionError, FAILED.format(".*")),
+        ({}, KeyboardInterrupt, "^$"),
     ],
 )
-def test_a_failed_download_leaves_nothing(change, error, message, cifar10, server, tmp_path):
+def test_a_failed_download_leaves_nothing(change, error, message, cifar10, server, tmp_path, monkeypatch):
+    if error is KeyboardInterrupt:
+        monkeypatch.setattr(download._PoochBar, "update", Mock(side_effect=KeyboardInterrupt))
     change = {field: value.format(server) for field, value in change.items()}
-    archive = replace(cifar.LAYOUTS["cifar10"].archive, **change)
+    layout = cifar.LAYOUTS["cifar10"]
+    monkeypatch.setitem(cifar.LAYOUTS, "cifar10", replace(layout, archive=replace(layout.archive, **change)))
     with pytest.raises(error, match=message):
-        download.located(archive, tmp_path / "root", True, ("test_batch.bin",))
-    assert not list((tmp_path / "root").iterdir())
-
-
-def test_a_download_that_breaks_off_leaves_nothing(cifar10, tmp_path, monkeypatch):
-    def stop(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(download._PoochBar, "update", stop)
-    with pytest.raises(KeyboardInterrupt):
         cifar10.load(tmp_path / "root", download=True)
-    assert not list((tmp_path / "root").iterdir())
+    assert not names(tmp_path / "root")
 
 
 def test_without_pooch_the_extra_is_named(cifar10, tmp_path, monkeypatch):
@@ -230,19 +224,20 @@ def tarred(path: Path, name: str = "inner/good", **fields: Any) -> None:
         tar.addfile(info, io.BytesIO(b""))
 
 
+OUTSIDE = r"is refused: its member \S*/escaped points outside of the folder"
+LINK = "is refused: its member inner/good is a link"
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (partial(zipped, name="../escaped"), r"is refused: its member ../escaped points outside of the folder"),
-        (partial(zipped, name="/escaped"), r"is refused: its member /escaped points outside of the folder"),
-        (partial(zipped, mode=stat.S_IFLNK), r"is refused: its member inner/good is a link"),
-        (partial(tarred, name="../escaped"), r"is refused: its member ../escaped points outside of the folder"),
-        (partial(tarred, name="/escaped"), r"is refused: its member /escaped points outside of the folder"),
-        (partial(tarred, type=tarfile.SYMTYPE, linkname="/"), r"is refused: its member inner/good is a link"),
-        (partial(tarred, type=tarfile.LNKTYPE, linkname="a"), r"is refused: its member inner/good is a link"),
-        (partial(tarred, type=tarfile.FIFOTYPE), r"is refused: 'inner/good' is a special file"),
-        (partial(tarred, name="other"), r"does not contain the folder inner"),
-        (lambda path: path.write_bytes(b"not an archive"), r"cannot be unpacked"),
+        *((partial(pack, name=name), OUTSIDE) for pack in (zipped, tarred) for name in ("../escaped", "/escaped")),
+        (partial(zipped, mode=stat.S_IFLNK), LINK),
+        (partial(tarred, type=tarfile.SYMTYPE, linkname="/"), LINK),
+        (partial(tarred, type=tarfile.LNKTYPE, linkname="a"), LINK),
+        (partial(tarred, type=tarfile.FIFOTYPE), "is refused: 'inner/good' is a special file"),
+        (partial(tarred, name="other"), "does not contain the folder inner"),
+        (lambda path: path.write_bytes(b"not an archive"), "cannot be unpacked"),
     ],
 )
 def test_an_unsafe_archive_is_refused(write, message, tmp_path):
@@ -261,7 +256,7 @@ def test_a_damaged_archive_is_not_unpacked(cifar10):
     cifar10.archive.write_bytes(content)
     with pytest.raises(ValueError, match=r"packed/cifar-10-binary.tar.gz is damaged or not the published file"):
         cifar10.load(cifar10.archive.parent)
-    assert len(list(cifar10.archive.parent.iterdir())) == 1
+    assert len(names(cifar10.archive.parent)) == 1
 
 
 def test_a_folder_that_another_process_unpacked_is_used(cifar10, monkeypatch):
