@@ -553,6 +553,11 @@ def random_masks(model: nn.Module, density: float, seed: int = 0) -> dict[str, T
     return masks
 
 
+def keep_all(model: nn.Module) -> dict[str, Tensor]:
+    """Return masks that keep every weight of two or more dimensions."""
+    return {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(model).items() if p.dim() > 1}
+
+
 def masked(model: nn.Module, masks: dict[str, Tensor]) -> nn.Module:
     """Return a copy of the model with its pruned weights at zero."""
     copy = deepcopy(model)

@@ -9,28 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pair import eye, half, linears, off, x4
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from zoo import Net
+from zoo import Net, keep_all
 
 from barebones.paths import collapsed, effective, trace
 from barebones.scope import parameters
-
-Masks = dict[str, Tensor]
-
-
-def weights(model: nn.Module) -> Masks:
-    """Return masks that keep every weight of two or more dimensions."""
-    return {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(model).items() if p.dim() > 1}
-
-
-eye, off = torch.eye(4, dtype=torch.bool), torch.zeros(4, 4, dtype=torch.bool)
-half = eye & torch.tensor([True, True, False, False])
-x4 = torch.randn(2, 4)
-
-
-def linears(**more: Any) -> dict[str, Any]:
-    return {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), **more}
 
 
 def into_empty(net: Any, x: Tensor) -> Tensor:
@@ -95,7 +80,7 @@ HALVED: dict[str, Net] = {  # where layer a lets two of four inputs through, two
 @pytest.mark.parametrize("name", HALVED)
 def test_what_reaches_a_layer(name: str) -> None:
     net = HALVED[name]
-    masks = weights(net) | {"a.weight": half}
+    masks = keep_all(net) | {"a.weight": half}
     on_paths = effective(net, masks, x4)
     assert on_paths["b.weight"].equal(torch.tensor([[True, True, False, False]]).expand(4, 4))
     if name != "a mask in a buffer":
@@ -162,7 +147,7 @@ def test_what_becomes_of_masked_norms_and_biases() -> None:
 
 
 def test_tied_weights_are_on_a_path_where_either_use_is() -> None:
-    net = Net(lambda net, x: net.b(F.relu(net.a(x))), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    net = Net(lambda net, x: net.b(F.relu(net.a(x))), **linears())
     net.b.weight = net.a.weight
     mask = torch.tensor([[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], dtype=torch.bool)
     assert effective(net, {"a.weight": mask}, x4)["a.weight"].equal(mask)
@@ -213,7 +198,7 @@ def test_bytes_are_input() -> None:
 @dataclass
 class Answer:
     loss: Tensor
-    more: Any = None
+    more: Any
 
 
 def test_outputs_in_a_tree_and_a_loss_of_its_own() -> None:
@@ -223,22 +208,10 @@ def test_outputs_in_a_tree_and_a_loss_of_its_own() -> None:
     assert effective(net, masks, (x4, torch.tensor([0, 3])))["a.weight"].equal(eye)
 
 
-class Constant(nn.Module):
-    """Slopes applied to something that does not come from the input, in a shape of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.slopes = nn.Linear(3, 4, bias=False), nn.PReLU(1)
-        self.register_buffer("offset", torch.ones(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + self.slopes(self.offset.expand(len(x), 4)).view(len(x), 4)
-
-
 def test_the_slopes_of_a_prelu_do_not_stand_for_its_input():
-    mask = torch.tensor([[True] * 3] + [[False] * 3] * 3)
-    assert effective(Constant(), {"layer.weight": mask}, torch.zeros(2, 3))["layer.weight"].equal(mask)
-    net = nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 1))
-    last = torch.tensor([[True, False, False, False]])
-    on_paths = effective(net, {"0.weight": torch.ones(4, 3) > 0, "2.weight": last}, torch.zeros(2, 3))["0.weight"]
-    assert on_paths.any(1).tolist() == [True, False, False, False]
+    forward = lambda net, x: net.a(x) + net.slopes(net.offset.expand(2, 4)).view(2, 4)  # slopes of a constant
+    constant = Net(forward, slopes=nn.PReLU(1), offset=torch.ones(4), **linears())
+    assert effective(constant, {"a.weight": half}, x4)["a.weight"].equal(half)
+    net = nn.Sequential(nn.Linear(4, 4), nn.PReLU(4), nn.Linear(4, 4))
+    on_paths = effective(net, {"0.weight": ~off, "2.weight": half}, x4)["0.weight"]
+    assert on_paths.any(1).tolist() == [True, True, False, False]
