@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from references import equal
 from torch import Tensor
 
 from barebones.files.encoding import decode, decode_indices, encode, encode_indices, pack, unpack
@@ -38,7 +39,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=150)
 @given(
     shape=st.lists(st.integers(0, 9), max_size=4).map(tuple) | st.integers(0, 3000).map(lambda n: (n,)),
     density=st.sampled_from([0.0, 0.002, 0.02, 0.1, 0.13, 0.5, 1.0]),
@@ -54,7 +55,7 @@ def test_any_mask_comes_back_from_the_fewest_bytes(shape: tuple, density: float,
     assert data.numel() == counted[encoding] == min(counted.values())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 3) | st.sampled_from([254, 255, 256, 509, 510, 511, 65534, 65535, 65536, 200_000])))
 def test_any_gaps_come_back(gaps: list[int]) -> None:
     indices = (torch.tensor(gaps, dtype=torch.int64) + 1).cumsum(0) - 1
@@ -65,24 +66,17 @@ def test_any_gaps_come_back(gaps: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("density", "encoding", "most"),
-    [(0.5, "bits", 0.251), (0.1, "gaps8", 1.001), (0.01, "gaps8", 1.1), (0.005, "gaps8", 1.4), (0.001, "gaps16", 2.01)],
-)
+    [
+        (1.0, "bits", 0.125), (0.5, "bits", 0.251), (0.1, "gaps8", 1.001), (0.01, "gaps8", 1.1), (0.005, "gaps8", 1.4),
+        (0.001, "gaps16", 2.01), (0.0, "gaps8", 0),
+    ],
+)  # fmt: skip
 def test_bytes_per_kept_weight_of_a_random_million(density: float, encoding: str, most: float) -> None:
     mask = random_mask((1000, 1000), density)
     chosen, data = encode(mask)
     assert chosen == encoding
     assert data.numel() <= most * int(mask.count_nonzero())
     assert torch.equal(decode(chosen, data, mask.shape), mask)
-
-
-def test_special_masks() -> None:
-    assert [encode(torch.tensor(keep))[1].tolist() for keep in (True, False)] == [[1], []]
-    assert encode(torch.zeros(10**6, dtype=torch.bool))[1].numel() == 0
-    assert encode(torch.ones(10**6, dtype=torch.bool))[1].numel() == 125_000
-    last = torch.zeros(10**6, dtype=torch.bool)
-    last[-1] = True
-    assert encode(last)[0] == "gaps16"
-    assert torch.equal(decode(*encode(last), last.shape), last)
 
 
 def bytes_(*values: int) -> Tensor:
@@ -115,16 +109,9 @@ def test_bytes_that_no_mask_has(encoding: str, data: Tensor, shape: tuple, messa
 def test_pack_checks_what_it_unpacks() -> None:
     masks = {"b": random_mask((4, 5), 0.5), "a": random_mask((2000,), 0.01), "c": torch.tensor(True)}
     tensors, layout = pack(masks)
-    unpacked = unpack({**tensors, "other": torch.ones(2)}, layout)
-    assert list(unpacked) == list(masks)
-    assert all(torch.equal(unpacked[name], masks[name]) for name in masks)
-    for entry, message in [
-        ({**layout["a"], "kept": 5}, "the mask of a is damaged: it keeps"),
-        ({**layout["a"], "shape": None}, "the mask of a is damaged"),
-        ({"shape": [2000]}, "the mask of a is damaged"),
-        (None, "the mask of a is damaged"),
-    ]:
-        with pytest.raises(ValueError, match=message):
+    assert equal(masks, unpack({**tensors, "other": torch.ones(2)}, layout))
+    for entry in ({**layout["a"], "kept": 5}, {**layout["a"], "shape": None}, {"shape": [2000]}, None):
+        with pytest.raises(ValueError, match="the mask of a is damaged: "):
             unpack(tensors, {**layout, "a": entry})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="the mask of c"):
         unpack({name: tensors[name] for name in "ab"}, layout)
