@@ -1,6 +1,7 @@
 """The commands for experiments: dry runs do nothing, and prune, train, run and inspect fit together."""
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -27,7 +28,8 @@ FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--ep
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["run", *FORCE], ["594 prunable weights; 119 would be left", "Training: 1 epoch on cpu"]),
+        (["run", *FORCE], ["594 prunable weights; 119 would be left", "Training: 1 epoch on cpu",
+                           "sparsity .* you", "weight_decay .* data set and method", "momentum .* default"]),
         (["prune", *FORCE], ["Pruning: 3 rounds, each with 1 batch of 256 images"]),
         (["run", "--model", "vgg19", "--data", "cifar100", "--method", "snip-mb"], ["600", "350"]),
         (["train", *TINY], ["dense", "Training: 20 epochs"]),
@@ -35,59 +37,40 @@ FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--ep
         (["sweep", "smoke", "--device", "cpu"], ["experiments in runs"]),
     ],
     ids=["run", "prune", "snip-mb", "train", "early", "sweep"],
-)
+)  # fmt: skip
 def test_a_dry_run_says_what_would_happen_and_does_nothing(words, expected, command, tiny, monkeypatch):
     cached_data.cache_clear()
     for name in DATA:
         monkeypatch.setitem(DATA, name, replace(DATA[name], load=lambda request: pytest.fail("a dry run reads data")))
     done = command(*words, "--dry-run")
     assert (done.code, done.err) == (0, "")
-    assert all(text in done.out for text in ("not begun", *expected))
+    assert all(re.search(text, done.out) for text in ("not begun", *expected))
     assert {path.name for path in tiny.iterdir()} <= {"nets_for_cli.py", "__pycache__"}
-
-
-def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
-    out = command("run", *FORCE, "--dry-run").out
-    rows = {line.split()[1]: line for line in out.splitlines() if len(line.split()) > 4}
-    sources = {"sparsity": "you", "rounds": "you", "weight_decay": "data set and method", "momentum": "default"}
-    assert all(source in rows[name] for name, source in sources.items())
 
 
 # trouble
 
 
-def block_runs(patch: pytest.MonkeyPatch) -> None:
-    Path("runs").write_text("mine")
-
-
-def fill_disk(patch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(".")._replace(free=0)
-    patch.setattr(shutil, "disk_usage", lambda path: usage)
-
-
-def hide_tensorboard(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(sys.modules, "torch.utils.tensorboard", None)
-
-
-def nothing(patch: pytest.MonkeyPatch) -> None:
-    pass
+FULL = shutil.disk_usage(".")._replace(free=0)
 
 
 @pytest.mark.parametrize(
     ("prepare", "words", "expected"),
     [
-        (block_runs, "", "Not a directory: runs/"),
-        (fill_disk, "", "delete something first"),
-        (hide_tensorboard, "--tensorboard", "--tensorboard needs TensorBoard: pip install 'barebones[tensorboard]'"),
-        (nothing, "--lr 1e30", "error: epoch 0: the training loss is not finite; lower the learning rate, or use fp32"),
-        (nothing, "--model nets_for_cli:for_larger_images", "for_larger_images"),
-        (nothing, "--model nets_for_cli:for_fewer_classes", "for_fewer_classes"),
-        (nothing, "--model nets_for_cli:for_larger_images --method magnitude --rounds 1", "for_larger_images"),
-        (nothing, "--model nets_for_cli:for_fewer_classes --method erk --rounds 1", "for_fewer_classes"),
+        (lambda patch: Path("runs").write_text("mine"), "", "Not a directory: runs/"),
+        (lambda patch: patch.setattr(shutil, "disk_usage", lambda path: FULL), "", "delete something first"),
+        (lambda patch: patch.setitem(sys.modules, "torch.utils.tensorboard", None), "--tensorboard",
+         "error: --tensorboard needs TensorBoard: pip install 'barebones[tensorboard]'"),
+        (None, "--lr 1e30", "error: epoch 0: the training loss is not finite; lower the learning rate, or use fp32"),
+        (None, "--model nets_for_cli:for_larger_images", "for_larger_images"),
+        (None, "--model nets_for_cli:for_fewer_classes", "for_fewer_classes"),
+        (None, "--model nets_for_cli:for_larger_images --method magnitude --rounds 1", "for_larger_images"),
+        (None, "--model nets_for_cli:for_fewer_classes --method erk --rounds 1", "for_fewer_classes"),
     ],
-)
+)  # fmt: skip
 def test_trouble_is_one_line(prepare, words, expected, command, tiny, monkeypatch):
-    prepare(monkeypatch)
+    if prepare:
+        prepare(monkeypatch)
     done = command("run", *FORCE, *words.split())
     assert (done.code, done.out) == (2, "")
     assert expected in done.err.splitlines()[-1]
@@ -192,6 +175,9 @@ def test_train_without_masks_trains_the_dense_network(command, tiny):
 
 
 def test_inspect_shows_a_mask_file(mask, command):
+    save_masks({"a": torch.zeros(2, 3, dtype=torch.bool), "b": torch.ones((), dtype=torch.bool)}, "without history")
+    shown = command("inspect", "without history").out
+    assert all(text in shown for text in ("0.0000%", "100.0000%"))
     masks, about = load_masks(mask)
     shown = command("inspect", mask)
     assert (shown.code, shown.err) == (0, "")
@@ -202,12 +188,6 @@ def test_inspect_shows_a_mask_file(mask, command):
         name: {"shape": list(mask.shape), "total": mask.numel(), "kept": int(mask.sum())}
         for name, mask in masks.items()
     }
-
-
-def test_inspect_shows_an_empty_layer_and_masks_without_a_history(command):
-    save_masks({"a": torch.zeros(2, 3, dtype=torch.bool), "b": torch.ones((), dtype=torch.bool)}, "mask")
-    shown = command("inspect", "mask").out
-    assert all(text in shown for text in ("0.0000%", "100.0000%"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from torch import nn
 
 import barebones as bb
 from barebones.lab import records, tidy
-from barebones.lab.experiment import Experiment
 from barebones.paper.figures import FIGURES
 
 RECIPE = """
@@ -53,11 +52,6 @@ def test_the_command_line_knows_it(recipe, command, monkeypatch):
     monkeypatch.setenv("COMP_CWORD", "3")
     monkeypatch.setattr("__main__.__package__", "", raising=False)  # as for an installed command
     assert command().out.split() == [METHOD]
-
-
-def test_an_experiment_takes_its_settings_from_the_row(recipe):
-    experiment = Experiment("small-vgg", "cifar10", METHOD).resolved()
-    assert (experiment.rounds, experiment.batches, experiment.revive_until) == (1, 1, 0.0)
 
 
 @pytest.mark.slow

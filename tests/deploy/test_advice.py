@@ -136,9 +136,7 @@ def test_shrink_shows_the_plan(mask, command):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("shrink none", "there is no"),
         ("shrink garbage", "garbage"),
-        ("shrink .", "not the folder of a run"),
         ("bench speed .", "not the folder of a run"),
         ("bench speed garbage --precision fp64", "precision 'fp64'"),
         ("bench speed garbage --device tpu", "device 'tpu'"),

@@ -1,6 +1,5 @@
 """Export: a written file computes what the masked network computes, or nothing is written."""
 
-import io
 import logging
 import sys
 import types
@@ -78,15 +77,9 @@ def test_a_program_has_a_batch_norm_if_it_is_not_folded(fold, tmp_path):
     assert fold != any("batch_norm" in operation for operation in operations)
 
 
-def test_the_only_pickle_in_a_program_is_its_example(program_file):
+def test_a_program_has_no_path_of_this_machine(program_file):
     with zipfile.ZipFile(program_file.path) as archive:
-        contents = {name: archive.read(name) for name in archive.namelist()}
-    for name, content in contents.items():
-        if name.endswith(".json"):
-            assert b".py" not in content  # no path of this machine
-            assert b'"use_pickle": true' not in content
-        if name.endswith(".pt") and content:
-            torch.load(io.BytesIO(content), weights_only=True)
+        assert not any(b".py" in archive.read(name) for name in archive.namelist() if name.endswith(".json"))
 
 
 @pytest.mark.parametrize(

@@ -54,15 +54,9 @@ def test_networks_of_the_zoo_have_no_batch_norm_left(name):
 LAYERS = {
     "linear": (lambda: nn.Linear(4, 6), nn.BatchNorm1d, (5, 4)),
     "linear, no bias": (lambda: nn.Linear(4, 6, bias=False), nn.BatchNorm1d, (5, 4)),
-    "conv1d": (lambda: nn.Conv1d(4, 6, 3), nn.BatchNorm1d, (2, 4, 7)),
     "conv2d, circular": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), nn.BatchNorm2d, (2, 4, 5, 5)),
-    "conv2d, grouped": (lambda: nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d, (2, 4, 5, 5)),
-    "conv2d, depthwise": (lambda: nn.Conv2d(6, 6, 3, groups=6, bias=False), nn.BatchNorm2d, (2, 6, 5, 5)),
     "conv2d, synchronized": (lambda: nn.Conv2d(4, 6, 3), nn.SyncBatchNorm, (2, 4, 5, 5)),
-    "conv3d": (lambda: nn.Conv3d(4, 6, 2), nn.BatchNorm3d, (2, 4, 3, 3, 3)),
-    "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, bias=False), nn.BatchNorm1d, (2, 4, 5)),
     "transposed 2d, grouped": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, groups=2), nn.BatchNorm2d, (2, 4, 5, 5)),
-    "transposed 3d": (lambda: nn.ConvTranspose3d(4, 6, 2), nn.BatchNorm3d, (2, 4, 3, 3, 3)),
     # here the channels are not where batch-norm expects them
     "stays: linear, a sequence": (lambda: nn.Linear(4, 6), nn.BatchNorm1d, (2, 6, 4)),
     "stays: conv1d, no batch": (lambda: nn.Conv1d(3, 6, 3, padding=1), nn.BatchNorm1d, (3, 6)),
@@ -73,24 +67,22 @@ LAYERS = {
 def test_every_layer_folds(kind):
     layer, norm, shape = LAYERS[kind]
     model = nn.Sequential(layer(), norm(6), nn.ReLU(inplace=True))
+    model[2].norm = model[1]  # a module under two names
     check(worn(model), torch.randn(shape), ["1"] if kind.startswith("stays") else [])
 
 
 STAYS: dict[str, Callable[[Any, Tensor], Any]] = {
     "the layer is used twice": lambda net, x: net.m(net.a(net.a(x))),
     "the batch-norm is used twice": lambda net, x: net.m(net.b(F.relu(net.m(net.a(x))))),
-    "the batch-norm reads its own output": lambda net, x: net.m(net.m(net.a(x))),
     "two batch-norms read it": lambda net, x: net.m(y := net.a(x)) + net.n(y),
     "a sum reads it, too": lambda net, x: net.m(y := net.a(x)) + y,
     "a sum reads it before": lambda net, x: (y := net.a(x)).sum() * net.m(y),
     "a view of it is read": lambda net, x: net.m(y := net.a(x)) + y[:, :1],
-    "its data are read": lambda net, x: net.m(y := net.a(x)) + y.data * 2,
     "its data are read through NumPy": lambda net, x: net.m(y := net.a(x)) + torch.from_numpy(y.detach().numpy()),
     "it is changed in place": lambda net, x: net.m(net.a(x).relu_()),
     "it is returned": lambda net, x: (net.m(y := net.a(x)), {"features": y}),
     "a ReLU stands between": lambda net, x: net.m(F.relu(net.a(x))),
     "its weight is read elsewhere": lambda net, x: net.m(F.conv2d(net.a(x), net.a.weight)),
-    "the layer's weight regularizes": lambda net, x: net.m(net.a(x)) + net.a.weight.sum(),
     "the batch-norm's weight is read": lambda net, x: net.m(net.a(x)) * net.m.weight.sum(),
     "batch-norm comes first": lambda net, x: net.a(net.m(x)),
     "the other pair folds: forward is called past the hooks": lambda net, x: net.m(net.a.forward(x)) + net.n(net.b(x)),
@@ -124,13 +116,6 @@ def test_hooks_and_parametrizations_stay():
     copy = folded(worn(model), torch.randn(2, 3, 5, 5))
     assert norms(copy) == ["1", "3"]
     assert copy[0]._forward_hooks
-
-
-def test_a_module_under_two_names_folds():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    model.again = nn.Identity()
-    model.again.norm = model[1]
-    check(worn(model), torch.randn(2, 3, 5, 5), [])
 
 
 @pytest.mark.parametrize(("kind", "limit"), [(torch.float64, 1e-12), (torch.float16, 2e-2), (torch.bfloat16, 1e-1)])
