@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,13 @@ def undisturbed(tmp_path_factory) -> Callable[[Experiment], Path]:
 
 
 @pytest.fixture
-def forkserver(monkeypatch) -> None:
+def forkserver(monkeypatch) -> BaseContext:
     """Start workers from a process that has imported torch already, so that each start takes no seconds.
 
     As with "spawn", which the library uses, a worker shares nothing with the test's process.
     """
     context = get_context("forkserver")
-    context.set_forkserver_preload(["barebones.lab.worker", "sklearn.datasets"])  # once: the server lives on
+    # Once: the server lives on. The first step of an optimizer would import torch._dynamo.
+    context.set_forkserver_preload(["barebones.cli.app", "sklearn.datasets", "torch._dynamo"])
     monkeypatch.setattr(worker, "get_context", lambda method: context)
+    return context

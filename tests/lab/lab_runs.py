@@ -1,12 +1,16 @@
 """What several tests of the lab do with runs: interrupt them, and compare their folders."""
 
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from barebones.cli.app import main
 from barebones.files.masks import load_masks
 from barebones.files.weights import load_weights
 from barebones.lab.experiment import Experiment
@@ -29,6 +33,27 @@ def interrupted(experiment: Experiment, options: RunOptions, after: int) -> None
     asked = iter(range(100_000))
     with pytest.raises(Stopped):
         result_of(run(experiment, options, stopping=lambda: next(asked) >= after))
+
+
+def command(argv: list[str], printed: Path, die: tuple[int, bool] | None = None) -> None:
+    """Run `barebones`; with `die` its process kills itself before or after the n-th file that it puts in place."""
+    for number in (1, 2):
+        os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    count, after = die or (0, False)
+    real = os.replace
+
+    def replace(source, target):
+        nonlocal count
+        count -= 1
+        if count == 0 and after:
+            real(source, target)
+        if count == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(source, target)
+
+    os.replace = replace
+    sys.argv = ["barebones", *argv]
+    main()
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
