@@ -17,13 +17,14 @@ from barebones import data
 from barebones.data import tiny_imagenet
 from barebones.data.images import centre_crop, open_rgb, random_crop, to_tensor
 from barebones.data.normalization import Normalization
-from barebones.data.split import derived_seed, held_out
+from barebones.data.split import held_out
 from barebones.data.tensors import TensorSplit, cropped
 from barebones.lab import plots, stored
 from barebones.lab.experiment import Experiment
 from barebones.lab.options import RunOptions
 from barebones.lab.run import result_of, run
 from barebones.pruning.batches import Batches
+from barebones.running import digest
 
 FORKS = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # Python 3.12 warns about torch's forks
 CPU = torch.device("cpu")
@@ -64,7 +65,7 @@ def test_an_augmented_epoch_has_the_drawn_crop_of_each_image(monkeypatch):
     monkeypatch.setattr("barebones.data.tensors.BLOCK", 16)
     split = split_of(50)
     images, labels = joined(split.epoch(7, seed=3, number=2, shuffle=True, augment=True))
-    draws = split.draws(derived_seed("augment", 3, 2))
+    draws = split.draws(digest.text("augment", 3, 2))
     assert draws.min(1).values.tolist() == [0, 0, 0]
     assert draws.max(1).values.tolist() == [8, 8, 1]
     torch.testing.assert_close(images, cropped(split.images, 4, *draws)[labels].float(), rtol=0, atol=1e-4)

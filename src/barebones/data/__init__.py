@@ -14,21 +14,10 @@ from platformdirs import user_cache_path
 from ..running.processors import processors
 from ..words import unknown
 from . import cifar, digits, imagenet, tiny_imagenet
-from .folder import FolderSplit
-from .split import Batch, Data, Request, ScoringBatches, Split
+from .split import Batch, Data, Request, Split
 from .tensors import TensorSplit
 
-__all__ = [
-    "DATA",
-    "Batch",
-    "Data",
-    "DataSet",
-    "FolderSplit",
-    "ScoringBatches",
-    "Split",
-    "TensorSplit",
-    "load",
-]
+__all__ = ["DATA", "Batch", "Data", "DataSet", "Split", "TensorSplit", "load"]
 
 MAX_WORKERS = 16
 

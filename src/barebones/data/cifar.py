@@ -23,7 +23,7 @@ class File:
 
     name: str
     records: int
-    sha256: str | None  # None: the file is not checked
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,6 @@ def _records(path: Path, file: File, layout: Layout) -> Tensor:
             f"{path} is damaged: record {row} has label {int(labels[row])}, and {title} has {layout.classes} classes; "
             "download it again"
         )
-    if file.sha256 is not None and sha256(content).hexdigest() != file.sha256:
+    if sha256(content).hexdigest() != file.sha256:
         raise ValueError(f"{path} is damaged: its SHA-256 is not that of the official file; download it again")
     return records

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ..running import digest
 from .images import centre_crop, open_rgb, random_crop, require_pillow, to_tensor
 from .normalization import Normalization
-from .split import Batch, Split, derived_seed
+from .split import Batch, Split
 
 Item = tuple[str, int, int | None]  # a file, its label, and the seed of its augmentation
 
@@ -55,7 +56,7 @@ class FolderSplit(Split):
 
     def _items(self, indices: list[int], key: int | None) -> list[Item]:
         """Return all that a worker needs for a batch, so that workers hold no list of files."""
-        return [(self.paths[i], self.labels[i], None if key is None else derived_seed(key, i)) for i in indices]
+        return [(self.paths[i], self.labels[i], None if key is None else digest.text(key, i)) for i in indices]
 
 
 class _Reader(Dataset[Any]):
@@ -63,9 +64,6 @@ class _Reader(Dataset[Any]):
 
     def __init__(self, size: int) -> None:
         self.size = size
-
-    def __getitem__(self, item: Item) -> tuple[Tensor, Tensor] | Exception:
-        return self.__getitems__([item])
 
     def __getitems__(self, items: list[Item]) -> tuple[Tensor, Tensor] | Exception:
         try:

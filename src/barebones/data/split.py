@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..running import digest
+
 Batch = tuple[Tensor, Tensor]  # images (float32, N x C x H x W) and labels (int64, N), both on the split's device
 
 
@@ -52,7 +54,7 @@ class Split(ABC):
             raise ValueError(f"a batch must have at least one image, not {batch}")
         order = torch.arange(len(self), device="cpu")
         if shuffle:
-            generator = torch.Generator("cpu").manual_seed(derived_seed("order", seed, number))
+            generator = torch.Generator("cpu").manual_seed(digest.text("order", seed, number))
             order = torch.randperm(len(self), generator=generator, device="cpu")
         if drop_last:
             if batch > len(self):
@@ -63,7 +65,7 @@ class Split(ABC):
         order = order[skip * batch :]
         if not len(order):
             return iter(())
-        return self.read(order, batch, derived_seed("augment", seed, number) if augment else None)
+        return self.read(order, batch, digest.text("augment", seed, number) if augment else None)
 
     def scoring(self, batch: int, seed: int = 0) -> ScoringBatches:
         """Return batches for `prune`: shuffled, augmented, all of the same size."""
@@ -113,16 +115,6 @@ class Request:
     download: bool = False
     workers: int = 0  # processes or threads that decode image files
     channels_last: bool = False
-
-
-def derived_seed(*values: object) -> int:
-    """Return a seed that is a hash of the values.
-
-    >>> first, again, other = derived_seed("order", 0, 1), derived_seed("order", 0, 1), derived_seed("order", 1, 0)
-    >>> first == again, first == other
-    (True, False)
-    """
-    return int.from_bytes(sha256(repr(values).encode()).digest()[:8], "big") >> 1
 
 
 def held_out(count: int, share: float = 0.1) -> Tensor:

@@ -16,23 +16,10 @@ from .init import SCHEMES, initialize
 from .mobilenet import MobileNetV2
 from .resnet import ResNet
 from .small import SmallResNet, SmallVGG
-from .table import ParameterTable, parameter_table
+from .table import parameter_table
 from .vgg import VGG
 
-__all__ = [
-    "MODELS",
-    "SCHEMES",
-    "VGG",
-    "Factory",
-    "MobileNetV2",
-    "ParameterTable",
-    "ResNet",
-    "SmallResNet",
-    "SmallVGG",
-    "build",
-    "initialize",
-    "parameter_table",
-]
+__all__ = ["MODELS", "SCHEMES", "SmallResNet", "SmallVGG", "build", "initialize", "parameter_table"]
 
 
 class Factory(Protocol):
