@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ class Gradients:
         autocast = torch.autocast(  # without a cache, which within another autocast would hold weights of earlier masks
             self.parameters[0].device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
         )
-        with autocast, self._noting_example(), self._divided(temperature):
+        with autocast, self._hooked(temperature):
             if self.objective is not None:
                 value = self.objective(self.model, batch)
             else:
@@ -120,37 +120,22 @@ class Gradients:
         ]
 
     @contextmanager
-    def _noting_example(self) -> Iterator[None]:
-        """Note what the model is called with, the first time."""
-        if self.example is not None:
-            yield
-            return
+    def _hooked(self, temperature: float) -> Iterator[None]:
+        """Note what the model is called with, the first time; divide its output, if a tensor, by the temperature."""
 
         def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.example is None:
                 self.example = first_sample((args, kwargs))
 
-        hook = self.model.register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    @contextmanager
-    def _divided(self, temperature: float) -> Iterator[None]:
-        """Divide the model's output by the temperature, if it is a tensor."""
-        if temperature == 1.0:
-            yield
-            return
-
         def divide(_: nn.Module, __: Any, output: Any) -> Any:
             return output / temperature if isinstance(output, Tensor) else output
 
-        hook = self.model.register_forward_hook(divide)
-        try:
+        with ExitStack() as hooks:
+            if self.example is None:
+                hooks.enter_context(self.model.register_forward_pre_hook(note, with_kwargs=True))
+            if temperature != 1.0:
+                hooks.enter_context(self.model.register_forward_hook(divide))
             yield
-        finally:
-            hook.remove()
 
 
 def added(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:
