@@ -65,59 +65,28 @@ class Method:
 
 
 METHODS: dict[str, Method] = {  # neighbours in a plot differ in colour and marker, also for colour-blind eyes
-    "force": Method(
-        criteria.saliency, rounds=60, revive_until=1.0,
-        label="FORCE", colour="#D55E00", marker="o",
-    ),
-    "iter-snip": Method(
-        criteria.saliency, rounds=60,
-        label="Iter SNIP", colour="#0072B2", marker="s",
-    ),
-    "hybrid": Method(
-        criteria.saliency, rounds=60, revive_until=0.9,
-        label="Hybrid", colour="#CC79A7", marker="D",
-    ),
-    "snip": Method(
-        criteria.saliency,
-        label="SNIP", colour="#56B4E9", marker="^",
-    ),
-    "snip-mb": Method(
-        criteria.saliency, batches=60,
-        label="SNIP-MB", colour="#332288", marker="D",
-    ),
-    "grasp": Method(
-        criteria.grasp,
-        label="GRASP", colour="#009E73", marker="v",
-    ),
-    "grasp-mb": Method(
-        criteria.grasp, batches=60,
-        label="GRASP-MB", colour="#661100", marker="s",
-    ),
-    "grasp-taylor": Method(
-        criteria.grasp, rounds=60,
-        label="GRASP iterated", colour="#004D40", marker="^",
-    ),
-    "iter-grasp": Method(
-        criteria.gradient_norm, rounds=60,
-        label="Iter GRASP", colour="#E69F00", marker="P",
-    ),
+    "force": Method(criteria.saliency, rounds=60, revive_until=1.0, label="FORCE", colour="#D55E00", marker="o"),
+    "iter-snip": Method(criteria.saliency, rounds=60, label="Iter SNIP", colour="#0072B2", marker="s"),
+    "hybrid": Method(criteria.saliency, rounds=60, revive_until=0.9, label="Hybrid", colour="#CC79A7", marker="D"),
+    "snip": Method(criteria.saliency, label="SNIP", colour="#56B4E9", marker="^"),
+    "snip-mb": Method(criteria.saliency, batches=60, label="SNIP-MB", colour="#332288", marker="D"),
+    "grasp": Method(criteria.grasp, label="GRASP", colour="#009E73", marker="v"),
+    "grasp-mb": Method(criteria.grasp, batches=60, label="GRASP-MB", colour="#661100", marker="s"),
+    "grasp-taylor": Method(criteria.grasp, rounds=60, label="GRASP iterated", colour="#004D40", marker="^"),
+    "iter-grasp": Method(criteria.gradient_norm, rounds=60, label="Iter GRASP", colour="#E69F00", marker="P"),
     "synflow": Method(
-        criteria.synflow, rounds=100, needs_data=False, protocol_rounds=False,
-        label="SynFlow", colour="#D4C200", marker="o",
+        criteria.synflow,
+        rounds=100,
+        needs_data=False,
+        protocol_rounds=False,
+        label="SynFlow",
+        colour="#D4C200",
+        marker="o",
     ),
-    "magnitude": Method(
-        criteria.magnitude, needs_data=False,
-        label="Magnitude", colour="#882255", marker="v",
-    ),
-    "random": Method(
-        criteria.random, needs_data=False,
-        label="Random", colour="#686868", marker="X",
-    ),
-    "erk": Method(
-        criteria.erk, needs_data=False,
-        label="Random (ERK)", colour="#8C510A", marker="X",
-    ),
-}  # fmt: skip
+    "magnitude": Method(criteria.magnitude, needs_data=False, label="Magnitude", colour="#882255", marker="v"),
+    "random": Method(criteria.random, needs_data=False, label="Random", colour="#686868", marker="X"),
+    "erk": Method(criteria.erk, needs_data=False, label="Random (ERK)", colour="#8C510A", marker="X"),
+}
 
 
 def as_method(method: str | Method) -> Method:
