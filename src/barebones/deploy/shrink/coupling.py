@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ...running.inputs import call, tensors
+from ...running.modes import trainable
 
 # Autograd's names for functions that treat each channel by itself, or only move it. Behind any other function (a
 # softmax, a norm over channels, a matrix product) the number of channels matters, even if some of them are zero.
@@ -98,18 +99,14 @@ def find_coupling(model: nn.Module, example: Any) -> Coupling:
     graph = tp.DependencyGraph()
     sources: list[Any] = []
     args, kwargs = tree_map(lambda value: _tracked(value, sources), call(example))
-    frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    floats = [p for p in model.parameters() if p.is_floating_point()]
     training = [m for m in model.modules() if m.training]
     for module in model.modules():  # backward hooks would put nodes of their own between the layers
         vars(module).update(_backward_hooks={}, _backward_pre_hooks={})
-    with torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+    with torch.enable_grad(), warnings.catch_warnings(action="ignore"), trainable(floats):
         try:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
             graph.build_dependency(model, args, lambda net, args: _outputs(net(*args, **kwargs)), verbose=False)
         finally:
-            for parameter in frozen:
-                parameter.requires_grad_(False)
             for module in training:
                 module.training = True
     return _Builder(graph, sources, model).build()
