@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def erk(probe: Probe) -> Scores:
     full layer cannot take goes to the others, so that the counts add up to `probe.keep`. Within a layer, weights are
     drawn uniformly; those drawn score above 1, the others below.
     """
-    scores = {name: _uniform(w, probe.generator) for name, w in probe.weights.items()}
+    scores = random(probe)
     counts = erk_counts({name: tuple(w.shape) for name, w in probe.weights.items()}, probe.keep)
     drawn = Masks()
     for name, score in scores.items():
@@ -97,7 +98,7 @@ def erk_counts(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, int]:
     >>> erk_counts({"small": (2, 2), "large": (100, 100)}, keep=1000)
     {'small': 4, 'large': 996}
     """
-    sizes = {name: _product(shape) for name, shape in shapes.items()}
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     shares = {name: float(sum(shape)) if shape else 1.0 for name, shape in shapes.items()}
     full: set[str] = set()
     while True:
@@ -114,10 +115,6 @@ def erk_counts(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, int]:
     for name in rest[: keep - sum(counts.values())]:
         counts[name] += 1
     return counts
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
 
 
 def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:

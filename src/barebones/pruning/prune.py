@@ -124,7 +124,8 @@ def prune(
     masks = last.with_own_masks().masks if last is not None else everything(probe.weights)
     digest = probe.weights_digest()
     dead, warning = _collapsed(probe, masks)  # meanwhile an accelerator still works on the last rounds
-    taken = _on_host(taken)
+    numbers = read([step.counted for step in taken])  # all at once from the device
+    taken = [replace(step, counted=counted) for step, counted in zip(taken, numbers, strict=True)]
     for step in taken:
         step.check()
     weights_digest = int(digest)
@@ -146,14 +147,6 @@ def prune(
         "weights": f"{weights_digest % 2**64:016x}",
     }
     return Pruned(masks, [step.record for step in taken], dead, last, about)
-
-
-def _on_host(steps: list[Round]) -> list[Round]:
-    """Return the rounds with their numbers read from the device, all at once."""
-    if not steps:
-        return []
-    numbers = read([step.counted for step in steps])
-    return [replace(step, counted=counted) for step, counted in zip(steps, numbers, strict=True)]
 
 
 def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str]:

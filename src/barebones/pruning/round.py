@@ -56,18 +56,10 @@ class Round:
     def record(self) -> Record:
         """The numbers, read from the device once; a `FloatingPointError` if the loss or a score was not finite."""
         self.check()
-        numbers = self.counted.unpack()
-        return Record(
-            index=self.index,
-            keep=self.keep,
-            pruned=numbers.pruned,
-            recovered=numbers.recovered,
-            recovered_empty=numbers.recovered_empty,
-            saliency=numbers.saliency,
-            loss=numbers.loss,
-            seconds=self.seconds,
-            layers=dict(zip(self.masks, numbers.layers, strict=True)),
-        )
+        numbers = self.counted.unpack()._asdict()
+        layers = dict(zip(self.masks, numbers.pop("layers"), strict=True))
+        del numbers["weights_digest"], numbers["batches_digest"]
+        return Record(self.index, self.keep, seconds=self.seconds, layers=layers, **numbers)
 
     @property
     def pruned(self) -> int:
