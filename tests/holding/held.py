@@ -61,8 +61,10 @@ def assert_not_held(model, masks):
         audit(model, masks)
 
 
-def state_of(optimizer, p):
-    return [v for v in optimizer.state[p].values() if torch.is_tensor(v) and v.shape == p.shape]
+def assert_state_held(optimizer, model, masks):
+    for name, p, mask in matched(model, masks):
+        values = [t for t in optimizer.state.get(p, {}).values() if torch.is_tensor(t) and t.shape == p.shape]
+        assert not any(t[~mask].any() for t in values if t.is_floating_point()), name
 
 
 class Lamb(optim.Optimizer):

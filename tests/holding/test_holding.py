@@ -14,29 +14,20 @@ from held import (
     assert_held,
     assert_not_held,
     assert_same,
+    assert_state_held,
     backward,
     by_hand,
     network,
     random_masks,
     sgd,
-    state_of,
     train,
     twins,
 )
+from references import equal
 from torch import nn, optim
 
 from barebones.holding import Hold, audit, hold
 from barebones.scope import matched
-
-
-@pytest.fixture
-def model():
-    return network()
-
-
-@pytest.fixture
-def masks():
-    return random_masks(network())
 
 
 @pytest.mark.parametrize("clip", [False, True])
@@ -52,9 +43,7 @@ def test_gradients_option_masks_as_they_accumulate(clip, masks):
             each.zero_grad()
             for part in range(2):
                 backward(each, X[part::2], Y[part::2])
-        for _, p, mask in matched(model, masks):
-            assert not p.grad[~mask].any()
-            assert p.grad[mask].any()
+        assert all(p.grad[mask].any() and not p.grad[~mask].any() for _, p, mask in matched(model, masks))
         by_hand(other, masks, others)
         norms = [nn.utils.get_total_norm([p.grad for p in each.parameters()]) for each in (model, other)]
         assert norms[0] == norms[1]
@@ -129,14 +118,13 @@ def test_loading_a_dense_checkpoint_cleans_again(kind, masks):
     model, optimizer, other, others = twins(kind, {})
     handle = hold(model, masks, optimizer)
     optimizer.load_state_dict(copy.deepcopy(others.state_dict()))
-    for _, p, mask in matched(model, masks):
-        assert not any(value[~mask].any() for value in state_of(optimizer, p))
+    assert_state_held(optimizer, model, masks)
     model.load_state_dict(other.state_dict())
     handle.apply()
     by_hand(other, masks, others)
     assert_held(model, masks)
-    for each, its in ((model, optimizer), (other, others)):
-        train(each, its, 1, (lambda: by_hand(other, masks, others)) if each is other else (lambda: None))
+    train(model, optimizer, 1)
+    train(other, others, 1, lambda: by_hand(other, masks, others))
     by_hand(other, masks, others)
     assert_same(model, other)
 
@@ -211,7 +199,7 @@ def test_a_dropped_handle_keeps_holding_and_changing_the_masks_changes_nothing(m
     optimizer = sgd(model)
     hold(model, masks, optimizer)
     gc.collect()
-    assert all(torch.equal(masks[name], before[name]) for name in before)
+    assert equal(masks, before)
     for mask in masks.values():
         mask.fill_(True)
     train(model, optimizer, 2)
@@ -288,30 +276,33 @@ def test_tied_weights_are_held_under_their_first_name():
         hold(model, {"2.weight": torch.eye(4) > 0}, optimizer)
 
 
-def test_an_optimizer_of_another_model_is_refused(model, masks):
-    stale = optim.SGD(copy.deepcopy(model).parameters())
-    good = optim.SGD(model.parameters())
+class Wrapper(optim.Optimizer):
+    """Like that of accelerate, which does not initialize itself."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda good, stale, biases: stale, "SGD has none of the model's parameters.*another model.*wrapped"),
+        (lambda good, stale, biases: [good, stale], "SGD has none of the model's parameters.*another model.*wrapped"),
+        (lambda good, stale, biases: biases, "has none of the 3 masked parameters"),
+        (lambda good, stale, biases: [], "has none of the 3 masked parameters"),
+        (lambda good, stale, biases: None, r"NoneType is not a torch\.optim\.Optimizer; if it wraps"),
+        (lambda good, stale, biases: ["sgd"], r"str is not a torch\.optim\.Optimizer; if it wraps"),
+        (lambda good, stale, biases: Wrapper(good), r"Wrapper is not a torch\.optim\.Optimizer; if it wraps"),
+    ],
+)
+def test_optimizers_of_nothing_or_of_another_model_are_refused(make, message, model, masks):
+    stale, good = sgd(copy.deepcopy(model)), sgd(model)
     biases = optim.Adam([p for p in model.parameters() if p.dim() == 1])
     dense = copy.deepcopy(model.state_dict())
-    for bad in (stale, [good, stale], [stale]):
-        with pytest.raises(ValueError, match=r"SGD has none of the model's parameters.*another model.*wrapped"):
-            hold(model, masks, bad)
-    with pytest.raises(ValueError, match="has none of the 3 masked parameters"):
-        hold(model, masks, biases)
-    with pytest.raises(ValueError, match="has none of the 3 masked parameters"):
-        hold(model, masks, [])
-    assert all(torch.equal(value, dense[name]) for name, value in model.state_dict().items())  # nothing was changed
+    with pytest.raises(ValueError, match=message):
+        hold(model, masks, make(good, stale, biases))
+    assert equal(dense, model.state_dict())  # nothing was changed
     hold(model, masks, [good, biases])  # the second has nothing to hold, but belongs to the model
-
-
-def test_what_is_no_optimizer_is_refused(model, masks):
-    class Wrapper(optim.Optimizer):  # like that of accelerate, which does not initialize itself
-        def __init__(self, optimizer):
-            self.optimizer = optimizer
-
-    for bad in (None, ["sgd"], Wrapper(optim.SGD(model.parameters()))):
-        with pytest.raises(ValueError, match=r"(NoneType|str|Wrapper) is not a torch\.optim\.Optimizer; if it wraps"):
-            hold(model, masks, bad)
 
 
 def test_masks_that_do_not_fit_are_named(model, masks):

@@ -1,0 +1,14 @@
+"""Fixtures of the tests of holding."""
+
+import pytest
+from held import network, random_masks
+
+
+@pytest.fixture
+def model():
+    return network()
+
+
+@pytest.fixture
+def masks():
+    return random_masks(network())
