@@ -65,9 +65,8 @@ def assert_alike(
     example: Any, expected: nn.Module, *actual: nn.Module, modes: tuple[bool, ...] = BOTH, close: float = 1e-5
 ) -> None:
     """Check that networks return the same, in float64, on the example and on another input."""
-    runs = list(itertools.product(modes, (example, zoo.fresh(example))))
     copies = [zoo.exact(network) for network in (expected, *actual)]
-    for train, inputs in runs:
+    for train, inputs in itertools.product(modes, (example, zoo.fresh(example))):
         first, *others = (zoo.run(copy.train(train), inputs) for copy in copies)
         assert max(difference(first, other) for other in others) <= close, "train" if train else "eval"
 

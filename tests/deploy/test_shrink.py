@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -54,8 +55,9 @@ def modes(name: str) -> tuple[bool, ...]:
 @pytest.mark.parametrize(
     ("name", "density"),
     [
-        *itertools.product(zoo.ZOO, [0.3]),
-        *itertools.product(NETWORKS[::2], [0.0]),
+        *itertools.product(NETWORKS, [0.3]),
+        *(pytest.param(name, 0.3, marks=pytest.mark.slow) for name in zoo.names(recurrent=True)),
+        *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in NETWORKS[::2]),
         *itertools.product(NETWORKS[1::4], [1.0]),
     ],
 )
@@ -73,12 +75,14 @@ def test_the_outputs_are_those_of_the_masked_model(name, density):
         assert equal(dict(small.module.state_dict()), dict(model.state_dict()))
         assert equal(small.masks, masks)
         assert not small.plan.layers
+        assert equal(dict(bb.shrink(model, {}, example).module.state_dict()), dict(model.state_dict()))
 
 
 # Their inputs are parts of outputs, or outputs of several layers.
 SEVERAL_INPUTS = ("dense", "unet", "unet-groups", "gate", "glu", "inception", "shuffle", "slice")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_widths_are_multiples_and_trained_weights_go_back_into_the_original(name):
     model, example = zoo.build(name, trained=False)
@@ -114,88 +118,49 @@ def test_shrinking_twice_changes_nothing(name):
     assert_trains_and_expands(once, example)
 
 
-# ---- the smallest network, by plain rules ----
+# ---- the smallest network ----
 
 
-def least(reads: list[list[list[int]]], stream: int) -> tuple[int, list[int]]:
-    """Return the widths of stream and hidden layers of a residual network without biases, by following each channel.
-
-    `reads` are 0/1 matrices as lists: of the stem, of the two layers of each block, of the head.
-    """
-    stem, *middle, head = reads
-    blocks = list(zip(middle[::2], middle[1::2], strict=True))
-    alive = [any(row) for row in stem]
-    arrives, hidden = [], []  # what the stream carries before each block, and what is behind its first layer
-    for first, second in blocks:
-        arrives.append(list(alive))
-        hidden.append([any(r and a for r, a in zip(row, alive, strict=True)) for row in first])
-        alive = [
-            a or any(r and h for r, h in zip(row, hidden[-1], strict=True))
-            for a, row in zip(alive, second, strict=True)
-        ]
-    needed = [alive[c] and any(row[c] for row in head) for c in range(stream)]
-    inner = [[False] * len(h) for h in hidden]
-    changed = True
-    while changed:
-        before = (list(needed), [list(i) for i in inner])
-        for b, (first, second) in enumerate(blocks):
-            for j in range(len(hidden[b])):
-                inner[b][j] |= hidden[b][j] and any(needed[c] and second[c][j] for c in range(stream))
-                for c in range(stream):
-                    needed[c] |= inner[b][j] and arrives[b][c] and bool(first[j][c])
-        changed = before != (needed, inner)
-    return sum(needed), [sum(i) for i in inner]
-
-
-def additive(stream: int, hidden: list[int], seed: int = 0) -> nn.Sequential:
+def additive(stream: int, hidden: list[int]) -> nn.Sequential:
     """A residual network of linear layers without biases."""
     linear = lambda i, o: nn.Linear(i, o, bias=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        blocks = [zoo.Residual(linear(stream, h), nn.ReLU(), linear(h, stream)) for h in hidden]
-        return nn.Sequential(linear(3, stream), *blocks, linear(stream, 3))
+    blocks = [zoo.Residual(linear(stream, h), nn.ReLU(), linear(h, stream)) for h in hidden]
+    return nn.Sequential(linear(3, stream), *blocks, linear(stream, 3))
 
 
-@settings(max_examples=15, phases=PHASES)
+def chain(first: int, rest: list[int], kernel: Callable[[int, int], nn.Module]) -> nn.Sequential:
+    return nn.Sequential(*(f for i, o in itertools.pairwise((3, first, *rest, 2)) for f in (kernel(i, o), nn.ReLU())))
+
+
+CHAINS: dict[str, Callable[[int, list[int]], nn.Sequential]] = {
+    "residual": additive,
+    "linear": lambda first, rest: chain(first, rest, lambda i, o: nn.Linear(i, o, bias=False)),
+    "convolutions": lambda first, rest: chain(first, rest, lambda i, o: nn.Conv2d(i, o, 3, padding=1, bias=False)),
+}
+
+
+@pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS)
+@settings(max_examples=8, phases=PHASES)
 @given(
     st.integers(1, 5),
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
-    st.sampled_from([0.15, 0.3, 0.5]),
+    st.sampled_from([0.15, 0.3, 0.5, 0.7]),
     st.integers(0, 10**6),
 )
-def test_a_residual_network_shrinks_to_the_least(stream, hidden, density, seed):
-    model, generator = additive(stream, hidden, seed), torch.Generator().manual_seed(seed)
-    masks = {n: torch.rand(p.shape, generator=generator) < density for n, p in parameters(model).items()}
-    x = torch.randn(4, 3, generator=generator)
-    small = bb.shrink(model, masks, x)
-    wide, inner = least([mask.int().tolist() for mask in masks.values()], stream)
-    assert_alike(x, zoo.masked(model, masks), small.module)
-    assert widths(small.module, "0")[0] == wide
-    assert [widths(small.module, f"{b + 1}.block.0")[0] for b in range(len(hidden))] == inner
-    assert_trains_and_expands(small, x)
-
-
-@settings(max_examples=10, phases=PHASES)
-@given(
-    st.lists(st.integers(1, 6), min_size=1, max_size=3),
-    st.sampled_from([0.2, 0.4, 0.7]),
-    st.booleans(),
-    st.integers(0, 10**6),
-)
-def test_a_chain_keeps_the_rows_and_columns_on_paths(sizes, density, convolutions, seed):
+def test_without_biases_a_channel_stays_if_and_only_if_it_is_on_a_path(make, first, rest, density, seed):
     generator = torch.Generator().manual_seed(seed)
-    kernel = lambda i, o: nn.Conv2d(i, o, 3, padding=1, bias=False) if convolutions else nn.Linear(i, o, bias=False)
-    pairs = list(itertools.pairwise((3, *sizes, 2)))
-    model = nn.Sequential(*itertools.chain(*((kernel(i, o), nn.ReLU()) for i, o in pairs)))[:-1]
-    x = torch.randn((4, 3, 4, 4) if convolutions else (4, 3), generator=generator)
+    model = make(first, rest)
     masks = {n: torch.rand(p.shape, generator=generator) < density for n, p in parameters(model).items()}
+    x = torch.randn((4, 3) if parameters(model)["0.weight"].dim() == 2 else (4, 3, 4, 4), generator=generator)
     small = bb.shrink(model, masks, x)
     assert_alike(x, zoo.masked(model, masks), small.module)
-    paths = effective(model, masks, x)
-    for layer, after in itertools.pairwise(range(0, len(model), 2)):
-        rows = int(paths[f"{layer}.weight"].flatten(1).any(1).sum())
-        assert widths(small.module, str(layer))[0] == rows
-        assert widths(small.module, str(after))[1] == rows
+    on_paths = effective(model, masks, x)
+    layers = [name.removesuffix(".weight") for name in on_paths]
+    read = [mask.transpose(0, 1).flatten(1).any(1) for mask in on_paths.values()]
+    if make is additive:  # every other layer reads the stream, and those between write to it
+        read[1::2] = [torch.stack(read[1::2]).any(0)] * len(read[1::2])
+    assert [widths(small.module, layer)[0] for layer in layers[:-1]] == [int(channels.sum()) for channels in read[1:]]
+    assert_trains_and_expands(small, x)
 
 
 # ---- training, precision, wrappers, storing ----
@@ -253,20 +218,18 @@ def test_switches_and_wrappers_do_not_matter(name, capfd):
     masks = zoo.draw_masks(name, model, 0.7)
     small = bb.shrink(model, masks, example)
     assert not small.plan.left
-    with torch.no_grad():
-        without = bb.shrink(model, masks, example)
-    with torch.inference_mode():
-        inference = bb.shrink(model, masks, example)
     torch.set_default_dtype(torch.double)
     try:
-        double = bb.shrink(model, masks, example)
+        others = [bb.shrink(nn.DataParallel(model), masks, example)]
     finally:
         torch.set_default_dtype(torch.float)
-    wrapped = bb.shrink(nn.DataParallel(model), masks, example)
-    for other in (without, inference, double, wrapped):
+    for switch in (torch.inference_mode(), torch.no_grad()):
+        with switch:
+            others.append(bb.shrink(model, masks, example))
+    for other in others:
         assert other.plan == small.plan
         assert equal(dict(other.module.state_dict()), dict(small.module.state_dict()))
-    fit(without.module, without.masks, example)
+    fit(other.module, other.masks, example)
     assert capfd.readouterr() == ("", "")
 
 
@@ -277,12 +240,6 @@ def test_a_network_that_runs_in_its_own_precision_only_is_compared_in_it():
     small = bb.shrink(model, masks, x)
     assert widths(small.module, "first") == (4, 4)
     torch.testing.assert_close(small.module(x), zoo.masked(model, masks)(x))
-
-
-def test_without_masks_nothing_changes():
-    model, example = zoo.build("mlp")
-    small = bb.shrink(model, {}, example)
-    assert equal(dict(small.module.state_dict()), dict(model.state_dict()))
 
 
 def test_it_is_a_plain_module_that_can_be_copied_and_stored():

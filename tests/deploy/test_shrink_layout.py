@@ -9,7 +9,7 @@ import pytest
 import torch
 import zoo
 from references import Trace, equal
-from shrinking import PIXELS, assert_alike, assert_sound, assert_trains_and_expands, everything, fit, widths
+from shrinking import PIXELS, assert_alike, assert_sound, assert_trains_and_expands, everything, fit
 from torch import Tensor, nn
 from zoo import Net, conv
 
@@ -100,6 +100,7 @@ def test_an_expanded_network_has_the_order_of_the_original(name, order, last):
     assert strides(large) == strides(model)
 
 
+@pytest.mark.slow
 def test_the_shrunk_network_is_held_stored_and_exported_as_any_other(tmp_path):
     model, example = zoo.build("mobile")
     masks = zoo.draw_masks("mobile", model, 0.5)
@@ -120,8 +121,7 @@ def test_the_shrunk_network_is_held_stored_and_exported_as_any_other(tmp_path):
     bb.load_weights(tmp_path / "small.safetensors", other)
     assert equal(dict(other.state_dict()), dict(small.module.state_dict()))
     bb.to_program(small.module, small.masks, example, tmp_path / "small.pt2")
-    with open(tmp_path / "small.pt2", "rb") as file:
-        program = torch.export.load(file)
+    program = torch.export.load(tmp_path / "small.pt2")
     fast = bb.sparsify_for_cpu(small.module, small.masks, example)
     with torch.no_grad():
         for network in (program.module(), fast):
@@ -168,6 +168,10 @@ VIEWS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "larger": (lambda net, h: h if h.shape[2] == 6 else viewed(h), "it does not run with channels last (view size"),
     "backward": (lambda net, h: _ViewedBackward.apply(h), "it does not train with channels last (view size"),  # type: ignore[no-untyped-call]
     "insisting": (lambda net, h: insisting(h), "it does not run with channels last (not in this order)"),
+    "flattening": (
+        lambda net, h: h.view(len(h), 6, -1).unflatten(2, h.shape[2:]),
+        "it does not run with channels last (view size",
+    ),
     "strides": (lambda net, h: h.as_strided(h.shape, torch.empty(h.shape).stride()), "the outputs differ by"),
 }
 
@@ -189,20 +193,6 @@ def test_a_network_that_needs_its_order_keeps_it_and_the_plan_says_why(how):
     assert_alike(PIXELS, zoo.masked(model, masks), small.module, modes=(False,) if how == "random" else (False, True))
     assert_sound(small)
     assert_trains_and_expands(small, PIXELS, modes=(False,))
-
-
-def test_a_flattening_view_in_front_of_a_linear_layer_keeps_the_order():
-    forward = lambda net, x: net.head(torch.relu(net.first(x)).view(len(x), -1))
-    model = Net(forward, first=nn.Conv2d(2, 6, 3), head=nn.Linear(216, 3))
-    masks = everything(model)
-    masks["first.weight"][:2] = False
-    masks["head.weight"][:, :72] = False
-    small = bb.shrink(model, masks, PIXELS)
-    assert widths(small.module, "first") == (4, 2)
-    assert "view size" in small.plan.layout
-    assert is_contiguous(small.module)
-    assert_alike(PIXELS, zoo.masked(model, masks), small.module)
-    assert strides(assert_trains_and_expands(small, PIXELS)) == strides(model)
 
 
 def unteachable(net: Any, x: Tensor) -> Tensor:
