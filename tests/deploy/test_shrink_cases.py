@@ -251,7 +251,8 @@ CASES: dict[str, Case] = {
         f"a constant of a constant, {'bias' if bias else 'no bias'}": Case(
             lambda bias=bias: constant_of_a_constant(bias), IMAGE,
             [("0.weight", S[0]), ("3.branches.0.weight", S[0, 1:])],
-            {"0": (4, 2), "3.branches.0": (2 if bias else 3, 4)}, {"4": 1} if bias else {}, moved=lambda net: net[1].bias[0] != 0.7,
+            {"0": (4, 2), "3.branches.0": (2 if bias else 3, 4)}, {"4": 1} if bias else {},
+            moved=lambda net: net[1].bias[0] != 0.7,
         )
         for bias in (True, False)
     },

@@ -168,10 +168,6 @@ VIEWS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "larger": (lambda net, h: h if h.shape[2] == 6 else viewed(h), "it does not run with channels last (view size"),
     "backward": (lambda net, h: _ViewedBackward.apply(h), "it does not train with channels last (view size"),  # type: ignore[no-untyped-call]
     "insisting": (lambda net, h: insisting(h), "it does not run with channels last (not in this order)"),
-    "flattening": (
-        lambda net, h: h.view(len(h), 6, -1).unflatten(2, h.shape[2:]),
-        "it does not run with channels last (view size",
-    ),
     "strides": (lambda net, h: h.as_strided(h.shape, torch.empty(h.shape).stride()), "the outputs differ by"),
 }
 
