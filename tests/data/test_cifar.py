@@ -3,11 +3,9 @@
 import hashlib
 import io
 import shutil
-import stat
 import sys
 import tarfile
 import threading
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -203,51 +201,6 @@ def test_a_folder_that_cannot_be_written_is_named(cifar10, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"Not a directory: .*file/root"):
         cifar10.load(tmp_path / "file" / "root", download=True)
-
-
-# Archives
-
-
-def zipped(path: Path, name: str = "inner/good", mode: int = stat.S_IFREG) -> None:
-    info = zipfile.ZipInfo(name)
-    info.external_attr = mode << 16
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("inner/first", "x")
-        file.writestr(info, "/etc")
-
-
-def tarred(path: Path, name: str = "inner/good", **fields: Any) -> None:
-    info = tarfile.TarInfo(name)
-    for field, value in fields.items():
-        setattr(info, field, value)
-    with tarfile.open(path, "w:gz") as tar:
-        tar.addfile(info, io.BytesIO(b""))
-
-
-OUTSIDE = r"is refused: its member \S*/escaped points outside of the folder"
-LINK = "is refused: its member inner/good is a link"
-
-
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        *((partial(pack, name=name), OUTSIDE) for pack in (zipped, tarred) for name in ("../escaped", "/escaped")),
-        (partial(zipped, mode=stat.S_IFLNK), LINK),
-        (partial(tarred, type=tarfile.SYMTYPE, linkname="/"), LINK),
-        (partial(tarred, type=tarfile.LNKTYPE, linkname="a"), LINK),
-        (partial(tarred, type=tarfile.FIFOTYPE), "is refused: 'inner/good' is a special file"),
-        (partial(tarred, name="other"), "does not contain the folder inner"),
-        (lambda path: path.write_bytes(b"not an archive"), "cannot be unpacked"),
-    ],
-)
-def test_an_unsafe_archive_is_refused(write, message, tmp_path):
-    path = tmp_path / "root" / "archive"
-    path.parent.mkdir()
-    write(path)
-    archive = download.Archive("Test", "archive", hashlib.sha256(path.read_bytes()).hexdigest(), "inner")
-    with pytest.raises(ValueError, match=message):
-        download.unpack(path, archive)
-    assert [path.name for path in tmp_path.rglob("*")] == ["root", "archive"]
 
 
 def test_a_damaged_archive_is_not_unpacked(cifar10):
