@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -95,13 +94,9 @@ def _place(line: Line) -> tuple[int, int]:
     return STAGES.index(line["stage"]), line[COUNTED[line["stage"]]]
 
 
-def _finite(value: Any) -> Any:
+def _finite(line: Line) -> Line:
     """Replace infinity and NaN, which JSON does not have, by None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return value
+    return json.loads(json.dumps(line), parse_constant=lambda name: None)
 
 
 def _summary_writer(folder: Path) -> Any:
