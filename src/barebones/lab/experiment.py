@@ -110,13 +110,8 @@ class Experiment:
         The precision of training, if it is None, becomes the one that suits the device.
         """
         paper = protocol(self.data, self.model)
-        defaults: dict[str, Any] = {
-            "epochs": paper.epochs,
-            "batch": paper.batch,
-            "lr": paper.lr,
-            "weight_decay": paper.weight_decay,
-            "precision": "bf16" if device.startswith("cuda") else "fp32",
-        }
+        defaults = {name: getattr(paper, name) for name in ("epochs", "batch", "lr", "weight_decay")}
+        defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
         fixed: dict[str, Any] = {}
         if self.method == DENSE:
             if wrong := [name for name in (*PRUNING, "rewind", "shrink") if getattr(self, name)]:
@@ -124,14 +119,9 @@ class Experiment:
             fixed = {"sparsity": 0.0}
         elif self.method != FILE:
             row = self.pruning(paper.rounds, paper.batches)
-            defaults |= {
-                "rounds": row.rounds,
-                "batches": row.batches,
-                "schedule": next((name for name, known in SCHEDULES.items() if known is row.schedule), None),
-                "revive_until": row.revive_until,
-                "at_least": row.at_least,
-                "scoring_precision": "fp32",  # faithful, and still a fraction of the cost of training
-            }
+            defaults |= {name: getattr(row, name) for name in ("rounds", "batches", "revive_until", "at_least")}
+            defaults["schedule"] = next((name for name, known in SCHEDULES.items() if known is row.schedule), None)
+            defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return replace(self, **missing, **fixed)
 
@@ -154,18 +144,11 @@ class Experiment:
             self.revive_until, None, self.at_least,
         )  # fmt: skip
 
-    def plan(self, epochs: int | None = None) -> TrainingPlan:
-        """Return how to train, for `epochs` instead of the experiment's own number if given."""
-        assert self.epochs is not None and self.batch is not None and self.lr is not None  # noqa: PT018
-        assert self.weight_decay is not None
-        return TrainingPlan(
-            epochs=self.epochs if epochs is None else epochs,
-            batch=self.batch,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            milestones=protocol(self.data, self.model).milestones,
-        )
+    def plan(self) -> TrainingPlan:
+        """Return how a resolved experiment trains."""
+        names = ("epochs", "batch", "lr", "momentum", "weight_decay")
+        milestones = protocol(self.data, self.model).milestones
+        return TrainingPlan(**{name: getattr(self, name) for name in names}, milestones=milestones)
 
     @property
     def id(self) -> str:
@@ -212,13 +195,12 @@ class Experiment:
 
 
 def _typed(option: Any, value: Any) -> Any:
-    """Return the value if it has the option's type; whole numbers become floats where the option is a float."""
+    """Return the value if it has the option's type, which a whole number has if the option is a float."""
     wanted, _, optional = option.type.partition(" | ")
     if value is None and (optional or option.default is None):
         return None
-    if wanted == "float" and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, TYPES[wanted]) or (wanted == "int" and isinstance(value, bool)):
+    accepted = (int, float) if wanted == "float" else TYPES[wanted]
+    if not isinstance(value, accepted) or (wanted != "bool" and isinstance(value, bool)):
         kind = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}[wanted]
         raise ValueError(f"{_option_name(option.name)} {value!r} is not {kind}")
     return value

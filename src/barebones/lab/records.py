@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,9 @@ def with_statistics(rows: Sequence[Row]) -> list[Row]:
     >>> [(r["seeds"], round(r["top1_mean"], 3), round(r["top1_std"], 3)) for r in with_statistics(rows)]
     [(2, 0.6, 0.141), (2, 0.6, 0.141)]
     """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(group(row), []).append(row)
     statistics = {
         key: over_seeds((row["seed"], row["top1"]) for row in members if row["status"] == DONE)
-        for key, members in groups.items()
+        for key, members in _groups(rows).items()
     }
     return [
         row | {"seeds": number, "top1_mean": mean, "top1_std": deviation}
@@ -99,6 +96,13 @@ def with_statistics(rows: Sequence[Row]) -> list[Row]:
 def group(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return all settings of a run but the seed: runs for which this is equal are averaged."""
     return tuple(row.get(name) for name in SETTINGS if name != "seed")
+
+
+def _groups(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(group(row), []).append(row)
+    return groups
 
 
 def write(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -132,10 +136,7 @@ def _parquet(rows: Sequence[Row]) -> bytes | None:
 
 def summary(rows: Sequence[Row]) -> Table:
     """Return a table with one line per group: mean and standard deviation of the test accuracy over its seeds."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if row["method"] is not None:
-            groups.setdefault(group(row), []).append(row)
+    groups = _groups(row for row in rows if row["method"] is not None)
     firsts = [members[0] for members in groups.values()]
     shown = Table(title="Test accuracy, mean ± standard deviation over seeds", title_justify="left")
     for name in ("data", "network", "method"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from copy import deepcopy
 from time import perf_counter
 from typing import Any
@@ -12,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ..accounting import account
-from ..data import Data
 from ..deploy.shrink import Shrunk, shrink
 from ..deploy.shrink.layout import run_backward, with_channels_last
 from ..masks import Masks
 from ..running.rng import forked
-from .training import Training, TrainingPlan
+from .training import Training
 
 MIN_SECONDS, MIN_STEPS = 1.0, 3  # that a speed is measured over, at least
 WARM_UP = {"cpu": 1, "cuda": 5}  # steps before measuring: first calls, and the capture of a CUDA graph
@@ -41,31 +39,18 @@ def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
     return with_channels_last(model)
 
 
-def images_per_second(
-    networks: Mapping[str, tuple[nn.Module, Masks]],
-    data: Data,
-    plan: TrainingPlan,
-    *,
-    seed: int,
-    precision: str,
-    captured: bool,
-) -> dict[str, float] | None:
-    """Measure how fast copies of these networks train, by turns of one step each.
+def images_per_second(masked: Training, shrunk: Training) -> dict[str, float] | None:
+    """Measure how fast two networks train, by turns of one step each.
 
-    The networks and the random state are not changed. None if an epoch has too few steps to measure.
+    The random state is not changed. None if an epoch has too few steps to measure.
     """
-    device = next(p.device for model, _ in networks.values() for p in model.parameters())
-    warm, most = WARM_UP.get(device.type, 1), len(data.train) // plan.batch - 1
+    device, plan = masked.device, masked.plan
+    warm, most = WARM_UP.get(device.type, 1), len(masked.data.train) // plan.batch - 1
     if not plan.epochs or most < warm + MIN_STEPS:
         return None
+    runs = {"masked": masked.steps(), "shrunk": shrunk.steps()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     with forked(device):
-        runs = {
-            name: Training(
-                deepcopy(model), data, plan, masks, seed=seed, precision=precision, captured=captured
-            ).steps()
-            for name, (model, masks) in networks.items()
-        }
-        times: dict[str, list[float]] = {name: [] for name in runs}
         for number in range(most):
             for name, steps in runs.items():
                 _wait(device)

@@ -77,7 +77,7 @@ class Stages:
         """Train the dense network before pruning, at the first learning rate."""
         pretrained, checkpoint = self.folder / PRETRAINED, self.folder / PRETRAINING
         if not pretrained.exists():
-            plan = replace(self.experiment.plan(self.experiment.pretrain), milestones=())
+            plan = replace(self.experiment.plan(), epochs=self.experiment.pretrain, milestones=())
             yield from self._training("pretrain", plan, None, checkpoint)
             save_weights(self.model, {}, pretrained)
         checkpoint.unlink(missing_ok=True)
@@ -190,15 +190,9 @@ class Stages:
         images = next(self.data.test.epoch(2))[0]
         small = to_train(self.model, masks, images)
         if not (path := self.folder / SHRUNK).exists():
-            experiment = self.experiment
-            speeds = images_per_second(
-                {"masked": (laid_out(deepcopy(self.model), images), masks), "shrunk": (small.module, small.masks)},
-                self.data,
-                experiment.plan(),
-                seed=experiment.seed,
-                precision=experiment.precision or "fp32",
-                captured=self.options.captured,
-            )
+            plan = self.experiment.plan()
+            masked = self._trainer(laid_out(deepcopy(self.model), images), plan, masks)
+            speeds = images_per_second(masked, self._trainer(deepcopy(small.module), plan, small.masks))
             write_json(path, account_of(small, self.model, masks, images[:1]) | {"images_per_second": speeds})
         return small
 
@@ -206,16 +200,8 @@ class Stages:
         self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: Path
     ) -> Generator[None, None, Training]:
         """Train, from the checkpoint on if there is one; save now and then, and when asked to stop."""
-        training = Training(
-            self.model,
-            self.data,
-            plan,
-            masks,
-            seed=self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage),
-            precision=self.experiment.precision or "fp32",
-            captured=self.options.captured,
-            compiled=self.options.compiles(plan.epochs),
-        )
+        seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
+        training = self._trainer(self.model, plan, masks, seed, compiled=self.options.compiles(plan.epochs))
         if checkpoint.exists():
             training.load(checkpoint)
         self.metrics.rewind(stage, training.epoch)
@@ -232,6 +218,14 @@ class Stages:
                 raise Stopped
             yield
         return training
+
+    def _trainer(
+        self, model: nn.Module, plan: TrainingPlan, masks: Masks | None, seed: int = 0, compiled: bool = False
+    ) -> Training:
+        precision, captured = self.experiment.precision or "fp32", self.options.captured
+        return Training(
+            model, self.data, plan, masks, seed=seed, precision=precision, captured=captured, compiled=compiled
+        )
 
     def _due(self) -> bool:
         """Return whether it is time for a checkpoint: every `save_every` seconds, in at most 2 % of the time."""
