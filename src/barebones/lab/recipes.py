@@ -75,14 +75,19 @@ def experiments(recipe: str) -> list[Experiment]:
     8
     """
     if recipe in RECIPES:
-        return _checked(recipe, RECIPES[recipe]())
-    if Path(recipe).suffix.lower() in (".toml", ".json"):
-        return _checked(recipe, _from_file(Path(recipe)))
-    if ":" in recipe:
-        return _checked(recipe, _called(recipe))
-    raise ValueError(
-        f"{unknown('recipe', recipe, RECIPES)}; or name a file.py:function, or a .toml or .json file that lists them"
-    )
+        listed = list(RECIPES[recipe]())
+    elif Path(recipe).suffix.lower() in (".toml", ".json"):
+        listed = list(_from_file(Path(recipe)))
+    elif ":" in recipe:
+        listed = _called(recipe)
+    else:
+        names = unknown("recipe", recipe, RECIPES)
+        raise ValueError(f"{names}; or name a file.py:function, or a .toml or .json file that lists them")
+    if not listed:
+        raise ValueError(f"the recipe {recipe} is empty; it must return at least one experiment")
+    if strangers := {type(value).__name__ for value in listed if not isinstance(value, Experiment)}:
+        raise ValueError(f"the recipe {recipe} returned {', '.join(strangers)}; it must return only experiments")
+    return listed
 
 
 def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
@@ -131,7 +136,7 @@ def _from_file(path: Path) -> Iterator[Experiment]:
         raise ValueError(f"in the recipe {path}: {error}") from None
 
 
-def _called(recipe: str) -> Iterable[Experiment]:
+def _called(recipe: str) -> list[Experiment]:
     """Import a recipe's module and call its function, whose name follows the last colon."""
     source, _, name = recipe.rpartition(":")
     try:
@@ -144,8 +149,7 @@ def _called(recipe: str) -> Iterable[Experiment]:
         hint = did_you_mean(name, functions) or "; name one that returns experiments"
         raise ValueError(f"{source} has no function {name!r}{hint}")
     try:
-        returned: Iterable[Experiment] = function()
-        return list(returned) if not isinstance(returned, Experiment) else [returned]
+        return list(function())
     except Exception as error:
         raise ValueError(f"the recipe {recipe} failed ({type(error).__name__}: {error})") from error
 
@@ -161,13 +165,3 @@ def _from_path(path: Path) -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses look for it there
     spec.loader.exec_module(module)
     return module
-
-
-def _checked(recipe: str, returned: Iterable[Experiment]) -> list[Experiment]:
-    listed = list(returned)
-    if not listed:
-        raise ValueError(f"the recipe {recipe} is empty; it must return at least one experiment")
-    for value in listed:
-        if not isinstance(value, Experiment):
-            raise ValueError(f"the recipe {recipe} returned {type(value).__name__}; it must return only experiments")
-    return listed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,17 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ..files.container import atomically
+from . import tidy
 from .experiment import TYPES, Experiment
 from .folder import EXPERIMENT, FAILURE, RESULT
 from .folder import read_json as read
 from .statistics import over_seeds
+from .tidy import Row
 
 CSV, PARQUET = "records.csv", "records.parquet"
 DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
 
 KEY = ("data", "model", "method", "sparsity")  # the settings that every table shows
-
-Row = dict[str, Any]
 
 SETTINGS: dict[str, type] = {f.name: TYPES[str(f.type).partition(" | ")[0]] for f in fields(Experiment)}
 RESULTS: dict[str, type] = {
@@ -107,13 +106,8 @@ def _groups(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
 
 def write(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Write records.csv and, if pyarrow is installed, records.parquet; return the paths of what was written."""
-    text = io.StringIO(newline="")
-    lines = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
-    lines.writeheader()
-    lines.writerows(rows)
     written = [folder / CSV]
-    with atomically(written[0]) as file:
-        file.write(text.getvalue().encode())
+    tidy.write(rows, written[0], COLUMNS)
     if parquet := _parquet(rows):
         written.append(folder / PARQUET)
         with atomically(written[1]) as file:

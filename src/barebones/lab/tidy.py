@@ -17,11 +17,11 @@ Rows = list[Row]
 TEXTS = ("source", "data", "model", "method", "kind", "widths")  # columns that hold text
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
-    """Write one line for each row; the columns are those of all rows, in the order of their first appearance."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+def write(rows: Sequence[Row], path: Path, columns: Iterable[str] = ()) -> None:
+    """Write one line for each row; the columns are `columns`, then others in the order of their first appearance."""
+    names = dict.fromkeys([*columns, *(name for row in rows for name in row)])
     text = io.StringIO(newline="")
-    lines = csv.DictWriter(text, columns, lineterminator="\n")
+    lines = csv.DictWriter(text, list(names), lineterminator="\n")
     lines.writeheader()
     lines.writerows(rows)
     with atomically(path) as file:
