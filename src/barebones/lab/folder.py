@@ -74,9 +74,11 @@ def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, An
 
 
 def recorded(path: Path) -> dict[str, Any]:
-    """Return the plain values in an experiment.json."""
+    """Return the plain values in the experiment.json of a run's folder."""
     try:
         return read_json(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent} is not the folder of a run: it has no {path.name}") from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); move its folder away") from None
 

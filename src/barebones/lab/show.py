@@ -104,10 +104,7 @@ def settings(experiment: Experiment, requested: Experiment) -> Table:
 
 def run_folder(folder: Path) -> dict[str, Any]:
     """Return the settings, the progress and the result (None before the end) of the run in a folder."""
-    record = folder / EXPERIMENT
-    if not record.exists():
-        raise ValueError(f"{folder} is not the folder of a run: it has no {EXPERIMENT}")
-    return {"experiment": recorded(record), "state": progress(folder), "result": finished(folder)}
+    return {"experiment": recorded(folder / EXPERIMENT), "state": progress(folder), "result": finished(folder)}
 
 
 def summary(result: dict[str, Any], folder: Path) -> Iterator[str]:

@@ -28,18 +28,7 @@ from ..running import digest
 from ..scope import prunable
 from ..version import __version__
 from .experiment import DENSE, FILE, Experiment
-from .folder import (
-    CHECKPOINT,
-    MASK,
-    PRETRAINED,
-    PRETRAINING,
-    RESULT,
-    ROUND,
-    SHRUNK,
-    WEIGHTS,
-    read_json,
-    write_json,
-)
+from .folder import CHECKPOINT, MASK, PRETRAINED, PRETRAINING, RESULT, ROUND, SHRUNK, WEIGHTS, read_json, write_json
 from .metrics import Metrics, read
 from .network import Network, pruned
 from .options import RunOptions

@@ -55,10 +55,7 @@ def experiment_for_mask(path: Path, changes: dict[str, Any]) -> Experiment:
 
 def trained(folder: Path) -> tuple[Experiment, nn.Module, Masks]:
     """Return the experiment of a finished run, its trained network and its masks, all on the CPU."""
-    record = folder / EXPERIMENT
-    if not record.exists():
-        raise ValueError(f"{folder} is not the folder of a run: it has no {EXPERIMENT}")
-    experiment = Experiment.from_dict(recorded(record))
+    experiment = Experiment.from_dict(recorded(folder / EXPERIMENT))
     if finished(folder, experiment) is None:
         raise ValueError(
             f"the run in {folder} is not finished ({progress(folder)}); finish it, or name its {MASK} "

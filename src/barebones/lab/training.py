@@ -177,12 +177,12 @@ class Training:
 
     def _evaluate_epoch(self, last: bool) -> tuple[Accuracy | None, Accuracy | None]:
         """Return validation and test accuracy, the latter only where it is reported."""
-        split = self.data.validation
-        validation = None if split is None else self.evaluate(split)
-        best = validation is not None and (self.best is None or validation.top1 > self.best.validation)
-        test = self.evaluate(self.data.test) if last or best or validation is None else None
-        if best:
-            assert validation is not None and test is not None  # noqa: PT018
+        if self.data.validation is None:
+            return None, self.evaluate(self.data.test)
+        validation = self.evaluate(self.data.validation)
+        best = self.best is None or validation.top1 > self.best.validation
+        test = self.evaluate(self.data.test) if last or best else None
+        if best and test is not None:
             self.best = Best(self.epoch, validation.top1, test.top1)
         return validation, test
 
