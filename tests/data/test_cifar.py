@@ -48,15 +48,15 @@ class Published:
         layout = cifar.LAYOUTS[name]
         self.name, self.folder = name, root / layout.archive.folder
         self.folder.mkdir()
-        files, images, labels = [], [], []
-        for seed, file in enumerate(layout.train + layout.test):
+        files, images, labels = {}, [], []
+        for seed, file in enumerate([*layout.train, *layout.test]):
             generator = torch.Generator().manual_seed(seed)
             pixels = torch.randint(256, (RECORDS, cifar.PIXELS), generator=generator, dtype=torch.uint8)
             label = torch.randint(layout.classes, (RECORDS, 1), generator=generator, dtype=torch.uint8)
             superclass = torch.full((RECORDS, layout.labels - 1), 19, dtype=torch.uint8)
             content = torch.cat([superclass, label, pixels], 1).numpy().tobytes()
-            (self.folder / file.name).write_bytes(content)
-            files.append(cifar.File(file.name, RECORDS, hashlib.sha256(content).hexdigest()))
+            (self.folder / file).write_bytes(content)
+            files[file] = hashlib.sha256(content).hexdigest()
             images.append(pixels.view(-1, 3, 32, 32))
             labels.append(label.flatten().long())
         self.images, self.labels = torch.cat(images), torch.cat(labels)
@@ -66,8 +66,8 @@ class Published:
             tar.add(self.folder, self.folder.name)
         digest = hashlib.sha256(self.archive.read_bytes()).hexdigest()
         archive = replace(layout.archive, url=f"{address}/packed/{layout.archive.name}", sha256=digest)
-        count = len(layout.train)
-        layout = replace(layout, archive=archive, train=tuple(files[:count]), test=tuple(files[count:]))
+        train, test = ({file: files[file] for file in part} for part in (layout.train, layout.test))
+        layout = replace(layout, archive=archive, train=train, test=test)
         monkeypatch.setitem(cifar.LAYOUTS, name, layout)
 
     def load(self, root: Path | None = None, **options: Any) -> data.Data:
@@ -121,24 +121,14 @@ def test_the_folder_is_found(cifar10, tmp_path, monkeypatch):
     assert not (tmp_path / "empty").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c[:-1], r"is truncated: it has 61,459 bytes, and 20 records of CIFAR-10 have 61,460; download"),
-        (lambda c: b"", r"is truncated: it has 0 bytes"),
-        (lambda c: c + b"x", r"is damaged: it has 61,461 bytes"),
-        (lambda c: c[:3073] + b"\x0a" + c[3074:], r"is damaged: record 1 has label 10, and .* 10 classes"),
-        (lambda c: c[:100] + bytes([c[100] ^ 1]) + c[101:], r"is damaged: its SHA-256 is not that"),
-        (None, r"is missing; unpack cifar-10-binary.tar.gz again"),
-    ],
-)
-def test_a_damaged_file_is_named(change, message, cifar10):
+@pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: b"", lambda c: c[:100] + bytes([c[100] ^ 1]) + c[101:]])
+def test_a_damaged_file_is_named(change, cifar10):
     path = cifar10.folder / "data_batch_3.bin"
-    content = path.read_bytes()
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"data_batch_3.bin is damaged or truncated: its SHA-256 is not that"):
+        cifar10.load()
     path.unlink()
-    if change:
-        path.write_bytes(change(content))
-    with pytest.raises(ValueError if change else FileNotFoundError, match=f"data_batch_3.bin {message}"):
+    with pytest.raises(FileNotFoundError, match=r"data_batch_3.bin is missing; unpack cifar-10-binary.tar.gz again"):
         cifar10.load()
 
 
