@@ -195,10 +195,8 @@ def inception() -> nn.Module:
 
 
 def conv1d() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv1d(2, 6, 3, dilation=2), nn.BatchNorm1d(6), nn.SiLU(), nn.Conv1d(6, 6, 3, padding="same"),
-        nn.MaxPool1d(2), nn.Flatten(), nn.Linear(24, 3),
-    )  # fmt: skip
+    second = [nn.Conv1d(6, 6, 3, padding="same"), nn.MaxPool1d(2), nn.Flatten()]
+    return nn.Sequential(nn.Conv1d(2, 6, 3, dilation=2), nn.BatchNorm1d(6), nn.SiLU(), *second, nn.Linear(24, 3))
 
 
 def conv3d() -> nn.Module:
@@ -209,18 +207,6 @@ def conv3d() -> nn.Module:
 def flat() -> nn.Module:
     body = [*conv(2, 5, stride=2), *conv(5, 4), nn.Flatten()]
     return nn.Sequential(*body, nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def squeezed() -> nn.Module:
-    """Squeeze and excite with convolutions."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = torch.relu(net.first(x))
-        gate = torch.sigmoid(net.excite(torch.relu(net.squeeze(x.mean((2, 3), keepdim=True)))))
-        return net.out(x * gate)
-
-    return Net(forward, first=nn.Conv2d(2, 6, 3), squeeze=nn.Conv2d(6, 4, 1), excite=nn.Conv2d(4, 6, 1),
-               out=nn.Conv2d(6, 3, 3))  # fmt: skip
 
 
 def excited() -> nn.Module:
@@ -287,17 +273,15 @@ def upsampling() -> nn.Module:
 # ---- attention and language ----
 
 
-def attention(fused: bool, sdpa: bool = False) -> nn.Module:
-    """Three heads by hand; `fused` has one projection for queries, keys and values."""
+def attention(sdpa: bool) -> nn.Module:
+    """Three heads by hand, with one projection for queries, keys and values."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
-        inside = torch.cat([project(net.norm(x)) for project in net.project], -1)
-        q, k, v = (t.unflatten(-1, (-1, 4)).transpose(1, 2) for t in inside.chunk(3, -1))
+        q, k, v = (t.unflatten(-1, (-1, 4)).transpose(1, 2) for t in net.project(net.norm(x)).chunk(3, -1))
         y = F.scaled_dot_product_attention(q, k, v) if sdpa else (q @ k.transpose(-1, -2) / 2).softmax(-1) @ v
         return net.head(x + net.out(y.transpose(1, 2).flatten(2))).mean(1)
 
-    project = nn.ModuleList([nn.Linear(6, 36)] if fused else [nn.Linear(6, 12) for _ in range(3)])
-    return Net(forward, norm=nn.LayerNorm(6), project=project, out=nn.Linear(12, 6), head=nn.Linear(6, 3))
+    return Net(forward, norm=nn.LayerNorm(6), project=nn.Linear(6, 36), out=nn.Linear(12, 6), head=nn.Linear(6, 3))
 
 
 def separate() -> nn.Module:
@@ -456,16 +440,13 @@ ZOO: dict[str, Entry] = {
     "conv1d": Entry(conv1d, (4, 2, 12)),
     "conv3d": Entry(conv3d, (4, 1, 5, 6, 7)),
     "flatten": Entry(flat, IMAGE),
-    "squeeze": Entry(squeezed, IMAGE),
     "excite": Entry(excited, (2, 2, 5, 5)),
     "scale": Entry(scaled, IMAGE),
     "prelu": Entry(lambda: between(nn.PReLU(6), nn.PReLU()), IMAGE),
     "instance": Entry(lambda: between(nn.Sequential(nn.InstanceNorm2d(6, affine=True), nn.ReLU())), IMAGE),
     "group": Entry(lambda: between(nn.Sequential(nn.GroupNorm(2, 6), nn.ReLU()), nn.ReLU()), IMAGE, exact_paths=False),
-    "plain": Entry(
-        lambda: between(nn.BatchNorm2d(6, affine=False), nn.ReLU(), nn.BatchNorm2d(6, track_running_stats=False)),
-        IMAGE,
-    ),
+    "plain": Entry(lambda: between(nn.BatchNorm2d(6, affine=False), nn.ReLU(),
+                                   nn.BatchNorm2d(6, track_running_stats=False)), IMAGE),
     "buffer": Entry(buffered, IMAGE),
     "shuffle": Entry(shuffled, IMAGE),
     "slice": Entry(sliced, IMAGE),
@@ -474,9 +455,8 @@ ZOO: dict[str, Entry] = {
     # attention and language
     "encoder": Entry(lambda: nn.TransformerEncoderLayer(6, 2, 10, batch_first=True), SEQUENCE),
     "separate": Entry(separate, SEQUENCE),
-    "attention": Entry(lambda: attention(False), SEQUENCE),
-    "fused": Entry(lambda: attention(True), SEQUENCE),
-    "sdpa": Entry(lambda: attention(True, sdpa=True), SEQUENCE),
+    "fused": Entry(lambda: attention(sdpa=False), SEQUENCE),
+    "sdpa": Entry(lambda: attention(sdpa=True), SEQUENCE),
     "two inputs": Entry(two_inputs, lambda g: (torch.randn(2, 3, 4, generator=g), torch.randn(2, 5, 4, generator=g))),
     "two sizes": Entry(attention_of_two_sizes, (2, 3, 8)),
     "grouped queries": Entry(grouped_queries, SEQUENCE),
@@ -491,13 +471,9 @@ ZOO: dict[str, Entry] = {
     "gru": Entry(lambda: bidirectional(nn.GRU), (2, 4, 3), recurrent=True),
     "rnn": Entry(lambda: bidirectional(nn.RNN, bias=False), (2, 4, 3), recurrent=True),
     "cells": Entry(cells, (2, 3), recurrent=True),
-    "packed lstm": Entry(
-        packed,
-        lambda g: (torch.randn(2, 4, 3, generator=g), torch.tensor([2, 4])),
-        exportable=False,
-        recurrent=True,
-    ),
-}
+    "packed lstm": Entry(packed, lambda g: (torch.randn(2, 4, 3, generator=g), torch.tensor([2, 4])),
+                         exportable=False, recurrent=True),
+}  # fmt: skip
 
 
 def names(**flags: bool) -> list[str]:
@@ -543,11 +519,7 @@ def random_masks(model: nn.Module, density: float, seed: int = 0) -> dict[str, T
             continue
         mask = torch.rand(p.shape, generator=generator) < density
         for dim in (0, 1):
-            lost = (
-                torch.rand(p.shape[dim], generator=generator) > (density + 1) / 2
-                if density
-                else torch.ones(p.shape[dim])
-            )
+            lost = torch.rand(p.shape[dim], generator=generator) > (density + 1) / 2
             mask.index_fill_(dim, lost.nonzero().flatten(), False)
         masks[name] = mask
     return masks

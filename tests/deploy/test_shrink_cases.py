@@ -272,12 +272,12 @@ CASES: dict[str, Case] = {
     },
     **{
         f"{name}, {way}": Case(
-            zoo.ZOO[name].make, (2, 5, 6), [hole], {"project.0": (24, 6), "out": (6, 8)}, folded
+            zoo.ZOO[name].make, (2, 5, 6), [hole], {"project": (24, 6), "out": (6, 8)}, folded
         )
         for name in ("fused", "sdpa")
         for way, hole, folded in (
             ("unread head", ("out.weight", S[:, 4:8]), {}),
-            ("unwritten head", ("project.0.weight", UNWRITTEN_HEAD), {"out": 4}),  # its values are constant
+            ("unwritten head", ("project.weight", UNWRITTEN_HEAD), {"out": 4}),  # its values are constant
         )
     },
     "neurons of a transformer": Case(

@@ -34,7 +34,7 @@ def is_contiguous(network: nn.Module) -> bool:
     return all(p.is_contiguous() for p in network.parameters())
 
 
-@pytest.mark.parametrize("name", ["vgg", "mobile", "unet", "squeeze"])
+@pytest.mark.parametrize("name", ["vgg", "mobile", "unet", "scale"])
 def test_weights_are_channels_last_unless_asked_otherwise(name):
     model, example = zoo.build(name)
     masks = zoo.draw_masks(name, model, 0.5, seed=1)

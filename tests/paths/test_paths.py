@@ -21,7 +21,7 @@ from barebones.scope import parameters
 
 Masks = dict[str, Tensor]
 # Products of two signals: paths count both factors even where one of them is zero, and gradients do not.
-PRODUCTS = {"gate", "glu", "bilinear", "excite", "encoder", "separate", "attention", "fused", "sdpa", "two inputs",
+PRODUCTS = {"gate", "glu", "bilinear", "excite", "encoder", "separate", "fused", "sdpa", "two inputs",
             "two sizes", "language", "lstm", "lstm both ways", "lstm with projections", "gru", "cells",
             "packed lstm"}  # fmt: skip
 
