@@ -266,26 +266,17 @@ def top(
     scores: dict[str, Tensor], keep: int, prefer: dict[str, Tensor] | None = None, at_least: int = 0
 ) -> dict[str, Tensor]:
     """Keep the `keep` highest by a full sort in Python: by score, then the preferred, then the lower index."""
-    entries = []
-    for name, score in scores.items():
-        values = score.contiguous().flatten().tolist()
-        wanted = prefer[name].contiguous().flatten().tolist() if prefer is not None else [False] * len(values)
-        entries += [(name, i, value, want) for i, (value, want) in enumerate(zip(values, wanted, strict=True))]
-    ranked = sorted(range(len(entries)), key=lambda at: (-entries[at][2], not entries[at][3], at))
-    chosen: list[int] = []
-    if at_least:
-        taken = dict.fromkeys(scores, 0)
-        for at in ranked:
-            if taken[entries[at][0]] < at_least:
-                taken[entries[at][0]] += 1
-                chosen.append(at)
-    floor = set(chosen)
-    chosen += [at for at in ranked if at not in floor][: keep - len(chosen)]
-    masks = {name: [False] * score.numel() for name, score in scores.items()}
-    for at in chosen:
-        name, i, _, _ = entries[at]
-        masks[name][i] = True
-    return {name: torch.tensor(m, dtype=torch.bool).view(scores[name].shape) for name, m in masks.items()}
+    values = [value for score in scores.values() for value in score.contiguous().flatten().tolist()]
+    wanted = [want for name in scores for want in prefer[name].flatten().tolist()] if prefer else [False] * len(values)
+    layers = [name for name, score in scores.items() for _ in range(score.numel())]
+    ranked = sorted(range(len(values)), key=lambda at: (-values[at], not wanted[at], at))
+    chosen: set[int] = set()
+    for name in scores:
+        chosen.update([at for at in ranked if layers[at] == name][:at_least])
+    chosen.update([at for at in ranked if at not in chosen][: keep - len(chosen)])
+    bits = torch.tensor([at in chosen for at in range(len(values))], dtype=torch.bool)
+    parts = bits.split([score.numel() for score in scores.values()])
+    return {name: part.view(scores[name].shape) for name, part in zip(scores, parts, strict=True)}
 
 
 def assert_top(masks: dict[str, Tensor], scores: dict[str, Tensor], keep: int, close: float = 1e-12) -> None:

@@ -1,5 +1,6 @@
 """Two processes: every rank scores the mean gradient, and all ranks get the same masks."""
 
+import itertools
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,14 +9,19 @@ import references
 import torch
 import torch.multiprocessing
 from references import Trace, assert_top, equal, few, pairs, tiny, weights_of
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from barebones import METHODS, Probe, rounds
 from barebones.masks import kept
 
 RANKS = 2
 NAMES = ("force", "grasp", "grasp-mb")
-KINDS = ("plain", "channels last", "compiled")
+KINDS = {
+    "plain": DistributedDataParallel,
+    "channels last": lambda model: DistributedDataParallel(model.to(memory_format=torch.channels_last)),
+    "compiled": lambda model: torch.compile(DistributedDataParallel(model), backend="eager"),
+}
 MasksByRun = dict[tuple[str, str], list[dict[str, Tensor]]]  # the masks of each round, by method and kind of model
 
 
@@ -26,18 +32,10 @@ def prune_on_rank(rank: int, folder: str) -> None:
         "gloo", f"file://{folder}/store", timedelta(seconds=60), rank=rank, world_size=RANKS
     )
     masks: MasksByRun = {}
-    batches = pairs(4)[rank::RANKS]
-    for name in NAMES:
-        for kind in KINDS:
-            model = tiny()
-            if kind == "channels last":
-                model = model.to(memory_format=torch.channels_last)
-            wrapped = nn.parallel.DistributedDataParallel(model)
-            if kind == "compiled":
-                wrapped = torch.compile(wrapped, backend="eager")
-            trace = Trace(wrapped)
-            masks[name, kind] = [step.masks for step in rounds(Probe(wrapped, batches), few(name, 2, 2), 20)]
-            trace.check()
+    for name, (kind, wrap) in itertools.product(NAMES, KINDS.items()):
+        with Trace(wrap(tiny())) as trace:
+            probe = Probe(trace.model, pairs(4)[rank::RANKS])
+            masks[name, kind] = [dict(step.masks) for step in rounds(probe, few(name, 2, 2), 20)]
     torch.save(masks, f"{folder}/{rank}")
     torch.distributed.destroy_process_group()
 
@@ -57,12 +55,8 @@ def test_ranks_agree_and_score_the_mean_gradient(on_ranks, name, kind):
     assert len(first) == few(name, 2).rounds
     assert all(equal(a, b) for a, b in zip(first, second, strict=True))
     reference = references.snip if METHODS[name].criterion is METHODS["force"].criterion else references.grasp
-    model, before = tiny(), references.ones(weights_of(tiny()))
+    model, before, count = tiny(), references.ones(weights_of(tiny())), few(name, 2, 2).batches
     for index, masks in enumerate(first):
-        batches = [
-            batch
-            for rank in range(RANKS)
-            for batch in references.of_round(pairs(4)[rank::RANKS], index, few(name, 2, 2).batches)
-        ]
+        batches = [b for rank in range(RANKS) for b in references.of_round(pairs(4)[rank::RANKS], index, count)]
         assert_top(masks, reference(model, before, batches), kept(masks))
         before = masks
