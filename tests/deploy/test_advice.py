@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 from copy import deepcopy
 
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import barebones as bb
-from barebones.deploy.advice import advise, advisor, measuring, training, variants
+from barebones.deploy.advice import advise, advisor, measuring, training
 from barebones.deploy.advice.variants import Variant
 from barebones.lab import stored
 from barebones.lab.experiment import Experiment
@@ -29,7 +30,7 @@ def quick(monkeypatch) -> None:
 @pytest.fixture
 def without_onnx(monkeypatch) -> None:
     """Hide the packages that the advisor exports with, which also saves their time."""
-    monkeypatch.setattr(variants, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
 
 
 def advice(model: nn.Module, masks: dict[str, Tensor], example: Tensor, batches: list[int], train_batch: int) -> str:

@@ -53,7 +53,7 @@ def advise(
         )
     if device == "cpu":
         with console.status("preparing the networks") as status:
-            variants = all_variants(model, small, example, status.update)
+            variants, missing = all_variants(model, small, example, status.update)
         for batch in batches:
             with console.status(f"measuring batch {batch}"):
                 measure_time(variants, example, batch, repeats)
@@ -63,7 +63,8 @@ def advise(
             console.print(_inference_table(variants, batch))
         layout = ", channels last in memory" if runs_channels_last(small, example) else ""
         console.print(f"Prepared: batch-norm folded{layout}.", highlight=False)
-        console.print("\n".join(verdict(variants, batches)), highlight=False, soft_wrap=True, markup=False)
+        sentences = [*verdict(variants, batches), *filter(None, [missing])]
+        console.print("\n".join(sentences), highlight=False, soft_wrap=True, markup=False)
     if train_batch:
         with console.status("measuring the training step"):
             seconds = measure_steps(
@@ -81,8 +82,7 @@ def advise(
 
 def verdict(variants: list[Variant], batches: list[int]) -> Iterator[str]:
     """Say what follows from the measurements: whether pruning pays, and how many layers are faster sparse."""
-    runnable = [variant for variant in variants if variant.forward is not None]
-    dense, pruned = ([v for v in runnable if v.pruned == wanted] for wanted in (False, True))
+    dense, pruned = ([v for v in variants if v.pruned == wanted] for wanted in (False, True))
     for batch in batches:
         rival, best = (min(group, key=lambda variant: variant.seconds[batch]) for group in (dense, pruned))
         gain = rival.seconds[batch] / best.seconds[batch]
@@ -98,7 +98,6 @@ def verdict(variants: list[Variant], batches: list[int]) -> Iterator[str]:
                 f"Batch {batch}: pruning does not pay here. {best.name}, the fastest pruned variant, runs at "
                 f"{gain:.2f} times the speed of {rival.name}."
             )
-    yield from dict.fromkeys(variant.note for variant in variants if variant.note)
     sparse = next(variant for variant in variants if variant.name == "shrunk + sparse")
     assert isinstance(sparse.forward, nn.Module)
     for batch in batches:
@@ -112,9 +111,6 @@ def _inference_table(variants: list[Variant], batch: int) -> Table:
     dense = variants[0].seconds[batch]
     table = _empty_table(f"inference, float32, batch {batch}", "ms", "× dense", "memory, MB", "weights, MB")
     for variant in variants:
-        if variant.forward is None:
-            table.add_row(variant.name)
-            continue
         memory = variant.memory.get(batch)
         table.add_row(
             variant.name,

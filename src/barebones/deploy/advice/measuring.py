@@ -25,24 +25,23 @@ def measure_time(variants: list[Variant], example: Tensor, batch: int, repeats: 
 
     Threads of the previous variant may still spin, so each turn begins with a pause and a call that does not count.
     """
-    images, runnable = random_images(example, batch), [v for v in variants if v.forward is not None]
-    times: dict[str, list[float]] = {variant.name: [] for variant in runnable}
+    images = random_images(example, batch)
+    times: dict[str, list[float]] = {variant.name: [] for variant in variants}
     with torch.inference_mode():
-        for variant in runnable:
+        for variant in variants:
             _timed(variant, images)
         began = perf_counter()
-        while len(times[runnable[0].name]) < repeats or perf_counter() - began < SECONDS:
-            for variant in runnable:
+        while len(times[variants[0].name]) < repeats or perf_counter() - began < SECONDS:
+            for variant in variants:
                 sleep(PAUSE)
                 first = _timed(variant, images)
                 turn = [_timed(variant, images) for _ in range(max(1, min(CALLS, int(TURN / first))))]
                 times[variant.name].append(statistics.median(turn))
-    for variant in runnable:
+    for variant in variants:
         variant.seconds[batch] = statistics.median(times[variant.name])
 
 
 def _timed(variant: Variant, images: Tensor) -> float:
-    assert variant.forward is not None
     began = perf_counter()
     variant.forward(images)
     return perf_counter() - began
@@ -58,16 +57,13 @@ def measure_memory(variants: list[Variant], example: Tensor, batches: list[int])
 
 def _peak(variant: Variant, images: Tensor) -> int | None:
     reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-    forward = variant.lean or variant.forward
-    if forward is None or not status.exists():
-        return None
     with _memory_returned(), torch.inference_mode():
         try:
             reset.write_text("5")  # on Linux, this resets the peak
-        except OSError:
+        except OSError:  # not on Linux
             return None
         before = _status_bytes(status, "VmRSS")
-        forward(images)
+        (variant.lean or variant.forward)(images)
         return max(0, _status_bytes(status, "VmHWM") - before)
 
 
