@@ -11,8 +11,7 @@ from rich.console import Console
 
 from ..accounting import account
 from ..deploy.advice import advise
-from ..deploy.export import export as write_export
-from ..deploy.export import format_for
+from ..deploy.export import format_for, to_sparse
 from ..deploy.shrink import shrink as shrink_network
 from ..files.weights import dense_bytes
 from ..lab import stored
@@ -73,7 +72,7 @@ def export(
     Example: barebones export runs/RUN -o network.onnx
     """
     chosen = format_for(out, format)
-    if shrink and chosen.weights_only:
+    if shrink and not chosen.write:
         raise ValueError(
             "a compact file holds only weights, which must fit the original network; "
             "use --shrink with .onnx and .pt2 files, which contain the network itself"
@@ -86,13 +85,14 @@ def export(
     if shrink:
         small = shrink_network(network, masks, example)
         network, masks = small.module, small.masks
-    written = write_export(network, masks, example, out, chosen, fold=fold, experiment=experiment.to_dict())
+    if chosen.write:
+        written = chosen.write(network, masks, example, out, fold=fold)
+    else:
+        written = to_sparse(network, masks, out, experiment=experiment.to_dict())
     smaller = f"{dense / written.bytes:.3g} times smaller than" if written.bytes < dense else "no smaller than"
     say(f"{out}: {written.bytes:,} bytes, {smaller} the dense checkpoint ({dense:,}).")
-    if chosen.weights_only:
-        say("Loaded again, it is the same bit for bit.")
-    else:
-        say(f"{chosen.checked}, its outputs differ by {written.difference:.2g} of the largest at most.")
+    same = f"its outputs differ by {written.difference:.2g} of the largest at most"
+    say(f"{chosen.checked}, {same if chosen.write else 'it is the same bit for bit'}.")
     if not source.is_dir():
         say("This is the network before training; name the folder of a run for a trained one.")
 

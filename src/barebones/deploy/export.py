@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ..files import container as files
 from ..files.weights import dense_bytes, load_weights, save_weights
-from ..running.inputs import call
+from ..running.inputs import call, tensors
 from ..running.outputs import difference, mismatch, outputs, tolerance
 from ..scope import bare, matched
 from .fold import folded
@@ -116,13 +116,13 @@ class Format:
     name: str
     suffix: str
     checked: str
-    weights_only: bool = False  # the file holds no network, only weights for one
+    write: Callable[..., Exported] | None  # None: `to_sparse`, for files that hold weights but no network
 
 
 FORMATS = (
-    Format("onnx", ".onnx", "In onnxruntime"),
-    Format("torch", ".pt2", "Loaded again"),
-    Format("sparse", ".safetensors", "Loaded again", weights_only=True),
+    Format("onnx", ".onnx", "In onnxruntime", to_onnx),
+    Format("torch", ".pt2", "Loaded again", to_program),
+    Format("sparse", ".safetensors", "Loaded again", None),
 )
 
 
@@ -141,30 +141,13 @@ def format_for(path: files.Path, name: str | None = None) -> Format:
     raise ValueError(f"{wrong}; use --format {names}, or a name that ends in {suffixes}")
 
 
-def export(
-    model: nn.Module,
-    masks: Mapping[str, Tensor],
-    example: Any,
-    path: files.Path,
-    format: Format,
-    *,
-    fold: bool = True,
-    **about: Any,
-) -> Exported:
-    """Write the masked network in one of the `FORMATS`; `about` goes into files that hold weights only."""
-    if format.weights_only:
-        return to_sparse(model, masks, path, **about)
-    writer = {"onnx": to_onnx, "torch": to_program}[format.name]
-    return writer(model, masks, example, path, fold=fold)
-
-
 def _program(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, fold: bool
 ) -> tuple[nn.Module, torch.export.ExportedProgram, list[Any]]:
     """Return the masked network on the CPU, its exported program (folded if asked), and examples of two batch sizes."""
     plain = _masked(model, masks)
     args, kwargs = tree_map(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, call(example))
-    first = next((tensor for tensor in _flat((args, kwargs)) if tensor.dim()), None)
+    first = next((tensor for tensor in tensors((args, kwargs)) if tensor.dim()), None)
     if first is None or not len(first):
         raise ValueError("the example has no tensor with a batch dimension; pass what the model is called with")
 
@@ -185,10 +168,9 @@ def _program(
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     """Return a copy on the CPU in eval mode, with the pruned weights at zero."""
-    cpu_masks = {name: mask.cpu() for name, _, mask in matched(model, masks)}
     masked = copy.deepcopy(bare(model)).cpu().eval()
     with torch.no_grad():
-        for _, parameter, mask in matched(masked, cpu_masks):
+        for _, parameter, mask in matched(masked, masks):
             parameter.masked_fill_(~mask, 0.0)
     return masked
 
@@ -222,7 +204,7 @@ def session(blob: bytes, threads: int = 0, arena: bool = True) -> Callable[..., 
 
     def run(*args: Any, **kwargs: Any) -> list[Tensor]:
         with _explained("onnxruntime cannot run the exported network"):
-            inputs = {name: tensor.numpy() for name, tensor in zip(names, _flat((args, kwargs)), strict=True)}
+            inputs = {name: tensor.numpy() for name, tensor in zip(names, tensors((args, kwargs)), strict=True)}
             return [torch.from_numpy(array) for array in session.run(None, inputs)]
 
     return run
@@ -233,8 +215,8 @@ def _checked(plain: nn.Module, examples: list[Any], run: Callable[..., Any], whe
     gap = 0.0
     for args, kwargs in examples:
         with torch.no_grad(), _quietly():
-            exported = _flat(run(*args, **kwargs))
-        expected = _flat(outputs(plain, (args, kwargs)))
+            exported = run(*args, **kwargs)
+        expected = outputs(plain, (args, kwargs))
         if problem := mismatch(expected, exported, tolerance(plain)):
             raise ValueError(f"{where} does not compute what {_name(plain)} does: {problem}; nothing was written")
         gap = max(gap, difference(expected, exported))
@@ -295,11 +277,6 @@ def _required(package: str) -> Any:
     except ImportError:
         needs = "writing ONNX files needs onnx, onnxscript and onnxruntime"
         raise ImportError(f"{needs}, and {package} is missing: pip install 'barebones[export]'") from None
-
-
-def _flat(tree: Any) -> list[Tensor]:
-    """List the tensors of inputs or outputs in the order of torch.export and ONNX."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -75,7 +75,8 @@ def folded(model: nn.Module, example: Any) -> nn.Module:
 
 def _foldable(model: nn.Module, example: Any) -> tuple[Any, list[tuple[nn.Module, nn.Module]]]:
     """Run the model once; return its output, and each pair of a layer and the batch-norm to fold into it."""
-    watched = [m for m in model.modules() if (type(m) in LAYERS or type(m) in NORMS) and not _has_hooks(m)]
+    known = [module for module in model.modules() if type(module) in LAYERS or type(module) in NORMS]
+    watched = [module for module in known if not (module._forward_hooks or module._forward_pre_hooks)]
     with _Readers() as readers, readers.watching(watched):
         result = outputs(model, example)
     returned = {_address(t) for t in tensors(result)}
@@ -139,11 +140,6 @@ class _Readers(TorchDispatchMode):
 def _address(tensor: Tensor) -> int:
     """Return the address of a tensor's memory, which its views and aliases share."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Tell whether hooks see the input or output, or compute the weight from other tensors at each call."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 @torch.no_grad()
