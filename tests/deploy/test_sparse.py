@@ -224,6 +224,7 @@ def test_wrong_inputs_get_the_error_of_torch(sparse):
     with pytest.raises(RuntimeError, match=r"Kernel size|kernel size"):
         sparse(torch.randn(1, 2, 2, 2))
     assert sparse(torch.randn(0, 2, 6, 6)).shape == (0, 3, 4, 4)
+    assert sparse(torch.randn(2, 6, 6)).shape == (3, 4, 4)  # one image without a batch
 
 
 def test_several_threads_call_one_model(sparse):

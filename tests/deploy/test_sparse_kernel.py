@@ -129,12 +129,6 @@ def test_inputs_and_summands_need_not_be_contiguous(x: Tensor):
 
 
 @needs_kernel
-def test_images_without_a_batch():
-    agree(nn.Conv2d(4, 6, 3, padding=1), torch.randn(4, 8, 8))
-    agree(nn.Conv1d(4, 6, 3), torch.randn(4, 8))
-
-
-@needs_kernel
 def test_nan_passes_relu_and_does_not_spread():
     x = torch.zeros(1, 1, 8, 8)
     x[0, 0, 2, 3] = float("nan")

@@ -15,7 +15,7 @@ from ..deploy.export import format_for, to_sparse
 from ..deploy.shrink import shrink as shrink_network
 from ..files.weights import dense_bytes
 from ..lab import stored
-from .options import Source, SourceData, SourceModel, check_device, import_from_working_folder
+from .options import Source, SourceData, SourceModel, check_device, check_output, import_from_working_folder
 from .output import say
 
 PRECISIONS = ("fp32", "tf32", "bf16")  # of a training step that is measured
@@ -77,8 +77,7 @@ def export(
             "a compact file holds only weights, which must fit the original network; "
             "use --shrink with .onnx and .pt2 files, which contain the network itself"
         )
-    if out.is_dir() or not out.parent.is_dir():
-        raise ValueError(f"{out} is a folder; name a file" if out.is_dir() else f"there is no folder {out.parent}")
+    check_output(out)
     import_from_working_folder()
     experiment, network, masks = stored.load(source, model, data)
     example, dense = stored.example(experiment), dense_bytes(network)

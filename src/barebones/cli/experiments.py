@@ -24,7 +24,7 @@ from ..lab.show import kept, mask_file, run_folder, summary, watching
 from ..lab.stored import experiment_for_mask
 from ..lab.sweep import sweep as run_sweep
 from ..pruning.methods import METHODS
-from .options import DryRun, Jobs, RetryFailed, import_from_working_folder, split, with_options
+from .options import DryRun, Jobs, RetryFailed, check_output, import_from_working_folder, split, with_options
 from .output import say
 from .stopping import stoppable
 
@@ -43,10 +43,8 @@ def prune(
     requested = Experiment(**settings)
     if requested.method not in METHODS:
         raise ValueError(f"method {requested.method} prunes nothing; choose another, or use barebones train")
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} to write {out.name} into; create it first")
-    if out is not None and out.is_dir():
-        raise ValueError(f"{out} is a folder; name a file to write the masks to")
+    if out is not None:
+        check_output(out)
     about = _perform(requested, run_options, dry_run, until="prune")
     if about is None:
         return

@@ -149,6 +149,14 @@ def check_device(name: str) -> str:
     return name
 
 
+def check_output(path: Path) -> None:
+    """Check that a file can be written here, before the work begins."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} into; create it first")
+
+
 def import_from_working_folder() -> None:
     """Let models and recipes of the user be imported from the working folder, as `python -m` does."""
     sys.path.insert(0, os.getcwd())

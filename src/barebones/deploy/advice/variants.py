@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...files.weights import dense_bytes
 from ..export import session, to_onnx
 from ..fold import folded
 from ..shrink import Shrunk
@@ -44,15 +45,15 @@ def all_variants(
     dense, masked, shrunk = (deepcopy(network).eval() for network in (model, small.expand(), small.module))
     channels_last = runs_channels_last(small, example)
     variants = [
-        Variant("dense PyTorch", dense, _bytes(dense)),
-        Variant("dense, prepared", _prepared(dense, example, channels_last), _bytes(dense)),
-        Variant("masked", masked, _bytes(masked)),
-        Variant("shrunk", shrunk, _bytes(shrunk)),
-        Variant("shrunk, prepared", _prepared(shrunk, example, channels_last), _bytes(shrunk)),
+        Variant("dense PyTorch", dense, dense_bytes(dense)),
+        Variant("dense, prepared", _prepared(dense, example, channels_last), dense_bytes(dense)),
+        Variant("masked", masked, dense_bytes(masked)),
+        Variant("shrunk", shrunk, dense_bytes(shrunk)),
+        Variant("shrunk, prepared", _prepared(shrunk, example, channels_last), dense_bytes(shrunk)),
     ]
     progress("measuring which layers are faster sparse")
     sparse = sparsify_for_cpu(shrunk, small.masks, example)
-    variants.append(Variant("shrunk + sparse", sparse, _bytes(sparse)))
+    variants.append(Variant("shrunk + sparse", sparse, dense_bytes(sparse)))
     progress("exporting to onnxruntime")
     try:
         variants += [_onnx("dense onnxruntime", dense, example), _onnx("shrunk onnxruntime", shrunk, example)]
@@ -83,7 +84,3 @@ def _onnx(name: str, network: nn.Module, example: Tensor) -> Variant:
         blob = path.read_bytes()
     threads = torch.get_num_threads()
     return Variant(name, session(blob, threads), len(blob), lean=session(blob, threads, arena=False))
-
-
-def _bytes(network: nn.Module) -> int:
-    return sum(t.numel() * t.element_size() for t in (*network.parameters(), *network.buffers()))

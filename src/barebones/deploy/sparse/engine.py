@@ -59,7 +59,7 @@ def _built() -> Path:
     """
     compiler = _compiler()
     key = sha256()
-    for content in (SOURCE.read_bytes(), _version(compiler).encode(), _processor().encode()):
+    for content in (SOURCE.read_bytes(), _run(compiler, "--version").stdout.encode(), _processor().encode()):
         key.update(sha256(content).digest())
     try:
         cache = cache_folder()
@@ -86,11 +86,7 @@ def _compiler() -> str:
 def _compile(compiler: str, target: Path) -> None:
     errors = ""
     for options in ATTEMPTS:
-        command = [compiler, *FLAGS, *options, str(SOURCE), "-o", str(target)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Unavailable(f"the sparse kernel could not be compiled: {error}") from None
+        done = _run(compiler, *FLAGS, *options, str(SOURCE), "-o", str(target))
         if done.returncode == 0:
             return
         errors = errors or done.stderr
@@ -111,9 +107,9 @@ def _loaded(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _version(compiler: str) -> str:
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"the C++ compiler does not run: {error}") from None
 

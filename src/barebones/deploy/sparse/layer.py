@@ -58,7 +58,8 @@ class SparseLayer(nn.Module):
         self.relu = False
         self.spatial = SPATIAL[type(layer)]
         self.geometry = _geometry(layer)
-        self.dense_options = _options(layer)
+        linear = isinstance(layer, nn.Linear)
+        self.dense_options = () if linear else (layer.stride, layer.padding, layer.dilation, layer.groups)
         self.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
         self.choices: dict[Key, LayerChoice] = {}
@@ -117,7 +118,7 @@ class SparseLayer(nn.Module):
         available: dict[str, Implementation] = {"dense": self._dense}
         shape = self._image_shape(x)
         if shape is None:
-            return available, "the input has no pixels, or does not fit the layer"  # torch says which
+            return available, "the input has no batch or no pixels, or does not fit the layer"  # torch says which
         if self.spatial and self.geometry == Geometry():
             available["matmul"] = self._matmul
         kernel = load_kernel()
@@ -159,19 +160,17 @@ class SparseLayer(nn.Module):
         """Return the input's shape as (images, channels, height, width), or None if it does not fit the layer."""
         if not self.spatial:
             shape = (x.shape[:-1].numel(), x.shape[-1], 1, 1) if x.dim() else (0, 0, 0, 0)
-        else:
-            if x.dim() not in (self.spatial + 1, self.spatial + 2):
-                return None
-            images = x.shape[0] if x.dim() == self.spatial + 2 else 1
-            sides = x.shape[x.dim() - self.spatial :]
-            shape = (images, x.shape[-self.spatial - 1], *((1,) * (2 - self.spatial)), *sides)
+        elif x.dim() == self.spatial + 2:
+            shape = (*x.shape[:2], *((1,) * (2 - self.spatial)), *x.shape[2:])
+        else:  # a single image without a batch dimension
+            return None
         channels = self.weight.shape[1] * self.geometry.groups
         fits = shape[1] == channels and min(shape) > 0 and min(self.geometry.output(*shape[2:])) > 0
         return shape if fits and len(self.weight) else None
 
     def _sparse(self, plan: KernelPlan, run: Any, x: Tensor) -> Implementation:
         """Return a function that calls the kernel for inputs of this shape."""
-        lead = x.shape[:-1] if not self.spatial else x.shape[: x.dim() - self.spatial - 1]
+        lead = x.shape[:1] if self.spatial else x.shape[:-1]
         output = (*lead, len(self.weight), *plan.output[4 - self.spatial :])
 
         def compute(x: Tensor, add: Tensor | None) -> Tensor:
@@ -187,9 +186,14 @@ class SparseLayer(nn.Module):
         return compute
 
     def _matmul(self, x: Tensor, add: Tensor | None) -> Tensor:
-        weight, images = self.weight.flatten(1), x.flatten(-self.spatial)
-        y = weight @ images if self.bias is None else _affine(self.bias[:, None], weight, images)
-        return self._finish(y.view(*y.shape[:-1], *x.shape[x.dim() - self.spatial :]), add)
+        weight, images = self.weight.flatten(1), x.flatten(2)
+        if self.bias is None:
+            y = weight @ images
+        elif len(images) == 1:
+            y = torch.addmm(self.bias[:, None], weight, images[0])
+        else:
+            y = torch.baddbmm(self.bias[:, None], weight.expand(len(images), *weight.shape), images)
+        return self._finish(y.view(len(x), -1, *x.shape[2:]), add)
 
     def _dense(self, x: Tensor, add: Tensor | None) -> Tensor:
         compute = (F.linear, F.conv1d, F.conv2d)[self.spatial]
@@ -239,15 +243,3 @@ def _geometry(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> Geometry:
 def _pair(numbers: tuple[int, ...], missing: int) -> tuple[int, int]:
     first, second = numbers if len(numbers) == 2 else (missing, *numbers)
     return first, second
-
-
-def _options(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> tuple[Any, ...]:
-    return () if isinstance(layer, nn.Linear) else (layer.stride, layer.padding, layer.dilation, layer.groups)
-
-
-def _affine(bias: Tensor, weight: Tensor, images: Tensor) -> Tensor:
-    if images.dim() == 2:
-        return torch.addmm(bias, weight, images)
-    if images.shape[0] == 1:
-        return torch.addmm(bias, weight, images[0])[None]
-    return torch.baddbmm(bias, weight.expand(len(images), *weight.shape), images)
