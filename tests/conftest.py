@@ -46,3 +46,17 @@ def command(monkeypatch, capsys, tmp_path) -> Callable[..., Done]:
         return Done(leaving.value.code or 0, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def mistake(command) -> Callable[..., None]:
+    """Return a function that checks that a command prints nothing but an error of one line, with this text in it."""
+
+    def check(text: str, *words: object) -> None:
+        done = command(*words)
+        assert (done.code, done.out) == (2, "")
+        last = done.err.splitlines()[-1]  # progress may stand before it
+        assert last.startswith("error: ")
+        assert text in last
+
+    return check

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from barebones.deploy import export
 from barebones.deploy.export import Exported, to_onnx, to_program, to_sparse
-from barebones.files.weights import dense_bytes, load_weights
+from barebones.files.weights import dense_bytes
 from barebones.running.outputs import difference, outputs
 
 SLOW = pytest.mark.slow
@@ -188,17 +188,3 @@ def test_weights_that_are_too_large_for_onnx_are_an_error(pretended, tmp_path, m
     monkeypatch.setattr(export, "ONNX_BYTES", 100)
     with pytest.raises(ValueError, match="an ONNX file holds at most 2 GB"):
         to_onnx(*built("mlp"), tmp_path / "network.onnx")
-
-
-# compact files
-
-
-@pytest.mark.parametrize("name", ["resnet", "tied", "two inputs"])
-def test_a_compact_file_is_read_back(name, tmp_path):
-    model, masks, _ = built(name)
-    exported = to_sparse(model, masks, tmp_path / "weights", method="random")
-    state, stored_masks, about = load_weights(exported.path)
-    assert all(torch.equal(state[key], tensor) for key, tensor in masked(name).state_dict().items())
-    assert about["method"] == "random"
-    assert stored_masks.keys() == masks.keys()
-    assert exported.difference == 0
