@@ -30,10 +30,8 @@ def look(method: str) -> Look:
     """
     if method in LAB_METHODS:
         return LAB_METHODS[method]
-    if method not in METHODS:
-        return Look(method, GREY, ".")
-    row = METHODS[method]
-    return Look(row.label or method, row.colour, row.marker)
+    row = METHODS.get(method)
+    return Look(row.label or method, row.colour, row.marker) if row else Look(method, GREY, ".")
 
 
 def looks() -> dict[str, Look]:

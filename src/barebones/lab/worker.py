@@ -95,10 +95,7 @@ class Worker:
 
     def output(self) -> str:
         """Return the end of what the process printed; after a crash, that includes the traceback."""
-        try:
-            return self.log.read_text(encoding="utf-8", errors="replace")[-TAIL:]
-        except OSError:
-            return ""
+        return self.log.read_text(encoding="utf-8", errors="replace")[-TAIL:] if self.log.exists() else ""
 
     def close(self, patience: float) -> None:
         """Close the pipe, which tells the process to stop; kill it after `patience` seconds."""
