@@ -166,28 +166,15 @@ def test_when_asked_to_stop_the_runs_save_a_checkpoint(tmp_path, forkserver):
     assert not folder(options, long[1]).exists()
 
 
-PARENT = """
-import sys
-from pathlib import Path
-from rich.console import Console
-from barebones.lab.experiment import Experiment
-from barebones.lab.options import RunOptions
-from barebones.lab.sweep import sweep
-
-if __name__ == "__main__":
-    long = Experiment("small-vgg", "digits", "random", 0.9, epochs=1000)
-    print(sweep([long], RunOptions(Path(sys.argv[1])), console=Console()).stopped)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_workers_save_a_checkpoint_when_the_parent_is_interrupted_or_dead(sent, tmp_path):
-    (tmp_path / "parent.py").write_text(PARENT)
-    run = folder(RunOptions(tmp_path / "runs"), short(epochs=1000))
+    long = short(epochs=1000)
+    (tmp_path / "grid.json").write_text(json.dumps({k: v for k, v in long.to_dict().items() if v is not None}))
+    run = folder(RunOptions(tmp_path / "runs"), long)
     with subprocess.Popen(
-        [sys.executable, str(tmp_path / "parent.py"), str(run.parent)],
+        [sys.executable, "-m", "barebones", "sweep", str(tmp_path / "grid.json"), "--runs", str(run.parent)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
     ) as parent:  # fmt: skip
         try:
@@ -203,9 +190,9 @@ def test_workers_save_a_checkpoint_when_the_parent_is_interrupted_or_dead(sent, 
     until(lambda: not any(map(alive, workers)))
     assert (run / "checkpoint.safetensors").exists()
     if sent == signal.SIGINT:
-        assert "1 unfinished" in printed
-        assert printed.endswith("\n1\n")
+        assert printed.endswith("1 unfinished; run the same command again to resume.\n")
         assert "Traceback" not in printed
+        assert parent.returncode == 130
 
 
 def trains(run: Path) -> bool:
