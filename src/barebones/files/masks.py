@@ -18,16 +18,6 @@ from . import container
 from .encoding import pack, unpack
 
 KIND, VERSION = "barebones-masks", 1
-# The keys of the header that the library fills in.
-RESERVED = (
-    "fingerprint",
-    "format",
-    "kept",
-    "layout",
-    "library",
-    "prunable",
-    "version",
-)
 
 
 def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) -> None:
@@ -44,24 +34,11 @@ def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) 
     >>> masks["w"].tolist(), about["method"], about["sparsity"], about["kept"]
     ([[True, False], [False, True]], 'force', 0.5, 2)
     """
-    about = {key: value for key, value in about.items() if key not in RESERVED}  # so that a loaded `about` can be saved
     tensors, layout = pack(masks)
     total, kept = size(masks), sum(entry["kept"] for entry in layout.values())
-    container.write(
-        path,
-        tensors,
-        KIND,
-        VERSION,
-        {
-            "sparsity": (total - kept) / max(total, 1),
-            **about,
-            "prunable": total,
-            "kept": kept,
-            "fingerprint": fingerprint(masks),
-            "library": __version__,
-            "layout": layout,
-        },
-    )
+    counts = {"prunable": total, "kept": kept, "fingerprint": fingerprint(masks), "library": __version__}
+    header = {"sparsity": (total - kept) / max(total, 1), **about, **counts, "layout": layout}
+    container.write(path, tensors, KIND, VERSION, header)
 
 
 def load_masks(
