@@ -22,7 +22,8 @@ class Blank(nn.Module):
         if self.geometry is None:
             return self._filled(x, x.shape[:-1])
         dims = len(self.geometry)
-        sizes = [length(size) for length, size in zip(self.geometry, x.shape[-dims:], strict=True)]
+        pairs = zip(self.geometry, x.shape[-dims:], strict=True)
+        sizes = [(size * before + offset) // after + 1 for (before, offset, after), size in pairs]
         return self._filled(x, (*x.shape[: -dims - 1], *sizes)).movedim(-1, -dims - 1)
 
     def _filled(self, x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -34,25 +35,14 @@ class Blank(nn.Module):
         return f"{self.channels}, bias={self.bias is not None}"
 
 
-class _Length:
-    """Computes the size of a convolution's output along one dimension."""
-
-    def __init__(self, kernel: int, stride: int, padding: int, dilation: int, transposed: bool, extra: int) -> None:
-        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
-        self.transposed, self.extra = transposed, extra
-
-    def __call__(self, size: int) -> int:
-        reach = self.dilation * (self.kernel - 1)
-        if self.transposed:
-            return (size - 1) * self.stride - self.padding + reach + self.extra + 1
-        return (size + self.padding - reach - 1) // self.stride + 1
-
-
-def _geometry(conv: Any) -> list[_Length]:
-    lengths = []
-    for d in range(len(conv.kernel_size)):
+def _geometry(conv: Any) -> list[tuple[int, int, int]]:
+    """Return (a, b, c) for each dimension: the output of a convolution has the size (a * size + b) // c + 1."""
+    result = []
+    for d, stride in enumerate(conv.stride):
         reach = conv.dilation[d] * (conv.kernel_size[d] - 1)
         padding = {"same": reach, "valid": 0}[conv.padding] if isinstance(conv.padding, str) else 2 * conv.padding[d]
-        extra = conv.output_padding[d] if conv.transposed else 0
-        lengths.append(_Length(conv.kernel_size[d], conv.stride[d], padding, conv.dilation[d], conv.transposed, extra))
-    return lengths
+        if conv.transposed:
+            result.append((stride, reach + conv.output_padding[d] - padding - stride, 1))
+        else:
+            result.append((1, padding - reach - 1, stride))
+    return result

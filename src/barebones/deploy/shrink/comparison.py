@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -139,37 +138,25 @@ def _other_sizes(model: nn.Module, inputs: Any, device: torch.device) -> list[An
     This is tried on the CPU: on a GPU, an index out of range would end the process.
     """
     probe = aside(model) if device.type == "cpu" else deepcopy(model).cpu()
+    batch = next((len(t) for t in tensors(inputs) if t.dim()), 0)
     accepted = []
-    for resize in (_one_sample, _larger, _longer):
+    # One sample. Then one of twice the height and width, which come behind the channels. Then, for sequences, one of
+    # twice the length, which comes before the channels.
+    for stretched in (slice(0), slice(2, None), slice(1, 2)):
+
+        def resized(value: Any, stretched: slice = stretched) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            value = value[:1] if value.dim() and len(value) == batch else value
+            for dim in range(value.dim())[stretched]:
+                value = torch.cat([value, value], dim)
+            return torch.randn_like(value) if value.is_floating_point() else value
+
         try:
             with forked(device, seed=1):
-                resized = resize(inputs)
-            outputs(probe.eval(), tree_map(lambda t: t.cpu() if isinstance(t, Tensor) else t, resized))
-            accepted.append(resized)
+                other = tree_map(resized, inputs)
+            outputs(probe.eval(), tree_map(lambda t: t.cpu() if isinstance(t, Tensor) else t, other))
+            accepted.append(other)
         except Exception:  # the model does not take such inputs
             continue
     return accepted
-
-
-def _one_sample(tree: Any) -> Any:
-    """Cut each tensor that is as long as the first one to its first row."""
-    batch = next((len(t) for t in tensors(tree) if t.dim()), 0)
-    return tree_map(lambda t: t[:1] if isinstance(t, Tensor) and t.dim() and len(t) == batch else t, tree)
-
-
-def _larger(tree: Any) -> Any:
-    """Return one sample of twice the height and width, or whatever dimensions come behind the channels."""
-    return tree_map(lambda t: _stretched(t, range(2, t.dim())) if isinstance(t, Tensor) else t, _one_sample(tree))
-
-
-def _longer(tree: Any) -> Any:
-    """Return one sample of twice the length, for sequences: their length comes before the channels."""
-    return tree_map(
-        lambda t: _stretched(t, range(1, min(2, t.dim()))) if isinstance(t, Tensor) else t, _one_sample(tree)
-    )
-
-
-def _stretched(value: Tensor, dims: Iterable[int]) -> Tensor:
-    for dim in dims:
-        value = torch.cat([value, value], dim)
-    return torch.randn_like(value) if value.is_floating_point() else value
