@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from io import StringIO
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
@@ -17,9 +16,7 @@ from .files.encoding import encode
 from .masks import everything
 from .paths import Use, cuts, trace
 from .scope import matched, parameters
-from .words import shape_of
-
-WIDTH = 100  # columns of the plain text
+from .words import plain_text, shape_of
 
 
 @dataclass(frozen=True)
@@ -155,10 +152,7 @@ class Account:
         ]
 
     def __str__(self) -> str:
-        console = Console(file=StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
-        with console.capture() as text:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in text.get().splitlines())
+        return plain_text(self)
 
 
 def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) -> Account:

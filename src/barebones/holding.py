@@ -12,6 +12,7 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Opti
 from torch.utils.hooks import RemovableHandle
 
 from .gpu import kernels
+from .running.precision import INTEGER
 from .scope import matched, parameters
 from .words import shortened
 
@@ -20,11 +21,6 @@ from .words import shortened
 # a subclass may do more. Not among them: Muon and LBFGS combine weights, Adafactor uses norms, and the state of ASGD
 # holds averaged weights, which are a result.
 ELEMENTWISE = {SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, SparseAdam}
-
-# Weights are cleared by a bitwise "and" with integers: 0 where pruned, -1 (all bits set) where kept. This is as fast as
-# a product with a float mask (masked_fill_ is 2 to 10 times slower on a CPU), and it also turns NaN, infinity and -0.0
-# into 0.0. This table gives the integer type for each number of bytes per element.
-INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 STALE = "it was probably built for another model, or before this one was copied, wrapped or moved; build it again"
 
@@ -232,7 +228,11 @@ def audit(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 
 
 def _clear(tensor: Tensor, bits: Tensor) -> None:
-    """Set the pruned entries to 0.0 in place; autograd sees a changed tensor but records no operation."""
+    """Set the pruned entries to 0.0 in place; autograd sees a changed tensor but records no operation.
+
+    This is a bitwise "and" with integers: 0 where pruned, -1 (all bits set) where kept. It is as fast as a product with
+    a float mask (`masked_fill_` is 2 to 10 times slower on a CPU), and it also turns NaN, infinity and -0.0 into 0.0.
+    """
     integer = INTEGER[tensor.element_size()]
     tensor.detach().view(integer).bitwise_and_(bits.to(tensor.device, integer))
 

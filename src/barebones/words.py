@@ -1,10 +1,15 @@
-"""Words that several error messages share."""
+"""Words that several error messages share, and tables as plain text."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from io import StringIO
 from typing import Any
+
+from rich.console import Console
+
+WIDTH = 100  # columns of tables as plain text
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -46,3 +51,15 @@ def shape_of(tensor: Any) -> str:
     ('64×3×3×3', 'a scalar')
     """
     return "×".join(map(str, getattr(tensor, "shape", tensor))) or "a scalar"
+
+
+def plain_text(table: Any) -> str:
+    """Return what rich would print, without colours and spaces at the end of lines.
+
+    >>> plain_text("[red]FORCE[/] ")
+    'FORCE'
+    """
+    console = Console(file=StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
+    with console.capture() as text:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in text.get().splitlines())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..masks import Masks, size
+from ..running.precision import INTEGER
 from ..scope import bare, matched
 from ..words import shape_of, shortened
 from . import container
@@ -16,13 +17,6 @@ from .encoding import pack, unpack
 
 KIND, VERSION = "barebones-sparse", 1
 MASK, VALUES, WHOLE = "mask ", "values ", "whole "  # the prefixes of tensor names; the parameter's name follows
-# The integers of each size in bytes. Floats are copied as integers, so that every bit stays.
-INTEGER = {
-    1: torch.uint8,
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int64,
-}
 
 
 class Weights(NamedTuple):

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# The integer type for each number of bytes per element: floats that are seen as integers keep every bit.
+INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @contextmanager

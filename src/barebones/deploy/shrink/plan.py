@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from io import StringIO
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from ...words import plain_text
 from .cut import RemovedChannels
-
-WIDTH = 100  # columns, as plain text
 
 
 @dataclass(frozen=True)
@@ -73,10 +71,7 @@ class ShrinkPlan:
         return sentences
 
     def __str__(self) -> str:
-        console = Console(file=StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
-        with console.capture() as text:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in text.get().splitlines())
+        return plain_text(self)
 
 
 def smaller_layers(removed: RemovedChannels, large: nn.Module) -> list[LayerPlan]:
