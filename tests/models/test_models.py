@@ -118,15 +118,6 @@ def test_sizes_inside(name, size, inside):
     assert sizes == inside
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vgg16", "mobilenet-v2"])
-def test_outputs_and_gradients_are_finite_and_not_zero(name):
-    model = initialize(build(name, 10, 16), generator=torch.Generator().manual_seed(0))
-    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    nn.functional.cross_entropy(model(x), torch.arange(4)).backward()
-    assert all(p.grad.isfinite().all() and p.grad.any() for name, p in model.named_parameters() if "weight" in name)
-    assert model.eval()(x).std() > 0.01
-
-
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_names_and_shapes_for_imagenet_are_torchvisions(name):
     assert digest(sketch(name, 1000, 224)) == TORCHVISION[name]

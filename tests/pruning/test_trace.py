@@ -74,7 +74,6 @@ IMAGES = pairs(2, dtype=torch.float32)
 CASES: dict[str, tuple[Callable[[], nn.Module], list[tuple[Tensor, Tensor]]]] = {
     "batch-norm": (lambda: tiny(dtype=torch.float32), IMAGES),
     "channels last": (lambda: tiny(dtype=torch.float32).to(memory_format=torch.channels_last), IMAGES),
-    "float64": (tiny, BATCHES),
     "bfloat16": (lambda: mlp().bfloat16(), inputs(torch.bfloat16)),
     "frozen": (frozen, inputs()),
     "all frozen": (lambda: mlp().requires_grad_(False), inputs()),

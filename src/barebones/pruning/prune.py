@@ -151,23 +151,16 @@ def prune(
 
 def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str]:
     """Return the layers that cut the network, and a warning; it is empty if there are none and that was checked."""
-    example, reason = probe.call(), "there is no example= input"
-    dead = None
-    if example is not None:
-        try:
-            dead = collapsed(probe.user_model, masks, example)
-        except ValueError as error:  # the masks are there, and one unusual module must not cost them
-            reason = str(error)
-    checked = dead is not None
-    if dead is None:
+    example = probe.call()
+    try:
+        if example is None:
+            raise ValueError("there is no example= input")
+        dead = collapsed(probe.user_model, masks, example)
+        warning = f"no signal passes from input to output: {shortened(dead)} cut the network" if dead else ""
+    except ValueError as error:  # the masks are there, and one unusual module must not cost them
         dead = [name for name, mask in masks.items() if not mask.any()]
-    advice = "; lower the sparsity, prune in more rounds or set at_least=" if dead else ""
-    if not checked:
-        empty = shortened(dead) or "none"
-        return dead, (
-            f"whether a signal passes from input to output was not checked: {reason}; "
-            f"layers without a weight: {empty}{advice}"
+        warning = (
+            f"whether a signal passes from input to output was not checked: {error}; "
+            f"layers without a weight: {shortened(dead) or 'none'}"
         )
-    if not dead:
-        return dead, ""
-    return dead, f"no signal passes from input to output: {shortened(dead)} cut the network{advice}"
+    return dead, warning + ("; lower the sparsity, prune in more rounds or set at_least=" if dead else "")
