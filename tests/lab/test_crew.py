@@ -127,13 +127,8 @@ def test_after_a_crash_every_run_of_the_process_is_alone(crew):
     assert (first.state, first.reason) == ("failed", "the process ended with exit code 70")
     crew.assign()
     assert states(crew) == "failed running done done"
-
-
-def test_a_run_whose_process_was_told_to_stop_by_others_is_tried_again(crew):
-    first, *_ = crew.jobs.values()
-    crew.assign()
-    hear(crew, "stopped", first)
-    assert (first.alone, first.state) == (True, "queued")
+    hear(crew, "stopped", second)  # by a signal that this sweep did not send
+    assert (second.state, second.reason) == ("failed", "the process was told to stop (SIGTERM)")
 
 
 def test_a_failure_that_cannot_be_written_does_not_end_the_sweep(crew, monkeypatch):

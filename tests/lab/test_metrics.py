@@ -39,17 +39,6 @@ def metrics(folder: Path, **options) -> tuple[Metrics, list]:
     return Metrics(folder, seen.append, **options), seen
 
 
-def test_lines_are_appended_reported_and_read_back(tmp_path):
-    log, seen = metrics(tmp_path)
-    assert read(tmp_path / "metrics.jsonl") == []
-    for number, one in enumerate(LINES):
-        log(one)
-        assert read(log.path) == LINES[: number + 1]
-    assert seen == LINES
-    assert log.path.read_text().count("\n") == len(LINES)
-    log.close()
-
-
 def test_every_cut_of_a_file_leaves_whole_lines_and_is_mended(tmp_path):
     path = written(tmp_path, LINES[:4])
     whole = path.read_bytes()
