@@ -44,7 +44,7 @@ class LayerAccount:
         return self.kept > 0 and self.effective == 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Account:
     """The counts and costs of masks. It prints as a table, and `to_dict` returns values for JSON.
 
@@ -150,6 +150,9 @@ class Account:
             *([f"Idle, with no kept weight on a path: {', '.join(idle)}."] if idle else []),
             *([f"COLLAPSED: no signal passes {', '.join(self.collapsed)}."] if self.collapsed else []),
         ]
+
+    def __repr__(self) -> str:
+        return f"Account({len(self.layers)} layers, {self.kept:,} of {self.total:,} weights kept)"
 
     def __str__(self) -> str:
         return plain_text(self)

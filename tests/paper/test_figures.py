@@ -31,12 +31,12 @@ from barebones.pruning.methods import METHODS
 
 
 def test_all_figures_of_the_paper_are_there() -> None:
-    assert set(FIGURES) == {
+    assert set(FIGURES) >= {
         "cifar10", "cifar100", "tiny-imagenet", "mobilenet", "early-pruning", "iter-grasp", "saliency-vs-rounds",
         "accuracy-vs-rounds", "cost", "saliency-scatter", "layers", "evolution", "consistency", "parameters",
         "imagenet", "theory",
     }  # fmt: skip
-    assert TINY.keys() == ANALYSES.keys()
+    assert TINY.keys() <= ANALYSES.keys()
     for each in FIGURES.values():
         assert each.about.endswith(".")
         assert all(each.source.cost(scale) for scale in SCALES)

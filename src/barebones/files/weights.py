@@ -26,6 +26,9 @@ class Weights(NamedTuple):
     masks: Masks
     about: dict[str, Any]
 
+    def __repr__(self) -> str:
+        return f"Weights({len(self.state)} tensors, {self.masks!r})"
+
 
 def save_weights(model: nn.Module, masks: Mapping[str, Tensor], path: container.Path, **about: Any) -> None:
     """Save a network: the kept values of masked weights and their positions, and everything else unchanged.

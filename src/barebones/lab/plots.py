@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data import DATA
+from ..models import MODELS
 from .looks import look
 
 if TYPE_CHECKING:
@@ -19,14 +20,6 @@ SPAN = (0.9, 0.99, 0.999, 0.9999)  # every axis of sparsities shows at least the
 DPI = 220
 INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#b22222"
 ORDERED = "viridis"  # colours of ordered values, such as layers and sparsities
-
-MODELS = {
-    "resnet50": "ResNet-50",
-    "vgg19": "VGG-19",
-    "mobilenet-v2": "MobileNet-v2",
-    "small-vgg": "small VGG",
-    "small-resnet": "small ResNet",
-}
 
 RC: Any = {
     "font.family": "DejaVu Sans",  # matplotlib brings it, so every machine draws the same
@@ -65,6 +58,11 @@ RC: Any = {
 }
 
 
+def model_label(model: str) -> str:
+    """Return the name of a network as its row has it; a network of the user's own has none."""
+    return MODELS[model].label if model in MODELS else model
+
+
 def data_label(name: str) -> str:
     """Return the label of a data set; the name itself if there is none."""
     return (DATA[name].label if name in DATA else "") or name
@@ -76,7 +74,7 @@ def title(data: str, model: str) -> str:
     >>> title("cifar10", "vgg19"), title("digits", "my.module:net")
     ('CIFAR-10, VGG-19', 'Digits, my.module:net')
     """
-    return f"{data_label(data)}, {MODELS.get(model, model)}"
+    return f"{data_label(data)}, {model_label(model)}"
 
 
 def percent(share: float) -> str:

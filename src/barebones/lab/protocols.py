@@ -29,7 +29,7 @@ PROTOCOLS = {
     # not in the paper, but small enough for any machine
     "digits": Protocol(20, (1 / 2, 3 / 4), batch=64, weight_decay=5e-4, rounds=60, batches=1),
 }
-MOBILENET_WEIGHT_DECAY = 4e-5
+WEIGHT_DECAY = {"mobilenet-v2": 4e-5}  # of networks that the paper trains with another one
 
 
 def protocol(data: str, model: str) -> Protocol:
@@ -41,4 +41,4 @@ def protocol(data: str, model: str) -> Protocol:
     (4e-05, 0.0005)
     """
     row = PROTOCOLS.get(data, PROTOCOLS["digits"])
-    return replace(row, weight_decay=MOBILENET_WEIGHT_DECAY) if model.startswith("mobilenet") else row
+    return replace(row, weight_decay=WEIGHT_DECAY.get(model, row.weight_decay))

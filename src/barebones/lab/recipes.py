@@ -29,8 +29,8 @@ def smoke() -> Iterator[Experiment]:
 
     `barebones sweep smoke`; 8 runs, about 20 s on two cores.
     """
-    for seed, method in product(range(2), (DENSE, "random", "snip", "force")):
-        rounds = 10 if method == "force" else None
+    methods = {DENSE: None, "random": None, "snip": None, "force": 10}  # and their rounds
+    for seed, (method, rounds) in product(range(2), methods.items()):
         yield Experiment("small-vgg", "digits", method, sparsity=0.98, seed=seed, rounds=rounds, epochs=4)
 
 

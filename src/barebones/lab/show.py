@@ -16,6 +16,7 @@ from rich.table import Table
 from ..data import DATA
 from ..files.masks import load_masks
 from ..models import build
+from ..pruning.methods import METHODS
 from ..scope import prunable
 from ..words import shortened
 from .experiment import Experiment
@@ -77,10 +78,9 @@ def dry_run(requested: Experiment, options: RunOptions) -> Iterator[Table | str]
         raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")
     yield f"{experiment.model} has {weights:,} prunable weights; {left:,} would be left."
     if experiment.rounds is not None:
-        yield (
-            f"Pruning: {_count(experiment.rounds, 'round')}, each with "
-            f"{_count(experiment.batches, 'batch', 'batches')} of {experiment.batch} images."
-        )
+        batches = f"each with {_count(experiment.batches, 'batch', 'batches')} of {experiment.batch} images"
+        data = batches if METHODS[experiment.method].needs_data else "without data"
+        yield f"Pruning: {_count(experiment.rounds, 'round')}, {data}."
     small = ", without the channels that carry no signal (needs Torch-Pruning)" if experiment.shrink else ""
     yield f"Training: {_count(experiment.epochs, 'epoch')} on {options.device}{small}."
     folder = options.folder(experiment)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import nn
 
@@ -44,17 +44,27 @@ def _factory(network: Callable[..., nn.Module], smallest: int = 1, imagenet: boo
 
 IMAGENET_SIZE = 128  # smaller images get the variant for CIFAR and Tiny-ImageNet, others the one for ImageNet
 
-MODELS: dict[str, Factory] = {
-    "resnet18": _factory(partial(ResNet, 18)),
-    "resnet34": _factory(partial(ResNet, 34)),
-    "resnet50": _factory(partial(ResNet, 50)),
-    "vgg16": _factory(partial(VGG, 16), smallest=16),
-    "vgg19": _factory(partial(VGG, 19), smallest=16),
-    "mobilenet-v2": _factory(MobileNetV2),
-    "small-vgg": lambda classes, size, channels=3: SmallVGG(classes, channels=channels),
-    "small-resnet": lambda classes, size, channels=3: SmallResNet(classes, channels=channels),
-    "resnet50-imagenet": _factory(partial(ResNet, 50), imagenet=True),
-    "vgg19-imagenet": _factory(partial(VGG, 19), smallest=32, imagenet=True),
+
+class Architecture(NamedTuple):
+    """A row of `MODELS`: how to build a network, and its name in figures and tables."""
+
+    factory: Factory
+    label: str
+
+
+MODELS: dict[str, Architecture] = {
+    "resnet18": Architecture(_factory(partial(ResNet, 18)), "ResNet-18"),
+    "resnet34": Architecture(_factory(partial(ResNet, 34)), "ResNet-34"),
+    "resnet50": Architecture(_factory(partial(ResNet, 50)), "ResNet-50"),
+    "vgg16": Architecture(_factory(partial(VGG, 16), smallest=16), "VGG-16"),
+    "vgg19": Architecture(_factory(partial(VGG, 19), smallest=16), "VGG-19"),
+    "mobilenet-v2": Architecture(_factory(MobileNetV2), "MobileNet-v2"),
+    "small-vgg": Architecture(lambda classes, size, channels=3: SmallVGG(classes, channels=channels), "small VGG"),
+    "small-resnet": Architecture(
+        lambda classes, size, channels=3: SmallResNet(classes, channels=channels), "small ResNet"
+    ),
+    "resnet50-imagenet": Architecture(_factory(partial(ResNet, 50), imagenet=True), "ResNet-50 (ImageNet)"),
+    "vgg19-imagenet": Architecture(_factory(partial(VGG, 19), smallest=32, imagenet=True), "VGG-19 (ImageNet)"),
 }
 
 
@@ -72,7 +82,7 @@ def build(name: str, classes: int, size: int, channels: int = 3) -> nn.Module:
         return _imported(name, classes)
     if name not in MODELS:
         raise ValueError(f"{unknown('model', name, MODELS)}, or package.module:factory for one of your own")
-    return MODELS[name](classes, size, channels)
+    return MODELS[name].factory(classes, size, channels)
 
 
 def _imported(name: str, classes: int) -> nn.Module:

@@ -94,6 +94,8 @@ def prune(
       rounds: 5, layers: 2
       collapsed layers: none
     """
+    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float):
+        raise ValueError(f"sparsity={sparsity!r}: it must be a number, the fraction of weights to remove")
     if not 0 <= sparsity < 1:
         raise ValueError(
             f"sparsity={sparsity}: it is the fraction of weights to remove, from 0 up to but not including 1"
@@ -102,6 +104,8 @@ def prune(
     if on_collapse not in ON_COLLAPSE:
         raise ValueError(f"on_collapse={on_collapse!r}: choose 'warn', 'raise' or 'ignore'")
     row = resolved(method, rounds, batches_per_round, schedule, revive_until, revive_empty, at_least)
+    if isinstance(method, str) and row.needs_data and batches is None:
+        raise ValueError(f"{method} needs data: pass batches, a list or a loader of (input, target) pairs")
     probe = Probe(
         model, batches, loss=loss, objective=objective, scope=scope, exclude=exclude, bn=bn, precision=precision,
         capture=capture, example=example, seed=seed,

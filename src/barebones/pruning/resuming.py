@@ -46,7 +46,9 @@ def function_name(function: object) -> str:
 def check_same_run(after: Round, plan: dict[str, Any], weights_digest: int, probe: Probe, method: Method) -> None:
     """Raise a ValueError unless the round `after` was made with the same settings, weights and batches."""
     if not isinstance(after, Round):
-        raise ValueError(f"after= is the last Round of a run (result.last, or Round.load(path)), not {after!r:.60}")
+        raise ValueError(
+            f"after= is the last Round of a run (result.last, or Round.load(path)), not a {type(after).__name__}"
+        )
     if differing := [key for key in plan if plan[key] != after.plan.get(key)]:
         then, now = ({key: str(settings.get(key))[:40] for key in differing} for settings in (after.plan, plan))
         raise ValueError(f"this round was made with other settings: {', '.join(differing)} (then {then}, now {now})")

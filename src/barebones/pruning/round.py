@@ -17,7 +17,7 @@ from .counts import Counted, check_finite
 FORMAT, VERSION = "barebones-round", 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Record:
     """The numbers of one round."""
 
@@ -29,7 +29,13 @@ class Record:
     saliency: float  # S(theta, c) of eq. 6 at the masks the round began with; nan if the criterion takes no gradient
     loss: float  # at the same masks
     seconds: float
-    layers: dict[str, int] = field(repr=False)  # kept weights of each layer
+    layers: dict[str, int]  # kept weights of each layer
+
+    def __repr__(self) -> str:
+        return (
+            f"Record(round {self.index}: keep {self.keep:,}, pruned {self.pruned:,}, recovered {self.recovered:,}, "
+            f"saliency {self.saliency:.4g}, loss {self.loss:.4g})"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +45,7 @@ class Round:
     index: int
     keep: int
     masks: Masks = field(repr=False)
-    seconds: float
+    seconds: float = field(repr=False)
     plan: dict[str, Any] = field(repr=False)  # the settings of the run; a run that continues must have the same
     counted: Counted = field(repr=False)
 

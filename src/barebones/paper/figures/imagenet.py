@@ -62,7 +62,7 @@ def draw(rows: Rows) -> Canvas:
         for method, runs in by_method(source_rows).items():
             body.append([look(method).label, *(cell for column in columns for cell in _cells(runs, *column))])
     above = [
-        (2 * number + 1, 2 * number + 2, f"{plots.MODELS.get(model, model)}, {plots.percent(sparsity)}")
+        (2 * number + 1, 2 * number + 2, f"{plots.model_label(model)}, {plots.percent(sparsity)}")
         for number, (model, sparsity) in enumerate(columns)
     ]
     first = rows[0]
