@@ -8,13 +8,12 @@ import pytest
 import torch
 import zoo
 
-from barebones.files.masks import load_masks, save_masks
+from barebones.files.masks import save_masks
 from barebones.files.weights import load_weights
-from barebones.lab import network as lab_network
 from barebones.lab import run as lab
 from barebones.lab import stored
 from barebones.lab.experiment import Experiment
-from barebones.lab.folder import recorded
+from barebones.lab.network import Network
 from barebones.models import build
 from barebones.running.outputs import difference, outputs
 
@@ -71,11 +70,9 @@ def test_a_mask_file_is_exported_with_its_initial_weights(finished, command):
     done = command("export", finished / "mask.safetensors", "-o", "network.safetensors")
     assert (done.code, done.err) == (0, "")
     assert "before training" in done.out
-    experiment = Experiment.from_dict(recorded(finished / "experiment.json"))
-    network = lab_network.Network(experiment, lab.RunOptions(), torch.device("cpu"))
-    masks, _ = load_masks(finished / "mask.safetensors")
-    state, _, _ = load_weights("network.safetensors")
-    assert all(torch.equal(state[n], t) for n, t in zoo.masked(network.model, masks).state_dict().items())
+    model = Network(stored.trained(finished)[0], lab.RunOptions(), torch.device("cpu")).model
+    state, masks, _ = load_weights("network.safetensors")
+    assert all(torch.equal(state[n], t) for n, t in zoo.masked(model, masks).state_dict().items())
 
 
 def test_a_mask_file_of_unknown_origin_needs_a_network(command, mistake, tmp_path):

@@ -16,8 +16,9 @@ from barebones.deploy.sparse import LayerChoice, SparseLayer, load_kernel, plan
 needs_kernel = pytest.mark.skipif(isinstance(load_kernel(), str), reason=f"{load_kernel()}")
 
 
-def pruned(weight: Tensor, density: float, seed: int = 0) -> Tensor:
-    return torch.rand(weight.shape, generator=torch.Generator().manual_seed(seed)) < density
+def pruned(layer: nn.Module, density: float) -> nn.Module:
+    layer.weight.data.mul_(torch.rand(layer.weight.shape) < density)
+    return layer
 
 
 @contextmanager
@@ -70,8 +71,7 @@ def convolutions(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     kind = nn.Conv1d if dims == 1 else nn.Conv2d
     torch.manual_seed(draw(st.integers(0, 99)))
     layer = kind(channels, rows, kernel, stride, padding, dilation, groups, bias=draw(st.booleans()))
-    density = draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.7, 1.0]))
-    layer.weight.data.mul_(pruned(layer.weight, density))
+    layer = pruned(layer, draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.7, 1.0])))
     return layer, torch.randn(draw(st.sampled_from([1, 2, 3, 8])), channels, *sides)
 
 
@@ -91,9 +91,7 @@ def test_a_convolution_computes_what_the_dense_one_does(drawn, count: int, relu:
 @pytest.mark.parametrize(("images", "count"), [(1, 1), (1, 2), (1, 5), (3, 2), (16, 2)])
 @pytest.mark.parametrize(("kernel", "stride", "side"), [(1, 1, 32), (3, 1, 32), (3, 2, 32), (3, 1, 8), (1, 2, 16)])
 def test_threads_share_a_layer(kernel: int, stride: int, side: int, images: int, count: int):
-    torch.manual_seed(0)
-    layer = nn.Conv2d(20, 30, kernel, stride, kernel // 2)
-    layer.weight.data.mul_(pruned(layer.weight, 0.1))
+    layer = pruned(nn.Conv2d(20, 30, kernel, stride, kernel // 2), 0.1)
     with threads(count):
         agree(layer, torch.randn(images, 20, side, side), relu=True)
 
@@ -102,10 +100,7 @@ def test_threads_share_a_layer(kernel: int, stride: int, side: int, images: int,
 @pytest.mark.parametrize("density", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("shape", [(20,), (1, 20), (3, 20), (40, 20), (2, 5, 20)])
 def test_a_linear_layer_computes_what_the_dense_one_does(shape: tuple[int, ...], density: float):
-    torch.manual_seed(0)
-    layer = nn.Linear(20, 7)
-    layer.weight.data.mul_(pruned(layer.weight, density))
-    agree(layer, torch.randn(shape), add=torch.randn(*shape[:-1], 7), relu=True)
+    agree(pruned(nn.Linear(20, 7), density), torch.randn(shape), add=torch.randn(*shape[:-1], 7), relu=True)
 
 
 IMAGES = torch.randn(3, 4, 20, 20, generator=torch.Generator().manual_seed(0))
@@ -123,9 +118,7 @@ IMAGES = torch.randn(3, 4, 20, 20, generator=torch.Generator().manual_seed(0))
     ids=["channels last", "strided", "expanded", "offset"],
 )
 def test_inputs_and_summands_need_not_be_contiguous(x: Tensor):
-    layer = nn.Conv2d(4, 4, 3, padding=1)
-    layer.weight.data.mul_(pruned(layer.weight, 0.3))
-    agree(layer, x, add=x, relu=True)
+    agree(pruned(nn.Conv2d(4, 4, 3, padding=1), 0.3), x, add=x, relu=True)
 
 
 @needs_kernel

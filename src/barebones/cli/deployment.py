@@ -29,8 +29,7 @@ def shrink(
     before_training: Annotated[
         bool,
         typer.Option(
-            "--before-training",
-            help="Treat the biases and batch-norm shifts of channels without input as pruned, too.",
+            "--before-training", help="Treat the biases and batch-norm shifts of channels without input as pruned, too."
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,

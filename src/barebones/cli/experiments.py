@@ -164,16 +164,12 @@ def inspect(
     """Print what a mask file contains, or the settings, progress and result of a run."""
     if not path.exists():
         raise ValueError(f"there is no {path}")
-    if not path.is_dir():
-        header, layers, content = mask_file(path)
-        if as_json:
-            typer.echo(json.dumps(content, indent=2))
-        else:
-            Console().print(header, layers)
-        return
-    content = run_folder(path)
+    *tables, content = (run_folder(path),) if path.is_dir() else mask_file(path)
     if as_json:
         typer.echo(json.dumps(content, indent=2))
+        return
+    if tables:
+        Console().print(*tables)
         return
     for name, value in content["experiment"].items():
         say(f"{name:18} {value}")

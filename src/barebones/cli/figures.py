@@ -32,8 +32,7 @@ def figure(
         ),
     ] = None,
     source: Annotated[
-        Path | None,
-        typer.Option("--from", help="Run nothing; draw the runs, or NAME.csv, that are in this folder."),
+        Path | None, typer.Option("--from", help="Run nothing; draw the runs, or NAME.csv, that are in this folder.")
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder to write NAME.png, NAME.svg and NAME.csv into.")
@@ -76,8 +75,7 @@ def report(
     ),
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write the page to.")] = Path("report.html"),
     quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Skip the effective weights of each layer, which take a second per mask."),
+        bool, typer.Option("--quick", help="Skip the effective weights of each layer, which take a second per mask.")
     ] = False,
 ) -> None:
     """Write one page about all runs: tables, charts, layers, comparisons. It needs nothing but a browser.

@@ -22,14 +22,7 @@ from .variants import runs_channels_last
 
 
 def measure_steps(
-    model: nn.Module,
-    masks: Masks,
-    example: Tensor,
-    *,
-    batch: int,
-    repeats: int,
-    device: torch.device,
-    precision: str,
+    model: nn.Module, masks: Masks, example: Tensor, *, batch: int, repeats: int, device: torch.device, precision: str
 ) -> dict[str, float]:
     """Return the median seconds of one training step of each network, measured in turns."""
     small, wide = shrink(model, masks, example), shrink(model, masks, example, multiple_of=8)

@@ -105,16 +105,16 @@ def _fuse_sum(
         return
     pairs = [(first, second)] if node.target is operator.iadd else [(first, second), (second, first)]
     pairs = [(a, b) for a, b in pairs if _is_layer(a, layers) and len(a.users) == 1 and len(a.args) == 1]
-    for layer, other in sorted(pairs, key=lambda pair: -order[pair[0]]):  # moving the later layer crosses fewer nodes
-        between = [n for n in graph.nodes if order[layer] < order.get(n, -1) < order[node]]
-        if any(_changes(n, modules) for n in between):
-            continue
-        layer.args = (*layer.args, other)
-        node.replace_all_uses_with(layer)
-        node.prepend(layer)
-        order[layer] = order[node]
-        graph.erase_node(node)
+    if not pairs:
         return
+    layer, other = max(pairs, key=lambda pair: order[pair[0]])  # moving the later layer crosses fewer nodes
+    if any(_changes(n, modules) for n in graph.nodes if order[layer] < order.get(n, -1) < order[node]):
+        return
+    layer.args = (*layer.args, other)
+    node.replace_all_uses_with(layer)
+    node.prepend(layer)
+    order[layer] = order[node]
+    graph.erase_node(node)
 
 
 def _is_layer(node: Any, layers: Set[str]) -> bool:
