@@ -16,15 +16,10 @@ import barebones as bb
 from barebones.paths import effective
 from barebones.running.inputs import call, tensors
 from barebones.running.outputs import difference
-from barebones.scope import parameters, prunable
+from barebones.scope import parameters
 
 PIXELS = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
 BOTH = (False, True)  # eval and train mode
-
-
-def everything(model: nn.Module) -> dict[str, Tensor]:
-    """Return masks that keep all weights, to be changed."""
-    return {name: torch.ones(p.shape, dtype=torch.bool) for name, p in prunable(model).items()}
 
 
 def widths(model: nn.Module, path: str) -> tuple[int, int]:

@@ -189,11 +189,6 @@ def unet(groups: int = 1) -> nn.Module:
                last=nn.Conv2d(12, 2, 3, padding=1))  # fmt: skip
 
 
-def inception() -> nn.Module:
-    pool = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), *conv(4, 3, 1))
-    return Pooled(nn.Sequential(*conv(2, 4), Beside(nn.Sequential(*conv(4, 3)), pool, nn.Identity()), *conv(10, 4)), 4)
-
-
 def conv1d() -> nn.Module:
     second = [nn.Conv1d(6, 6, 3, padding="same"), nn.MaxPool1d(2), nn.Flatten()]
     return nn.Sequential(nn.Conv1d(2, 6, 3, dilation=2), nn.BatchNorm1d(6), nn.SiLU(), *second, nn.Linear(24, 3))
@@ -436,7 +431,6 @@ ZOO: dict[str, Entry] = {
     "next": Entry(resnext, IMAGE),
     "unet": Entry(unet, IMAGE),
     "unet-groups": Entry(lambda: unet(2), IMAGE),
-    "inception": Entry(inception, IMAGE),
     "conv1d": Entry(conv1d, (4, 2, 12)),
     "conv3d": Entry(conv3d, (4, 1, 5, 6, 7)),
     "flatten": Entry(flat, IMAGE),

@@ -9,24 +9,15 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+import shrinking
 import torch
 import zoo
 from hypothesis import Phase, given, settings
 from references import Trace, equal
-from shrinking import (
-    BOTH,
-    PIXELS,
-    assert_alike,
-    assert_keeps_paths,
-    assert_sound,
-    assert_trains_and_expands,
-    everything,
-    fit,
-    widths,
-)
+from shrinking import BOTH, PIXELS, assert_alike, assert_sound, assert_trains_and_expands, fit, widths
 from torch import nn
 from torch.utils._pytree import tree_map
-from zoo import Net, conv
+from zoo import Net, conv, keep_all
 
 import barebones as bb
 from barebones.deploy.shrink import network, trials
@@ -70,7 +61,7 @@ def test_the_outputs_are_those_of_the_masked_model(name, density):
     assert all(torch.equal(a, b) for a, b in zip(tensors(call(before)), tensors(call(example)), strict=True))
     assert_alike(example, zoo.masked(model, masks), small.module, small.expand(), modes=modes(name))
     assert_sound(small)
-    assert_keeps_paths(small, model, masks, example)
+    shrinking.assert_keeps_paths(small, model, masks, example)
     if density == 1.0 and not zoo.ZOO[name].empty:
         assert equal(dict(small.module.state_dict()), dict(model.state_dict()))
         assert equal(small.masks, masks)
@@ -79,7 +70,7 @@ def test_the_outputs_are_those_of_the_masked_model(name, density):
 
 
 # Their inputs are parts of outputs, or outputs of several layers.
-SEVERAL_INPUTS = ("dense", "unet", "unet-groups", "gate", "glu", "inception", "shuffle", "slice")
+SEVERAL_INPUTS = ("dense", "unet", "unet-groups", "gate", "glu", "shuffle", "slice")
 
 
 @pytest.mark.slow
@@ -140,7 +131,7 @@ CHAINS: dict[str, Callable[[int, list[int]], nn.Sequential]] = {
 
 
 @pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS)
-@settings(max_examples=8, phases=PHASES)
+@settings(max_examples=6, phases=PHASES)
 @given(
     st.integers(1, 5),
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
@@ -184,25 +175,20 @@ def test_without_constants_it_trains_as_the_masked_one_does(make):
     assert_alike(x, masked, small.expand(), close=1e-4)
 
 
-def test_the_precision_the_format_the_modes_and_the_frozen_are_as_they_were():
-    model = nn.Sequential(*conv(2, 6), *conv(6, 6), nn.Conv2d(6, 3, 1)).to(memory_format=torch.channels_last)
+def test_the_precision_the_modes_and_the_frozen_are_as_they_were():
+    model = nn.Sequential(*conv(2, 6), *conv(6, 6), nn.Conv2d(6, 3, 1))
     model[3].weight.requires_grad_(False)
     model[4].eval()
-    masks = everything(model)
+    masks = keep_all(model)
     masks["0.weight"][:2] = masks["6.weight"][:, 3:] = False
     for dtype in (torch.float, torch.half, torch.bfloat16, torch.double):
         model.to(dtype)
-        x = PIXELS.to(dtype, memory_format=torch.channels_last)
-        trace = Trace(model)
-        small = bb.shrink(model, masks, x)
-        trace.check()
+        small = bb.shrink(model, masks, PIXELS.to(dtype))
         assert [widths(small.module, str(i)) for i in (0, 3, 6)] == [(4, 2), (3, 4), (3, 3)]
         for result in (small.module, small.expand()):
             assert [m.training for m in result.modules()] == [m.training for m in model.modules()]
             assert [p.requires_grad for p in result.parameters()] == [p.requires_grad for p in model.parameters()]
             assert {b.dtype for b in result.state_dict().values()} == {dtype, torch.long}
-            assert result[3].weight.is_contiguous(memory_format=torch.channels_last)
-            assert not result[3].weight.is_contiguous()
         assert_alike(PIXELS, zoo.masked(model, masks), small.module)
     mixed = model.float()
     mixed[6].double()
@@ -212,10 +198,9 @@ def test_the_precision_the_format_the_modes_and_the_frozen_are_as_they_were():
     assert widths(small.module, "3") == (3, 4)
 
 
-@pytest.mark.parametrize("name", ["vgg", "around"])
-def test_switches_and_wrappers_do_not_matter(name, capfd):
-    model, example = zoo.build(name, trained=False)
-    masks = zoo.draw_masks(name, model, 0.7)
+def test_switches_and_wrappers_do_not_matter(capfd):
+    model, example = zoo.build("around")
+    masks = zoo.draw_masks("around", model, 0.7)
     small = bb.shrink(model, masks, example)
     assert not small.plan.left
     torch.set_default_dtype(torch.double)
@@ -244,7 +229,7 @@ def test_a_network_that_runs_in_its_own_precision_only_is_compared_in_it():
 
 def test_it_is_a_plain_module_that_can_be_copied_and_stored():
     model, example = zoo.build("mobile")
-    masks = everything(model)
+    masks = keep_all(model)
     masks["body.3.block.6.weight"][:] = False
     small = bb.shrink(model, masks, example)
     assert any(layer.blank for layer in small.plan.layers)
@@ -276,7 +261,7 @@ def refused(
 
 def test_what_cannot_be_done_is_an_error_of_one_sentence(monkeypatch):
     model, x = zoo.build("mlp")
-    masks = everything(model)
+    masks = keep_all(model)
     refused("masks do not fit", model, {"0.weight": torch.ones(6, 5) > 0}, x)
     refused("no parameter nothing", model, {"nothing": torch.ones(6, 4) > 0}, x)
     refused("not a bool tensor", model, {"0.weight": torch.ones(6, 4)}, x)
@@ -306,7 +291,7 @@ def test_a_wrong_network_is_never_returned(monkeypatch, scale):
     with torch.no_grad():
         for parameter in list(model.children())[-1].parameters():
             parameter.mul_(scale)
-    masks = everything(model)
+    masks = keep_all(model)
     choose = trials.choose
 
     def too_many(coupling, reading, pinned, multiple_of, at_least):

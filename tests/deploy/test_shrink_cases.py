@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import zoo
 from numpy import s_ as S
 from references import Trace
-from shrinking import BOTH, PIXELS, assert_alike, assert_sound, assert_trains_and_expands, everything, widths
+from shrinking import BOTH, PIXELS, assert_alike, assert_sound, assert_trains_and_expands, widths
 from torch import Tensor, nn
-from zoo import Beside, Net, conv
+from zoo import Beside, Net, conv, keep_all
 
 import barebones as bb
 from barebones.deploy.shrink import LayerPlan
@@ -48,7 +48,7 @@ class Case:
             model = self.make()
             shape = isinstance(self.example, tuple) and isinstance(self.example[0], int)
             example = torch.randn(self.example) if shape else self.example
-        masks = {} if self.partial else everything(model)
+        masks = {} if self.partial else keep_all(model)
         for name, index in self.holes:
             masks.setdefault(name, torch.ones(model.get_parameter(name).shape, dtype=torch.bool))[index] = False
         return model, masks, example
@@ -463,7 +463,7 @@ def test_a_network_that_runs_in_eval_mode_only_is_compared_there():
 
 def test_before_training_shifts_of_channels_without_input_count_as_pruned():
     model = read_by(kernel=3, padding=1)
-    masks = everything(model)
+    masks = keep_all(model)
     masks["0.weight"][0] = False
     small = bb.shrink(model, masks, PIXELS, before_training=True)
     assert [widths(small.module, layer) for layer in ("0", "3")] == [(3, 2), (5, 3)]

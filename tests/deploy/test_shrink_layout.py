@@ -9,9 +9,9 @@ import pytest
 import torch
 import zoo
 from references import Trace, equal
-from shrinking import PIXELS, assert_alike, assert_sound, assert_trains_and_expands, everything, fit
+from shrinking import PIXELS, assert_alike, assert_sound, assert_trains_and_expands, fit
 from torch import Tensor, nn
-from zoo import Net, conv
+from zoo import Net, conv, keep_all
 
 import barebones as bb
 from barebones.scope import parameters
@@ -176,7 +176,7 @@ VIEWS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
 def test_a_network_that_needs_its_order_keeps_it_and_the_plan_says_why(how):
     look, why = VIEWS[how]
     model = between_convolutions(look)
-    masks = everything(model)
+    masks = keep_all(model)
     masks["first.weight"][:2] = masks["second.weight"][:, :2] = False
     trace = Trace(model)
     small, kept = (bb.shrink(model, masks, PIXELS, channels_last=last) for last in (True, False))

@@ -5,24 +5,10 @@ import gc
 import math
 import re
 
+import held
 import pytest
 import torch
-from held import (
-    Lamb,
-    X,
-    Y,
-    assert_held,
-    assert_not_held,
-    assert_same,
-    assert_state_held,
-    backward,
-    by_hand,
-    network,
-    random_masks,
-    sgd,
-    train,
-    twins,
-)
+from held import Lamb, X, Y, backward, by_hand, network, random_masks, sgd, train, twins
 from references import equal
 from torch import nn, optim
 
@@ -51,8 +37,8 @@ def test_gradients_option_masks_as_they_accumulate(masks):
         optimizer.step()
         others.step()
         by_hand(other, masks, others)
-        assert_held(model, masks)
-        assert_same(model, other)
+        held.assert_held(model, masks)
+        held.assert_same(model, other)
     handle.remove()
     model.zero_grad()
     backward(model)
@@ -96,7 +82,7 @@ def test_masks_follow_a_model_to_the_gpu(model, masks):
         optimizer.zero_grad()
         backward(model, X.cuda(), Y.cuda())
         optimizer.step()
-        assert_held(model, masks)
+        held.assert_held(model, masks)
 
 
 @pytest.mark.parametrize("kind", [optim.Adam, Lamb])
@@ -104,27 +90,27 @@ def test_loading_a_dense_checkpoint_cleans_again(kind, masks):
     model, optimizer, other, others = twins(kind, {})
     handle = hold(model, masks, optimizer)
     optimizer.load_state_dict(copy.deepcopy(others.state_dict()))
-    assert_state_held(optimizer, model, masks)
+    held.assert_state_held(optimizer, model, masks)
     model.load_state_dict(other.state_dict())
     handle.apply()
     by_hand(other, masks, others)
-    assert_held(model, masks)
+    held.assert_held(model, masks)
     train(model, optimizer, 1)
     train(other, others, 1, lambda: by_hand(other, masks, others))
     by_hand(other, masks, others)
-    assert_same(model, other)
+    held.assert_same(model, other)
 
 
 def test_parameters_added_to_the_optimizer_later(model, masks):
     optimizer = optim.SGD(model[:4].parameters(), lr=0.1, momentum=0.9)
     with pytest.warns(UserWarning, match=r"no optimizer has 5\.weight"):
         hold(model, masks, optimizer)
-    assert_held(model, masks)  # also the weights that no optimizer has
+    held.assert_held(model, masks)  # also the weights that no optimizer has
     optimizer.add_param_group({"params": model[5].parameters(), "lr": 0.2})
     before = model[5].weight.clone()
     train(model, optimizer, 3)
     assert not torch.equal(before, model[5].weight)
-    assert_held(model, masks)
+    held.assert_held(model, masks)
 
 
 def test_frozen_parameters_need_no_optimizer(model, masks):
@@ -132,7 +118,7 @@ def test_frozen_parameters_need_no_optimizer(model, masks):
     optimizer = optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     with hold(model, masks, optimizer, gradients=True):
         train(model, optimizer, 2)
-    assert_held(model, masks)
+    held.assert_held(model, masks)
     assert not model[0].weight.requires_grad
     assert model[0].weight.grad is None
 
@@ -149,7 +135,7 @@ def test_optimizer_in_backward(model, masks):
         p.register_post_accumulate_grad_hook(step)
     for _ in range(3):
         backward(model)
-        assert_held(model, masks)
+        held.assert_held(model, masks)
 
 
 def test_remove_stops_holding_and_leaves_no_hooks(model, masks):
@@ -164,9 +150,9 @@ def test_remove_stops_holding_and_leaves_no_hooks(model, masks):
         assert not any(hooks)
         assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
         train(model, optimizer, 1)
-        assert_not_held(model, masks)
+        held.assert_not_held(model, masks)
         handle.apply()
-        assert_held(model, masks)
+        held.assert_held(model, masks)
 
 
 def test_a_dropped_handle_keeps_holding_and_changing_the_masks_changes_nothing(model, masks):
@@ -178,7 +164,7 @@ def test_a_dropped_handle_keeps_holding_and_changing_the_masks_changes_nothing(m
     for mask in masks.values():
         mask.fill_(True)
     train(model, optimizer, 2)
-    assert_held(model, before)
+    held.assert_held(model, before)
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -193,10 +179,10 @@ def test_names_state_and_copies_stay_plain(gradients, model, masks):
     assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
 
     twin, twins_optimizer = copy.deepcopy((model, optimizer))  # a copy is clean, but not held
-    assert_held(twin, masks)
+    held.assert_held(twin, masks)
     train(twin, twins_optimizer, 1)
-    assert_not_held(twin, masks)
-    assert_held(model, masks)
+    held.assert_not_held(twin, masks)
+    held.assert_held(model, masks)
 
     average = torch.optim.swa_utils.AveragedModel(model)
     train(model, optimizer, 1)
@@ -205,7 +191,7 @@ def test_names_state_and_copies_stay_plain(gradients, model, masks):
 
     fresh = network(seed=5)
     fresh.load_state_dict(model.state_dict())
-    assert_held(fresh, masks)
+    held.assert_held(fresh, masks)
 
 
 # ---- models and masks ----
@@ -217,10 +203,10 @@ def test_compiled_and_wrapped_models_use_canonical_names(model, masks):
         optimizer = sgd(wrapped)
         with hold(wrapped, masks, optimizer, gradients=True):
             train(wrapped, optimizer, 2)
-            assert_held(wrapped, masks)
-            assert_held(model, masks)
+            held.assert_held(wrapped, masks)
+            held.assert_held(model, masks)
         train(wrapped, optimizer, 1)
-        assert_not_held(wrapped, masks)
+        held.assert_not_held(wrapped, masks)
 
 
 def test_distributed_data_parallel(model, masks):
@@ -232,8 +218,8 @@ def test_distributed_data_parallel(model, masks):
             optimizer = Lamb(each.parameters())
             hold(each, masks, optimizer, gradients=True)
             train(each, optimizer, 3)
-        assert_held(wrapped, masks)
-        assert_same(model, plain)
+        held.assert_held(wrapped, masks)
+        held.assert_same(model, plain)
     finally:
         torch.distributed.destroy_process_group()
 

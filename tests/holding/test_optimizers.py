@@ -4,25 +4,11 @@ import copy
 import math
 from collections import Counter
 
+import held
 import pytest
 import torch
 import torch.nn.functional as F
-from held import (
-    CASES,
-    OPTIMIZERS,
-    Lamb,
-    Noise,
-    X,
-    Y,
-    assert_held,
-    assert_same,
-    assert_state_held,
-    backward,
-    by_hand,
-    network,
-    train,
-    twins,
-)
+from held import CASES, OPTIMIZERS, Lamb, Noise, X, Y, backward, by_hand, network, train, twins
 from torch import optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,8 +27,8 @@ def test_kept_weights_train_as_masked_by_hand(kind, options, dense_steps, masks)
     """Old state, huge, infinite and NaN gradients of pruned weights make no difference to the kept ones."""
     model, optimizer, other, others = twins(kind, options, dense_steps)
     hold(model, masks, optimizer)
-    assert_held(model, masks)
-    assert_state_held(optimizer, model, masks)
+    held.assert_held(model, masks)
+    held.assert_state_held(optimizer, model, masks)
     by_hand(other, masks, others)
 
     def spoil():
@@ -54,10 +40,10 @@ def test_kept_weights_train_as_masked_by_hand(kind, options, dense_steps, masks)
         train(model, optimizer, 1, spoil if step % 2 else lambda: None)
         train(other, others, 1, lambda: by_hand(other, masks, others))
         by_hand(other, masks, others)
-        assert_held(model, masks)
-        assert_same(model, other)
+        held.assert_held(model, masks)
+        held.assert_same(model, other)
         if kind not in ELEMENTWISE:
-            assert_state_held(optimizer, model, masks)
+            held.assert_state_held(optimizer, model, masks)
     for i, state in others.state_dict()["state"].items():  # counters and factors stay
         scalars = {key: value for key, value in state.items() if torch.is_tensor(value) and value.dim() == 0}
         assert all(torch.equal(optimizer.state_dict()["state"][i][key], value) for key, value in scalars.items())
@@ -103,8 +89,8 @@ def test_trust_ratio_sees_the_pruned_network_only(closure, model, masks):
         else:
             value = optimizer.step(loss) if closure == "positional" else optimizer.step(closure=loss)
             assert value.requires_grad
-    assert_held(model, masks)
-    assert_same(model, other)
+    held.assert_held(model, masks)
+    held.assert_same(model, other)
 
     train(loose, Lamb(loose.parameters()), 4)  # the ratio depends on the pruned weights
     assert not torch.equal(loose[0].bias, other[0].bias)
@@ -127,8 +113,8 @@ def test_lbfgs_forgets_the_dense_network_and_trains_the_pruned_one(line_search, 
     masked_training(other, masks, fresh, 3, closure=True)
     for _ in range(3):
         optimizer.step(loss)
-    assert_held(model, masks)
-    assert_same(model, other)
+    held.assert_held(model, masks)
+    held.assert_same(model, other)
 
     memory = copy.deepcopy(optimizer.state_dict())  # a held run resumes with its memory
     optimizer.load_state_dict(memory)
@@ -154,8 +140,8 @@ def test_muon_and_a_second_optimizer_for_the_rest(masks):
                 optimizer.step()
         if step >= 2:
             by_hand(other, masks, *theirs)
-            assert_held(model, masks)
-            assert_same(model, other)
+            held.assert_held(model, masks)
+            held.assert_same(model, other)
 
 
 def test_a_users_optimizer_that_moves_everything(model, masks):
@@ -163,14 +149,16 @@ def test_a_users_optimizer_that_moves_everything(model, masks):
     hold(model, masks, optimizer)
 
     def loss():
-        assert_held(model, masks)  # the loss is that of the pruned network, although the optimizer moved its weights
+        held.assert_held(
+            model, masks
+        )  # the loss is that of the pruned network, although the optimizer moved its weights
         return backward(model)
 
     with torch.random.fork_rng():
         for _ in range(3):
             assert optimizer.step(closure=loss).isfinite()
-            assert_held(model, masks)
-    assert_state_held(optimizer, model, masks)
+            held.assert_held(model, masks)
+    held.assert_state_held(optimizer, model, masks)
     assert all(optimizer.state[p]["codes"].all() for p in optimizer.state)  # quantized state is left alone
 
 
@@ -221,8 +209,8 @@ def test_ways_of_training(way, options, masks):
         way(model, optimizer, memories[0], step)
         way(other, others, memories[1], step)
         by_hand(other, masks, others)
-        assert_held(model, masks)
-        assert_same(model, other)
+        held.assert_held(model, masks)
+        held.assert_same(model, other)
 
 
 def test_an_elementwise_step_costs_one_operation_per_pruned_layer(model, masks):
@@ -234,8 +222,8 @@ def test_an_elementwise_step_costs_one_operation_per_pruned_layer(model, masks):
     masks = {**masks, "5.weight": torch.ones(5, 8, dtype=torch.bool)}  # all weights of the last layer are kept
     optimizer = optim.SGD(model.parameters(), lr=0.1, foreach=False)
     counts = []
-    for held in (False, True):
-        if held:
+    for holding in (False, True):
+        if holding:
             hold(model, masks, optimizer)
         backward(model)
         seen = Counter()
