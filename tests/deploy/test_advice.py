@@ -64,8 +64,7 @@ def test_training_steps_keep_the_memory_format_of_each_network(monkeypatch):
     monkeypatch.setattr(training, "hold", lambda network, masks, optimizer: trained.append(strides(network)))
     model, example = zoo.build("flatten")
     masks = zoo.draw_masks("flatten", model, density=0.4)
-    device = torch.device("cpu")
-    training.measure_steps(model, masks, example, batch=2, repeats=1, device=device, precision="fp32")
+    training.measure_steps(model, masks, example, 2, 1, torch.device("cpu"), "fp32")
     small, wide = bb.shrink(model, masks, example), bb.shrink(model, masks, example, multiple_of=8)
     last = deepcopy(model).to(memory_format=torch.channels_last)
     assert trained == [strides(network) for network in (model, last, small.module, wide.module)]

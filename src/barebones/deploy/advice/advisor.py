@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from rich.console import Console
@@ -60,24 +60,18 @@ def advise(
         with console.status("measuring memory"):
             measure_memory(variants, example, batches)
         for batch in batches:
-            console.print(_inference_table(variants, batch))
+            columns = ("ms", "× dense", "memory, MB", "weights, MB")
+            console.print(_table(f"inference, float32, batch {batch}", columns, _inference_rows(variants, batch)))
         layout = ", channels last in memory" if runs_channels_last(small, example) else ""
         console.print(f"Prepared: batch-norm folded{layout}.", highlight=False)
         sentences = [*verdict(variants, batches), *filter(None, [missing])]
         console.print("\n".join(sentences), highlight=False, soft_wrap=True, markup=False)
     if train_batch:
         with console.status("measuring the training step"):
-            seconds = measure_steps(
-                model,
-                masks,
-                example,
-                batch=train_batch,
-                repeats=repeats,
-                device=torch.device(device),
-                precision=precision,
-            )
-        captured = ", CUDA graph" if device != "cpu" else ""
-        console.print(_training_table(seconds, f"training step, batch {train_batch}, {precision}{captured}"))
+            seconds = measure_steps(model, masks, example, train_batch, repeats, torch.device(device), precision)
+        title = f"training step, batch {train_batch}, {precision}{', CUDA graph' if device != 'cpu' else ''}"
+        rows = ([name, f"{1e3 * value:.2f}", f"{seconds['dense'] / value:.2f}"] for name, value in seconds.items())
+        console.print(_table(title, ("ms", "× dense"), rows))
 
 
 def verdict(variants: list[Variant], batches: list[int]) -> Iterator[str]:
@@ -107,31 +101,19 @@ def verdict(variants: list[Variant], batches: list[int]) -> Iterator[str]:
         yield f"Batch {batch}: {count} of {len(layers)} layers are faster sparse here.{reason}"
 
 
-def _inference_table(variants: list[Variant], batch: int) -> Table:
-    dense = variants[0].seconds[batch]
-    table = _empty_table(f"inference, float32, batch {batch}", "ms", "× dense", "memory, MB", "weights, MB")
+def _inference_rows(variants: list[Variant], batch: int) -> Iterator[list[str]]:
     for variant in variants:
-        memory = variant.memory.get(batch)
-        table.add_row(
-            variant.name,
-            f"{1e3 * variant.seconds[batch]:.2f}",
-            f"{dense / variant.seconds[batch]:.2f}",
-            "" if memory is None else f"{memory / 1e6:.1f}",
-            f"{variant.weights / 1e6:.2f}",
-        )
-    return table
+        memory, seconds = variant.memory.get(batch), variant.seconds[batch]
+        speed = [f"{1e3 * seconds:.2f}", f"{variants[0].seconds[batch] / seconds:.2f}"]
+        size = ["" if memory is None else f"{memory / 1e6:.1f}", f"{variant.weights / 1e6:.2f}"]
+        yield [variant.name, *speed, *size]
 
 
-def _training_table(seconds: dict[str, float], title: str) -> Table:
-    table = _empty_table(title, "ms", "× dense")
-    for name, value in seconds.items():
-        table.add_row(name, f"{1e3 * value:.2f}", f"{seconds['dense'] / value:.2f}")
-    return table
-
-
-def _empty_table(title: str, *columns: str) -> Table:
+def _table(title: str, columns: tuple[str, ...], rows: Iterable[Iterable[str]]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("network")
     for column in columns:
         table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
     return table

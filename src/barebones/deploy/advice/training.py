@@ -22,7 +22,7 @@ from .variants import runs_channels_last
 
 
 def measure_steps(
-    model: nn.Module, masks: Masks, example: Tensor, *, batch: int, repeats: int, device: torch.device, precision: str
+    model: nn.Module, masks: Masks, example: Tensor, batch: int, repeats: int, device: torch.device, precision: str
 ) -> dict[str, float]:
     """Return the median seconds of one training step of each network, measured in turns."""
     small, wide = shrink(model, masks, example), shrink(model, masks, example, multiple_of=8)
@@ -30,11 +30,11 @@ def measure_steps(
     channels_last = runs_channels_last(small, example)
     steps = {}
     for name, held in {"dense": None, "masked": masks}.items():
-        steps[name] = step(model, held)
+        steps[name] = step(model, held, torch.contiguous_format)
         if channels_last:
-            steps[f"{name}, channels last"] = step(model, held, layout=torch.channels_last)
-    steps["shrunk"] = step(small.module, small.masks, layout=None)
-    steps["shrunk to multiples of 8" + ", channels last" * channels_last] = step(wide.module, wide.masks, layout=None)
+            steps[f"{name}, channels last"] = step(model, held, torch.channels_last)
+    steps["shrunk"] = step(small.module, small.masks, None)
+    steps["shrunk to multiples of 8" + ", channels last" * channels_last] = step(wide.module, wide.masks, None)
     count = 20 if device.type == "cuda" else 1
     times: dict[str, list[float]] = {name: [] for name in steps}
     for learn in steps.values():
@@ -52,16 +52,10 @@ def measure_steps(
 
 
 def _step(
-    model: nn.Module,
-    masks: Masks | None,
-    *,
-    example: Tensor,
-    batch: int,
-    device: torch.device,
-    precision: str,
-    layout: torch.memory_format | None = torch.contiguous_format,  # None: unchanged
-) -> Callable[[], None]:
-    """Return the training step of a copy of the model; `layout` is the memory format of weights and images."""
+    model: nn.Module, masks: Masks | None, layout: torch.memory_format | None, *,
+    example: Tensor, batch: int, device: torch.device, precision: str,
+) -> Callable[[], None]:  # fmt: skip
+    """Return the training step of a copy; `layout` is the memory format of weights and images (None: unchanged)."""
     network: nn.Module = deepcopy(model).train().to(device, memory_format=layout)  # type: ignore[call-overload]
     images = random_images(example, batch).to(device, memory_format=layout or torch.preserve_format)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4, fused=True)
