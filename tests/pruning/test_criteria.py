@@ -88,7 +88,7 @@ def test_the_temperature_is_the_same_for_a_loss_and_an_objective():
     assert equal(steps[-1].masks, steps_of("grasp")[-1].masks)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple), min_size=1, max_size=6), st.data())
 def test_erk_counts_add_up_and_follow_the_densities(shapes, data):
     named = {f"layer{i}": shape for i, shape in enumerate(shapes)}

@@ -106,7 +106,7 @@ def check_pruning(method: Method, model: nn.Module, batches: list[Any], **option
 
 
 @pytest.mark.parametrize("method", ["force", "grasp-mb", "grasp-taylor", "synflow", "snip-mb"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if "ahead" in n else n for n in CASES])
 def test_no_trace_and_exact_counts(name, method):
     model, batches = built(name)
     check_pruning(few(method, rounds=3, batches=2), model, batches, example=batches[0][0])
