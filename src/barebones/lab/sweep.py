@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -47,7 +48,7 @@ def sweep(
     stopping: Callable[[], bool] = lambda: False,
     summarize: bool = True,
 ) -> SweepResult:
-    """Run all experiments that are not finished, several at a time, and write the records of all runs.
+    """Run all experiments that are not finished, several at a time, and write the records as the runs end.
 
     On the CPU, `jobs` processes of one thread each run one experiment at a time; the default is one process per
     processor. On a CUDA device, one process takes turns with up to `jobs` experiments (default 4), as many as fit
@@ -66,11 +67,16 @@ def sweep(
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     crew = Crew(listed, options, jobs, lambda job: None if console.is_terminal else say(sentence(job)))
+    ended = crew.count(DONE, FAILED)
     with live_table(crew, console):
         try:
             while crew.busy and not stopping():
                 crew.assign()
                 crew.attend()
+                if crew.count(DONE, FAILED) > ended:
+                    ended = crew.count(DONE, FAILED)
+                    with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
+                        records.write(records.records(options.runs), options.runs)
         except KeyboardInterrupt:
             pass
         except BaseException:
