@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,12 +73,12 @@ class Coupling:
     A group is known by the smallest number of its channels. `fixed`, `uncertain` and `pooled` hold one bool per group.
     """
 
-    slots: dict[tuple[str, str], ChannelSlot] = field(default_factory=dict)  # by (layer, side)
-    group: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # of each channel
-    fixed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))  # cannot be removed
-    uncertain: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))  # only a trial can tell
-    pooled: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))  # go through one of POOLS
-    graph: Any = None  # Torch-Pruning's
+    slots: dict[tuple[str, str], ChannelSlot]  # by (layer, side)
+    group: Tensor  # of each channel
+    fixed: Tensor  # cannot be removed
+    uncertain: Tensor  # only a trial can tell
+    pooled: Tensor  # go through one of POOLS
+    graph: Any  # Torch-Pruning's
 
     def groups(self, slot: ChannelSlot) -> Tensor:
         """Return the group of each channel of a slot."""
@@ -92,7 +92,7 @@ class Coupling:
 def find_coupling(model: nn.Module, example: Any) -> Coupling:
     """Find the coupled groups of a model by one run on the example, in eval mode and with gradients.
 
-    The model must be a copy: it loses its backward hooks.
+    The model must be a copy: it loses its backward hooks and stays in eval mode.
     """
     import torch_pruning as tp
 
@@ -100,15 +100,10 @@ def find_coupling(model: nn.Module, example: Any) -> Coupling:
     sources: list[Any] = []
     args, kwargs = tree_map(lambda value: _tracked(value, sources), call(example))
     floats = [p for p in model.parameters() if p.is_floating_point()]
-    training = [m for m in model.modules() if m.training]
     for module in model.modules():  # backward hooks would put nodes of their own between the layers
         vars(module).update(_backward_hooks={}, _backward_pre_hooks={})
     with torch.enable_grad(), warnings.catch_warnings(action="ignore"), trainable(floats):
-        try:
-            graph.build_dependency(model, args, lambda net, args: _outputs(net(*args, **kwargs)), verbose=False)
-        finally:
-            for module in training:
-                module.training = True
+        graph.build_dependency(model, args, lambda net, args: _outputs(net(*args, **kwargs)), verbose=False)
     return _Builder(graph, sources, model).build()
 
 

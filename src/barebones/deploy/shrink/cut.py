@@ -135,19 +135,16 @@ def _in_format_of(values: Tensor, fewer: Tensor) -> Tensor:
 
 def scatter(large: nn.Module, small: nn.Module, origin: Mapping[str, Tensor]) -> None:
     """Write the values of a cut model into the large one, at the indices that they come from."""
+    targets = dict(large.named_parameters()) | dict(large.named_buffers())
     with torch.no_grad():
-        for kind in ("named_parameters", "named_buffers"):
-            targets = dict(getattr(large, kind)())
-            for name, value in getattr(small, kind)():
-                if name not in targets:
-                    continue
-                target = targets[name]
-                if name in origin:
-                    flat = target.detach().clone(memory_format=torch.contiguous_format).flatten()
-                    flat[origin[name].flatten().to(target.device)] = value.detach().flatten().to(flat)
-                    target.copy_(flat.view(target.shape))
-                elif target.shape == value.shape:
-                    target.copy_(value)
+        for name, value in (*small.named_parameters(), *small.named_buffers()):
+            target = targets.get(name)
+            if target is not None and name in origin:
+                flat = target.detach().clone(memory_format=torch.contiguous_format).flatten()
+                flat[origin[name].flatten().to(target.device)] = value.detach().flatten().to(flat)
+                target.copy_(flat.view(target.shape))
+            elif target is not None and target.shape == value.shape:
+                target.copy_(value)
 
 
 def connections(mask: Tensor, layer: Any) -> Tensor:
