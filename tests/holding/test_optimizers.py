@@ -169,13 +169,6 @@ def with_closure(model, optimizer, memory, step):
     assert optimizer.step(lambda: (optimizer.zero_grad(), backward(model))[1]).isfinite()
 
 
-def accumulating(model, optimizer, memory, step):
-    optimizer.zero_grad(set_to_none=step % 2 == 0)
-    for part in range(2):
-        backward(model, X[part::2], Y[part::2])
-    optimizer.step()
-
-
 def with_schedule(model, optimizer, memory, step):
     schedule = memory.setdefault("schedule", optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
     train(model, optimizer, 1)
@@ -198,7 +191,7 @@ def channels_last(model, optimizer, memory, step):
     train(model, optimizer, 1)
 
 
-@pytest.mark.parametrize("way", [with_closure, accumulating, with_schedule, with_scaler, channels_last])
+@pytest.mark.parametrize("way", [with_closure, with_schedule, with_scaler, channels_last])
 @pytest.mark.parametrize("options", [{}, {"fused": True}], ids=["plain", "fused"])
 def test_ways_of_training(way, options, masks):
     model, optimizer, other, others = twins(optim.AdamW, {"lr": 0.01, **options})
