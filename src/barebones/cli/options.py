@@ -40,34 +40,25 @@ Jobs = Annotated[
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run failed experiments again.")]
 
 
-def _how(annotation: Any, *flags: str, **settings: Any) -> Any:
-    return Annotated[annotation, typer.Option(*flags, rich_help_panel=HOW, **settings)]
+def _how(*flags: str, **settings: Any) -> Any:
+    return typer.Option(*flags, rich_help_panel=HOW, **settings)
 
 
-RUN_OPTIONS = {  # a field of `RunOptions`: its option and default
-    "runs": (_how(Path, help="Folder that contains one folder per run."), Path("runs")),
-    "device": (_how(str, help="cpu, cuda or cuda:N; auto is a GPU if there is one."), "auto"),
-    "data_root": (
-        _how(Path | None, help="Folder with the data set.", show_default="$BAREBONES_DATA, or a cache folder"),
-        None,
+RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and defaults are those of the fields
+    "runs": _how(help="Folder that contains one folder per run."),
+    "device": _how(help="cpu, cuda or cuda:N; auto is a GPU if there is one."),
+    "data_root": _how(help="Folder with the data set.", show_default="$BAREBONES_DATA, or a cache folder"),
+    "download": _how("--download", help="Download the data set if it is missing."),
+    "compiled": _how(
+        "--compile/--no-compile", help="Compile the network with torch.compile.",
+        show_default="on a GPU, from 100 epochs on",
     ),
-    "download": (_how(bool, "--download", help="Download the data set if it is missing."), False),
-    "compiled": (
-        _how(
-            bool | None,
-            "--compile/--no-compile",
-            help="Compile the network with torch.compile.",
-            show_default="on a GPU, from 100 epochs on",
-        ),
-        None,
+    "captured": _how(
+        "--capture/--no-capture", help="On a GPU, run training steps and pruning rounds as CUDA graphs."
     ),
-    "captured": (
-        _how(bool, "--capture/--no-capture", help="On a GPU, run training steps and pruning rounds as CUDA graphs."),
-        True,
-    ),
-    "save_every": (_how(float, min=0, help="Seconds between checkpoints."), 30.0),
-    "tensorboard": (_how(bool, "--tensorboard", help="Also log to TensorBoard."), False),
-}
+    "save_every": _how(min=0, help="Seconds between checkpoints."),
+    "tensorboard": _how("--tensorboard", help="Also log to TensorBoard."),
+}  # fmt: skip
 
 
 def with_options(unset: bool = False, experiment: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -80,7 +71,9 @@ def with_options(unset: bool = False, experiment: bool = True) -> Callable[[Call
         parameters = inspect.signature(command, eval_str=True).parameters.values()
         options = _experiment_options(unset) if experiment else []
         options += [p for p in parameters if p.kind is not p.VAR_KEYWORD]
-        options += [_parameter(name, kind, default) for name, (kind, default) in RUN_OPTIONS.items()]
+        for name, option in RUN_OPTIONS.items():
+            default = "auto" if name == "device" else getattr(RunOptions, name)
+            options.append(_parameter(name, Annotated[get_type_hints(RunOptions)[name], option], default))
         options = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options]
         command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in options}
