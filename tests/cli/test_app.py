@@ -102,7 +102,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU he
         (f"{PRUNE} --method dense", "method dense prunes nothing"),
         (f"{PRUNE} --method force -o no/where/mask", "there is no folder no/where"),
         (f"{PRUNE} --method force -o .", "folder"),
-        ("train --method force", "--method means nothing here; use barebones run"),
+        ("train --method force", "--method has no effect; use barebones run"),
         ("train --sparsity 0.5", "sparsity"),
         ("train --mask nowhere", "nowhere"),
         ("train --mask nets_for_cli.py", "nets_for_cli.py is not a safetensors file"),
@@ -159,7 +159,7 @@ def test_what_a_command_raises_is_one_line(error, code, line, command, monkeypat
 
 def test_debug_shows_the_whole_error(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["barebones", "--debug", "inspect", "nowhere"])
-    with pytest.raises(ValueError, match="there is no nowhere"):
+    with pytest.raises(ValueError, match="there is no file or folder nowhere"):
         cli.main()
 
 
@@ -167,7 +167,8 @@ def test_debug_shows_the_whole_error(monkeypatch):
 def test_the_module_is_the_command(tmp_path):
     words = [sys.executable, "-m", "barebones", "inspect", "nowhere"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: there is no nowhere\n")
+    problem = "error: there is no file or folder nowhere; name a run's folder or a mask file\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", problem)
 
 
 # brackets and signals
@@ -175,7 +176,8 @@ def test_the_module_is_the_command(tmp_path):
 
 @pytest.mark.parametrize("name", ["[red]here", "[/]", "[bold"])
 def test_brackets_in_paths_are_shown_as_they_are(name, command, capsys):
-    assert command("inspect", name) == (2, "", f"error: there is no {name}\n")
+    problem = f"error: there is no file or folder {name}; name a run's folder or a mask file\n"
+    assert command("inspect", name) == (2, "", problem)
     with pytest.raises(typer.Exit), signals.stoppable(f"saved in {name}"):
         raise Stopped
     assert capsys.readouterr().err == f"saved in {name}\n"

@@ -138,7 +138,7 @@ def test_train_trains_the_masks_of_prune_as_run_does(mask, command, tiny):
 
 def test_train_refuses_what_does_not_fit_its_masks(mask, mistake):
     for option, value in {"rounds": 3, "sparsity": 0.5, "scoring-precision": "bf16", "pretrain": 1}.items():
-        problem = f"the masks are found already, so --{option} means nothing here"
+        problem = f"the masks are found already, so --{option} has no effect"
         mistake(problem, "train", "--mask", mask, f"--{option}", value)
     mistake("does not match the model", "train", "--mask", mask, "--model", "nets_for_cli:mlp")
 

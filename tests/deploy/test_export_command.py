@@ -45,7 +45,7 @@ def test_a_run_is_exported_as_a_program(words, finished, command):
     out = "network.pt2" if words == ("--shrink",) else "network.bin"
     done = command("export", finished, "-o", out, *words)
     assert (done.code, done.err) == (0, "")
-    assert "Loaded again, its outputs differ by " in done.out
+    assert "Loaded again, the largest difference of the outputs is " in done.out
     assert "before training" not in done.out
     _, model, _ = stored.trained(finished)
     with open(out, "rb") as file:
@@ -61,7 +61,7 @@ def test_a_run_is_exported_as_a_program(words, finished, command):
 def test_a_run_is_exported_as_onnx_in_silence(finished, command):
     done = command("export", finished, "-o", "network.onnx")
     assert (done.code, done.err) == (0, "")  # and warnings are errors in tests
-    assert "In onnxruntime, its outputs differ by " in done.out
+    assert "In onnxruntime, the largest difference of the outputs is " in done.out
     assert len(done.out.splitlines()) == 2
     assert [path.name for path in Path().iterdir()] == ["network.onnx"]
 
@@ -86,7 +86,7 @@ def test_a_mask_file_of_unknown_origin_needs_a_network(command, mistake, tmp_pat
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("nowhere -o out.onnx", "there is no nowhere"),
+        ("nowhere -o out.onnx", "there is no file or folder nowhere; name a run's folder"),
         (". -o out.onnx", "is not the folder of a run: it has no experiment.json"),
         ("RUN -o out.tar", "the name out.tar does not tell the format; use --format onnx, torch, sparse"),
         ("RUN -o out --format zip", "format 'zip' is unknown"),

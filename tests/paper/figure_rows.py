@@ -26,7 +26,7 @@ TINY: dict[str, dict[str, Any]] = {  # settings of the analyses that take about 
         **PAIR, "methods": ["force", "iter-snip"], "batches": 2, "sparsities": [0.9], "rounds": [1, 3],
     },
     "saliency-scatter": {**PAIR, "batches": 2, "rounds": 2, "sparsities": [0.5, 0.9, 0.99]},
-    "layers": {**PAIR, "sparsity": 0.99, "methods": ["snip", "force"], "given": {"force": {"rounds": 3}}},
+    "layers": {**PAIR, "sparsity": 0.99, "methods": ["snip", "force"], "changes": {"force": {"rounds": 3}}},
     "evolution": {**PAIR, "sparsity": 0.98, "rounds": 5, "methods": ["iter-snip", "force"]},
     "consistency": {
         **PAIR, "seeds": [0, 1], "one_shot": ["grasp", "snip"], "densities": [0.5, 0.05],

@@ -32,8 +32,8 @@ for command in (
 ):
     app.command(rich_help_panel="Experiments")(command)
 for command in (figures.report, deployment.shrink, deployment.export, experiments.demo):
-    app.command(rich_help_panel="Look and measure")(command)
-app.add_typer(bench, name="bench", rich_help_panel="Look and measure")
+    app.command(rich_help_panel="Results and deployment")(command)
+app.add_typer(bench, name="bench", rich_help_panel="Results and deployment")
 bench.command()(deployment.speed)
 
 

@@ -89,8 +89,8 @@ def export(
         written = to_sparse(network, masks, out, experiment=experiment.to_dict())
     smaller = f"{dense / written.bytes:.3g} times smaller than" if written.bytes < dense else "no smaller than"
     say(f"{out}: {written.bytes:,} bytes, {smaller} the dense checkpoint ({dense:,}).")
-    same = f"its outputs differ by {written.difference:.2g} of the largest at most"
-    say(f"{chosen.checked}, {same if chosen.write else 'it is the same bit for bit'}.")
+    largest_difference = f"the largest difference of the outputs is {written.difference:.2g} times the largest output"
+    say(f"{chosen.checked}, {largest_difference if chosen.write else 'it is the same bit for bit'}.")
     if not source.is_dir():
         say("This is the network before training; name the folder of a run for a trained one.")
 
@@ -112,7 +112,9 @@ def speed(
     model: SourceModel = None,
     data: SourceData = None,
 ) -> None:
-    """Tell whether pruning pays on this machine: time and memory of the dense, masked, shrunk and sparse network.
+    """Measure whether pruning makes the network faster on this machine.
+
+    It compares the time and memory of the dense, the masked, the shrunk and the sparse network.
 
     Example: barebones bench speed mask.safetensors
     """

@@ -73,7 +73,7 @@ def train(
     settings, run_options = split(options)
     settings = {name: value for name, value in settings.items() if value is not None and value is not False}
     if "method" in settings:
-        raise ValueError("train does not prune, so --method means nothing here; use barebones run")
+        raise ValueError("train does not prune, so --method has no effect; use barebones run")
     if mask is not None:
         experiment, run_options = experiment_for_mask(mask, settings), replace(run_options, mask=mask)
     elif "sparsity" in settings:
@@ -163,7 +163,7 @@ def inspect(
 ) -> None:
     """Print what a mask file contains, or the settings, progress and result of a run."""
     if not path.exists():
-        raise ValueError(f"there is no {path}")
+        raise ValueError(f"there is no file or folder {path}; name a run's folder or a mask file")
     *tables, content = (run_folder(path),) if path.is_dir() else mask_file(path)
     if as_json:
         typer.echo(json.dumps(content, indent=2))

@@ -49,7 +49,7 @@ def figure(
         Console().print(listed())
         return
     if name is None:
-        raise ValueError("which figure? barebones figure --list names all")
+        raise ValueError("name a figure; run `barebones figure --list` to see all figures")
     names = list(FIGURES) if name == "all" else [name]
     named(names[0])
     _, run_options = split(options)
@@ -91,4 +91,5 @@ def report(
     for run in content["runs"]:
         for problem in run["problems"]:
             say(f"{run['folder']} cannot be read in full: {problem}")
-    say(f"{len(states)} runs ({counts}) are in {out}; open it in a browser.")
+    noun, verb = ("run", "is") if len(states) == 1 else ("runs", "are")
+    say(f"{len(states)} {noun} ({counts}) {verb} in {out}; open it in a browser.")

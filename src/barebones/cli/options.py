@@ -20,10 +20,13 @@ from ..models import MODELS, SCHEMES
 from ..pruning.methods import METHODS
 from ..pruning.schedules import SCHEDULES
 
-HOW = "Where and how"  # the panel of the options that are not part of an experiment
+RUN_PANEL = "Run options"  # the panel of the options that are not part of an experiment
 PANELS = {"rounds": "Pruning", "epochs": "Training"}  # the first option of each panel of an experiment
 DEFAULTS = {  # what to show for fields of an experiment whose default is None
     "Pruning": "set by the method and the data set",
+    "schedule": "set by the method",
+    "revive_until": "set by the method",
+    "at_least": "set by the method",
     "Training": "set by the data set",
     "precision": "bf16 on a GPU, else fp32",
     "scoring_precision": "fp32",
@@ -40,24 +43,24 @@ Jobs = Annotated[
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run failed experiments again.")]
 
 
-def _how(*flags: str, **settings: Any) -> Any:
-    return typer.Option(*flags, rich_help_panel=HOW, **settings)
+def _run_option(*flags: str, **settings: Any) -> Any:
+    return typer.Option(*flags, rich_help_panel=RUN_PANEL, **settings)
 
 
 RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and defaults are those of the fields
-    "runs": _how(help="Folder that contains one folder per run."),
-    "device": _how(help="cpu, cuda or cuda:N; auto is a GPU if there is one."),
-    "data_root": _how(help="Folder with the data set.", show_default="$BAREBONES_DATA, or a cache folder"),
-    "download": _how("--download", help="Download the data set if it is missing."),
-    "compiled": _how(
+    "runs": _run_option(help="Folder that contains one folder per run."),
+    "device": _run_option(help="cpu, cuda or cuda:N; auto is a GPU if there is one."),
+    "data_root": _run_option(help="Folder with the data set.", show_default="$BAREBONES_DATA, or a cache folder"),
+    "download": _run_option("--download", help="Download the data set if it is missing."),
+    "compiled": _run_option(
         "--compile/--no-compile", help="Compile the network with torch.compile.",
         show_default="on a GPU, from 100 epochs on",
     ),
-    "captured": _how(
+    "captured": _run_option(
         "--capture/--no-capture", help="On a GPU, run training steps and pruning rounds as CUDA graphs."
     ),
-    "save_every": _how(min=0, help="Seconds between checkpoints."),
-    "tensorboard": _how("--tensorboard", help="Also log to TensorBoard."),
+    "save_every": _run_option(min=0, help="Seconds between checkpoints."),
+    "tensorboard": _run_option("--tensorboard", help="Also log to TensorBoard."),
 }  # fmt: skip
 
 

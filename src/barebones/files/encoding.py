@@ -130,7 +130,7 @@ def decode_indices(encoding: str, data: Tensor) -> Tensor:
         values = values[::2] + 256 * values[1::2]
     ends = values != 256 ** WIDTHS[encoding] - 1
     if ends.numel() and not ends[-1]:
-        raise ValueError("its last gap has no end")
+        raise ValueError("its last gap between indices is incomplete")
     return (values + ends).cumsum(0)[ends] - 1
 
 

@@ -33,12 +33,13 @@ def named(name: str, figures: Mapping[str, Figure]) -> Figure:
 
     >>> named("layer", {})
     Traceback (most recent call last):
-    ValueError: there is no figure 'layer'; barebones figure --list names all
+    ValueError: there is no figure 'layer'; run `barebones figure --list` to see all figures
     """
     if name in figures:
         return figures[name]
     raise ValueError(
-        f"there is no figure {name!r}{did_you_mean(name, figures) or ';'} barebones figure --list names all"
+        f"there is no figure {name!r}{did_you_mean(name, figures) or ';'} run `barebones figure --list` to see all "
+        "figures"
     )
 
 

@@ -27,7 +27,7 @@ def load(source: Path, model: str | None = None, data: str | None = None) -> tup
     files that do not name them.
     """
     if not source.exists():
-        raise ValueError(f"there is no {source}")
+        raise ValueError(f"there is no file or folder {source}; name a run's folder or a mask file")
     if source.is_dir():
         if model or data:
             raise ValueError("the run's folder names its network and data; --model and --data are for mask files")
@@ -46,7 +46,7 @@ def experiment_for_mask(path: Path, changes: dict[str, Any]) -> Experiment:
     finder = Experiment.settings(record)
     if wrong := [name for name in sorted(SETTLED) if name in changes]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
-        raise ValueError(f"the masks are found already, so {options} means nothing here")
+        raise ValueError(f"the masks are found already, so {options} has no effect; leave it out")
     if finder["pretrain"]:
         raise ValueError(f"{path} was found after pretraining; barebones run repeats that and goes on to train")
     settings = {"method": FILE, "mask": content(masks), "sparsity": float(about["sparsity"])}

@@ -127,7 +127,8 @@ def trace(
                     on_paths[name] = on_path.to(masks[name].device)
             return Trace(reached, mode.uses(), on_paths, mode.peeked)
     except Exception as error:
-        raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}") from error
+        advice = "" if isinstance(error, ValueError) else "; pass an example that the model accepts"
+        raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}{advice}") from error
 
 
 def _guards(device: torch.device) -> Iterator[Any]:

@@ -167,7 +167,10 @@ class Probe:
                     vector = self._restricted(vector)
                 total = added(total, self._gradients.product(gradients, vector))
         if first_digest is not None and bool(first_digest != self.batches_digest):
-            raise ValueError("the batches were others when read a second time; pass a list, or a loader without state")
+            raise ValueError(
+                "the second reading of the batches returned other values than the first, but this method reads them "
+                "twice; pass a list, or a loader without state"
+            )
         self._average(total)
         return dict(zip(self.parameters, self._restricted(total), strict=True))
 

@@ -44,7 +44,7 @@ def keep_top(
     """
     total = sum(score.numel() for score in scores.values())
     if not 0 <= keep <= total:
-        raise ValueError(f"cannot keep {keep} of {total} weights")
+        raise ValueError(f"cannot keep {keep} of {total} weights; choose a number from 0 to {total}")
     flat = _comparable(scores)
     preferred, allowed = ([m[name].reshape(-1) for name in scores] if m is not None else None for m in (prefer, among))
     if at_least:
@@ -113,7 +113,9 @@ def _by_threshold(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat
     """Return the masks of all scores above the threshold, and of as many equal ones as there is room for."""
     candidates = torch.cat(scores if allowed is None else [s[mask] for s, mask in zip(scores, allowed, strict=True)])
     if candidates.numel() < keep:
-        raise ValueError(f"cannot keep {keep} weights among {candidates.numel()}")
+        raise ValueError(
+            f"cannot keep {keep} weights among {candidates.numel()}; keep fewer, or let `among` contain more"
+        )
     threshold = candidates.kthvalue(candidates.numel() - keep + 1).values
     del candidates
     masks, ties = [score > threshold for score in scores], [score == threshold for score in scores]

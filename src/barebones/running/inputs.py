@@ -41,7 +41,7 @@ def taken_apart(batch: Any) -> tuple[Any, list[Tensor]]:
     leaves: list[Any] = []
     form = mapped(batch, leaves.append)
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        raise ValueError("a batch with more than tensors in it cannot be captured; leave out capture=True")
+        raise ValueError("a batch that holds other values than tensors cannot be captured; leave out capture=True")
     return form, leaves
 
 

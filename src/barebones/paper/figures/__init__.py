@@ -22,9 +22,9 @@ for _module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
 def named(name: str) -> Figure:
     """Return the figure of that name.
 
-    >>> named("consistancy")
+    >>> named("layer")
     Traceback (most recent call last):
-    ValueError: there is no figure 'consistancy'; did you mean 'consistency'? barebones figure --list names all
+    ValueError: there is no figure 'layer'; did you mean 'layers'? run `barebones figure --list` to see all figures
     """
     return lab.named(name, FIGURES)
 

@@ -22,18 +22,18 @@ METHODS = ["snip-mb", "grasp-mb", "iter-snip", "force"]
 SETTINGS: dict[str, Settings] = {
     "smoke": {
         "pairs": [("digits", "small-resnet"), ("digits", "small-vgg")], "seeds": [0], "sparsity": 0.99,
-        "methods": METHODS, "given": {
+        "methods": METHODS, "changes": {
             "snip-mb": {"batches": 5}, "grasp-mb": {"batches": 5}, "iter-snip": {"rounds": 15},
             "force": {"rounds": 15},
         },
     },
     "short": {
-        "pairs": PAPER, "seeds": [0], "sparsity": 0.999, "methods": METHODS, "given": {
+        "pairs": PAPER, "seeds": [0], "sparsity": 0.999, "methods": METHODS, "changes": {
             "snip-mb": {"batches": 60}, "grasp-mb": {"batches": 60}, "iter-snip": {"rounds": 60},
             "force": {"rounds": 60},
         },
     },
-    "paper": {"pairs": PAPER, "seeds": [0], "sparsity": 0.999, "methods": METHODS, "given": {}},
+    "paper": {"pairs": PAPER, "seeds": [0], "sparsity": 0.999, "methods": METHODS, "changes": {}},
 }  # fmt: skip
 STRIP = 0.07  # height of one row of crosses, as a fraction of the zoomed axis
 
@@ -42,7 +42,7 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
     """Count what each method leaves of each layer."""
     for network in networks(settings, options):
         for method in settings["methods"]:
-            changes = settings["given"].get(method, {})
+            changes = settings["changes"].get(method, {})
             experiment = experiment_on(network, method, settings["sparsity"], **changes)
             masks = pruned(network, experiment, options).masks
             sizes = {name: mask.numel() for name, mask in masks.items()}
