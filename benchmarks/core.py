@@ -151,9 +151,9 @@ def _memory(model: str, weights: int, batch: int, device: str) -> Table:
     return table
 
 
-def _peak(model: str, what: str, batch: int, device: str) -> int:
+def _peak(model: str, method: str, batch: int, device: str) -> int:
     """Return the peak memory, in bytes, of a new process that does nothing else."""
-    code = f"from core import print_peak; print_peak({model!r}, {what!r}, {batch}, {device!r})"
+    code = f"from core import print_peak; print_peak({model!r}, {method!r}, {batch}, {device!r})"
     # These settings make malloc return large blocks to the system at once, so that the peak is the memory in use.
     here = str(Path(__file__).parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
@@ -162,17 +162,17 @@ def _peak(model: str, what: str, batch: int, device: str) -> int:
     return int(done.stdout)
 
 
-def print_peak(name: str, what: str, batch: int, device: str) -> None:
+def print_peak(name: str, method: str, batch: int, device: str) -> None:
     """Run a method, or one gradient for "bare", and print the peak memory of this process in bytes."""
     model = network(name).to(device)
     batches = images(3, batch, device)
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
     with tf32(torch.device(device), allowed=False):
-        if what == "bare":
+        if method == "bare":
             bare_gradients(model, batches[:1])
         else:
-            run_pruning(what, model, batches, len(batches))
+            run_pruning(method, model, batches, len(batches))
     print(_peak_of_this_process() if device == "cpu" else torch.cuda.max_memory_allocated())
 
 

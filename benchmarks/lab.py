@@ -58,8 +58,8 @@ def run(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise typer.BadParameter(f"device {device}: there is no CUDA device on this machine; choose cpu")
     where = torch.cuda.get_device_name() if device != "cpu" else f"{torch.get_num_threads()} threads"
-    how = f"{precision}, {'compiled' if compiled else 'not compiled'}"
-    console.print(f"{where}, torch {torch.__version__}, {how}, batch {BATCH} of random 32x32 images", highlight=False)
+    mode = f"{precision}, {'compiled' if compiled else 'not compiled'}"
+    console.print(f"{where}, torch {torch.__version__}, {mode}, batch {BATCH} of random 32x32 images", highlight=False)
     with _choosing_algorithms():
         data = random_images(images, device)
         for name in models:

@@ -37,13 +37,13 @@ def bare(module: nn.Module) -> nn.Module:
 
 def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield every module once with its canonical path, in the order of `named_modules` and without wrappers."""
-    seen: set[int] = set()
+    visited: set[int] = set()
 
     def walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
         module = bare(module)
-        if id(module) in seen:
+        if id(module) in visited:
             return
-        seen.add(id(module))
+        visited.add(id(module))
         yield path, module
         for name, child in module._modules.items():
             if child is not None:
@@ -66,11 +66,11 @@ def transposed(model: nn.Module) -> dict[str, int]:
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return every parameter once by its canonical name; tied parameters have their first name."""
     named: dict[str, nn.Parameter] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
     for path, module in layers(model):
         for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
+            if parameter is not None and id(parameter) not in visited:
+                visited.add(id(parameter))
                 named[_joined(path, name)] = parameter
     return named
 
@@ -106,7 +106,10 @@ def prunable(model: nn.Module, scope: Pattern | None = None, exclude: Pattern = 
 
 
 def _default(model: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return the default scope by name; a weight that is computed from others is in it, as the first of these."""
+    """Return the default scope by name.
+
+    A weight that is computed from other parameters stands for the first of these.
+    """
     names = {id(parameter): name for name, parameter in named.items()}
     embedded = {id(m.weight) for _, m in layers(model) if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     chosen: dict[str, nn.Parameter] = {}

@@ -156,7 +156,7 @@ def test_not_finite_scores_stop_before_the_masks_leave():
 def test_a_digest_is_the_same_on_both_devices():
     for shape, dtype in [((3, 5), torch.float32), ((200_001,), torch.bfloat16), ((1 << 18, 3), torch.float32)]:
         tensor = torch.randn(shape).to(dtype)
-        assert int(digest.content([tensor])) == int(digest.content([tensor.cuda()]))
+        assert int(digest.of_tensors([tensor])) == int(digest.of_tensors([tensor.cuda()]))
 
 
 @pytest.mark.parametrize("options", [{"momentum": 0.9, "weight_decay": 5e-4}, {"momentum": 0.9, "fused": True}])

@@ -36,7 +36,7 @@ def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
     anew = evaluate(network.model, network.data.test, 512, "fp32", 10)
     assert (result["test"]["top1"], result["test"]["top5"]) == (anew.top1, None)
     assert result["test"]["loss"] == pytest.approx(anew.loss)
-    assert result["weights"] == f"{int(digest.content(network.model.parameters())) % 2**64:016x}"
+    assert result["weights"] == f"{int(digest.of_tensors(network.model.parameters())) % 2**64:016x}"
 
     masks, about = load_masks(folder / "mask.safetensors", network.model)
     bb.audit(network.model, masks)
@@ -130,7 +130,7 @@ def test_a_network_that_breaks_leaves_no_result_and_says_so(short, options):
 
 def trained_from(path: Path, maker: Experiment, **changes) -> Experiment:
     own = dict.fromkeys(("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision"))
-    content = {"method": "file", "mask": maskfile.content(load_masks(path)[0])}
+    content = {"method": "file", "mask": maskfile.masks_digest(load_masks(path)[0])}
     return replace(maker, **own, **content, **changes)
 
 
@@ -222,7 +222,7 @@ def test_the_weights_of_a_run_are_compact_and_exact(method, sparsity, smaller, t
     folder = options.folder(experiment)
     model = Network(experiment, options, torch.device("cpu")).model
     state, masks, _ = load_weights(folder / "weights.safetensors", model)
-    assert result["weights"] == f"{int(digest.content(model.parameters())) % 2**64:016x}"  # bit for bit
+    assert result["weights"] == f"{int(digest.of_tensors(model.parameters())) % 2**64:016x}"  # bit for bit
     assert torch.equal(state["second.weight"], state["first.weight"])
     assert model.second.weight is model.first.weight
     assert masks.keys() == (set() if method == "dense" else {"first.weight", "head.weight"})

@@ -79,7 +79,7 @@ def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
     options = RunOptions(tmp_path, mask=path)
     weights = bb.prunable(Network(experiment, options, torch.device("cpu")).model)
     bb.save_masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in weights.items()}, path)
-    content = maskfile.content(bb.load_masks(path)[0])
+    content = maskfile.masks_digest(bb.load_masks(path)[0])
     empty = Experiment("small-resnet", "digits", "file", mask=content, epochs=0, shrink=True).resolved()
     result = result_of(run(empty, options))
     assert result["kept"] == 0

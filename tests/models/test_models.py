@@ -148,30 +148,30 @@ VARIANCE = {
 }
 
 
-@pytest.mark.parametrize("how", SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
     "layer", [nn.Conv2d(32, 96, 3), nn.Conv2d(64, 96, 3, groups=4), nn.Linear(500, 120), nn.Linear(120, 500)], ids=str
 )
-def test_the_distribution_of_a_scheme(how, layer):
-    weight = initialize(layer, how, torch.Generator().manual_seed(3)).weight.detach()
-    if how == "orthogonal":
+def test_the_distribution_of_a_scheme(scheme, layer):
+    weight = initialize(layer, scheme, torch.Generator().manual_seed(3)).weight.detach()
+    if scheme == "orthogonal":
         matrix = weight.flatten(1)
         small = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
         torch.testing.assert_close(small, torch.eye(len(small)), atol=1e-5, rtol=0)
     else:
-        std = VARIANCE[how](weight[0].numel(), weight[:, 0].numel()) ** 0.5
+        std = VARIANCE[scheme](weight[0].numel(), weight[:, 0].numel()) ** 0.5
         assert weight.std().item() == pytest.approx(std, rel=0.03)  # four times its spread at 14,000 weights
         assert abs(weight.mean().item()) < 4 * std / weight.numel() ** 0.5
         assert (weight.abs() > 2.5 * std).float().mean().item() == pytest.approx(0.0124, abs=0.005)  # normal
 
 
-@pytest.mark.parametrize("how", SCHEMES)
-def test_initialize_sets_every_layer_and_nothing_else(how):
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_initialize_sets_every_layer_and_nothing_else(scheme):
     model = build("mobilenet-v2", 10, 32)
     model.extra = nn.LayerNorm(3)
     for tensor in (t for t in model.state_dict().values() if t.is_floating_point()):
         tensor.fill_(7)
-    assert initialize(model, how=how) is model
+    assert initialize(model, scheme=scheme) is model
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
     expected = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}
     for name, tensor in model.state_dict().items():
@@ -185,14 +185,14 @@ def test_initialize_sets_every_layer_and_nothing_else(how):
     assert not model.classifier.bias.any()
 
 
-@pytest.mark.parametrize("how", SCHEMES)
-def test_random_numbers_come_from_the_generator(how):
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_random_numbers_come_from_the_generator(scheme):
     model, before = nn.Linear(20, 30), torch.get_rng_state()
-    first, again = (initialize(model, how, torch.Generator().manual_seed(5)).weight.clone() for _ in range(2))
+    first, again = (initialize(model, scheme, torch.Generator().manual_seed(5)).weight.clone() for _ in range(2))
     assert torch.equal(first, again)
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(5)
-    assert torch.equal(first, initialize(model).weight) == (how == "kaiming-fan-in")  # the default
+    assert torch.equal(first, initialize(model).weight) == (scheme == "kaiming-fan-in")  # the default
 
 
 def test_errors_of_initialize():

@@ -6,7 +6,7 @@ from barebones.running import digest
 
 
 def digest_of(tensor: torch.Tensor) -> int:
-    return int(digest.content([tensor]))
+    return int(digest.of_tensors([tensor]))
 
 
 def test_a_digest_sees_signs_shapes_and_types():

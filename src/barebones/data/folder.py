@@ -41,7 +41,7 @@ class FolderSplit(Split):
     def read(self, order: Tensor, batch: int, key: int | None) -> Iterator[Batch]:
         device = self.normalization.device
         loader = DataLoader(
-            _Reader(self.size),
+            _Decoder(self.size),
             batch_sampler=(self._items(indices.tolist(), key) for indices in order.split(batch)),
             collate_fn=_unchanged,
             num_workers=self.workers,
@@ -59,7 +59,7 @@ class FolderSplit(Split):
         return [(self.paths[i], self.labels[i], None if key is None else digest.text(key, i)) for i in indices]
 
 
-class _Reader(Dataset[Any]):
+class _Decoder(Dataset[Any]):
     """Decode one batch at a time. Errors are returned, because a raised one would carry the worker's traceback."""
 
     def __init__(self, size: int) -> None:

@@ -259,7 +259,7 @@ def _quietly() -> Iterator[None]:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(problem: str) -> Iterator[None]:
     """Turn any error of another library into a `ValueError` of one line; its cause is the full error."""
     try:
         yield
@@ -267,7 +267,7 @@ def _explained(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
-        raise ValueError(f"{what} ({type(error).__name__}: {line})") from error
+        raise ValueError(f"{problem} ({type(error).__name__}: {line})") from error
 
 
 def _required(package: str) -> Any:

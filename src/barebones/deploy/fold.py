@@ -77,7 +77,7 @@ def _foldable(model: nn.Module, example: Any) -> tuple[Any, list[tuple[nn.Module
     """Run the model once; return its output, and each pair of a layer and the batch-norm to fold into it."""
     known = [module for module in model.modules() if type(module) in LAYERS or type(module) in NORMS]
     watched = [module for module in known if not (module._forward_hooks or module._forward_pre_hooks)]
-    with _Readers() as readers, readers.watching(watched):
+    with _MemoryReaders() as readers, readers.watching(watched):
         result = outputs(model, example)
     returned = {_address(t) for t in tensors(result)}
 
@@ -94,7 +94,7 @@ def _foldable(model: nn.Module, example: Any) -> tuple[Any, list[tuple[nn.Module
     return result, [(layer, norm) for norm, layer in readers.sources.items() if foldable(layer, norm)]
 
 
-class _Readers(TorchDispatchMode):
+class _MemoryReaders(TorchDispatchMode):
     """A mode that sees every tensor operation and records which watched module (or None) reads which memory."""
 
     def __init__(self) -> None:

@@ -72,10 +72,10 @@ def load_masks(
     return Masks({name: mask.to(named[name].device) for name, mask in masks.items()}), about
 
 
-def content(masks: Mapping[str, Tensor]) -> str:
+def masks_digest(masks: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of the masks, which does not depend on the file that holds them.
 
-    >>> content({"w": torch.eye(2) > 0}) == content({"w": torch.eye(2) > 0.5})
+    >>> masks_digest({"w": torch.eye(2) > 0}) == masks_digest({"w": torch.eye(2) > 0.5})
     True
     """
     digest = sha256(fingerprint(masks).encode())

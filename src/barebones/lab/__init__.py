@@ -2,5 +2,5 @@
 
 An `experiment` is resolved by its data set's row in `protocols` and runs in a `folder`: `run` goes through the `stages`
 (pretrain, prune, shrink, train), whose numbers `metrics` writes down. A `sweep` runs the experiments of `recipes` in
-the `worker` processes of a `crew`. `records`, `statistics`, `figures` and the `report` tell what came of them.
+the `worker` processes of a `crew`. `records`, `statistics`, `figures` and the `report` show the results.
 """

@@ -148,7 +148,10 @@ class Crew:
             self._lose(job, ending, output)
 
     def _lose(self, job: Job, reason: str, output: str) -> None:
-        """Take in that the job's process ended: stop, try again, or fail the second time."""
+        """Handle a job whose process ended: queue it again, or let it fail if it ran alone already.
+
+        While the sweep stops, the job counts as stopped.
+        """
         if self.stopping:
             self._end(job, STOPPED)
         elif job.alone:

@@ -67,7 +67,8 @@ def _one_line(text: str, style: str) -> Text:
 
 
 def percent(accuracy: float | None) -> str:
-    """
+    """Return an accuracy in percent; nothing if it is not known.
+
     >>> percent(0.9123), percent(None)
     ('91.23 %', '')
     """
@@ -75,7 +76,8 @@ def percent(accuracy: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """
+    """Return a time as minutes and seconds, or as hours, minutes and seconds.
+
     >>> clock(7), clock(3750)
     ('0:07', '1:02:30')
     """

@@ -1,4 +1,7 @@
-"""An experiment: one frozen record is the command line's options, a run's record and, hashed, its folder's name."""
+"""An experiment: all settings of a run.
+
+The command line's options are made from its fields, and their hash is in the name of the run's folder.
+"""
 
 from __future__ import annotations
 
@@ -91,9 +94,9 @@ class Experiment:
             raise ValueError(
                 f"sparsity {self.sparsity:g} is not a fraction of weights to remove, from 0 to below 1{hint}"
             )
-        for name, least in (("rounds", 1), ("batches", 1), ("epochs", 0), ("batch", 2), ("pretrain", 0), ("seed", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{_option_name(name)} {value} is too small; it must be at least {least}")
+        for name, minimum in (("rounds", 1), ("batches", 1), ("epochs", 0), ("batch", 2), ("pretrain", 0), ("seed", 0)):
+            if (value := getattr(self, name)) is not None and value < minimum:
+                raise ValueError(f"{_option_name(name)} {value} is too small; it must be at least {minimum}")
         if self.seed >= 2**63:
             raise ValueError(f"seed {self.seed} is too large; it must be below 2**63")
         for name in ("lr", "weight_decay", "momentum"):
@@ -196,12 +199,12 @@ class Experiment:
 
 def _typed(option: Any, value: Any) -> Any:
     """Return the value if it has the option's type, which a whole number has if the option is a float."""
-    wanted, _, optional = option.type.partition(" | ")
+    type_name, _, optional = option.type.partition(" | ")
     if value is None and (optional or option.default is None):
         return None
-    accepted = (int, float) if wanted == "float" else TYPES[wanted]
-    if not isinstance(value, accepted) or (wanted != "bool" and isinstance(value, bool)):
-        kind = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}[wanted]
+    accepted = (int, float) if type_name == "float" else TYPES[type_name]
+    if not isinstance(value, accepted) or (type_name != "bool" and isinstance(value, bool)):
+        kind = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}[type_name]
         raise ValueError(f"{_option_name(option.name)} {value!r} is not {kind}")
     return value
 

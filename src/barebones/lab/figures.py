@@ -1,4 +1,4 @@
-"""Figures: each is one row of data, and its rows are computed or loaded, drawn and written as PNG, SVG and CSV."""
+"""Figures: compute or load the rows of a figure, draw them, and write the figure as PNG, SVG and CSV."""
 
 from __future__ import annotations
 

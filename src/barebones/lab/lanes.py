@@ -103,7 +103,10 @@ class Wire:
             self.stop()
 
     def look(self, seconds: float) -> None:
-        """Read messages, waiting this long for the first. Without waiting, look only now and then: it costs time."""
+        """Read the messages of the parent, and wait this many seconds for the first.
+
+        With 0 seconds this does nothing if the last look was less than PIPE_PAUSE ago, because each look costs time.
+        """
         now = monotonic()
         if not seconds and now - self.looked_at < PIPE_PAUSE:
             return
@@ -119,7 +122,7 @@ class Wire:
         except (EOFError, OSError):
             self.stop()
 
-    def asked(self) -> bool:
+    def should_stop(self) -> bool:
         """Return whether the runs are to stop."""
         self.look(0.0)
         return self.stopping
@@ -131,7 +134,7 @@ class Lane:
     def __init__(self, experiment: Experiment, options: RunOptions, wire: Wire) -> None:
         on_gpu = options.on_gpu
         self.folder, self.wire = experiment.folder, wire
-        self.steps: Iterator[None] | None = run(experiment, options, self.report, wire.asked)
+        self.steps: Iterator[None] | None = run(experiment, options, self.report, wire.should_stop)
         self.stream = torch.cuda.Stream() if on_gpu else None
         self.first_turn, self.measured = True, not on_gpu
         self.before = torch.cuda.memory_reserved() if on_gpu else 0

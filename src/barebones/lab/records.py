@@ -154,9 +154,9 @@ def _spread(row: Row) -> str:
     return f"{100 * row['top1_mean']:.2f}" + (f" ± {100 * row['top1_std']:.2f}" if row["top1_std"] is not None else "")
 
 
-def differences(row: Row, others: Sequence[Row], same: Sequence[str] = KEY) -> str:
-    """Return the settings that tell a group from others with the same data, network and method (`same`)."""
-    alike = [other for other in others if all(row[name] == other[name] for name in same)]
+def differences(row: Row, others: Sequence[Row], equal_in: Sequence[str] = KEY) -> str:
+    """Return the settings that tell a group from others that agree with it in the settings `equal_in`."""
+    alike = [other for other in others if all(row[name] == other[name] for name in equal_in)]
     names = [n for n in SETTINGS if n not in (*KEY, "seed") and any(other[n] != row[n] for other in alike)]
     values = {name: str(row[name])[:12] if name == "mask" else row[name] for name in names}  # a hash is long
     return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())

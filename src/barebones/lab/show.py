@@ -45,16 +45,16 @@ def watching(console: Console) -> Iterator[Any]:
 
 
 def _counted(line: Line) -> tuple[str, int, int]:
-    what = COUNTED[line["stage"]]
-    return line["stage"], line[what] + 1, line[what + "s"]
+    unit = COUNTED[line["stage"]]
+    return line["stage"], line[unit] + 1, line[unit + "s"]
 
 
 def _print(console: Console, line: Line) -> None:
     """Print every epoch, and every tenth of the rounds."""
     stage, number, total = _counted(line)
     if stage != "prune" or number == total or number % max(1, total // 10) == 0:
-        what = COUNTED[stage]
-        console.print(f"{stage}: {what} {number} of {total}, {note(line)}", highlight=False, soft_wrap=True)
+        unit = COUNTED[stage]
+        console.print(f"{stage}: {unit} {number} of {total}, {note(line)}", highlight=False, soft_wrap=True)
 
 
 def note(line: Line) -> str:
@@ -95,10 +95,10 @@ def settings(experiment: Experiment, requested: Experiment) -> Table:
     """Show every setting of an experiment, and where its value comes from."""
     table = Table("setting", "value", "from", title="experiment", title_justify="left")
     for option in fields(experiment):
-        value, asked = getattr(experiment, option.name), getattr(requested, option.name)
+        value, requested_value = getattr(experiment, option.name), getattr(requested, option.name)
         if value is not None:
-            source = "default" if asked == option.default else "you"
-            table.add_row(option.name, str(value), "data set and method" if asked is None else source)
+            source = "default" if requested_value == option.default else "you"
+            table.add_row(option.name, str(value), "data set and method" if requested_value is None else source)
     return table
 
 
@@ -142,10 +142,10 @@ def shrunk(small: dict[str, Any]) -> Iterator[str]:
     pace = small["images_per_second"]
     if pace is not None:
         times = pace["shrunk"] / pace["masked"]
-        how = "" if small.get("layout") else ", both with channels last"
+        memory_order = "" if small.get("layout") else ", both with channels last"
         yield (
             f"It trains {times:.2f} times as fast as the masked network: "
-            f"{pace['shrunk']:,.0f} images/s against {pace['masked']:,.0f}{how}."
+            f"{pace['shrunk']:,.0f} images/s against {pace['masked']:,.0f}{memory_order}."
         )
 
 

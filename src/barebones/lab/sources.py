@@ -96,8 +96,8 @@ class Runs:
     def load(self, name: str, scale: str, folder: Path, context: FigureContext) -> Rows:
         """Return the rows of the figure's runs that are in a folder. Nothing is run; failed runs are reported."""
         folder = self._folder(folder) if self._folder(folder).is_dir() else folder
-        wanted = {_identity(e.resolved().to_dict(), self.free) for e in self.experiments(scale)}
-        stored = [row for row in records.records(folder) if row["method"] and _identity(row, self.free) in wanted]
+        identities = {_identity(e.resolved().to_dict(), self.free) for e in self.experiments(scale)}
+        stored = [row for row in records.records(folder) if row["method"] and _identity(row, self.free) in identities]
         rows = self._finished_rows(name, stored, folder)
         finished = {_identity(row) for row in stored if row["status"] == records.DONE}
         if any(_identity(row) not in finished for row in stored):

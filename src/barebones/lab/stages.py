@@ -167,7 +167,7 @@ class Stages:
             },
             "plan": asdict(plan),
             "shrunk": read_json(self.folder / SHRUNK) if small is not None else None,
-            "weights": f"{int(digest.content(self.model.parameters())) % 2**64:016x}",
+            "weights": f"{int(digest.of_tensors(self.model.parameters())) % 2**64:016x}",
             "environment": environment(self.options, plan.epochs),
         }
         write_json(self.folder / RESULT, result)
@@ -269,7 +269,7 @@ def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any]
 def _copy_mask(source: Path | None, target: Path, experiment: Experiment, model: nn.Module) -> None:
     if source is None:
         raise ValueError("the run has no masks yet; name their file with --mask FILE")
-    if maskfile.content(maskfile.load_masks(source)[0]) != experiment.mask:
+    if maskfile.masks_digest(maskfile.load_masks(source)[0]) != experiment.mask:
         raise ValueError(f"{source} has changed since it was read; start again")
     maskfile.load_masks(source, model)  # raises, before anything is copied, if they do not match the model
     with files.atomically(target) as file:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import DATA
-from ..files.masks import content, load_masks
+from ..files.masks import load_masks, masks_digest
 from ..files.weights import load_weights
 from ..masks import Masks
 from .experiment import FILE, Experiment
@@ -49,7 +49,7 @@ def experiment_for_mask(path: Path, changes: dict[str, Any]) -> Experiment:
         raise ValueError(f"the masks are found already, so {options} has no effect; leave it out")
     if finder["pretrain"]:
         raise ValueError(f"{path} was found after pretraining; barebones run repeats that and goes on to train")
-    settings = {"method": FILE, "mask": content(masks), "sparsity": float(about["sparsity"])}
+    settings = {"method": FILE, "mask": masks_digest(masks), "sparsity": float(about["sparsity"])}
     return Experiment.from_dict(finder | dict.fromkeys(FINDING) | settings | changes)
 
 

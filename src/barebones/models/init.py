@@ -21,23 +21,23 @@ SCHEMES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def initialize(model: nn.Module, how: str = "kaiming-fan-in", generator: torch.Generator | None = None) -> nn.Module:
+def initialize(model: nn.Module, scheme: str = "kaiming-fan-in", generator: torch.Generator | None = None) -> nn.Module:
     """Initialize the model in place and return it.
 
-    The weights of every convolution and linear layer are drawn by the scheme `how`, a key of `SCHEMES`, and their
+    The weights of every convolution and linear layer are drawn by the scheme `scheme`, a key of `SCHEMES`, and their
     biases are set to 0. Batch-norms get scale 1, shift 0 and new running statistics. Other parameters do not change.
 
     >>> a, b = (initialize(nn.Linear(3, 2), generator=torch.Generator().manual_seed(1)) for _ in range(2))
     >>> torch.equal(a.weight, b.weight)
     True
     """
-    if how not in SCHEMES:
-        raise ValueError(unknown("initialization", how, SCHEMES))
+    if scheme not in SCHEMES:
+        raise ValueError(unknown("initialization", scheme, SCHEMES))
     for name, module in model.named_modules():
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
             raise ValueError(f"{name or 'the model'} is lazy and has no weights yet; run the model once first")
         if isinstance(module, _ConvNd | nn.Linear):
-            SCHEMES[how](module.weight, generator=generator)
+            SCHEMES[scheme](module.weight, generator=generator)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, _BatchNorm):

@@ -32,12 +32,12 @@ def parameter_table(model: nn.Module) -> ParameterTable:
     """
     kinds = {_ConvNd: "conv", nn.Linear: "fully_connected", _BatchNorm: "batchnorm"}
     counts = dict.fromkeys([*kinds.values(), "bias", "other"], 0)
-    seen = set()
+    counted = set()
     for module in model.modules():
         kind = next((kind for base, kind in kinds.items() if isinstance(module, base)), "other")
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
+            if id(parameter) not in counted:
+                counted.add(id(parameter))
                 counts["bias" if name == "bias" else kind] += parameter.numel()
     total = sum(counts.values())
     percent = {kind: 100 * count / max(total, 1) for kind, count in counts.items() if kind != "other"}

@@ -56,7 +56,7 @@ def last_at_smoke(scale: str, names: Sequence[str]) -> Sequence[str]:
     return names[-1:] if scale == "smoke" else names
 
 
-def some_at_smoke(scale: str, methods: Sequence[str]) -> Sequence[str]:
+def fewer_at_smoke(scale: str, methods: Sequence[str]) -> Sequence[str]:
     """Return all methods, or only `SMOKE_METHODS` of them at smoke scale."""
     return [method for method in methods if scale != "smoke" or method in SMOKE_METHODS]
 
@@ -76,7 +76,7 @@ def measured(records: Sequence[Row], *point: str) -> Rows:
     return rows
 
 
-def references(records: Sequence[Row], wanted: Callable[[Reference], bool]) -> Rows:
+def references(records: Sequence[Row], accepts: Callable[[Reference], bool]) -> Rows:
     """Return the paper's numbers for the data sets, networks and methods of the records."""
     measured = {(run["data"], run["model"], run["method"]) for run in records}
     return [
@@ -91,7 +91,7 @@ def references(records: Sequence[Row], wanted: Callable[[Reference], bool]) -> R
             "where": number.where,
         }
         for number in ACCURACIES
-        if (number.data, number.model, number.method) in measured and wanted(number)
+        if (number.data, number.model, number.method) in measured and accepts(number)
     ]
 
 

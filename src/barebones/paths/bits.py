@@ -1,9 +1,9 @@
-"""Bits: a forward pass that keeps one bit of every value, whether a signal from the input reaches it.
+"""Bits: a forward pass that computes one bit for every value: whether a signal from the input reaches it.
 
-`Bits` is a `TorchFunctionMode`. It replaces every torch function by what the function does to these bits: the rules
-say what that is. Bits are never negative, so nothing cancels. After each function all values are 0 or 1 again, and
-so are all gradients in the backward pass, so nothing overflows. A function without a rule is treated as if all its
-outputs depended on all its inputs, which can never make a weight look unused.
+`Bits` is a `TorchFunctionMode`. It replaces every torch function by its rule, which computes the bits of the outputs
+from the bits of the inputs. Bits are never negative, so nothing cancels. After each function all values are 0 or 1
+again, and so are all gradients in the backward pass, so nothing overflows. A function without a rule is treated as if
+all its outputs depended on all its inputs, which can never make a weight look unused.
 
 A tensor is live if it comes from the input or from a parameter, which is what autograd tracks as `requires_grad`.
 A live tensor is a weight (computed from parameters alone), a share (computed from softmaxes alone) or an activation.
@@ -83,7 +83,7 @@ class Use:
 
     dense: int = 0
     kept: int = 0
-    ends: bool = False  # a signal reached the weight's input, but none left its output
+    ends: bool = False  # a signal reaches the weight's input, but not its output
 
 
 # Functions by which Python code reads the values of a tensor. Bits cannot follow what it does with them.
@@ -93,10 +93,10 @@ COUNTS = frozenset("nonzero argwhere masked_select unique unique_consecutive bin
 
 
 class Bits(TorchFunctionMode):
-    """The mode, for a model whose parameters were replaced by `weights`; `uses` tells what was done with each.
+    """The mode, for a model whose parameters were replaced by `weights`; `uses` returns what was done with each.
 
-    Comparisons, and masks among the inputs, do not carry signals. In a `strict` mode they do: the signal reaches
-    whatever they decide about, and `peeked` notes that Python code has read a value.
+    Comparisons, and masks among the inputs, do not carry signals. In a `strict` mode they do: every value that is
+    computed with them counts as reached, and `peeked` is true if Python code has read a value.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class Bits(TorchFunctionMode):
         if torch.is_inference_mode_enabled():
             raise ValueError("a part of it runs under torch.inference_mode(), where no path can be recorded")
         rule = self.rules.get(call.name, as_it_is if call.name.endswith("__get__") else mixed)
-        if self.strict and rule not in (nothing, blank) and any(t in self.from_input for t in call.tensors):
+        if self.strict and rule not in (skip, blank) and any(t in self.from_input for t in call.tensors):
             return self._flooded(call)
-        if not call.live and rule not in (nothing, blank):
+        if not call.live and rule not in (skip, blank):
             return tree_map(partial(self._constant, call), call.func(*call.args, **call.kwargs))
         if call.inplace and rule is pass_on:
             return call.args[0]
@@ -157,7 +157,10 @@ class Bits(TorchFunctionMode):
         return tree_map(partial(self._live, call, rule), result)
 
     def _note(self, call: Call, result: Any) -> Any:
-        """In a strict run, note a result that is no float any more (a comparison, say) but depends on the input."""
+        """In a strict run, record a result that depends on the input but is not a float, such as a comparison.
+
+        Also record whether the call lets Python code read values, or a length that depends on values.
+        """
         if isinstance(result, Tensor) and not result.is_floating_point():
             self.from_input[result] = True
         self.peeked |= not isinstance(result, Tensor) and call.name in PEEKS
@@ -166,7 +169,7 @@ class Bits(TorchFunctionMode):
         return result
 
     def _flooded(self, call: Call) -> Any:
-        """Return a result that is reached everywhere, because integers or bools from the input decide about it."""
+        """Return a result whose every value counts as reached, because integers or bools from the input change it."""
 
         def flood(value: Any) -> Any:
             self._note(call, value)
@@ -185,7 +188,10 @@ class Bits(TorchFunctionMode):
         return target
 
     def _constant(self, call: Call, result: Any) -> Any:
-        """Return a result of no live tensor: reached everywhere if it comes from integers of the input, else as is."""
+        """Return the result of a call without live tensors.
+
+        If it is computed from integers of the input, every value of it counts as reached; otherwise it is unchanged.
+        """
         if isinstance(result, Tensor) and any(t in self.from_input for t in call.tensors):
             if result.is_floating_point():
                 return torch.ones_like(result, requires_grad=True)
@@ -194,7 +200,10 @@ class Bits(TorchFunctionMode):
         return result
 
     def _live(self, call: Call, rule: Rule, result: Any) -> Any:
-        """Return the bits of a rule's result, tagged as weight or share, in a new tensor if the function makes one."""
+        """Return the bits of a rule's result, and record whether they are a weight or a share.
+
+        The bits are a new tensor, unless the result is a view or the rule returns one of its inputs on purpose.
+        """
         if not isinstance(result, Tensor) or not result.requires_grad:
             return result
         if any(result is t for t in call.tensors):
@@ -220,11 +229,12 @@ class Bits(TorchFunctionMode):
     def product(
         self, f: Callable[..., Tensor], operands: Sequence[Tensor], uses: Callable[[Tensor], int] | None = None
     ) -> Tensor:
-        """Return the bits of f, which is linear in each operand: reached if any activation among them is.
+        """Return the bits of f, which is linear in each operand.
 
         A product of activations is reached if one of them is, because the other may be a constant other than 0.
-        Weights and constants cut the signal where they are 0. Shares are positive whether they are reached or not:
-        they pass on what they weigh. `uses` computes from the result how often f uses each element of a weight.
+        Weights and constants cut the signal where they are 0. A share is positive even if no signal reaches it, so a
+        product with a share is reached if the other factor is. `uses` computes from the result how often f uses each
+        element of a weight.
         """
         weights = [i for i, t in enumerate(operands) if t in self.weights]
         moving = [i for i, t in enumerate(operands) if t.requires_grad and i not in weights]
@@ -251,7 +261,7 @@ class Bits(TorchFunctionMode):
         return result
 
     def uses(self) -> dict[str, Use]:
-        """Return what the forward pass did with each weight; this waits once for each device."""
+        """Return what the forward pass did with each weight; this synchronizes once with each device."""
         uses: dict[str, Use] = {}
         for device in {counts.device for *_, counts in self._used}:
             rows = [row for row in self._used if row[-1].device == device]
@@ -274,8 +284,8 @@ def _itself(x: Tensor) -> Tensor:
     return x
 
 
-def nothing(bits: Bits, call: Call) -> None:
-    """Leave the call out."""
+def skip(bits: Bits, call: Call) -> None:
+    """Do not call the function, and return None."""
 
 
 def blank(bits: Bits, call: Call) -> Tensor:
@@ -299,7 +309,7 @@ def as_it_is(bits: Bits, call: Call) -> Any:
 
 
 def mixed(bits: Bits, call: Call) -> Any:
-    """Let every output value depend on every input value: the rule for functions that have no other."""
+    """Let every output value depend on every input value. Functions that are not in the table get this rule."""
 
     def numbers(value: Any) -> bool:
         return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -1,8 +1,8 @@
 """Following paths: run the model's own forward pass once on bits, and find the weights on a path to the output.
 
-Parameters are replaced by their masks, or by ones. Of every value one bit is kept: whether a signal from the input
-reaches it. Then the gradient of the outputs with respect to a mask is positive exactly at the weights that connect a
-value that is reached with a value that reaches an output.
+Parameters are replaced by their masks, or by ones. Each value becomes one bit: whether a signal from the input reaches
+it. The gradient of the outputs with respect to a mask is then positive exactly at those weights whose input is reached
+and whose output reaches an output of the model.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Trace:
 
 
 def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> list[str]:
-    """Return `collapsed`, given the trace of these masks; runs nothing if every output is reached."""
+    """Return the same as `collapsed`, from a trace of these masks. If every output is reached, the model is not run."""
     if all(traced.outputs):
         return []
     dense = {name: torch.ones_like(mask) for name, mask in masks.items()}
@@ -90,10 +90,10 @@ def trace(
     strict: bool = False,
     counting: bool = True,
 ) -> Trace:
-    """Run the model on bits, and leave it as it was.
+    """Run the model on bits. The model does not change.
 
-    Without `backward`, `effective` is empty; without `counting`, `uses` is. A `strict` run also follows comparisons,
-    masks among the inputs and whatever they decide about, in the forward pass only.
+    Without `backward`, `effective` is empty; without `counting`, `uses` is. A `strict` run also follows comparisons
+    and masks among the inputs to the values that are computed with them, in the forward pass only.
     """
     model = bare(model)
     kept = {name: mask for name, _, mask in matched(model, masks)}

@@ -1,12 +1,12 @@
 """Rules: what each torch function does to bits, in a table by the function's name.
 
 - A sum, a convolution or a matrix product is reached if any of its terms is.
-- An elementwise function, a norm or dropout passes each bit on. A max-pool passes on any bit of its window.
+- An elementwise function, a norm or dropout passes each bit on. A max-pool is reached if any value of its window is.
 - A product of two activations is reached if either is, because the other may be a constant other than 0.
-- Attention mixes the values of all tokens. Queries and keys count if a value is reached, like softmax weights.
+- Attention mixes the values of all tokens. Queries and keys are used, like softmax weights, if a value is reached.
 - A recurrent layer is unrolled.
-- Whatever does not come from the input (biases, positions, class tokens, buffers) carries no signal, but a constant
-  factor of 0 still cuts it.
+- Values that do not come from the input (biases, positions, class tokens, buffers) carry no signal, but a constant
+  factor of 0 cuts a signal.
 - A function that is not in the table mixes everything: each output depends on each input.
 """
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .bits import Bits, Call, Rule, alive, as_it_is, blank, nothing, pass_on, signal, silent
+from .bits import Bits, Call, Rule, alive, as_it_is, blank, pass_on, signal, silent, skip
 
 
 def add(bits: Bits, call: Call) -> Tensor:
@@ -162,7 +162,7 @@ def halves(bits: Bits, call: Call) -> Tensor:
 
 
 def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the bits of attention: any value along the tokens, and queries and keys where there is a value."""
+    """Return the bits of attention: reached if the value of any token is. Queries and keys are then used too."""
     if q.dim() > 2 and q.shape[-3] != k.shape[-3]:  # grouped queries
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     return v.sum(-2, keepdim=True) * (1 + q.sum(-1, keepdim=True) + k.sum((-2, -1), keepdim=True))
@@ -197,7 +197,12 @@ def multihead(bits: Bits, call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def recurrent(bits: Bits, call: Call) -> Any:
-    """Unroll an LSTM, GRU or RNN: state = any gate of (W x + U h), or the old state; h = state, or P state."""
+    """Unroll an LSTM, GRU or RNN over time, one layer and direction after the other.
+
+    Each step computes the gates W x + U h from the input x and the hidden vector h. A unit of the new state is reached
+    if one of its gates is, or (except in an RNN) if the unit was reached before. The new h is the state, or P state in
+    an LSTM with a projection P.
+    """
     kind, cell, packed = call.name.removesuffix("_cell"), call.name.endswith("_cell"), False
     call.weight = None
     if cell:
@@ -245,7 +250,7 @@ NORMS = {
     "rms_norm": ("input", "normalized_shape", "weight"),
 }
 TABLE: dict[Rule, str] = {
-    nothing: "set_grad_enabled data.__set__ register_hook retain_grad",
+    skip: "set_grad_enabled data.__set__ register_hook retain_grad",
     blank: "empty empty_like empty_strided new_empty new_empty_strided",
     as_it_is: """
         view view_as reshape reshape_as flatten unflatten ravel squeeze unsqueeze expand expand_as broadcast_to

@@ -1,4 +1,4 @@
-"""Batches: what each round reads. A round that is read again gets the same batches."""
+"""Batches: the data of each round. A round that is read again gets the same batches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ END = object()
 class Batches:
     """A running stream over a re-iterable, or a function from a round's index to its batches.
 
-    Each batch is fetched under a seed of its own, so that a shuffling loader gives the same batches for the same seed,
-    and the caller's generators are left alone. Any round can be read again: a list is indexed, a loader is replayed.
+    Each batch is fetched with its own seed, so that a shuffling loader gives the same batches for the same seed, and
+    the caller's generators do not change. Any round can be read again: a list is indexed, a loader is replayed.
     Nothing is cached.
     """
 
@@ -35,10 +35,10 @@ class Batches:
         self._iterator: Iterator[Any] | None = None
         self._position = 0  # of the next batch, counted over all passes
         self._generators = _generators_of(source)
-        self._states = [g.get_state() for g in self._generators]  # where the stream left the source's generators
+        self._states = [g.get_state() for g in self._generators]  # of the source's generators after the last batch
         self._passes = [(0, self._states)]  # for each pass so far: the position and the states it began with
 
-    def of(self, index: int, count: int) -> Iterator[Any]:
+    def in_round(self, index: int, count: int) -> Iterator[Any]:
         """Return the batches of round `index`, on the device; each round takes the next `count` of the stream."""
         if self.source is None:
             raise ValueError("this method needs data: pass batches, a list or a loader of (input, target) pairs")
@@ -123,7 +123,11 @@ class Batches:
 
     @contextmanager
     def _fetching(self, *where: object) -> Iterator[None]:
-        """Seed the global generators, set the source's own as the stream left them, and put all back at the end."""
+        """Set all random generators for fetching one batch, and restore them at the end.
+
+        The global generators are seeded for this position of the stream (`where`). The source's own generators get
+        the states that they had after the previous batch, and their new states are saved for the next one.
+        """
         outside = [g.get_state() for g in self._generators]
         _set_states(self._generators, self._states)
         try:

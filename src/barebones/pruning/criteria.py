@@ -85,10 +85,10 @@ def synflow(probe: Probe) -> Scores:
         for name, value in [*model.named_parameters(), *model.named_buffers()]
     }
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    wanted = [values[names[id(parameter)]].requires_grad_() for parameter in probe.parameters.values()]
+    prunable_values = [values[names[id(parameter)]].requires_grad_() for parameter in probe.parameters.values()]
     output = torch.func.functional_call(model.eval(), values, args, kwargs)  # the probe puts the flags back
     total = torch.stack([t.double().sum() for t in tensors(output) if t.is_floating_point()]).sum()
-    gradients = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
+    gradients = torch.autograd.grad(total, prunable_values, allow_unused=True, materialize_grads=True)
     return {name: g.mul(w).abs_() for (name, w), g in zip(probe.weights.items(), gradients, strict=True)}
 
 

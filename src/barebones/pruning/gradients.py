@@ -152,11 +152,11 @@ def _unshared(gradients: list[Tensor], foreign: set[int]) -> list[Tensor]:
 
     Autograd may return one tensor for two weights that are added, an expanded one, or one that a function saved.
     """
-    seen = set(foreign)
+    addresses_in_use = set(foreign)
     unshared = []
     for gradient in gradients:
-        if gradient.data_ptr() in seen or 0 in gradient.stride():
+        if gradient.data_ptr() in addresses_in_use or 0 in gradient.stride():
             gradient = gradient.clone(memory_format=torch.contiguous_format)
-        seen.add(gradient.data_ptr())
+        addresses_in_use.add(gradient.data_ptr())
         unshared.append(gradient)
     return unshared

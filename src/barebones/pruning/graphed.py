@@ -1,4 +1,4 @@
-"""Whole rounds as CUDA graphs: a round is recorded once and replayed, so that the host has next to nothing to do."""
+"""Whole rounds as CUDA graphs: a round is recorded once and replayed, which leaves very little work for the host."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ CRITERIA = (criteria.saliency, criteria.gradient_norm)  # those that launch the 
 
 
 class GraphedRounds:
-    """Take rounds of pruning as CUDA graphs: one for the rounds in which weights may return, one for the others.
+    """Run rounds of pruning as CUDA graphs: one for the rounds in which weights may return, one for the others.
 
-    What changes from round to round goes into the graph as tensors: the masks, how many weights to keep, the batch.
+    The masks, the number of weights to keep and the batch change from round to round, so they are input tensors of
+    the graph.
     """
 
     def __init__(self, probe: Probe, method: Method, weights_digest: Tensor) -> None:
@@ -54,7 +55,7 @@ class GraphedRounds:
         return probe.capture and same_work and float32 and few and one_batch and kernels.available(probe.device)
 
     def __call__(self, masks: Masks | None, index: int, keep: int) -> tuple[Masks, Counted]:
-        """Take round `index`. The masks it returns are valid until the next call, which overwrites them."""
+        """Run round `index`. The masks that it returns are valid until the next call, which overwrites them."""
         probe, device = self.probe, self.probe.device
         sizes = [shape.numel() for shape in self.shapes.values()]
         before = torch.ones(sum(sizes), dtype=torch.bool, device=device) if masks is None else _flat(masks)

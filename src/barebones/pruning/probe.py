@@ -1,4 +1,7 @@
-"""The probe: a model under masks that a criterion may ask for gradients, and that is left without a trace."""
+"""The probe: it gives a criterion the gradients of a masked model, and the model is restored afterwards.
+
+To put masks on the model means to multiply its weights by the masks; to take them off restores the dense weights.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ from .gradients import LOSSES, PRECISIONS, Gradients, Loss, Objective, added
 
 
 class Probe:
-    """A model, its dense weights, an objective and batches: what a criterion may ask questions of.
+    """A model, its dense weights, an objective and batches. A criterion gets gradients and weights from it.
 
     One probe lives for a whole run. Inside `with probe.at(masks, index, keep)` the model's prunable weights are
-    theta * c. Outside of it, and whenever control leaves it, the model is what it was: parameters, buffers, gradients,
-    flags and the global generators.
+    theta * c. At the end of the block, even after an error, the model's parameters, buffers, gradients and flags are
+    restored, and so are the global random generators.
 
     A criterion may use `weights`, the dense theta by name (to read, not to change), `masks`, the current c, `keep`, how
     many weights this round will keep, `generator`, random numbers for this round alone, and the methods `gradient` and
@@ -103,7 +106,7 @@ class Probe:
 
     @property
     def example(self) -> Any:
-        """What the model is called with, an input or (args, kwargs): passed by the user, or seen at the first batch."""
+        """What the model is called with, an input or (args, kwargs): passed by the user, or from the first batch."""
         return self._gradients.example
 
     @property
@@ -116,7 +119,7 @@ class Probe:
         """Whether the loss is infinite or nan, on the device; nan is no error if no batch was read."""
         return self.loss_value.isinf() if self.batches_digest is None else ~self.loss_value.isfinite()
 
-    # What a criterion asks.
+    # For criteria.
 
     def gradient(self, temperature: float = 1.0) -> dict[str, Tensor]:
         """Return the gradient of the loss at theta * c for every prunable weight, pruned ones too, at least float32.
@@ -174,11 +177,11 @@ class Probe:
         self._average(total)
         return dict(zip(self.parameters, self._restricted(total), strict=True))
 
-    # What a round does with it.
+    # For the steps of a round.
 
     @contextmanager
     def at(self, masks: Masks | None, index: int, keep: int, batches: int = 1) -> Iterator[Probe]:
-        """Put the masks on (None: the dense network) for round `index`, and take everything off again at the end."""
+        """Put the masks on the model for round `index`, and take them off at the end. None is the dense network."""
         if self._current_versions() != self._versions:
             raise ValueError("the model's weights were changed between two rounds; start again with a new probe")
         self._masks, self.index, self.keep, self._count = masks, index, keep, batches
@@ -201,10 +204,11 @@ class Probe:
 
     @contextmanager
     def covered(self, masks: Tensor, batch: Any, noting: bool) -> Iterator[None]:
-        """Put flat masks on, within `at(None, ...)`, so that `gradient` reads `batch` alone. A graph can record it.
+        """Put flat masks on the model, for a round that is recorded as a CUDA graph; use it within `at(None, ...)`.
 
-        The masked weights lie beside the model's own, and batch-norms keep no statistics, so that a replay changes
-        neither. With `noting=False` the caller computes the saliency.
+        Inside this context `gradient` reads `batch` instead of the next batches. The masked weights are written to
+        other memory than the dense ones, and batch-norms update no running statistics, so that a replay of the graph
+        changes neither. With `noting=False` the saliency is not computed here, because the caller computes it.
         """
         dense = {name: parameter.data for name, parameter in self.parameters.items()}
         if self._beside is None:
@@ -236,14 +240,14 @@ class Probe:
 
     def next_batch(self) -> Any:
         """Return the round's only batch, with the generators seeded for it."""
-        batch = next(self.batches.of(self.index, 1))
+        batch = next(self.batches.in_round(self.index, 1))
         reseed(self.device, digest.text(self.seed, self.index, 0))
         return batch
 
     def call(self) -> Any:
         """Return what the model is called with, cut to one sample where possible; None if that is not known."""
         if self.example is None and self.objective is None and self.batches.repeatable:
-            batch = next(self.batches.of(0, 1))
+            batch = next(self.batches.in_round(0, 1))
             if isinstance(batch, list | tuple) and batch:
                 self._gradients.example = first_sample(((batch[0],), {}))
         return self.example
@@ -253,19 +257,19 @@ class Probe:
         content = [*self.user_model.parameters(), *(self.user_model.buffers() if self.bn == "eval" else ())]
         large = [tensor for tensor in content if tensor.dim() > 1]
         small = by_kind(tensor for tensor in content if tensor.dim() <= 1)  # many: all of one kind in a row
-        return digest.content([*large, *(torch.cat([tensor.reshape(-1) for tensor in group]) for group in small)])
+        return digest.of_tensors([*large, *(torch.cat([tensor.reshape(-1) for tensor in group]) for group in small)])
 
     def digest_of(self, index: int, count: int) -> Tensor:
-        """Return the digest of the batches of one round, which are read for nothing else."""
+        """Read the batches of one round, and return their digest."""
         total = torch.zeros((), dtype=torch.int64, device=self.device)
-        for batch in self.batches.of(index, count):
+        for batch in self.batches.in_round(index, count):
             total = _chained(total, batch)
         return total
 
-    # Inside.
+    # Private.
 
     def _read(self) -> Iterator[Any]:
-        """Yield the round's batches, each under a seed of its own: dropout repeats when a batch is read again."""
+        """Yield the round's batches, each with its own seed, so that dropout repeats when a batch is read again."""
         self.loss_value = torch.zeros((), dtype=torch.float64, device=self.device)
         self.batches_digest = so_far = torch.zeros((), dtype=torch.int64, device=self.device)
         if self._pinned is not None:
@@ -274,7 +278,7 @@ class Probe:
             yield self._pinned
             return
         number = 0
-        for batch in self.batches.of(self.index, self._count):
+        for batch in self.batches.in_round(self.index, self._count):
             self.batches_digest = so_far = _chained(so_far, batch)
             reseed(self.device, digest.text(self.seed, self.index, number))
             yield batch
@@ -290,7 +294,10 @@ class Probe:
             ranks.mean_over_ranks(self.user_model, total)
 
     def _note_saliency(self, gradients: list[Tensor]) -> None:
-        """Note S(theta, c) of eq. 6: the sum over the kept weights of |theta dL/dtheta|; the model holds theta * c."""
+        """Compute S(theta, c) of eq. 6: the sum over the kept weights of |theta dL/dtheta|.
+
+        The model holds theta * c, so the pruned weights add nothing.
+        """
         if self._pinned is not None:
             if self._noting:
                 self.saliency = self._gradients.saliency(gradients)
@@ -311,14 +318,14 @@ class Probe:
         return [value * mask for value, mask in zip(values, self._masks.values(), strict=True)]
 
     def _forget(self) -> None:
-        nothing = torch.full((), torch.nan, dtype=torch.float64, device=self.device)
-        self.saliency, self.loss_value = nothing, nothing
+        not_a_number = torch.full((), torch.nan, dtype=torch.float64, device=self.device)
+        self.saliency, self.loss_value = not_a_number, not_a_number
         self.batches_digest = None
         self._batches_read = 0
 
     @contextmanager
     def _as_configured(self) -> Iterator[None]:
-        """Set flags and precision as this probe needs them, and put everything back at the end."""
+        """Set flags and precision as this probe needs them, and restore them at the end."""
         with restored(self.user_model), trainable(self.parameters.values()):
             for module in self.user_model.modules():
                 if isinstance(module, _NormBase):  # the norms with running statistics
@@ -366,4 +373,4 @@ def _to_call(model: nn.Module) -> nn.Module:
 
 
 def _chained(total: Tensor, batch: Any) -> Tensor:
-    return total * digest.MIX + digest.content(tensors(batch)).to(total.device) + 1
+    return total * digest.MIX + digest.of_tensors(tensors(batch)).to(total.device) + 1

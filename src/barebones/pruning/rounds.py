@@ -38,7 +38,7 @@ def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = 
 
 
 def run(probe: Probe, method: Method, keep: int, after: Round | None, check_last: bool = True) -> Iterator[Round]:
-    """Take the rounds. The masks of each belong to the run, and are valid until the next round.
+    """Run the rounds and yield each. The masks of a round are valid until the next round, which may overwrite them.
 
     The loop never waits for an accelerator. Whether all scores were finite is checked when a round's numbers are read,
     and for all rounds before the last one is yielded; with `check_last=False` the caller does that.
@@ -68,7 +68,7 @@ Take = Callable[[Masks | None, int], tuple[Masks, Counted]]  # from the masks be
 
 
 def _plain_or_graphed(probe: Probe, method: Method, counts: list[int], weights_digest: Tensor) -> Take:
-    """Return the function that takes one round: as a CUDA graph where that is possible, else step by step."""
+    """Return the function that runs one round: as a CUDA graph where that is possible, else step by step."""
     inputs_first = transposed(probe.user_model)
     graphed = None
     if GraphedRounds.fits(probe, method, bool(inputs_first)):

@@ -126,7 +126,7 @@ def _by_threshold(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat
     room = keep - sum(int(mask.count_nonzero()) for mask in masks)
     turns = [ties]
     if preferred is not None:
-        first = [tied & wanted for tied, wanted in zip(ties, preferred, strict=True)]
+        first = [tied & preferred_here for tied, preferred_here in zip(ties, preferred, strict=True)]
         turns = [first, [tied ^ taken for tied, taken in zip(ties, first, strict=True)]]
     for turn in turns:
         for mask, tied in zip(masks, turn, strict=True):
@@ -177,8 +177,8 @@ def _by_bracket(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat |
     surplus = tied.numel() - (room - int((value > threshold).count_nonzero()))  # ties that must go
     spans = list(zip([0, *ends], ends, strict=False))  # where the scores of each layer are among those inside
     if preferred is not None and surplus:
-        wanted = torch.cat([p[index[start:end]] for p, (start, end) in zip(preferred, spans, strict=True)])[tied]
-        tied = torch.cat([tied[wanted], tied[~wanted]])
+        is_preferred = torch.cat([p[index[start:end]] for p, (start, end) in zip(preferred, spans, strict=True)])[tied]
+        tied = torch.cat([tied[is_preferred], tied[~is_preferred]])
     loses = value < threshold
     loses[tied[tied.numel() - surplus :]] = True
     for mask, (start, end) in zip(masks, spans, strict=True):
@@ -211,7 +211,10 @@ def _stride(total: int) -> int:
 
 
 def _true_indices(mask: Tensor) -> Tensor:
-    """Return `mask.nonzero()` of a flat mask, looked for eight at a time."""
+    """Return the indices of the true values of a flat mask, like `mask.nonzero()` but faster.
+
+    It looks for groups of eight bools that are not all false, as 64-bit words, and then into these groups.
+    """
     full = mask.numel() // 8 * 8
     words = mask[:full].view(torch.int64).nonzero()
     indices = (words * 8 + torch.arange(8, device=words.device)).flatten()

@@ -48,7 +48,7 @@ class Steps(Protocol[M, S]):
 
 
 def take_round(steps: Steps[M, S], before: M) -> tuple[M, Counted]:
-    """Take one round from the masks `before`: return the new masks and what was counted."""
+    """Run one round that begins with the masks `before`, and return the new masks and its counts."""
     probe = steps.probe
     with steps.masks_on(before):
         scores = steps.score(before)

@@ -14,7 +14,7 @@ ROWS = 4096  # rows whose factors are computed once and kept
 MIX = 0x5851F42D4C957F2D  # an odd number, for the factors of rows and tensors
 
 
-def content(tensors: Iterable[Tensor]) -> Tensor:
+def of_tensors(tensors: Iterable[Tensor]) -> Tensor:
     """Return a 64-bit digest of the bytes of some tensors in order, as an int64 scalar on the first tensor's device.
 
     It multiplies words of eight bytes, their high bits folded down, by fixed random odd numbers and sums them modulo
@@ -22,7 +22,7 @@ def content(tensors: Iterable[Tensor]) -> Tensor:
     It finds accidents, not forgeries.
 
     >>> a, b = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
-    >>> bool(content([a]) == content([a.clone()])), bool(content([a]) == content([b]))
+    >>> bool(of_tensors([a]) == of_tensors([a.clone()])), bool(of_tensors([a]) == of_tensors([b]))
     (True, False)
     """
     total: Tensor | None = None
@@ -47,15 +47,18 @@ def content(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _parts(words: Tensor) -> Iterator[Tensor]:
-    """Yield the terms of the digest of some words: of the last, incomplete row, then of whole rows, many at a time."""
+    """Divide words into rows of LENGTH, and yield the terms of their digest.
+
+    The first term is that of the incomplete last row; each other term is the sum over several full rows.
+    """
     rows = words.numel() // LENGTH
-    even, left = words[: rows * LENGTH].view(rows, LENGTH), words[rows * LENGTH :]
+    full_rows, last_row = words[: rows * LENGTH].view(rows, LENGTH), words[rows * LENGTH :]
     factors, odd = _factors(words.device), _odd(words.device)
-    if left.numel():
-        yield (_folded(left) * factors[: left.numel()]).sum()
+    if last_row.numel():
+        yield (_folded(last_row) * factors[: last_row.numel()]).sum()
     step = 4 if words.device.type == "cpu" else 256  # rows at a time: a cache's worth, or few calls
     for start in range(0, rows, step):
-        block = even[start : start + step]
+        block = full_rows[start : start + step]
         end = start + block.shape[0]
         row_factors = odd[start:end] if end <= len(odd) else torch.arange(start, end, device=words.device) * MIX | 1
         yield ((_folded(block) * factors).sum(1) * row_factors).sum()

@@ -12,7 +12,7 @@ PIECE = 1 << 18  # elements
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield flat views of the same part of several tensors of one shape.
 
-    Tensors on an accelerator, or that are not contiguous, come whole.
+    If a tensor is on an accelerator or is not contiguous, all tensors are yielded once, undivided.
 
     >>> import torch
     >>> [a.numel() for a, b in pieces(torch.ones(3, 1 << 18), torch.ones(3, 1 << 18))]

@@ -76,7 +76,7 @@ def advise(
 
 def verdict(variants: list[Variant], batches: list[int]) -> Iterator[str]:
     """Say what follows from the measurements: whether pruning pays, and how many layers are faster sparse."""
-    dense, pruned = ([v for v in variants if v.pruned == wanted] for wanted in (False, True))
+    dense, pruned = ([v for v in variants if v.pruned == is_pruned] for is_pruned in (False, True))
     for batch in batches:
         rival, best = (min(group, key=lambda variant: variant.seconds[batch]) for group in (dense, pruned))
         gain = rival.seconds[batch] / best.seconds[batch]

@@ -1,4 +1,4 @@
-"""Blank layers: what stands in for a layer that is left with no input, or with no output."""
+"""Blank layers: they replace layers that have lost all their inputs, or all their outputs."""
 
 from __future__ import annotations
 

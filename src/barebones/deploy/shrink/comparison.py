@@ -21,7 +21,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a network: mode and input, and what it must return up to a tolerance."""
+    """One run of a network: its mode and inputs, what it returned, and the tolerance for another network's outputs."""
 
     train: bool
     inputs: Any
@@ -33,28 +33,31 @@ class Run:
 class Comparison:
     """The inputs and modes in which networks are compared. Dropout is off.
 
-    The modes are eval, train, and eval again with the statistics that batch-norms collected in train mode. They are
-    eval alone for a network that does not run in train mode, or is random there; `unchecked` says why.
+    The modes are eval, train, and eval again with the statistics that batch-norms collected in train mode. Eval
+    is the only mode for a network that does not run in train mode, or is random there; `unchecked` then says why.
     """
 
-    inputs: list[Any]  # the example, and random values of its shape, as a larger batch where the network takes that
-    other_sizes: list[Any]  # one sample, larger images and longer sequences, as far as the network takes them
+    inputs: list[Any]  # the example, and random values of its shape, as a larger batch if the network accepts that
+    other_sizes: list[Any]  # one sample, larger images and longer sequences, if the network accepts them
     modes: tuple[bool, ...]
     trains: bool  # whether the network runs in train mode
     unchecked: str
 
     @staticmethod
-    def of(model: nn.Module, example: Any) -> Comparison:
+    def for_network(model: nn.Module, example: Any) -> Comparison:
         """Find the inputs and modes in which this network runs."""
         device = next((t.device for t in (*model.parameters(), *tensors(example))), torch.device("cpu"))
         with forked(device, seed=0):
             wide = tree_map(lambda value: _random(value, times=2), example)
-            same = tree_map(lambda value: _random(value, times=1), example)
+            same_size = tree_map(lambda value: _random(value, times=1), example)
         modes: tuple[bool, ...] = (False,)
         trains, unchecked = False, ""
-        for inputs in (wide, same):  # a network may insist on its batch size, and batch-norm on more than one value
+        for inputs in (
+            wide,
+            same_size,
+        ):  # a network may insist on its batch size, and batch-norm on more than one value
             try:
-                runs = [_run(without_dropout(aside(model)).train(), inputs, seed) for seed in (0, 1)]
+                runs = [_run(without_dropout(copy_sharing_parameters(model)).train(), inputs, seed) for seed in (0, 1)]
             except Exception as error:
                 unchecked = f"it does not run in train mode ({first_line(error)})"
                 continue
@@ -77,33 +80,39 @@ class Comparison:
         )
 
     def runs(self, model: nn.Module) -> list[Run]:
-        """Run a network in all modes, and return what it returned."""
-        network = without_dropout(aside(model))
+        """Run a network in all modes on all inputs, and return the runs."""
+        network = without_dropout(copy_sharing_parameters(model))
         result: list[Run] = []
         for train in self.modes:
             for inputs in self.inputs[1:] if result else (*self.inputs, *self.other_sizes):
                 result.append(Run(train, inputs, _run(network.train(train), inputs), tolerance(model, train)))
         return result
 
-    def check(self, network: nn.Module, expected: list[Run], how: str) -> None:
-        """Raise `Unusable` unless the network returns what is expected; `how` says in what it differs."""
-        network = without_dropout(aside(network))
+    def check(self, network: nn.Module, expected: list[Run], change: str) -> None:
+        """Raise `Unusable` unless the network returns the expected outputs.
+
+        `change` names the change that was made to the network, for the error message: "with channels last".
+        """
+        network = without_dropout(copy_sharing_parameters(network))
         for run in expected:
             try:
                 returned = _run(network.train(run.train), run.inputs)
             except Exception as error:
-                raise Unusable(f"it does not run {how} ({first_line(error)})") from error
+                raise Unusable(f"it does not run {change} ({first_line(error)})") from error
             if reason := mismatch(run.returned, returned, run.limit):
-                raise Unusable(f"{how}, in {'train' if run.train else 'eval'} mode, {reason}")
+                raise Unusable(f"{change}, in {'train' if run.train else 'eval'} mode, {reason}")
         if self.trains and True not in self.modes:  # random in train mode: it cannot be compared, but it must run
             try:
                 _run(network.train(), self.inputs[1])
             except Exception as error:
-                raise Unusable(f"it does not run in train mode {how} ({first_line(error)})") from error
+                raise Unusable(f"it does not run in train mode {change} ({first_line(error)})") from error
 
 
-def aside(network: nn.Module) -> nn.Module:
-    """Return a copy to run, with its own modes and buffers but with the same parameters."""
+def copy_sharing_parameters(network: nn.Module) -> nn.Module:
+    """Return a copy with its own modes and buffers, which shares its parameters with the network.
+
+    Running the copy does not change the network.
+    """
     return deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
 
 
@@ -121,11 +130,13 @@ def first_line(error: Exception) -> str:
 
 
 def _run(network: nn.Module, inputs: Any, seed: int = 0) -> list[Tensor]:
-    return [t.clone() for t in tensors(outputs(network, inputs, seed))]  # a later run may write to what it returned
+    return [
+        t.clone() for t in tensors(outputs(network, inputs, seed))
+    ]  # a later run may overwrite the returned tensors
 
 
 def _random(value: Any, times: int) -> Any:
-    """Return random numbers for a batch of so many times the size; integers are repeated."""
+    """Return random numbers for a batch that is `times` as large; integers are repeated."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     wide = torch.cat([value] * times)
@@ -137,11 +148,11 @@ def _other_sizes(model: nn.Module, inputs: Any, device: torch.device) -> list[An
 
     This is tried on the CPU: on a GPU, an index out of range would end the process.
     """
-    probe = aside(model) if device.type == "cpu" else deepcopy(model).cpu()
+    probe = copy_sharing_parameters(model) if device.type == "cpu" else deepcopy(model).cpu()
     batch = next((len(t) for t in tensors(inputs) if t.dim()), 0)
     accepted = []
-    # One sample. Then one of twice the height and width, which come behind the channels. Then, for sequences, one of
-    # twice the length, which comes before the channels.
+    # First one sample, then one of twice the height and width (the dimensions after the channels), then, for sequences,
+    # one of twice the length (the dimension before the channels).
     for stretched in (slice(0), slice(2, None), slice(1, 2)):
 
         def resized(value: Any, stretched: slice = stretched) -> Any:

@@ -1,8 +1,9 @@
 """Coupled channels: which channels of which layers can only be removed together.
 
 A channel is one input or output of a layer: of a convolution, a linear layer, a batch-norm. If a convolution loses an
-output channel, so must the batch-norm behind it, whatever is added to it, and the input side of every layer that reads
-it. These channels form one coupled group. Torch-Pruning's dependency graph finds the groups.
+output channel, the batch-norm behind it must lose it too, as must every tensor that is added to its output and the
+inputs of every layer that reads it. These channels form one coupled group. Torch-Pruning's dependency graph finds the
+groups.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NAMES = """
 CHANNELWISE = frozenset(NAMES.split())
 # Reductions: they treat each channel by itself if they do not reduce over the channels.
 REDUCTIONS = {"Mean", "Sum", "Amax", "Amin", "Max", "LinalgVectorNorm", "Std", "Var"}
-# Attention: single channels must stay, whole heads may go. Only a trial can tell.
+# Attention: single channels must be kept, but whole heads may be removable. Only a trial can tell.
 ATTENTION = ("Bmm", "Baddbmm", "Softmax", "SafeSoftmax", "ScaledDotProduct")
 # Functions for which torch refuses inputs without channels.
 POOLS = ("MaxPool", "AvgPool", "MkldnnMaxPool", "ReflectionPad", "ReplicationPad")
@@ -108,7 +109,10 @@ def find_coupling(model: nn.Module, example: Any) -> Coupling:
 
 
 def _tracked(value: Any, sources: list[Any]) -> Any:
-    """Return an input with a node of autograd, noted in `sources`: what is added to it cannot lose channels."""
+    """Return an input with an autograd node, and append the node to `sources`.
+
+    The node shows which tensors are added to the model's input: these cannot lose channels.
+    """
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     with torch.enable_grad():
@@ -118,7 +122,10 @@ def _tracked(value: Any, sources: list[Any]) -> Any:
 
 
 def _outputs(tree: Any) -> list[Tensor]:
-    """Return the outputs, each with a node of its own: otherwise a layer would hide that it is an output."""
+    """Return the model's outputs, multiplied by 1 so that each has a node of its own in the autograd graph.
+
+    Otherwise Torch-Pruning could not tell that the last layer's output is an output of the model.
+    """
     return [t * 1 for t in tensors(tree) if t.requires_grad]
 
 
@@ -149,14 +156,16 @@ class _Builder:
         def of_groups(channels: list[Tensor]) -> Tensor:
             return torch.zeros(self.size, dtype=torch.bool).index_fill(0, group[torch.cat(channels)], True)
 
-        fixed = of_groups(self.fixed) | ~of_groups(self.written)  # what no layer writes, such as an input, stays
+        fixed = of_groups(self.fixed) | ~of_groups(
+            self.written
+        )  # groups that no layer writes, such as the model's input, are kept
         return Coupling(self.slots, group, fixed, of_groups(self.uncertain), of_groups(self.pooled), self.graph)
 
     def follow(self, module: nn.Module, channels: list[int] | None = None) -> tuple[set[int], bool]:
-        """Note everything that is coupled with the output channels of a layer, all of them or these.
+        """Record all channels that are coupled with the output channels of a layer, or with the given ones only.
 
-        Return the layers of which all output channels were met, and whether channels of one layer may be coupled with
-        each other, as the halves of a gated unit are: Torch-Pruning shows that only if asked channel by channel.
+        Return the layers whose output channels were all recorded, and whether channels of one layer may be coupled
+        with each other, as the halves of a gated unit are. Torch-Pruning reports that only for single channels.
         """
         pruner = self.graph.get_pruner_of_module(module)
         count = pruner.get_out_channels(module)
@@ -193,7 +202,7 @@ class _Builder:
         return covered, entangled
 
     def cannot_be_cut(self, layer: Any) -> bool:
-        """Whether the weights are shared or computed, or in groups that Torch-Pruning takes for depthwise ones."""
+        """Whether a layer's weights are shared or computed, or its groups are mistaken for depthwise ones."""
         computed = isinstance(layer, nn.modules.conv._ConvNd | nn.Linear) and "weight" not in layer._parameters
         if id(layer) in self.tied or computed:
             return True
@@ -202,7 +211,7 @@ class _Builder:
         return layer.transposed or (layer.groups == layer.out_channels and layer.in_channels != layer.out_channels)
 
     def judge(self, node: Any, channels: Tensor) -> None:
-        """Note what a function of autograd means for the channels that go through it."""
+        """Record whether the channels that an autograd function processes can be removed."""
         name = _function(node.grad_fn)
         if name.startswith(POOLS):
             self.pooled.append(channels)
@@ -230,8 +239,8 @@ class _Builder:
         a, b = (torch.cat(side) for side in zip(*self.pairs, strict=True))
         group = torch.arange(self.size)
         while True:
-            least = torch.minimum(group[a], group[b])
-            smaller = group.scatter_reduce(0, a, least, "amin").scatter_reduce(0, b, least, "amin")
+            smallest = torch.minimum(group[a], group[b])
+            smaller = group.scatter_reduce(0, a, smallest, "amin").scatter_reduce(0, b, smallest, "amin")
             smaller = smaller[smaller]
             if torch.equal(smaller, group):
                 return group
@@ -239,7 +248,7 @@ class _Builder:
 
 
 def _function(grad_fn: Any) -> str:
-    """Return the name of a function without what autograd adds to it.
+    """Return the name of a function, without the prefix and suffix of autograd.
 
     >>> _function((torch.ones(1, requires_grad=True) + 1).grad_fn)
     'Add'

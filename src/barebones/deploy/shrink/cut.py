@@ -1,8 +1,8 @@
-"""Cutting: layers lose channels, and every value that is left remembers where it was in the large network.
+"""Cutting: remove channels from layers, and record where each remaining value was in the large network.
 
 A network is cut in three steps. `numbered` makes a copy whose tensors hold the index of each value instead of the
-value. `cut` removes channels from it. `fill` then reads the indices that are left, and puts the values there. The
-indices also lead the way back: `scatter` writes the values of the small network to where they came from.
+value. `cut` removes channels from it. `fill` then replaces the remaining indices by the values at these indices. With
+the indices, `scatter` can also write the values of the small network back into the large one.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _cut_parameter(model: nn.Module, name: str, mask: Tensor) -> None:
 
 
 def _cut_grouped(conv: Any, sides: Mapping[str, Tensor]) -> None:
-    """Cut a grouped convolution: whole groups go, and the other groups lose equally many channels."""
+    """Cut a grouped convolution: remove its empty groups, and equally many channels of each other group."""
     groups, weight = conv.groups, conv.weight.data
     kept_in = ~sides.get("in", torch.zeros(conv.in_channels, dtype=torch.bool)).view(groups, -1)
     kept_out = ~sides.get("out", torch.zeros(conv.out_channels, dtype=torch.bool)).view(groups, -1)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from ...running.inputs import call, tensors
 from ...running.precision import tf32
 from ...running.rng import forked
-from .comparison import Comparison, Unusable, aside, first_line, without_dropout
+from .comparison import Comparison, Unusable, copy_sharing_parameters, first_line, without_dropout
 
 
 def with_channels_last(network: nn.Module) -> nn.Module:
@@ -49,17 +49,17 @@ def channels_last_if_possible(network: nn.Module, comparison: Comparison) -> tup
 def _check_backward(network: nn.Module, changed: nn.Module, inputs: Any) -> None:
     """Raise `Unusable` if the network can be trained, but not with channels last."""
     try:
-        run_backward(without_dropout(aside(network)).train(), inputs)
+        run_backward(without_dropout(copy_sharing_parameters(network)).train(), inputs)
     except Exception:  # it cannot be trained in any order
         return
     try:
-        run_backward(without_dropout(aside(changed)).train(), inputs)
+        run_backward(without_dropout(copy_sharing_parameters(changed)).train(), inputs)
     except Exception as error:
         raise Unusable(f"it does not train with channels last ({first_line(error)})") from error
 
 
 def run_backward(network: nn.Module, example: Any) -> None:
-    """Run the network forward and backward on a copy of the example; no gradient is left behind."""
+    """Run the network forward and backward on a copy of the example, without storing gradients."""
     args, kwargs = tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, call(example))
     trainable = [p for p in network.parameters() if p.requires_grad]
     device = next((t.device for t in (*trainable, *tensors(call(example)))), torch.device("cpu"))

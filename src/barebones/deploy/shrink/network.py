@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...masks import Masks, kept
 from ...running.outputs import outputs
 from ...scope import bare, matched, parameters
-from .comparison import Comparison, aside, first_line
+from .comparison import Comparison, copy_sharing_parameters, first_line
 from .coupling import Coupling, find_coupling
 from .cut import kernels, scatter
 from .layout import channels_last_if_possible
 from .plan import ShrinkPlan, smaller_layers
-from .removal import Reader, readers
+from .removal import ChannelReader, readers
 from .shifts import prune_shifts
 from .signals import constants, reached
 from .trials import Trial, Trials
@@ -73,8 +73,9 @@ def shrink(
     """Return the network without the channels, neurons and branches that carry no signal from input to output.
 
     The small network is a plain `nn.Module`. It returns what the masked model returns, in train and in eval mode. This
-    is checked on the example and on random inputs of its shape. A channel whose removal fails the check stays, and
-    `plan.left` says why; a network that fails it with all its channels is a `ValueError`. The model does not change.
+    is checked on the example and on random inputs of its shape. A channel whose removal fails the check is kept, and
+    `plan.left` says why. If a network fails the check with all its channels, a `ValueError` is raised. The model does
+    not change.
 
     - A channel that nothing reads is removed. A channel that nothing writes is constant: it holds a bias or the shift
       of a batch-norm. It is removed if the constant is zero, or if the biases of all layers that read it can take it
@@ -108,15 +109,15 @@ def shrink(
         cpu_masks = Masks({name: mask.cpu() for name, _, mask in matched(model, masks)})
         large = _masked_copy(model, cpu_masks)
         exact, exact_example = _in_float64(large, example)
-        comparison = Comparison.of(exact, exact_example)
+        comparison = Comparison.for_network(exact, exact_example)
         try:
-            coupling = find_coupling(aside(exact), exact_example)
+            coupling = find_coupling(copy_sharing_parameters(exact), exact_example)
         except Exception as error:
             raise ValueError(f"could not find the coupled channels of {type(model).__name__}: {error}") from error
         reasons: dict[str, str] = {}
         shifts: dict[str, int] = {}
 
-        def observe() -> list[Reader]:
+        def observe() -> list[ChannelReader]:
             return _observe(exact, cpu_masks, exact_example, coupling, comparison, reasons)
 
         if before_training:
@@ -169,23 +170,23 @@ def _masked_copy(model: nn.Module, masks: Masks) -> nn.Module:
 def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:
     """Return the network and the example in float64, where rounding explains almost no difference.
 
-    A network that runs only in its own precision stays in it.
+    A network that runs only in its own precision keeps it.
     """
     double = deepcopy(large).double()
     doubles = tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, example)
     try:
-        outputs(aside(double).eval(), doubles)
+        outputs(copy_sharing_parameters(double).eval(), doubles)
         return double, doubles
     except Exception:  # it may insist on its own precision
-        same = deepcopy(large)
+        unchanged = deepcopy(large)
     try:
-        outputs(aside(same).eval(), example)
+        outputs(copy_sharing_parameters(unchanged).eval(), example)
     except Exception as error:
         raise ValueError(
             f"{type(large).__name__} does not run on the example ({first_line(error)}); pass what it is called with: "
             "an input, a tuple of arguments, a dict of them by name, or (args, kwargs)"
         ) from error
-    return same, example
+    return unchanged, example
 
 
 def _observe(
@@ -195,9 +196,9 @@ def _observe(
     coupling: Coupling,
     comparison: Comparison,
     reasons: dict[str, str],
-) -> list[Reader]:
+) -> list[ChannelReader]:
     """Run the model to see what arrives at each layer that reads channels."""
-    copy = aside(model)
+    copy = copy_sharing_parameters(model)
     modules = dict(copy.named_modules())
     layers = {name: modules[name] for (name, side) in coupling.slots if side == "in" and name in modules}
     arrives, peeked = reached(copy, masks, example, layers)

@@ -1,4 +1,4 @@
-"""The plan of a shrinking: what became of each layer, as a table, in sentences and for JSON."""
+"""The plan of a shrinking: the size of each layer before and after, as a table, in sentences and for JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LayerPlan:
     name: str
     inputs: tuple[int, int]
     outputs: tuple[int, int]
-    blank: bool = False  # no weight of it is left: it returns its bias, or zeros
+    blank: bool = False  # all its weights are removed: it returns its bias, or zeros
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class ShrinkPlan:
     layers: list[LayerPlan]
     parameters: tuple[int, int]  # before and after, as dense tensors
     weights: tuple[int, int]  # that the masks keep, before and after
-    folded: dict[str, int] = field(default_factory=dict)  # layer -> constant inputs that its bias took over
+    folded: dict[str, int] = field(default_factory=dict)  # layer -> constant inputs that were added to its bias
     shifts: dict[str, int] = field(default_factory=dict)  # layer -> shifts that count as pruned (before_training)
-    left: dict[str, str] = field(default_factory=dict)  # layer -> why channels without a signal stay
+    left: dict[str, str] = field(default_factory=dict)  # layer -> why channels without a signal are kept
     unchecked: str = ""  # why the networks were not compared in train mode, if they were not
     layout: str = ""  # why the weights are not channels last in memory, if they should be
 

@@ -1,10 +1,10 @@
-"""Removal: which coupled groups of channels can go without changing what the network computes.
+"""Removal: which coupled groups of channels can be removed without changing the network's outputs.
 
-A group can go if, for each layer that reads one of its channels, one of these holds:
+A group can be removed if one of these holds for each layer that has one of its channels as an input:
 
-- the layer does not read the channel: its kept weights for it are all in output channels that go themselves;
+- the layer does not use the channel: all its kept weights for the channel belong to outputs that are also removed;
 - the channel is always zero;
-- the channel is constant, and the layer's bias can take over what the constant adds.
+- the channel is constant, and the constant's contribution can be added to the layer's bias instead.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .cut import RemovedChannels, connections
 
 
 @dataclass
-class Reader:
-    """A layer that combines its input channels: what it reads by its mask, and what arrives."""
+class ChannelReader:
+    """A layer that combines its input channels: which of them its mask lets it use, and what values they have."""
 
     layer: nn.Module
     inputs: ChannelSlot
@@ -41,28 +41,32 @@ class Reader:
 
     @property
     def foldable(self) -> Tensor:
-        """The input channels whose constant adds the same at every position of the output, so that a bias can too."""
+        """The input channels whose constant can be replaced: it adds the same to every position, as a bias does."""
         constant = ~self.reached & self.constant.isfinite()
         can = _unpadded(self.layer) and not self.bias_pruned and (self.has_bias or not self.constants_can_move)
         return constant if can else torch.zeros_like(constant)
 
     @property
     def has_bias(self) -> bool:
-        """Whether its own bias can take over constants for good; if not, `expand` needs the channels that make them."""
+        """Whether the layer has a bias. Without one, the small network gets a new bias for the constants.
+
+        The large network has no place for that bias, so `expand` must compute the constants again, from the removed
+        channels.
+        """
         return self.layer.bias is not None
 
     @property
     def writes(self) -> Tensor:
-        """The output channels that the model's input reaches through this layer."""
+        """The output channels that depend on the model's input through this layer."""
         return (self.reads & self.reached).any(1)
 
-    def without_shifts(self) -> Reader:
-        """Return the reader as it would be if every constant that arrives were zero."""
+    def without_shifts(self) -> ChannelReader:
+        """Return a copy for which all constant inputs are zero."""
         return replace(self, constant=torch.where(self.reached, self.constant, 0.0))
 
 
 def _unpadded(layer: nn.Module) -> bool:
-    """Whether the layer sees its input without zeros around it; transposed and grouped convolutions do not count."""
+    """Whether the layer does not pad its input. Always false for transposed and grouped convolutions."""
     if isinstance(layer, nn.Linear):
         return True
     if not isinstance(layer, nn.modules.conv._ConvNd) or layer.transposed or layer.groups > 1:
@@ -77,8 +81,8 @@ def readers(
     masks: Mapping[str, Tensor],
     reached: Mapping[str, Tensor],
     constants: Mapping[str, Tensor],
-) -> list[Reader]:
-    """Return the layers that read channels. A channel that no run has shown counts as reached."""
+) -> list[ChannelReader]:
+    """Return the layers that read channels. A channel that was not observed counts as dependent on the input."""
     modules, names = dict(model.named_modules()), {id(p): name for name, p in parameters(model).items()}
     owners = {id(p): path for path, module in modules.items() for p in module._parameters.values()}
     layers = {name for name, _ in coupling.slots}
@@ -93,7 +97,7 @@ def readers(
         mask = masks.get(names.get(id(weight), ""), torch.ones(weight.shape, dtype=torch.bool))
         bias_mask = masks.get(names.get(id(layer.bias), ""))
         result.append(
-            Reader(
+            ChannelReader(
                 layer,
                 inputs=slot,
                 outputs=coupling.slots.get((name, "out")),
@@ -109,7 +113,7 @@ def readers(
 
 @dataclass
 class Removal:
-    """A choice of groups: those that carry no signal (`idle`), and the idle ones that stay to fill up a width."""
+    """The groups that carry no signal (`idle`), and those of them that are kept to fill up a width (`fillers`)."""
 
     idle: Tensor
     fillers: Tensor
@@ -124,11 +128,13 @@ class Removal:
         return {key: self.gone[coupling.groups(slot)] for key, slot in coupling.slots.items()}
 
 
-def choose(coupling: Coupling, reading: list[Reader], pinned: Tensor, multiple_of: int, at_least: int) -> Removal:
-    """Return the largest set of groups that can go without the `pinned` ones.
+def choose(
+    coupling: Coupling, reading: list[ChannelReader], pinned: Tensor, multiple_of: int, at_least: int
+) -> Removal:
+    """Return the largest set of groups that can be removed while the `pinned` groups are kept.
 
-    Every layer keeps a multiple of `multiple_of` channels (or all that it has) and at least `at_least`, or one in front
-    of a pool. The groups of a grouped convolution stay equally wide.
+    Every layer keeps a multiple of `multiple_of` channels (or all that it has), and `at_least` channels; a layer in
+    front of a pool keeps one at least. The groups of a grouped convolution keep equally many channels.
     """
     pinned, fillers = pinned | coupling.fixed, torch.zeros_like(pinned)
     while True:
@@ -137,39 +143,44 @@ def choose(coupling: Coupling, reading: list[Reader], pinned: Tensor, multiple_o
         missing = _missing(coupling, removal, multiple_of, at_least, unread)
         if not missing.any():
             return removal
-        fillers = fillers | (missing & unread)  # nothing reads these: they may stay whatever happens to their inputs
+        fillers = fillers | (
+            missing & unread
+        )  # no layer reads these, so they may be kept even if their inputs are removed
         pinned = pinned | (missing & ~unread)
 
 
-def _idle(coupling: Coupling, reading: list[Reader], pinned: Tensor, fillers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the groups that carry no signal, and the groups that nothing reads.
+def _idle(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor, fillers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the groups that carry no signal, and the groups that no kept channel reads.
 
-    Begin with all groups that are not pinned, and keep what is read, then what that reads, and so on. Channels that
-    only read each other, in a ring, are never kept in this way: they go.
+    At first all groups that are not pinned count as idle. Then the groups that a kept channel needs are kept, then
+    the groups that these need, and so on. Channels in a ring that only read each other are not kept: they are removed.
     """
     idle = ~pinned
     while True:
         removable, unread, reproducible = (torch.ones(len(coupling.group), dtype=torch.bool) for _ in range(3))
         for reader in reading:
-            awake = torch.ones(len(reader.reads), dtype=torch.bool)
+            kept_outputs = torch.ones(len(reader.reads), dtype=torch.bool)
             if reader.outputs:
-                awake = ~idle[coupling.groups(reader.outputs)]
-            span, ignored = reader.inputs.span, ~reader.reads[awake].any(0)
+                kept_outputs = ~idle[coupling.groups(reader.outputs)]
+            span, ignored = reader.inputs.span, ~reader.reads[kept_outputs].any(0)
             unread[span] = ignored
             removable[span] = ignored | reader.zero | reader.foldable
             reproducible[span] = ignored | reader.zero | reader.has_bias
         still_idle = idle & coupling.all_of(removable)
-        needed = still_idle & ~coupling.all_of(reproducible)  # `expand` must make these constants again
-        still_idle &= ~_made_of_kept(coupling, reading, needed, still_idle & ~fillers)
+        needed = still_idle & ~coupling.all_of(reproducible)  # `expand` must compute these constants
+        still_idle &= ~_depends_on_kept_constants(coupling, reading, needed, still_idle & ~fillers)
         if torch.equal(still_idle, idle):
             return idle, coupling.all_of(unread)
         idle = still_idle
 
 
-def _made_of_kept(coupling: Coupling, reading: list[Reader], needed: Tensor, gone: Tensor) -> Tensor:
-    """Return the groups with a constant that `expand` needs and that is made of a constant that stays.
+def _depends_on_kept_constants(
+    coupling: Coupling, reading: list[ChannelReader], needed: Tensor, gone: Tensor
+) -> Tensor:
+    """Return the groups that must be kept because their constants are computed from constants of kept channels.
 
-    Training could change the constant that stays, and `expand` would then compute another one from it.
+    `needed` are the groups whose constants `expand` computes again. Training may change the constant of a kept
+    channel, and `expand` would then compute another value from it than the one that the small network uses.
     """
     result = torch.zeros_like(needed)
     to_follow = needed
@@ -186,10 +197,11 @@ def _made_of_kept(coupling: Coupling, reading: list[Reader], needed: Tensor, gon
     return result
 
 
-def severed(coupling: Coupling, reading: list[Reader], removal: Removal) -> dict[str, Tensor]:
+def severed(coupling: Coupling, reading: list[ChannelReader], removal: Removal) -> dict[str, Tensor]:
     """Return the connections between kept and removed channels that `expand` sets to zero, as (outputs, inputs).
 
-    They carry a zero that training may change in the large network, or a constant that a bias has taken over.
+    These are the connections of a channel that is zero, which training may change in the large network, and of a
+    constant that was added to a bias.
     """
     result = {}
     for reader in reading:
@@ -205,9 +217,9 @@ def severed(coupling: Coupling, reading: list[Reader], removal: Removal) -> dict
 
 
 def folded_constants(
-    coupling: Coupling, reading: list[Reader], removal: Removal
+    coupling: Coupling, reading: list[ChannelReader], removal: Removal
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return what the constants among the removed inputs add to the output of each layer, and how many they are."""
+    """Return, by layer, the sum that its removed constant inputs add to its output, and the number of these inputs."""
     added, counts = {}, {}
     for reader in reading:
         channels = removal.gone[coupling.groups(reader.inputs)] & reader.foldable & ~reader.zero
@@ -222,35 +234,35 @@ def folded_constants(
 
 
 def _missing(coupling: Coupling, removal: Removal, multiple_of: int, at_least: int, unread: Tensor) -> Tensor:
-    """Return groups that must stay after all, for possible shapes and for widths as asked."""
-    stay = torch.zeros_like(removal.idle)
+    """Return the groups of a removal that must be kept to reach the required widths and valid shapes."""
+    kept = torch.zeros_like(removal.idle)
     for slot in coupling.slots.values():
         if slot.side == "in":
             continue
         groups = coupling.groups(slot)
-        gone = removal.gone[groups] & ~stay[groups]
-        left = slot.size - int(gone.sum())
-        least = max(at_least, int(coupling.pooled[groups].any()))
-        wanted = max(-(-left // multiple_of) * multiple_of, least)
-        _keep(stay, groups[gone], min(wanted, slot.size) - left, unread)
+        gone = removal.gone[groups] & ~kept[groups]
+        width = slot.size - int(gone.sum())
+        smallest_width = max(at_least, int(coupling.pooled[groups].any()))
+        required_width = max(-(-width // multiple_of) * multiple_of, smallest_width)
+        _keep(kept, groups[gone], min(required_width, slot.size) - width, unread)
     for (name, side), slot in coupling.slots.items():
         blocks = getattr(slot.layer, "groups", 1)  # of a grouped convolution
         if side != "in" or blocks == 1 or (name, "out") not in coupling.slots:
             continue
         ins, outs = (coupling.groups(coupling.slots[name, side]).view(blocks, -1) for side in ("in", "out"))
-        whole = removal.gone[ins].all(1) & removal.gone[outs].all(1)
+        empty_blocks = removal.gone[ins].all(1) & removal.gone[outs].all(1)
         for groups in (ins, outs):
-            gone = removal.gone[groups] & ~stay[groups]
-            fewest = int(gone[~whole].sum(1).min()) if (~whole).any() else 0
-            for block in (~whole).nonzero().flatten():
+            gone = removal.gone[groups] & ~kept[groups]
+            fewest = int(gone[~empty_blocks].sum(1).min()) if (~empty_blocks).any() else 0
+            for block in (~empty_blocks).nonzero().flatten():
                 removed = groups[block][gone[block]]
-                _keep(stay, removed, len(removed) - fewest, unread)
-    return stay
+                _keep(kept, removed, len(removed) - fewest, unread)
+    return kept
 
 
-def _keep(stay: Tensor, groups: Tensor, count: int, unread: Tensor) -> None:
-    """Mark `count` of these groups as staying, first those that nothing reads."""
+def _keep(kept: Tensor, groups: Tensor, count: int, unread: Tensor) -> None:
+    """Mark `count` of these groups as kept, first those that no layer reads."""
     groups = groups.unique()
     if count > 0:
         order = torch.argsort((~unread[groups]).int(), stable=True)
-        stay[groups[order][:count]] = True
+        kept[groups[order][:count]] = True

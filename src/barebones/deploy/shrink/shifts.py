@@ -9,23 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from .coupling import Coupling
-from .removal import Reader, choose
+from .removal import ChannelReader, choose
 
 
 def prune_shifts(
-    coupling: Coupling, observe: Callable[[], list[Reader]], networks: tuple[nn.Module, ...]
-) -> tuple[list[Reader], dict[str, int]]:
-    """Set to zero the shifts that alone keep a channel from being removed, in all networks, until none is left.
+    coupling: Coupling, observe: Callable[[], list[ChannelReader]], networks: tuple[nn.Module, ...]
+) -> tuple[list[ChannelReader], dict[str, int]]:
+    """Set to zero, in all networks, each shift whose channel could be removed if the shift were zero.
 
-    `observe` tells what arrives at each layer of the first network. Return that in the end, and how many shifts of
-    each layer were pruned.
+    This is repeated until no such shift is left. `observe` returns the readers of the first network, with what
+    arrives at each of them. Return its last result, and how many shifts of each layer were set to zero.
     """
-    nothing, layers = torch.zeros_like(coupling.fixed), dict(networks[0].named_modules())
+    no_group, layers = torch.zeros_like(coupling.fixed), dict(networks[0].named_modules())
     pruned: dict[str, int] = {}
     while True:
         reading, before = observe(), sum(pruned.values())
-        removable = choose(coupling, reading, nothing, 1, 0).idle
-        without_shifts = choose(coupling, [reader.without_shifts() for reader in reading], nothing, 1, 0).idle
+        removable = choose(coupling, reading, no_group, 1, 0).idle
+        without_shifts = choose(coupling, [reader.without_shifts() for reader in reading], no_group, 1, 0).idle
         for (name, side), slot in coupling.slots.items():
             bias = getattr(layers.get(name), "bias", None)
             if side == "in" or not isinstance(bias, Tensor):

@@ -1,4 +1,4 @@
-"""Signals: what arrives at each input channel of a layer, something that depends on the input or a constant.
+"""Signals: whether each input channel of a layer depends on the model's input or is constant.
 
 A channel carries a constant signal if no path of kept weights leads to it from the model's input: its value is then
 made of biases and shifts alone, the same for every input and at every position.
@@ -25,8 +25,8 @@ def reached(
 ) -> tuple[dict[str, Tensor], bool]:
     """Return which input channels of each layer a path of kept weights connects with the model's input.
 
-    Also return whether the forward pass looks at values in Python, or at how many there are of a kind: then anything
-    may depend on the input, and all channels count as reached.
+    Also return whether the forward pass reads values in Python, or a length that depends on values. Then every value
+    may depend on the input, so all channels count as reached.
     """
     channels: dict[str, Tensor] = {}
 
@@ -51,9 +51,9 @@ def constants(model: nn.Module, runs: list[tuple[bool, Any]], layers: Mapping[st
         low, high = observed.amin(1), observed.amax(1)
         value = values.setdefault(name, low.clone())
         slack = SLACK * (1 + value.abs())
-        same = ((low - value).abs() <= slack) & ((high - value).abs() <= slack)
-        same &= (value != 0) | ((low == 0) & (high == 0))  # zero is exactly zero
-        values[name] = torch.where(same, value, torch.nan)
+        constant = ((low - value).abs() <= slack) & ((high - value).abs() <= slack)
+        constant &= (value != 0) | ((low == 0) & (high == 0))  # zero is exactly zero
+        values[name] = torch.where(constant, value, torch.nan)
 
     with _watched(layers, watch):
         for train, example in runs:

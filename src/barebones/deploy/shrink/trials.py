@@ -12,7 +12,7 @@ from ...scope import layers
 from .comparison import Comparison, Unusable, first_line
 from .coupling import ChannelSlot, Coupling
 from .cut import RemovedChannels, cut, fill, numbered
-from .removal import Reader, choose, folded_constants, severed
+from .removal import ChannelReader, choose, folded_constants, severed
 
 
 @dataclass
@@ -23,31 +23,37 @@ class Trial:
     origin: dict[str, Tensor]  # for each tensor, the indices of its values in the large network
     removed: RemovedChannels
     severed: dict[str, Tensor]
-    folded: dict[str, int]  # how many constant inputs the bias of each layer took over
+    folded: dict[str, int]  # how many constant inputs were added to the bias of each layer
 
 
 class Trials:
     """The search for the smallest network that passes the comparison."""
 
     def __init__(
-        self, model: nn.Module, coupling: Coupling, reading: list[Reader], comparison: Comparison, multiple_of: int
+        self,
+        model: nn.Module,
+        coupling: Coupling,
+        reading: list[ChannelReader],
+        comparison: Comparison,
+        multiple_of: int,
     ) -> None:
         self.model, self.coupling, self.reading = model, coupling, reading
         self.comparison, self.multiple_of = comparison, multiple_of
         self.expected = comparison.runs(model)
-        self.left: dict[str, str] = {}  # by layer: why channels without a signal stay
+        self.left: dict[str, str] = {}  # by layer: why channels without a signal are kept
 
     def best(self) -> Trial:
-        """Return the first trial that passes, of fewer and fewer removals.
+        """Return the trial that removes the most channels and still passes the comparison.
 
-        Almost always that is the removal of everything that can go. Otherwise layers keep one channel at least, or the
-        uncertain groups stay, or at last all groups stay. From there, coupled layers are tried one after the other, so
-        that a layer whose width is written down elsewhere (a fixed view, a buffer per channel) stays alone.
+        The first trial removes all removable groups, and almost always passes. If it fails, the next trials keep one
+        channel in every layer, or the uncertain groups, or both, and the last one keeps all groups. Then the groups
+        of each layer that were kept are removed again, one layer after the other, if the comparison still passes. So
+        only a layer whose width is fixed elsewhere (in a view, or in a buffer per channel) keeps its channels.
         """
-        nothing, uncertain = torch.zeros_like(self.coupling.fixed), self.coupling.uncertain
-        steps = [(nothing, 0), (nothing, 1)]
+        no_group, uncertain = torch.zeros_like(self.coupling.fixed), self.coupling.uncertain
+        steps = [(no_group, 0), (no_group, 1)]
         steps += [(uncertain, 0), (uncertain, 1)] if uncertain.any() else []
-        steps += [(~nothing, 1)]
+        steps += [(~no_group, 1)]
         for pinned, at_least in steps:
             try:
                 trial = self.attempt(pinned, at_least)
@@ -78,14 +84,14 @@ class Trials:
         return trial
 
     def attempt(self, pinned: Tensor, at_least: int) -> Trial:
-        """Remove all channels that can go without the pinned groups; raise `Unusable` if the result differs."""
+        """Remove all removable channels except the pinned groups; raise `Unusable` if the result differs."""
         removal = choose(self.coupling, self.reading, pinned, self.multiple_of, at_least)
         removed = removal.channels(self.coupling)
         shifts, counts = folded_constants(self.coupling, self.reading, removal)
         small = numbered(self.model, shifts)
         try:
             cut(small, removed, self.coupling.graph)
-        except Exception as error:  # a layer is not what it seems, such as one with computed weights
+        except Exception as error:  # for example a layer whose weights are computed
             raise Unusable(f"it cannot be cut ({first_line(error)})") from error
         names = {id(module): f"{path}.bias".lstrip(".") for path, module in layers(self.model)}
         biases = {names[id(self.model.get_submodule(layer))]: shift for layer, shift in shifts.items()}
@@ -94,17 +100,20 @@ class Trials:
         return Trial(small, origin, removed, severed(self.coupling, self.reading, removal), counts)
 
     def _coupled_layers(self) -> Iterator[tuple[ChannelSlot, Tensor]]:
-        """Yield the groups that each layer writes, if no earlier layer writes them too."""
-        seen = self.coupling.fixed.clone()
+        """Yield each layer with the groups that it writes and no earlier layer writes."""
+        done = self.coupling.fixed.clone()
         for slot in self.coupling.slots.values():
             groups = self.coupling.groups(slot).unique()
-            groups = groups[~seen[groups]]
+            groups = groups[~done[groups]]
             if slot.side != "in" and len(groups):
-                seen[groups] = True
+                done[groups] = True
                 yield slot, groups
 
     def _heads(self, slot: ChannelSlot, groups: Tensor, pinned: Tensor) -> Iterator[Tensor]:
-        """Yield what stays pinned if whole heads of attention go: idle blocks of channels, the smallest size first."""
+        """Yield the groups to pin so that whole attention heads are removed.
+
+        A head is a block of idle channels. Its size is not known, so all divisors are tried, the smallest first.
+        """
         if not self.coupling.uncertain[groups].any():
             return
         channels, free = self.coupling.groups(slot), pinned.clone()

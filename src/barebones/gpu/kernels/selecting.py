@@ -41,8 +41,8 @@ if triton is not None:
     @triton.jit
     def _shift_for(span, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
         """Return how many low bits to drop so that a span falls into 2 ** BITS bins."""
-        left = span.to(tl.uint64, bitcast=True) >> tl.arange(0, 64).to(tl.uint64)
-        return tl.sum((left >= (1 << BITS)).to(tl.int64), 0)
+        shifted = span.to(tl.uint64, bitcast=True) >> tl.arange(0, 64).to(tl.uint64)
+        return tl.sum((shifted >= (1 << BITS)).to(tl.int64), 0)
 
     @triton.jit(do_not_specialize=["size"])
     def _begin(states, keep, size, STRIDE: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -51,17 +51,17 @@ if triton is not None:
         Scores are seldom negative, so each search begins with the span from 0 on.
         """
         row = tl.program_id(0)
-        wanted = tl.load(keep)
+        rank = tl.load(keep)
         if row > 0:
-            centre = wanted.to(tl.float32) / STRIDE  # four standard deviations and some around the expected rank
-            margin = 4 * tl.sqrt(centre * (1 - wanted.to(tl.float32) / size)) + 8
-            wanted = tl.where(row == 1, centre + margin, centre - margin).to(tl.int64)
+            centre = rank.to(tl.float32) / STRIDE  # four standard deviations and some around the expected rank
+            margin = 4 * tl.sqrt(centre * (1 - rank.to(tl.float32) / size)) + 8
+            rank = tl.where(row == 1, centre + margin, centre - margin).to(tl.int64)
         state = states + row * STATE
         width: tl.constexpr = 63 if WIDE else 31
         tl.store(state + LOW, 0)
-        tl.store(state + SPAN, (wanted * 0 + 1 << width) - 1)
+        tl.store(state + SPAN, (rank * 0 + 1 << width) - 1)
         tl.store(state + SHIFT, width - BITS)
-        tl.store(state + WANTED, wanted)
+        tl.store(state + WANTED, rank)
 
     @triton.jit
     def _bracket(states, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -120,14 +120,14 @@ if triton is not None:
             which = tl.sum((reached >= room).to(tl.int64), 0) - 1
             ties = tl.sum(tl.where(places == which, in_bins, 0), 0)
             above = tl.sum(tl.where(places > which, in_bins, 0), 0)
-            one = which * 0 + 1
+            int64_one = which * 0 + 1
             begins = which << shift
-            rest, most = span - begins, (one << shift) - 1
+            rest, most = span - begins, (int64_one << shift) - 1
             rest = tl.where(rest.to(tl.uint64, bitcast=True) < most.to(tl.uint64, bitcast=True), rest, most)
             wrong = (room < 1) | (which < 0)
             width: tl.constexpr = 64 if WIDE else 32
-            start = tl.where(wrong, -(one << (width - 1)), low + begins)
-            rest = tl.where(wrong, (one << (width - 1)) * 2 - 1, rest)
+            start = tl.where(wrong, -(int64_one << (width - 1)), low + begins)
+            rest = tl.where(wrong, (int64_one << (width - 1)) * 2 - 1, rest)
             further = _shift_for(rest, BITS)
             tl.debug_barrier()  # all threads have read the counts above before they are overwritten
             tl.store(counts + row * bins + places, tl.zeros((bins,), tl.int32))
@@ -185,8 +185,8 @@ def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among:
     """
     size, wide, device = scores.numel(), scores.dtype == torch.float64, scores.device
     blocks = triton.cdiv(size, BLOCK)
-    wanted = torch.empty((), dtype=torch.int64, device=device)
-    wanted.copy_(keep) if isinstance(keep, Tensor) else wanted.fill_(keep)
+    count = torch.empty((), dtype=torch.int64, device=device)
+    count.copy_(keep) if isinstance(keep, Tensor) else count.fill_(keep)
     states = torch.zeros(3, FIELDS, dtype=torch.int64, device=device)
     counts = torch.zeros(2, 1 << BITS, dtype=torch.int32, device=device)
     ties = torch.empty(2 * blocks, dtype=torch.int32, device=device)
@@ -194,24 +194,24 @@ def top(scores: Tensor, keep: int | Tensor, prefer: Tensor | None = None, among:
     allowed = scores if among is None else among.view(torch.int8)  # any pointer, which the kernel does not read
     preferred = scores if prefer is None else prefer.view(torch.int8)
     kind = {"WIDE": wide, "BITS": BITS}
-    how = {"WIDE": wide, "AMONG": among is not None, "BLOCK": BLOCK, "num_warps": 8}
+    options = {"WIDE": wide, "AMONG": among is not None, "BLOCK": BLOCK, "num_warps": 8}
     passes = triton.cdiv(64 if wide else 32, BITS)
 
     def narrow(searches: Tensor, rows: int, length: int, stride: int) -> None:
         programs = min(triton.cdiv(length, BLOCK), PROGRAMS)
-        _count[(programs, rows)](scores, allowed, counts, searches, length, STRIDE=stride, BITS=BITS, **how)
+        _count[(programs, rows)](scores, allowed, counts, searches, length, STRIDE=stride, BITS=BITS, **options)
         _settle[(rows,)](counts, searches, **kind)
 
     with torch.cuda.device_of(scores):  # Triton launches on the current device
-        _begin[(3,)](states, wanted, size, STRIDE=STRIDE, **kind)
+        _begin[(3,)](states, count, size, STRIDE=STRIDE, **kind)
         if size >= MANY:
             for _ in range(ROUGH):
                 narrow(states[1:], 2, triton.cdiv(size, STRIDE), STRIDE)
             _bracket[(1,)](states, BITS=BITS)
         for _ in range(passes + 1):  # one more, because the sample may have misled the first
             narrow(states, 1, size, 1)
-        how |= {"PREFER": prefer is not None}
-        _count_ties[(blocks,)](scores, allowed, preferred, states, ties, size, **how)
+        options |= {"PREFER": prefer is not None}
+        _count_ties[(blocks,)](scores, allowed, preferred, states, ties, size, **options)
         ranks = ties.cumsum(0, dtype=torch.int32)
-        _choose[(blocks,)](scores, allowed, preferred, states, ties, ranks, chosen.view(torch.int8), size, **how)
+        _choose[(blocks,)](scores, allowed, preferred, states, ties, ranks, chosen.view(torch.int8), size, **options)
     return chosen

@@ -61,13 +61,13 @@ def gather(
     }
 
 
-def _run_folders(folder: Path, seen: set[Path]) -> Iterator[Path]:
+def _run_folders(folder: Path, visited: set[Path]) -> Iterator[Path]:
     """Yield the run folders inside, however deep, or the folder itself; none twice."""
     real = folder.resolve()
-    if real in seen:
+    if real in visited:
         return
-    top = not seen
-    seen.add(real)
+    top = not visited
+    visited.add(real)
     try:
         paths = sorted(folder.iterdir())
         if any(path.name in (EXPERIMENT, RESULT, FAILURE, MASK, METRICS) for path in paths):
@@ -75,7 +75,7 @@ def _run_folders(folder: Path, seen: set[Path]) -> Iterator[Path]:
             return
         for path in paths:
             if path.is_dir() and not path.name.startswith("."):
-                yield from _run_folders(path, seen)
+                yield from _run_folders(path, visited)
     except OSError:
         if top:
             raise
@@ -89,7 +89,7 @@ def _order(run: Row) -> list[tuple[bool, Any]]:
 
 def _run(folder: Path, name: str, effective: bool) -> Row:
     """Return all about one run folder."""
-    reader = _Reader(folder)
+    reader = _FileReader(folder)
     row = reader.attempt(RESULT, lambda: record(folder)) or {}
     if row.get("status") == UNREADABLE:
         reader.problems.append(str(row["reason"]))
@@ -133,7 +133,7 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
     return _finite(run)
 
 
-class _Reader:
+class _FileReader:
     """Reads the files of a folder; each failure becomes a sentence in `problems`, without the folder's path."""
 
     def __init__(self, folder: Path) -> None:
@@ -264,7 +264,7 @@ def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -
     return {name: None if settings is None else settings[name] for name in KEY} | {
         "runs": list(indices),
         "dense": members[0]["dense"],
-        "variant": "" if settings is None else differences(settings, firsts, same=("data", "model", "method")),
+        "variant": "" if settings is None else differences(settings, firsts, equal_in=("data", "model", "method")),
         "accuracy": accuracy.mean,
         "deviation": accuracy.deviation,
         "seeds": accuracy.number,

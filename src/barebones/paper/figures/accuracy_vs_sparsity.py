@@ -25,12 +25,12 @@ from ..accuracies import (
     by_method,
     draw_line,
     draw_reference,
+    fewer_at_smoke,
     handles,
     last_at_smoke,
     measured,
     references,
     schedule,
-    some_at_smoke,
 )
 from ..numbers import Reference
 
@@ -51,7 +51,7 @@ def compared(data: Sequence[str], models: Sequence[str], methods: Sequence[str])
         listed = []
         for seed, (data_set, model) in product(seeds, pairs):
             listed.append(Experiment(model, data_set, DENSE, 0.0, seed))
-            for sparsity, method in product(sparsities, some_at_smoke(scale, methods)):
+            for sparsity, method in product(sparsities, fewer_at_smoke(scale, methods)):
                 pretrain = int(method == EARLY)
                 listed.append(Experiment(model, data_set, method, sparsity, seed, pretrain=pretrain))
         return [at_scale(experiment, scale) for experiment in listed]

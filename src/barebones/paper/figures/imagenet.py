@@ -21,9 +21,9 @@ from ..accuracies import (
     at_scale,
     by_method,
     counted,
+    fewer_at_smoke,
     measured,
     references,
-    some_at_smoke,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def experiments(scale: str) -> list[Experiment]:
     """Return dense and each method at 90 and 95 %, with a single seed, as in the paper."""
     models = MODELS[:1] if scale == "smoke" else MODELS
     listed = [Experiment(model, "imagenet", DENSE, 0.0) for model in models]
-    for model, sparsity, method in product(models, SPARSITIES, some_at_smoke(scale, MULTI_BATCH)):
+    for model, sparsity, method in product(models, SPARSITIES, fewer_at_smoke(scale, MULTI_BATCH)):
         listed.append(Experiment(model, "imagenet", method, sparsity))
     return [at_scale(experiment, scale) for experiment in listed]
 

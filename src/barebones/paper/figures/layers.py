@@ -1,4 +1,4 @@
-"""Figure 8: what each method leaves of every layer."""
+"""Figure 8: how many weights each method keeps in each layer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STRIP = 0.07  # height of one row of crosses, as a fraction of the zoomed axis
 
 
 def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
-    """Count what each method leaves of each layer."""
+    """Count how many weights each method keeps in each layer."""
     for network in networks(settings, options):
         for method in settings["methods"]:
             changes = settings["changes"].get(method, {})
