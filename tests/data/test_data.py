@@ -119,12 +119,12 @@ def test_normalization_and_memory_format():
 def test_scoring_batches_are_new_in_each_pass_and_can_be_replayed():
     source = split_of(10).scoring(4, seed=1)
     assert len(source) == 2
-    first, second, third, again = (joined(Batches(source, 0, CPU).of(index, 2)) for index in (0, 1, 2, 1))
+    first, second, third, again = (joined(Batches(source, 0, CPU).in_round(index, 2)) for index in (0, 1, 2, 1))
     assert equal(second, again)
     for images, labels in (first, second, third):
         assert images.shape == (8, 3, 6, 6)
         assert len(set(labels.tolist())) == 8
-    assert not any(equal(first, other) for other in (second, third, joined(Batches(source, 1, CPU).of(0, 2))))
+    assert not any(equal(first, other) for other in (second, third, joined(Batches(source, 1, CPU).in_round(0, 2))))
 
 
 def test_the_held_out_images_never_change():

@@ -95,7 +95,7 @@ def test_a_loader_goes_on_from_round_to_round_and_begins_again_when_it_ends():
 
 def test_a_new_pass_is_shuffled_anew():
     stream = Batches(DataLoader(torch.arange(12), batch_size=4, shuffle=True), 0, torch.device("cpu"))
-    passes = [torch.cat(list(stream.of(index, 3))).tolist() for index in (0, 1, 2, 0, 2, 1, 1)]
+    passes = [torch.cat(list(stream.in_round(index, 3))).tolist() for index in (0, 1, 2, 0, 2, 1, 1)]
     assert all(sorted(numbers) == list(range(12)) for numbers in passes)
     assert passes[0] != passes[1] != passes[2]
     assert passes[3:] == [passes[index] for index in (0, 2, 1, 1)]
@@ -152,7 +152,7 @@ EMPTY = r"batches is empty|returned no batch"
     [
         (iter(BATCHES[:3]), FORCE, r"ran out after 3.*one-shot"),
         (iter(BATCHES), GRASP, "one-shot iterator cannot"),
-        (Fickle(), GRASP, "others when read a second time"),
+        (Fickle(), GRASP, "second reading of the batches returned other values"),
         *((empty, FORCE, EMPTY) for empty in ([], (), iter(()), lambda index: [], DataLoader(DATA[:0][0]))),
         *((wrong, FORCE, "batches") for wrong in (3, object(), Noisy())),  # a data set has items, but no batches
         (lambda index: None, FORCE, r"batches\(0\) must return"),
