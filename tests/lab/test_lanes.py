@@ -15,16 +15,16 @@ EXPERIMENT = Experiment("small-vgg", "digits", "random", 0.9, epochs=1).resolved
 
 
 class Ends(Wire):
-    """A wire that keeps what it is told."""
+    """A wire that keeps what it is events."""
 
     def __init__(self) -> None:
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self.stopping = False
 
     def tell(self, kind: str, folder: str, **about) -> None:
-        self.told.append(Event(kind, folder, about))
+        self.events.append(Event(kind, folder, about))
 
-    def asked(self) -> bool:
+    def should_stop(self) -> bool:
         return self.stopping
 
 
@@ -44,9 +44,9 @@ def test_a_lane_passes_on_its_lines_and_its_result(monkeypatch):
     runner, wire = lane(monkeypatch, body)
     while runner.turn():
         pass
-    assert [event.kind for event in wire.told] == ["started", "line", "line", "done"]
-    assert wire.told[2].about == {"line": {"stage": "prune", "round": 1}}
-    assert wire.told[3].about == {"result": {"test": 1}}
+    assert [event.kind for event in wire.events] == ["started", "line", "line", "done"]
+    assert wire.events[2].about == {"line": {"stage": "prune", "round": 1}}
+    assert wire.events[3].about == {"result": {"test": 1}}
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_an_error_ends_its_lane_alone(monkeypatch, error, why, retry):
     assert runner.turn()
     assert not runner.turn()
     runner.tidy()
-    about = wire.told[-1].about
-    assert (wire.told[-1].kind, about["reason"], about["others_may_be_the_cause"]) == ("failed", why, retry)
+    about = wire.events[-1].about
+    assert (wire.events[-1].kind, about["reason"], about["others_may_be_the_cause"]) == ("failed", why, retry)
     assert "raise error" in about["traceback"]
 
 
@@ -82,4 +82,4 @@ def test_a_lane_stops_when_asked(monkeypatch):
     assert runner.turn()
     wire.stopping = True
     assert not runner.turn()
-    assert wire.told[-1].kind == "stopped"
+    assert wire.events[-1].kind == "stopped"
