@@ -7,11 +7,14 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 import barebones as bb
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_examples_run_as_written(tmp_path):
     first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len([line for line in first.splitlines() if line.strip()]) == 15

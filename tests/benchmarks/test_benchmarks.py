@@ -5,12 +5,15 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import core
 import lab
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_core_benchmark_prints_its_three_tables(monkeypatch):

@@ -114,6 +114,7 @@ def mask(tmp_path_factory) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_command_measures_without_onnxruntime_too(mask, command, without_onnx):
     done = command("bench", "speed", mask, "--batch", 1, "--repeats", 1, "--train-batch", 0)
     assert (done.code, done.err) == (0, "")

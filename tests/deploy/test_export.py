@@ -43,6 +43,7 @@ def onnx_file(tmp_path_factory, onnx_packages) -> Exported:
     return to_onnx(*built("flatten"), tmp_path_factory.mktemp("exported") / "network.onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", ["program_file", pytest.param("onnx_file", marks=SLOW)])
 def test_a_file_computes_what_the_masked_network_does_for_any_batch_size(fixture, request):
     exported = request.getfixturevalue(fixture)

@@ -96,6 +96,7 @@ def test_widths_are_multiples_and_trained_weights_go_back_into_the_original(name
     assert_alike(example, small.module, other, modes=modes(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vgg", "mobile", "next", "dense", "gate", "separate"])
 def test_shrinking_twice_changes_nothing(name):
     model, example = zoo.build(name, trained=False)
@@ -130,6 +131,7 @@ CHAINS: dict[str, Callable[[int, list[int]], nn.Sequential]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS)
 @settings(max_examples=6, phases=PHASES)
 @given(

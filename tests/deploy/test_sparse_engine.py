@@ -63,6 +63,7 @@ def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     assert cache_folder() == tmp_path / "builds"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(isinstance(load_kernel(), str), reason=f"{load_kernel()}")
 def test_two_builds_at_once_leave_one_library(fresh, monkeypatch):
     monkeypatch.setenv("CXX", compiler(fresh, f'sleep 0.3; cp "{load_kernel()._name}" "$last"'))  # builds overlap

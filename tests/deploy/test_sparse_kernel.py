@@ -75,6 +75,7 @@ def convolutions(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     return layer, torch.randn(draw(st.sampled_from([1, 2, 3, 8])), channels, *sides)
 
 
+@pytest.mark.slow
 @needs_kernel
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @settings(max_examples=100)

@@ -49,6 +49,7 @@ def no_forward(net: Any) -> None:
     """Stand for the forward pass of networks that are only stored."""
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     forms=st.lists(

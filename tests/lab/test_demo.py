@@ -48,6 +48,7 @@ def shown(monkeypatch, seeds: int, stopped: int = 0, **failure: str) -> str:
     return console.export_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_it_prints_a_row_for_each_method_and_leaves_nothing_on_disk(seeds, monkeypatch):
     text = shown(monkeypatch, seeds)

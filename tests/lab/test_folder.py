@@ -55,6 +55,7 @@ class Disk:
         self.real(descriptor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 11])
 def test_a_disk_that_fills_up_spoils_nothing_and_the_run_resumes(room, short, options, undisturbed, monkeypatch):
     folder, expected = options.folder(short), undisturbed(short)

@@ -74,6 +74,7 @@ def test_a_shrunk_run_that_was_stopped_ends_the_same(experiment, tmp_path):
     assert result_of(run(shorter, options))["weights"] == undisturbed["weights"]
 
 
+@pytest.mark.slow
 def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
     path = tmp_path / "empty.safetensors"
     options = RunOptions(tmp_path, mask=path)

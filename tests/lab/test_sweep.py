@@ -63,6 +63,7 @@ def counts(result: SweepResult) -> tuple[int, int, int, int]:
     return result.done, result.failed, result.stopped, result.skipped
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_has_locked_is_left_alone(tmp_path, forkserver):
     options = RunOptions(tmp_path / "runs")
     run = folder(options, short())
@@ -77,6 +78,7 @@ def test_a_run_that_another_process_has_locked_is_left_alone(tmp_path, forkserve
 ALL = [short(), short("odd_models:fails"), short("odd_models:kills"), short("odd_models:kills_once"), short()]
 
 
+@pytest.mark.slow
 def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monkeypatch, capfd, forkserver):
     (tmp_path / "odd_models.py").write_text(MODELS)
     monkeypatch.syspath_prepend(str(tmp_path))  # workers have the same path
@@ -137,6 +139,7 @@ def smallest(probe):
     return {name: -weight.abs() for name, weight in probe.weights.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["recipe", "here"])
 def test_workers_know_methods_that_were_registered_at_run_time(how, tmp_path, monkeypatch, forkserver):
     monkeypatch.setattr(recipes, "IMPORTED", [])
@@ -156,6 +159,7 @@ def test_workers_know_methods_that_were_registered_at_run_time(how, tmp_path, mo
     assert (row["status"], row["method"]) == ("done", experiments[0].method)
 
 
+@pytest.mark.slow
 def test_when_asked_to_stop_the_runs_save_a_checkpoint(tmp_path, forkserver):
     long = [short(seed=seed, epochs=1000) for seed in range(2)]
     options = RunOptions(tmp_path / "runs")

@@ -72,6 +72,7 @@ def test_the_paper_scale_is_the_papers_protocol() -> None:
 # From runs to rows to pictures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_drawn_from_records_and_again_from_the_table(name: str, tmp_path: Path) -> None:
     rows = RUNS[name].rows([made_up(each) for each in RUNS[name].experiments("paper")])
@@ -291,6 +292,7 @@ def test_methods_can_be_told_apart() -> None:
     assert len({each.label for each in shown.values()}) == len(shown)
 
 
+@pytest.mark.slow
 def test_the_users_own_settings_change_nothing(tmp_path: Path) -> None:
     source = RUNS["accuracy-vs-rounds"]
     rows = source.rows([made_up(each) for each in source.experiments("short")])
@@ -328,6 +330,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not list(tmp_path.iterdir())  # the error comes before anything is computed
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     runner = CliRunner()

@@ -62,6 +62,7 @@ def network(arguments: tuple) -> Landscape:
     return tanh_network(widths, seed=seed, samples=samples, scale=scale)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(steps())
 def test_everything_equals_the_slow_reference(case):
@@ -111,6 +112,7 @@ def check(landscape: Landscape, before: Tensor, keep: int, swaps: int) -> Bound:
     return limit
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(steps())
 def test_the_gap_is_within_the_bound(case):
@@ -123,6 +125,7 @@ def test_the_gap_is_within_the_bound(case):
     assert 0 <= gap(landscape, after, swaps, within=before, up_to=True) <= slack(max(limits))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.integers(2, 6), st.data())
 def test_so_it_is_for_quadratic_losses_of_whole_numbers(total, data):
@@ -321,6 +324,7 @@ def test_force_may_jump_from_one_cut_network_to_another():
 # The plot
 
 
+@pytest.mark.slow
 def test_the_gap_grows_with_the_step():
     rows = gaps_by_step((tanh_network([3, 2, 2], seed=seed) for seed in range(80)), keep=4)
     assert [row.step for row in rows] == [1, 2, 3, 4, 5, 6]

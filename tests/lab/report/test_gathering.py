@@ -234,6 +234,7 @@ def test_the_page_knows_no_method(text: str) -> None:
     assert not [name for name in (*METHODS, DENSE) if f'"{name}"' in script]
 
 
+@pytest.mark.slow
 def test_a_real_run(tmp_path: Path) -> None:
     chosen = Experiment(model="small-vgg", data="digits", method="force", sparsity=0.98, rounds=3, epochs=1)
     place = RunOptions(runs=tmp_path)

@@ -12,6 +12,8 @@ from report_runs import HOSTILE, SHAPES, run_with
 from barebones.lab import report
 from barebones.lab.looks import look
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
