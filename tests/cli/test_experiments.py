@@ -148,7 +148,7 @@ def test_masks_of_the_library_are_trained_once_it_is_said_on_what(command, mista
     import nets_for_cli
 
     bb.prune(nets_for_cli.tiny(), None, 0.5, "random", on_collapse="ignore").save("mask")
-    mistake("mask does not say what it was made for; name --model and --data", "train", "--mask", "mask")
+    mistake("mask does not name its network and data set; pass --model and --data", "train", "--mask", "mask")
     done = command("train", "--mask", "mask", "--epochs", "0", *TINY)
     assert done.code == 0
     assert "297 of 594 prunable weights are left: sparsity 50.000%" in done.out

@@ -1,4 +1,4 @@
-"""Masks before any training: the parts from which analyses are made, each a function from settings to rows."""
+"""Functions that analyses share: networks at their initial weights, their masks, and rows about their layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def networks(settings: Mapping[str, Any], options: RunOptions) -> Iterator[Netwo
 
 
 def experiment_on(network: Network, method: str, sparsity: float, **changes: Any) -> Experiment:
-    """Return the experiment that a run of this network would be; an analysis does only the pruning of it."""
+    """Return the experiment of a run with this network; an analysis only prunes, and does not train."""
     base = network.experiment
     return Experiment(base.model, base.data, method, sparsity, base.seed, **changes).resolved(network.device.type)
 

@@ -17,7 +17,7 @@ from .options import RunOptions
 from .worker import Worker
 
 LANES = 4  # experiments at a time on one GPU
-REFRESH = 0.5  # seconds to wait for news
+REFRESH = 0.5  # seconds to wait for events
 QUEUED, RUNNING, DONE, FAILED, STOPPED, SKIPPED = "queued", "running", "done", "failed", "stopped", "skipped"
 
 
@@ -51,7 +51,7 @@ class Job:
         return self.line.get(unit, -1) + 1, self.line.get(unit + "s", 0)
 
     def update(self, line: dict[str, Any]) -> None:
-        """Take in a line of metrics."""
+        """Update the job by a line of metrics."""
         self.line = line
         latest = line.get("validation") or {"top1": line.get("accuracy")}
         self.accuracy = latest["top1"] if latest["top1"] is not None else self.accuracy
@@ -95,7 +95,7 @@ class Crew:
             self._begin(self.queue[0], self.workers[-1])
 
     def _next_for(self, worker: Worker) -> Job | None:
-        """Return the job that this worker may begin beside those it runs."""
+        """Return the queued job that this worker may run next, beside its running jobs; None if there is none."""
         if not worker.lanes:
             return self.queue[0] if self.queue else None
         full = len(worker.lanes) >= self.most_lanes or not worker.has_room()
@@ -109,7 +109,7 @@ class Crew:
         worker.begin(job.experiment)
 
     def attend(self, seconds: float = REFRESH) -> None:
-        """Wait this long for news from the workers, take them in, and remove dead workers."""
+        """Wait this long for events from the workers, handle them, and remove dead workers."""
         wait([worker.pipe for worker in self.workers], seconds)
         for worker in list(self.workers):
             ending = worker.dead()  # before its last events are read
@@ -119,7 +119,7 @@ class Crew:
                 self._remove(worker, ending)
 
     def _take(self, event: Event, beside_others: bool) -> None:
-        """Take in an event; `beside_others` says that other experiments are running in that process."""
+        """Handle an event; `beside_others` says that other experiments are running in that process."""
         job, about = self.jobs[event.folder], event.about
         if event.kind == "line":
             job.update(about["line"])

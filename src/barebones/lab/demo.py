@@ -43,7 +43,7 @@ def demo(
 ) -> list[Row]:
     """Run the recipe on the CPU, print a table and a sentence for each network, and return the records.
 
-    The runs are in a temporary folder, of which nothing is left at the end.
+    The runs are in a temporary folder, which is deleted at the end.
     """
     data = load("digits")
     removed = " and ".join(f"{100 * sparsity:g} % of the weights of {model}" for model, sparsity in SPARSITIES.items())
@@ -90,7 +90,7 @@ def table(model: str, rows: Sequence[Row]) -> Table:
 
 
 def sentence(model: str, rows: Sequence[Row]) -> str:
-    """Say what the numbers of a network show, and whether that is what the paper says."""
+    """Return in words what the numbers of a network show, and whether the paper says the same."""
     mean = {method: 100 * _runs(rows, model, method)[0]["top1_mean"] for method in COMPARED}
     one_shot, random = mean["snip"], mean["random"]
     fails = ["near chance"] * (one_shot < 2 * CHANCE) + ["below random pruning"] * (one_shot < random)

@@ -25,7 +25,7 @@ def live_table(crew: Crew, console: Console) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def draw() -> RenderableType:
-        over = crew.stopping and not crew.workers  # Rich would leave behind a table that it has cut
+        over = crew.stopping and not crew.workers  # Rich cannot erase a table that it has cut
         return "" if over else table(crew, monotonic())
 
     return Live(get_renderable=draw, console=console, refresh_per_second=2, transient=True)

@@ -198,7 +198,7 @@ class Experiment:
 
 
 def _typed(option: Any, value: Any) -> Any:
-    """Return the value if it has the option's type, which a whole number has if the option is a float."""
+    """Return the value if it has the option's type, otherwise raise an error. A float may be a whole number."""
     type_name, _, optional = option.type.partition(" | ")
     if value is None and (optional or option.default is None):
         return None

@@ -1,4 +1,4 @@
-"""A run's folder: the names of its files, its lock, its record and result, and how far the run has come."""
+"""A run's folder: the names of its files, its lock, its record and result, and the progress of the run."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def recorded(path: Path) -> dict[str, Any]:
 
 
 def progress(folder: Path) -> str:
-    """Say how far a run has come.
+    """Return the progress of a run, in words.
 
     >>> progress(Path("no/such/folder"))
     'not begun'

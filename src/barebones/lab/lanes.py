@@ -41,7 +41,7 @@ class Event:
 
 
 def work(pipe: Connection, options: RunOptions, log: str, sources: Iterable[str] = ()) -> None:
-    """Run in the process: advance each lane by one step, again and again, until told to stop."""
+    """Run in the process: advance each lane by one step, again and again, until the parent sends the order to stop."""
     wire = Wire(pipe)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: wire.stop())
@@ -92,7 +92,7 @@ class Wire:
         self.looked_at = 0.0
 
     def stop(self) -> None:
-        """Make every run save and end."""
+        """Make every run save a checkpoint and end."""
         self.stopping = True
 
     def tell(self, kind: str, folder: str, **about: Any) -> None:

@@ -23,7 +23,7 @@ LAB_METHODS = {  # the two "methods" of experiments that have no row in METHODS,
 
 
 def look(method: str) -> Look:
-    """Return how to show a method: as its row says; grey, under its own name, if it has no row.
+    """Return the label, colour and marker of a method's row; a method without a row is grey, under its name.
 
     >>> look("iter-snip"), look("dense").label, look("not-registered").label
     (Look(label='Iter SNIP', colour='#0072B2', marker='s'), 'Dense', 'not-registered')

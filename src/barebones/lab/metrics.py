@@ -1,4 +1,4 @@
-"""Metrics: one line of JSON per round and epoch, the same lines however often a run was interrupted."""
+"""Metrics: one line of JSON per round and epoch. The lines do not depend on how often a run was interrupted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Metrics:
             self.writer.close()
 
     def _rewrite(self, lines: list[Line]) -> None:
-        """Write the file again, and TensorBoard's log without whatever was logged after these lines."""
+        """Write the file again with these lines only, and remove from TensorBoard's log what was logged later."""
         with files.atomically(self.path) as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
         if self.board is not None:

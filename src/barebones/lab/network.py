@@ -70,7 +70,7 @@ def pruned(
     on_round: Callable[[Round], None] | None = None,
     after: Round | None = None,
 ) -> Pruned:
-    """Prune the network as the experiment says, from the round `after` on if given."""
+    """Prune the network with the experiment's settings, and continue after the round `after` if there is one."""
     return prune(
         network.model,
         network.data.train.scoring(experiment.plan().batch, experiment.seed),

@@ -59,7 +59,7 @@ RC: Any = {
 
 
 def model_label(model: str) -> str:
-    """Return the name of a network as its row has it; a network of the user's own has none."""
+    """Return the label of a network in its row; a network without a row is shown by its name."""
     return MODELS[model].label if model in MODELS else model
 
 
@@ -96,7 +96,7 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in this style inside the block, whatever the user's own settings are."""
+    """Draw in this style inside the block, and ignore the user's settings of matplotlib."""
     require_matplotlib()
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""What a user sees of a run: its plan, its progress, its result; and what a mask file contains."""
+"""Text about a run for the user: its settings, its progress, its result; and the content of a mask file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def note(line: Line) -> str:
 
 
 def dry_run(requested: Experiment, options: RunOptions) -> Iterator[Table | str]:
-    """Tell what a run would do, in a table and sentences, without reading data or writing anything."""
+    """Yield a table and sentences about what a run would do, without reading data or writing anything."""
     experiment = requested.resolved(options.device)
     yield settings(experiment, requested)
     weights = sum(p.numel() for p in prunable(build(experiment.model, *DATA[experiment.data].dimensions)).values())

@@ -30,7 +30,7 @@ def to_train(model: nn.Module, masks: Masks, images: Tensor) -> Shrunk:
 
 
 def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
-    """Return the model itself, with its channels last in memory if it can be trained so."""
+    """Put the model's channels last in memory if it can be trained with them, and return it."""
     trial = with_channels_last(deepcopy(model)).train()
     try:
         run_backward(trial, images)
@@ -40,7 +40,7 @@ def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
 
 
 def images_per_second(masked: Training, shrunk: Training) -> dict[str, float] | None:
-    """Measure how fast two networks train, by turns of one step each.
+    """Measure how fast two networks train, with alternating steps.
 
     The random state is not changed. None if an epoch has too few steps to measure.
     """

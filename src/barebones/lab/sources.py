@@ -1,4 +1,4 @@
-"""Sources of a figure's rows: either runs, which are swept where they are missing, or an analysis without training."""
+"""Sources of a figure's rows: either runs, of which a sweep makes the missing ones, or an analysis without training."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Runs:
         return rows
 
     def _folder(self, runs: Path) -> Path:
-        """Return the folder of its runs. Runs that are timed share no device, and so no folder, with others."""
+        """Return the folder of its runs. Runs whose time is measured run alone, and have a folder of their own."""
         return runs / ALONE if self.jobs == 1 else runs
 
     def _finished_rows(self, name: str, stored: Sequence[Row], folder: Path) -> Rows:
@@ -159,7 +159,10 @@ class Analysis:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Use this many threads of torch. Small networks gain nothing by more, and repeat exactly on every machine."""
+    """Use this many threads of torch inside the block; None does not change them.
+
+    With one thread, results repeat exactly on every machine, and small networks would gain nothing by more threads.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:

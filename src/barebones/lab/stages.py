@@ -1,4 +1,4 @@
-"""The stages of a run: pretrain, prune, shrink, train. Each leaves a file; a stage whose file exists is skipped."""
+"""The stages of a run: pretrain, prune, shrink, train. Each writes a file; a stage whose file exists is skipped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Steps = Generator[None, None, dict[str, Any]]  # yields after each training step
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and has saved what it had done."""
+    """The run was stopped, and has saved a checkpoint."""
 
 
 class Stages:
@@ -73,7 +73,7 @@ class Stages:
         load_weights(pretrained, self.model)
 
     def prune(self) -> tuple[Masks, dict[str, Any]]:
-        """Prune, and return the masks and what their file says about them."""
+        """Prune, and return the masks and the metadata of their file."""
         path, experiment = self.folder / MASK, self.experiment
         if not path.exists():
             if experiment.method == FILE:
@@ -188,7 +188,7 @@ class Stages:
     def _training(
         self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: Path
     ) -> Generator[None, None, Training]:
-        """Train, from the checkpoint on if there is one; save now and then, and when asked to stop."""
+        """Train, from the checkpoint if there is one; save checkpoints from time to time, and before a stop."""
         seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
         training = self._trainer(self.model, plan, masks, seed, compiled=self.options.compiles(plan.epochs))
         if checkpoint.exists():
@@ -255,7 +255,7 @@ def _deterministic() -> Iterator[None]:
 
 
 def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any], list[str]]:
-    """Return what the masks keep, in a few numbers, and the names of the layers that cut the network."""
+    """Return the counts of the masks, and the names of the layers that cut the network."""
     example = next(data.test.epoch(1))[0]
     problem = None
     try:

@@ -1,4 +1,4 @@
-"""Mean and standard deviation over seeds, as records, figures and the report all state them."""
+"""Mean and standard deviation over seeds, for records, figures and the report."""
 
 from __future__ import annotations
 

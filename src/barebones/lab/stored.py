@@ -42,7 +42,7 @@ def experiment_for_mask(path: Path, changes: dict[str, Any]) -> Experiment:
     masks, about = load_masks(path)
     record = about.get("experiment") or {}
     if not record and not {"model", "data"} <= changes.keys():
-        raise ValueError(f"{path} does not say what it was made for; name --model and --data")
+        raise ValueError(f"{path} does not name its network and data set; pass --model and --data")
     finder = Experiment.settings(record)
     if wrong := [name for name in sorted(SETTLED) if name in changes]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
@@ -73,6 +73,6 @@ def initial(experiment: Experiment) -> nn.Module:
 
 
 def example(experiment: Experiment, batch: int = 2) -> Tensor:
-    """Return noise in the shape of the experiment's images, always the same."""
+    """Return random images in the shape of the experiment's images; they are the same in every call."""
     data = DATA[experiment.data]
     return torch.randn(batch, data.channels, data.size, data.size, generator=torch.Generator("cpu").manual_seed(0))

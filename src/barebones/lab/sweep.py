@@ -1,4 +1,4 @@
-"""A sweep: many experiments, several at a time. Failures are recorded, and the other experiments go on."""
+"""A sweep: many experiments, several at a time. Failures are recorded, and the other experiments continue."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed
 
 
 def _check(experiments: Sequence[Experiment], options: RunOptions) -> None:
-    """Raise now what would make every run fail: a missing device, an unknown network, missing data."""
+    """Raise at once the errors that would make every run fail: a missing device, an unknown network, missing data."""
     if not experiments:
         return
     if options.on_gpu and not torch.cuda.is_available():
@@ -127,7 +127,7 @@ def _check(experiments: Sequence[Experiment], options: RunOptions) -> None:
 
 
 def _sentences(crew: Crew, result: SweepResult) -> Iterator[str]:
-    """Yield what became of the sweep."""
+    """Yield the results of the sweep in sentences."""
     for job in crew.jobs.values():
         if job.state == FAILED:
             yield f"failed: {crew.options.runs / job.folder}: {job.reason}"

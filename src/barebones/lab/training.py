@@ -51,7 +51,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How well a network does on some images: accuracies as fractions, and the mean cross-entropy."""
+    """The performance of a network on some images: accuracies as fractions, and the mean cross-entropy."""
 
     top1: float
     top5: float | None  # None with fewer than 100 classes

@@ -1,4 +1,4 @@
-"""The parent's side of a worker: a process that a sweep starts, gives experiments and hears from."""
+"""The parent's side of a worker: a process that a sweep starts, that gets experiments and sends events."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Worker:
             self.pipe.send(message)
 
     def has_room(self) -> bool:
-        """Return whether the device has memory for one more lane, judged by the lanes so far."""
+        """Return whether the device has memory for one more lane, estimated from the lanes so far."""
         return all(self.lanes.values()) and self.share is not None and self.free >= 1.2 * self.share
 
     def events(self) -> Iterator[Event]:
@@ -83,7 +83,7 @@ class Worker:
         return event
 
     def dead(self) -> str | None:
-        """Say how the process ended; None while it runs."""
+        """Return how the process ended, in words; None while it runs."""
         code = self.process.exitcode
         if code is None:
             return None
@@ -121,7 +121,7 @@ def _can_be_sent(method: Method) -> bool:
 
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
-    """Block Ctrl-C, so that a process started here cannot get it before it ignores it; the parent gets it later."""
+    """Block Ctrl-C while a process starts, until that process ignores it; the parent gets the signal afterwards."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -50,7 +50,7 @@ function layersChart(pair) {
   });
 }
 /* Lines over rounds or epochs: each is {name, colour, at, values, dash, class, say}; say turns a value into words. */
-function linesChart({ title, name, unit, lines, log, share, what, of }) {
+function linesChart({ title, name, unit, lines, log, share, yName, planned }) {
   const drawn = lines.filter((line) => line.values.some(known));
   if (!drawn.length) return null;
   const all = drawn.flatMap((line) => line.values.filter((value) => known(value) && (!log || value > 0)));
@@ -71,7 +71,7 @@ function linesChart({ title, name, unit, lines, log, share, what, of }) {
         axis = { domain, ticks: nice(...domain, 5).ticks, format: short };
       }
       const from = Math.min(...drawn.map((line) => line.at[0])), to = Math.max(...drawn.map((line) => line.at.at(-1)));
-      const f = frame(width, 240, { domain: from === to ? [from - 0.5, to + 0.5] : [from, to], ticks: nice(from, to, width / 80).ticks.filter(Number.isInteger), format: (t) => t.toLocaleString("en-GB"), name }, { ...axis, name: unit === "%" ? `${what}, %` : what });
+      const f = frame(width, 240, { domain: from === to ? [from - 0.5, to + 0.5] : [from, to], ticks: nice(from, to, width / 80).ticks.filter(Number.isInteger), format: (t) => t.toLocaleString("en-GB"), name }, { ...axis, name: unit === "%" ? `${yName}, %` : yName });
       const y = (value) => f.py(share ? 100 * value : log ? Math.log10(value) : value), stops = new Map();
       for (const line of drawn) {
         const parts = [[]];
@@ -79,7 +79,7 @@ function linesChart({ title, name, unit, lines, log, share, what, of }) {
           if (!known(value) || (log && value <= 0)) { if (known(value) || !line.sparse) parts.push([]); }
           else parts.at(-1).push([f.px(line.at[index]), y(value)]);
           const x = line.at[index];
-          if (!stops.has(x)) stops.set(x, { x: f.px(x), y: f.bottom, cross: [f.top, f.bottom], title: `${name} ${x.toLocaleString("en-GB")}${of ? ` of ${of}` : ""}`, lines: [] });
+          if (!stops.has(x)) stops.set(x, { x: f.px(x), y: f.bottom, cross: [f.top, f.bottom], title: `${name} ${x.toLocaleString("en-GB")}${planned ? ` of ${planned}` : ""}`, lines: [] });
           const stop = stops.get(x);
           if (known(value)) { stop.lines.push(`${line.name} ${line.say(value, index)}`); if (!log || value > 0) stop.y = Math.min(stop.y, y(value)); }
         });
@@ -95,19 +95,19 @@ function roundCharts(pair) {
   const charts = [], two = pair.length > 1, before = (which) => (two ? `${"AB"[which]} ` : "");
   const stages = pair.map((run, which) => ({ run, which, series: run.series.prune })).filter(({ series }) => series && series.at.length > 1);
   if (!stages.length) return charts;
-  const of = two ? null : stages[0].series.planned;
+  const planned = two ? null : stages[0].series.planned;
   const line = ({ run, which, series }, field, name, dash, change = (v) => v, say = short) => ({
     name: before(which) + name, colour: colour(setting(run, "method")), at: series.at, thin: thinNote(series, "rounds"), dash,
     values: series[field].map((value) => (known(value) ? change(value) : null)), say });
   const changes = stages.flatMap((each) => {
     const total = each.run.prunable || 1, part = (value) => (100 * value) / total;
     const say = (field) => (value, index) => `${count(each.series[field][index])} (${short(value)} %)`;
-    const wanted = [["pruned", "pruned", null], ["recovered", "recovered", "6 4"], ["recovered_empty", "recovered in empty channels", "2 4"]];
-    return (two ? wanted.slice(0, 2) : wanted).filter(([field]) => each.series[field].some((value) => value > 0))
+    const fields = [["pruned", "pruned", null], ["recovered", "recovered", "6 4"], ["recovered_empty", "recovered in empty channels", "2 4"]];
+    return (two ? fields.slice(0, 2) : fields).filter(([field]) => each.series[field].some((value) => value > 0))
       .map(([field, name, dash]) => ({ ...line(each, field, name, two && each.which && !dash ? "9 3 2 3" : dash, part), say: say(field), class: null }));
   });
-  charts.push(linesChart({ title: "Pruned and recovered in each round", name: "round", of, what: "weights, % of all prunable", log: true, lines: changes }));
-  charts.push(linesChart({ title: "Saliency of the kept weights", name: "round", of, what: "saliency S(θ, c)", lines: stages.map((each) => line(each, "saliency", "saliency", two && each.which ? "6 4" : null)),
+  charts.push(linesChart({ title: "Pruned and recovered in each round", name: "round", planned, yName: "weights, % of all prunable", log: true, lines: changes }));
+  charts.push(linesChart({ title: "Saliency of the kept weights", name: "round", planned, yName: "saliency S(θ, c)", lines: stages.map((each) => line(each, "saliency", "saliency", two && each.which ? "6 4" : null)),
     log: spread(stages.flatMap((each) => each.series.saliency)) > 30 }));
   return charts;
 }
@@ -117,7 +117,7 @@ function trainCharts(pair) {
   for (const stage of two ? ["train"] : ["pretrain", "train"]) {
     const stages = pair.map((run, which) => ({ run, which, series: run.series[stage] })).filter(({ series }) => series && series.at.length);
     if (!stages.length) continue;
-    const say = (value) => `${percent(value)} %`, of = two ? null : stages[0].series.planned;
+    const say = (value) => `${percent(value)} %`, planned = two ? null : stages[0].series.planned;
     const line = ({ run, which, series }, field, name, dash, soft) => ({ name: (two ? `${"AB"[which]} ` : "") + name, at: series.at, values: series[field], say, dash,
       colour: colour(setting(run, "method")), class: soft ? "soft-line" : null, thin: thinNote(series, "epochs"), sparse: true });
     const tested = (each) => each.series.test.filter(known).length > 1;
@@ -125,8 +125,8 @@ function trainCharts(pair) {
       ? [line(each, tested(each) ? "test" : "validation", tested(each) ? "test" : "validation", each.which ? "6 4" : null)]
       : [line(each, "accuracy", "training", null, true), line(each, "validation", "validation", "6 4"), line(each, "test", "test", null)]);
     const title = stage === "train" ? "Accuracy in training" : "Accuracy in the dense epochs before pruning";
-    charts.push(linesChart({ title, name: "epoch", of, unit: "%", what: "accuracy", share: true, lines }));
-    charts.push(linesChart({ title: stage === "train" ? "Training loss" : "Loss before pruning", name: "epoch", of, what: "loss", lines: stages.map((each) => ({ ...line(each, "loss", "loss", two && each.which ? "6 4" : null), say: short })) }));
+    charts.push(linesChart({ title, name: "epoch", planned, unit: "%", yName: "accuracy", share: true, lines }));
+    charts.push(linesChart({ title: stage === "train" ? "Training loss" : "Loss before pruning", name: "epoch", planned, yName: "loss", lines: stages.map((each) => ({ ...line(each, "loss", "loss", two && each.which ? "6 4" : null), say: short })) }));
   }
   return charts;
 }

@@ -1,4 +1,4 @@
-"""Gathering: all that the page needs about each run folder, as plain values. What cannot be read is reported."""
+"""Gathering: collect the data of the page about each run folder, as plain values, and report unreadable files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def gather(
 
 
 def _run_folders(folder: Path, visited: set[Path]) -> Iterator[Path]:
-    """Yield the run folders inside, however deep, or the folder itself; none twice."""
+    """Yield the folder itself if it is a run folder, else all run folders at any depth inside it, each once."""
     real = folder.resolve()
     if real in visited:
         return
@@ -88,7 +88,7 @@ def _order(run: Row) -> list[tuple[bool, Any]]:
 
 
 def _run(folder: Path, name: str, effective: bool) -> Row:
-    """Return all about one run folder."""
+    """Return everything that the page shows about one run folder."""
     reader = _FileReader(folder)
     row = reader.attempt(RESULT, lambda: record(folder)) or {}
     if row.get("status") == UNREADABLE:
@@ -172,7 +172,7 @@ def _progress(folder: Path) -> str:
 
 
 def _mask(folder: Path, settings: Row | None, effective: bool) -> Row:
-    """Return what the mask file states, and what its masks keep of each layer."""
+    """Return the metadata of the mask file, and how many weights its masks keep in each layer."""
     masks, about = load_masks(folder / MASK)
     layers = [LayerAccount(name, tuple(m.shape), m.numel(), int(m.count_nonzero())) for name, m in masks.items()]
     note = None
@@ -232,7 +232,7 @@ def _series(stage: str, lines: Sequence[Line]) -> Row | None:
 
 
 def thinned(length: int, most: int = LONGEST) -> list[int]:
-    """Return at most so many of the indices, evenly spread, with the first and the last.
+    """Return at most `most` indices, evenly spread, with the first and the last.
 
     >>> thinned(3), thinned(7, 3), thinned(0)
     ([0, 1, 2], [0, 3, 6], [])
