@@ -24,17 +24,19 @@ def unpicklings(tree: ast.Module) -> Iterator[int]:
             if node.attr in PICKLERS:  # torch.serialization.pickle
                 yield node.lineno
         elif isinstance(node, ast.Call):
-            said = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            keywords = {word.arg: ast.unparse(word.value) for word in node.keywords}
             torch_load = ast.unparse(node.func) in ("torch.load", "torch.serialization.load")
-            if (torch_load and said.get("weights_only") != "True") or said.get("allow_pickle", "False") != "False":
+            if (torch_load and keywords.get("weights_only") != "True") or keywords.get(
+                "allow_pickle", "False"
+            ) != "False":
                 yield node.lineno
 
 
 def test_nothing_is_unpickled() -> None:
     files = [path for folder in ("src", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
     assert files
-    found = [f"{path}:{line}" for path in files for line in unpicklings(ast.parse(path.read_text(encoding="utf-8")))]
-    assert not found, f"use safetensors or JSON, or torch.load(..., weights_only=True): {', '.join(found)}"
+    places = [f"{path}:{line}" for path in files for line in unpicklings(ast.parse(path.read_text(encoding="utf-8")))]
+    assert not places, f"use safetensors or JSON, or torch.load(..., weights_only=True): {', '.join(places)}"
 
 
 @pytest.mark.parametrize(

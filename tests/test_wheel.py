@@ -66,10 +66,10 @@ def test_the_wheel_imports_from_a_clean_environment(wheel: Path, tmp_path: Path)
     borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     Path(at["purelib"], "borrowed.pth").write_text("\n".join(sorted(borrowed)))
 
-    seen = json.loads(call(python, "-I", "-c", LOOK, cwd=tmp_path))
+    contents = json.loads(call(python, "-I", "-c", LOOK, cwd=tmp_path))
 
-    assert Path(seen["file"]).is_relative_to(at["purelib"])
-    assert seen["version"] == seen["installed"] == stated_version()
-    assert seen["script"] == "barebones.cli:main"
-    assert seen["typed"]
+    assert Path(contents["file"]).is_relative_to(at["purelib"])
+    assert contents["version"] == contents["installed"] == stated_version()
+    assert contents["script"] == "barebones.cli:main"
+    assert contents["typed"]
     assert list(Path(at["scripts"]).glob("barebones*"))

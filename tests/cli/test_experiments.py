@@ -129,9 +129,9 @@ def test_train_trains_the_masks_of_prune_as_run_does(mask, command, tiny):
     assert "Test accuracy after the last epoch" in trained.out
     assert "found for other initial weights" not in trained.out
     assert command("run", *FORCE).code == 0
-    one, other = (json.loads(p.read_text()) for p in tiny.rglob("result.json"))
-    assert {one["experiment"]["method"], other["experiment"]["method"]} == {"force", "file"}
-    assert (one["weights"], one["test"]) == (other["weights"], other["test"])
+    first, second = (json.loads(p.read_text()) for p in tiny.rglob("result.json"))
+    assert {first["experiment"]["method"], second["experiment"]["method"]} == {"force", "file"}
+    assert (first["weights"], first["test"]) == (second["weights"], second["test"])
     seeded = command("train", "--mask", mask, "--seed", "5", "--epochs", "0", "--device", "cpu")
     assert "These masks were found for other initial weights than the ones trained here." in seeded.out
 

@@ -119,8 +119,8 @@ def test_normalization_and_memory_format():
 def test_scoring_batches_are_new_in_each_pass_and_can_be_replayed():
     source = split_of(10).scoring(4, seed=1)
     assert len(source) == 2
-    first, second, third, again = (joined(Batches(source, 0, CPU).in_round(index, 2)) for index in (0, 1, 2, 1))
-    assert equal(second, again)
+    first, second, third, repeated = (joined(Batches(source, 0, CPU).in_round(index, 2)) for index in (0, 1, 2, 1))
+    assert equal(second, repeated)
     for images, labels in (first, second, third):
         assert images.shape == (8, 3, 6, 6)
         assert len(set(labels.tolist())) == 8

@@ -111,10 +111,10 @@ def pooling(net: Any, x: Tensor) -> Tensor:
 
 def with_pool() -> nn.Module:
     """Two residual branches, the second with a pool in it."""
-    one = lambda i, o: nn.Conv2d(i, o, 1, bias=False)
+    conv = lambda i, o: nn.Conv2d(i, o, 1, bias=False)
     return Net(
-        pooling, stem=nn.Conv2d(2, 8, 3, padding=1, bias=False), a=one(8, 6), a2=one(6, 8), b=one(8, 6), b2=one(6, 8),
-        head=nn.Linear(8, 3),
+        pooling, stem=nn.Conv2d(2, 8, 3, padding=1, bias=False), a=conv(8, 6), a2=conv(6, 8), b=conv(8, 6),
+        b2=conv(6, 8), head=nn.Linear(8, 3),
     )  # fmt: skip
 
 
@@ -209,8 +209,8 @@ def two_layers(forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
 
 def unchecked(reason: str) -> Callable[[bb.Shrunk], bool]:
     def check(small: bb.Shrunk) -> bool:
-        said = f"Compared in eval mode only: {small.plan.unchecked}." in " ".join(str(small.plan).split())
-        return said and reason in small.plan.unchecked
+        reported = f"Compared in eval mode only: {small.plan.unchecked}." in " ".join(str(small.plan).split())
+        return reported and reason in small.plan.unchecked
 
     return check
 

@@ -172,9 +172,9 @@ VIEWS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("how", VIEWS)
-def test_a_network_that_needs_its_order_keeps_it_and_the_plan_says_why(how):
-    look, why = VIEWS[how]
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_network_that_needs_its_order_keeps_it_and_the_plan_says_why(view):
+    look, why = VIEWS[view]
     model = between_convolutions(look)
     masks = keep_all(model)
     masks["first.weight"][:2] = masks["second.weight"][:, :2] = False
@@ -186,7 +186,7 @@ def test_a_network_that_needs_its_order_keeps_it_and_the_plan_says_why(how):
     assert f"The weights keep their order in memory: {small.plan.layout}." in " ".join(str(small.plan).split())
     assert is_contiguous(small.module)
     assert not kept.plan.layout
-    assert_alike(PIXELS, zoo.masked(model, masks), small.module, modes=(False,) if how == "random" else (False, True))
+    assert_alike(PIXELS, zoo.masked(model, masks), small.module, modes=(False,) if view == "random" else (False, True))
     assert_sound(small)
     assert_trains_and_expands(small, PIXELS, modes=(False,))
 

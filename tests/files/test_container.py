@@ -37,9 +37,9 @@ def test_round_trip(path: Path) -> None:
 
 
 def test_equal_content_makes_equal_bytes(path: Path) -> None:
-    whole = path.read_bytes()
+    content = path.read_bytes()
     files.write(path, {name: TENSORS[name] for name in reversed(TENSORS)}, "kind", 1, ABOUT)
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
 
 
 def test_tensors_of_any_layout_and_older_versions(path: Path) -> None:
@@ -49,19 +49,19 @@ def test_tensors_of_any_layout_and_older_versions(path: Path) -> None:
 
 
 def test_every_flipped_bit_is_found(path: Path) -> None:
-    whole = path.read_bytes()
+    content = path.read_bytes()
     with path.open("r+b", buffering=0) as file:
-        for bit in range(8 * len(whole)):
-            os.pwrite(file.fileno(), bytes([whole[bit // 8] ^ 1 << bit % 8]), bit // 8)
+        for bit in range(8 * len(content)):
+            os.pwrite(file.fileno(), bytes([content[bit // 8] ^ 1 << bit % 8]), bit // 8)
             with pytest.raises(ValueError, match="x is"):
                 files.read(path, "kind", 1)
-            os.pwrite(file.fileno(), whole[bit // 8 : bit // 8 + 1], bit // 8)
+            os.pwrite(file.fileno(), content[bit // 8 : bit // 8 + 1], bit // 8)
     files.read(path, "kind", 1)
 
 
 def test_every_truncation_and_extension_is_found(path: Path) -> None:
-    whole = path.read_bytes()
-    for part in [*(whole[:length] for length in range(len(whole))), whole + b"\0", whole + whole]:
+    content = path.read_bytes()
+    for part in [*(content[:length] for length in range(len(content))), content + b"\0", content + content]:
         path.write_bytes(part)
         with pytest.raises(ValueError, match=r"x is (empty|not a safetensors file|truncated)"):
             files.read(path, "kind", 1)
@@ -97,22 +97,22 @@ def test_foreign_files_are_refused(make: Callable[[Path], object], message: str,
 
 @pytest.mark.parametrize("value", [torch.ones(1), {1, 2}, float("nan"), [float("inf")], object()])
 def test_what_json_cannot_hold_is_named(path: Path, value: object) -> None:
-    whole = path.read_bytes()
+    content = path.read_bytes()
     with pytest.raises(ValueError, match=r"bad=.*cannot be stored"):
         files.write(path, {}, "kind", 1, {"good": 1, "bad": value})
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_interrupted_write_leaves_no_trace(path: Path, error: type[BaseException]) -> None:
-    whole = path.read_bytes()
+    content = path.read_bytes()
     for name in ("x", "new"):
         with pytest.raises(error), files.atomically(path.parent / name) as file:  # noqa: PT012
             file.write(b"half")
             file.flush()
             raise error
     assert os.listdir(path.parent) == ["x"]
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -120,11 +120,11 @@ def test_a_failing_disk_leaves_no_trace(path: Path, monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    whole = path.read_bytes()
+    content = path.read_bytes()
     monkeypatch.setattr(os, step, fail)
     with pytest.raises(OSError, match="No space"):
         files.write(path, {}, "kind", 1, {})
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
     assert os.listdir(path.parent) == ["x"]
 
 

@@ -83,9 +83,9 @@ def test_the_fingerprint_is_of_names_and_shapes_alone() -> None:
 def test_what_was_loaded_can_be_saved_again_and_what_the_masks_tell_is_not_taken_from_the_caller(path: Path) -> None:
     save_masks(EYE, path, method="force")
     masks, about = load_masks(path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     save_masks(masks, path, **about | dict.fromkeys(("kept", "prunable", "fingerprint", "library"), "wrong"))
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("about", [{}, {"layout": {"w": {"shape": [1], "encoding": "bits", "kept": 0}}}])

@@ -328,8 +328,8 @@ def test_a_network_shrinks_on_the_device():
     assert all(p.is_cuda for p in small.module.parameters())
     assert all(mask.is_cuda for mask in small.masks.values())
     with torch.no_grad():
-        wanted, got = (net.double().eval()(images.double()) for net in (small.expand(), small.module))
-    torch.testing.assert_close(got, wanted)
+        expected, got = (net.double().eval()(images.double()) for net in (small.expand(), small.module))
+    torch.testing.assert_close(got, expected)
     assert small.plan.parameters[1] < small.plan.parameters[0]
 
 
@@ -339,9 +339,9 @@ def test_a_pruning_that_was_stopped_ends_with_the_same_masks(after, tmp_path):
     experiment = Experiment("small-resnet", "digits", "force", 0.95, rounds=12, epochs=1).resolved("cuda")
     whole, stopped = (RunOptions(tmp_path / name, device="cuda", save_every=0) for name in ("whole", "stopped"))
     result_of(run(experiment, whole, until="prune"))
-    asked = itertools.count()
+    counter = itertools.count()
     with pytest.raises(Stopped):
-        result_of(run(experiment, stopped, stopping=lambda: next(asked) >= after, until="prune"))
+        result_of(run(experiment, stopped, stopping=lambda: next(counter) >= after, until="prune"))
     result_of(run(experiment, stopped, until="prune"))
     one, other = (bb.load_masks(p.folder(experiment) / "mask.safetensors")[0] for p in (whole, stopped))
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -30,9 +30,9 @@ def tiny():
 
 def interrupted(experiment: Experiment, options: RunOptions, after: int) -> None:
     """Run until the run has asked `after` times whether to stop, and stop it."""
-    asked = iter(range(100_000))
+    counter = iter(range(100_000))
     with pytest.raises(Stopped):
-        result_of(run(experiment, options, stopping=lambda: next(asked) >= after))
+        result_of(run(experiment, options, stopping=lambda: next(counter) >= after))
 
 
 def command(argv: list[str], printed: Path, die: tuple[int, bool] | None = None) -> None:
@@ -64,19 +64,19 @@ def timeless(lines: list[dict]) -> list[dict]:
     return [{name: value for name, value in line.items() if name not in CLOCK} for line in lines]
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(expected: Path, other: Path) -> None:
     """Check that two run folders agree in all that does not depend on the clock."""
-    (a, about), (b, other_about) = (load_masks(folder / "mask.safetensors") for folder in (one, other))
+    (a, about), (b, other_about) = (load_masks(folder / "mask.safetensors") for folder in (expected, other))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert {**about, "seconds": 0} == {**other_about, "seconds": 0}
-    a, b = tensors(one / "weights.safetensors"), tensors(other / "weights.safetensors")
+    a, b = tensors(expected / "weights.safetensors"), tensors(other / "weights.safetensors")
     assert a.keys() == b.keys()
     assert not [name for name in a if a[name].dtype != b[name].dtype or not torch.equal(a[name], b[name])]
-    assert timeless(read(one / "metrics.jsonl")) == timeless(read(other / "metrics.jsonl"))
-    a, b = (json.loads((folder / "result.json").read_text()) for folder in (one, other))
+    assert timeless(read(expected / "metrics.jsonl")) == timeless(read(other / "metrics.jsonl"))
+    a, b = (json.loads((folder / "result.json").read_text()) for folder in (expected, other))
     assert {**a, "seconds": 0} == {**b, "seconds": 0}
-    assert {p.name for p in one.iterdir()} == {p.name for p in other.iterdir()}
+    assert {p.name for p in expected.iterdir()} == {p.name for p in other.iterdir()}
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int, int]]:

@@ -24,15 +24,15 @@ class Fake(worker.Worker):
     def __init__(self, options: RunOptions, methods) -> None:
         self.lanes, self.share, self.free = {}, None, 0
         self.pipe = None  # type: ignore[assignment]
-        self.said: list[Event] = []
+        self.to_yield: list[Event] = []
         self.ended: str | None = None
 
     def _send(self, message) -> None:
         pass
 
     def events(self):
-        while self.said:
-            yield self._noted(self.said.pop(0))
+        while self.to_yield:
+            yield self._noted(self.to_yield.pop(0))
 
     def dead(self) -> str | None:
         return self.ended
@@ -53,7 +53,7 @@ def crew(tmp_path, monkeypatch) -> Crew:
 
 
 def hear(crew: Crew, kind: str, job: Job, **about) -> None:
-    crew.workers[0].said.append(Event(kind, job.folder, about))  # type: ignore[attr-defined]
+    crew.workers[0].to_yield.append(Event(kind, job.folder, about))  # type: ignore[attr-defined]
     crew.attend(0)
     crew.assign()
 

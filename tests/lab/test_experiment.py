@@ -40,18 +40,18 @@ def test_every_method_sees_as_much_data_as_the_paper_says(data):
     expected |= {"synflow": (100, 1), "magnitude": (1, 1), "random": (1, 1), "erk": (1, 1)}
     assert expected.keys() == METHODS.keys()
     for method, (t, b) in expected.items():
-        found = Experiment("resnet50", data, method).resolved()
-        assert (method, found.rounds, found.batches) == (method, t, b)
-        row = found.pruning()
+        resolved = Experiment("resnet50", data, method).resolved()
+        assert (method, resolved.rounds, resolved.batches) == (method, t, b)
+        row = resolved.pruning()
         assert (method, row.rounds, row.batches) == (method, t, b)
         assert row.criterion is METHODS[method].criterion
         assert row.revive_until == METHODS[method].revive_until
-        assert found.schedule == "exponential"
+        assert resolved.schedule == "exponential"
 
 
 def test_who_may_return_differs_between_the_relatives():
-    found = {method: Experiment("vgg19", method=method).resolved().revive_until for method in ITERATIVE}
-    assert found == {"force": 1.0, "iter-snip": 0.0, "hybrid": 0.9, "grasp-taylor": 0.0, "iter-grasp": 0.0}
+    fractions = {method: Experiment("vgg19", method=method).resolved().revive_until for method in ITERATIVE}
+    assert fractions == {"force": 1.0, "iter-snip": 0.0, "hybrid": 0.9, "grasp-taylor": 0.0, "iter-grasp": 0.0}
 
 
 @pytest.mark.parametrize("data", [*PAPER, "digits"])
@@ -67,11 +67,11 @@ def test_every_data_set_has_a_protocol():
 
 
 def test_what_is_said_stays_and_the_rest_is_the_papers():
-    said = dict(rounds=7, batches=3, schedule="linear", revive_until=0.5, at_least=2, epochs=4, batch=32, lr=0.5)
-    said |= dict(weight_decay=0.0, precision="bf16", scoring_precision="tf32", momentum=0.8)
-    found = Experiment("vgg19", "cifar100", "force", **said).resolved()
-    assert {name: getattr(found, name) for name in said} == said
-    row = found.pruning()
+    settings = dict(rounds=7, batches=3, schedule="linear", revive_until=0.5, at_least=2, epochs=4, batch=32, lr=0.5)
+    settings |= dict(weight_decay=0.0, precision="bf16", scoring_precision="tf32", momentum=0.8)
+    resolved = Experiment("vgg19", "cifar100", "force", **settings).resolved()
+    assert {name: getattr(resolved, name) for name in settings} == settings
+    row = resolved.pruning()
     assert (row.rounds, row.batches, row.revive_until, row.at_least) == (7, 3, 0.5, 2)
     assert row.schedule is SCHEDULES["linear"]
     assert Experiment("vgg19", "cifar100", "snip-mb", batches=5).resolved().batches == 5
@@ -94,9 +94,9 @@ def test_the_device_chooses_the_precision_of_training_and_scores_are_exact():
 
 
 def test_dense_prunes_nothing():
-    found = Experiment("vgg19", method=DENSE).resolved()
-    assert found.sparsity == 0
-    assert (found.rounds, found.batches, found.schedule) == (None, None, None)
+    resolved = Experiment("vgg19", method=DENSE).resolved()
+    assert resolved.sparsity == 0
+    assert (resolved.rounds, resolved.batches, resolved.schedule) == (None, None, None)
     for name, value in dict(rounds=3, batches=2, pretrain=1, schedule="linear", at_least=1, shrink=True).items():
         with pytest.raises(ValueError, match=f"dense prunes nothing, so it takes no {name.replace('_', '-')}"):
             Experiment("vgg19", method=DENSE, **{name: value}).resolved()
@@ -170,13 +170,13 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
     assert len({each.id for each in experiments}) == len({each.folder for each in experiments}) == len(experiments)
     for each in experiments:
         record = json.loads(json.dumps(dict(reversed(each.to_dict().items())), allow_nan=False))
-        again = Experiment.from_dict(record)
-        assert (again, again.id, again.folder) == (each, each.id, each.folder)
+        loaded = Experiment.from_dict(record)
+        assert (loaded, loaded.id, loaded.folder) == (each, each.id, each.folder)
 
 
 def test_whole_numbers_and_floats_are_the_same_experiment():
-    one, other = Experiment(lr=1, weight_decay=0, sparsity=0), Experiment(lr=1.0, weight_decay=0.0, sparsity=0.0)
-    assert (one, one.folder) == (other, other.folder)
+    integers, floats = Experiment(lr=1, weight_decay=0, sparsity=0), Experiment(lr=1.0, weight_decay=0.0, sparsity=0.0)
+    assert (integers, integers.folder) == (floats, floats.folder)
 
 
 def test_the_id_of_a_known_experiment_does_not_change_by_accident():
@@ -224,11 +224,11 @@ def mine(probe):
 )
 def test_a_method_that_was_registered_at_run_time_reads_its_row(row, rounds, batches, monkeypatch):
     monkeypatch.setitem(METHODS, "mine", row)
-    found = Experiment("vgg19", "cifar100", "mine").resolved()
-    assert (found.rounds, found.batches) == (rounds, batches)
-    assert found.resolved() == found
-    assert found.pruning() == replace(row, rounds=rounds, batches=batches)
-    record = found.to_dict()
+    resolved = Experiment("vgg19", "cifar100", "mine").resolved()
+    assert (resolved.rounds, resolved.batches) == (rounds, batches)
+    assert resolved.resolved() == resolved
+    assert resolved.pruning() == replace(row, rounds=rounds, batches=batches)
+    record = resolved.to_dict()
     monkeypatch.delitem(METHODS, "mine")
     assert Experiment.settings(record) == record  # readable where the method is not known
     with pytest.raises(ValueError, match="there is no method 'mine'"):

@@ -17,8 +17,8 @@ ROUND = {"keep", "pruned", "recovered", "saliency", "loss", "seconds", "layers",
 
 
 def line(stage: str, number: int, **numbers) -> dict:
-    what = "round" if stage == "prune" else "epoch"
-    return {"stage": stage, what: number, what + "s": 9, **numbers}
+    unit = "round" if stage == "prune" else "epoch"
+    return {"stage": stage, unit: number, unit + "s": 9, **numbers}
 
 
 LINES = [
@@ -30,26 +30,26 @@ LINES = [
 
 def written(folder: Path, lines=LINES, end: str = "") -> Path:
     path = folder / "metrics.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines) + end)
+    path.write_text("".join(json.dumps(values) + "\n" for values in lines) + end)
     return path
 
 
 def metrics(folder: Path, **options) -> tuple[Metrics, list]:
-    seen: list = []
-    return Metrics(folder, seen.append, **options), seen
+    reported: list = []
+    return Metrics(folder, reported.append, **options), reported
 
 
 def test_every_cut_of_a_file_leaves_whole_lines_and_is_mended(tmp_path):
     path = written(tmp_path, LINES[:4])
-    whole = path.read_bytes()
-    ends = [i for i, byte in enumerate(whole) if byte == ord("\n")]
-    for cut in {*range(0, len(whole) + 1, 9), *ends, *(end + 1 for end in ends)}:
-        path.write_bytes(whole[:cut])
+    content = path.read_bytes()
+    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
+    for cut in {*range(0, len(content) + 1, 9), *ends, *(end + 1 for end in ends)}:
+        path.write_bytes(content[:cut])
         count = sum(end <= cut for end in ends)  # a line that lacks nothing but its end is whole
-        _, seen = metrics(tmp_path)
+        _, reported = metrics(tmp_path)
         assert read(path) == LINES[:count]
-        assert path.read_bytes() == b"".join(json.dumps(one).encode() + b"\n" for one in LINES[:count])
-        assert seen == []
+        assert path.read_bytes() == b"".join(json.dumps(values).encode() + b"\n" for values in LINES[:count])
+        assert reported == []
 
 
 @pytest.mark.parametrize(
@@ -69,24 +69,24 @@ def test_rewinding_forgets_what_comes_after(stage, after, count, tmp_path):
 
 
 def test_numbers_that_json_does_not_know_are_null(tmp_path):
-    log, seen = metrics(tmp_path)
+    log, reported = metrics(tmp_path)
     log(line("prune", 0, saliency=math.nan, loss=math.inf, layers={"a": -math.inf, "b": 1}))
     text = log.path.read_text()
-    found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    assert (found["saliency"], found["loss"], found["layers"]) == (None, None, {"a": None, "b": 1})
-    assert math.isnan(seen[0]["saliency"])
+    values = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert (values["saliency"], values["loss"], values["layers"]) == (None, None, {"a": None, "b": 1})
+    assert math.isnan(reported[0]["saliency"])
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = accumulator.EventAccumulator(str(folder), size_guidance={accumulator.SCALARS: 0})
-    found.Reload()
-    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    reader = accumulator.EventAccumulator(str(folder), size_guidance={accumulator.SCALARS: 0})
+    reader.Reload()
+    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
 
 
 def scalars(lines: list) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard is to show, in its 32 bits."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    points: dict[str, list[tuple[int, float]]] = {}
 
     def add(prefix: str, number: int, values: dict) -> None:
         for name, value in values.items():
@@ -95,40 +95,40 @@ def scalars(lines: list) -> dict[str, list[tuple[int, float]]]:
             if isinstance(value, dict):
                 add(f"{prefix}/{name}", number, value)
             else:
-                found.setdefault(f"{prefix}/{name}", []).append((number, torch.tensor(value).float().item()))
+                points.setdefault(f"{prefix}/{name}", []).append((number, torch.tensor(value).float().item()))
 
     for one in lines:
         add(one["stage"], one.get("round", one.get("epoch")), one)
-    return found
+    return points
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_has_a_line_for_every_round_and_epoch_and_tensorboard_shows_them(networks, tmp_path):
     pytest.importorskip("tensorboard")
     experiment = Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=4, batch=128).resolved()
-    options, seen = RunOptions(tmp_path / "runs", tensorboard=True, save_every=0), []
+    options, reported = RunOptions(tmp_path / "runs", tensorboard=True, save_every=0), []
     for stop in (16, 3, 0):
         interrupted(experiment, options, stop)
     folder = options.folder(experiment)
     before = read(folder / "metrics.jsonl")
-    result = result_of(run(experiment, options, seen.append))
+    result = result_of(run(experiment, options, reported.append))
     lines = read(folder / "metrics.jsonl")
-    assert timeless(lines) == timeless(before + seen)
+    assert timeless(lines) == timeless(before + reported)
     assert events(folder / "tensorboard") == scalars(lines)
-    assert [(one["stage"], one.get("round", one.get("epoch"))) for one in lines] == [
+    assert [(row["stage"], row.get("round", row.get("epoch"))) for row in lines] == [
         *(("prune", n) for n in range(4)),
         *(("train", n) for n in range(4)),
     ]
     rounds, epochs = lines[:4], lines[4:]
-    assert all(one.keys() >= ROUND and one["rounds"] == 4 for one in rounds)
-    assert all(one.keys() >= EPOCH and one["epochs"] == 4 for one in epochs)
-    kept = [result["prunable"], *(one["keep"] for one in rounds)]
-    for one, before, now in zip(rounds, kept, kept[1:], strict=False):
-        assert before - one["pruned"] + one["recovered"] == now == sum(one["layers"].values())
-        assert one["saliency"] > 0
+    assert all(row.keys() >= ROUND and row["rounds"] == 4 for row in rounds)
+    assert all(row.keys() >= EPOCH and row["epochs"] == 4 for row in epochs)
+    kept = [result["prunable"], *(row["keep"] for row in rounds)]
+    for row, before, now in zip(rounds, kept, kept[1:], strict=False):
+        assert before - row["pruned"] + row["recovered"] == now == sum(row["layers"].values())
+        assert row["saliency"] > 0
     assert kept[-1] == result["kept"] == round(0.2 * result["prunable"])
-    assert [one["lr"] for one in epochs] == pytest.approx([0.1, 0.1, 0.01, 0.001])  # digits: at 1/2 and 3/4
-    assert all(one["images_per_second"] == pytest.approx(1294 / one["seconds"]) for one in epochs)
+    assert [row["lr"] for row in epochs] == pytest.approx([0.1, 0.1, 0.01, 0.001])  # digits: at 1/2 and 3/4
+    assert all(row["images_per_second"] == pytest.approx(1294 / row["seconds"]) for row in epochs)
     assert epochs[-1]["test"] == result["test"]
 
 
@@ -136,13 +136,13 @@ def test_a_run_has_a_line_for_every_round_and_epoch_and_tensorboard_shows_them(n
 def test_what_tensorboard_saw_beyond_the_checkpoint_is_taken_back(tmp_path):
     pytest.importorskip("tensorboard")
     log, _ = metrics(tmp_path, tensorboard=True)
-    for one in LINES:
-        log(one)  # and killed: nothing is closed
-    again, _ = metrics(tmp_path, tensorboard=True)
-    again.rewind("train", 2)
+    for values in LINES:
+        log(values)  # and killed: nothing is closed
+    resumed, _ = metrics(tmp_path, tensorboard=True)
+    resumed.rewind("train", 2)
     assert events(tmp_path / "tensorboard") == scalars(LINES[:7])
-    again(line("train", 2, loss=5.0))
-    again.close()
+    resumed(line("train", 2, loss=5.0))
+    resumed.close()
     assert events(tmp_path / "tensorboard") == scalars([*LINES[:7], line("train", 2, loss=5.0)])
     log.close()
 

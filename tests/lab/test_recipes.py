@@ -23,9 +23,9 @@ seed = 7
 
 def test_a_file_may_hold_several_grids(tmp_path):
     (tmp_path / "one.toml").write_text(TOML)
-    made = recipes.experiments(str(tmp_path / "one.toml"))
-    assert len(made) == 2 * 2 * 2 + 1
-    assert (made[-1].method, made[-1].seed, made[-1].data) == ("dense", 7, "digits")
+    experiments = recipes.experiments(str(tmp_path / "one.toml"))
+    assert len(experiments) == 2 * 2 * 2 + 1
+    assert (experiments[-1].method, experiments[-1].seed, experiments[-1].data) == ("dense", 7, "digits")
     (tmp_path / "two.json").write_text(json.dumps({"method": ["snip", "force"], "epochs": 3}))
     assert recipes.experiments(str(tmp_path / "two.json")) == [
         Experiment(method=m, epochs=3) for m in ("snip", "force")
@@ -102,10 +102,10 @@ def test_what_is_wrong_with_a_recipe_is_said(tmp_path, monkeypatch, recipe, cont
 
 @pytest.mark.parametrize(("name", "runs"), [("smoke", 8), ("cifar10", 258), ("early-pruning", 36)])
 def test_the_built_in_recipes(name, runs):
-    made = {one.resolved("cuda") for one in recipes.experiments(name)}
-    assert len(made) == runs
+    experiments = {experiment.resolved("cuda") for experiment in recipes.experiments(name)}
+    assert len(experiments) == runs
     doc = recipes.RECIPES[name].__doc__ or ""
     assert f"barebones sweep {name}" in doc
     assert f"{runs} runs" in doc
     if name == "early-pruning":
-        assert {(one.pretrain, one.method) for one in made} == {(1, "magnitude")}
+        assert {(experiment.pretrain, experiment.method) for experiment in experiments} == {(1, "magnitude")}

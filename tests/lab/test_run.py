@@ -68,8 +68,8 @@ def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short
     expected = bb.prune(
         network.model, network.data.train.scoring(128, 1), 0.7, "force", rounds=4, seed=1, on_collapse="ignore"
     )
-    found, about = load_masks(folder / "mask.safetensors")
-    assert all(torch.equal(found[name], mask) for name, mask in expected.masks.items())
+    masks, about = load_masks(folder / "mask.safetensors")
+    assert all(torch.equal(masks[name], mask) for name, mask in expected.masks.items())
     assert about["weights"] == expected.about["weights"]
     before = stamps(folder)["mask.safetensors"]
     result_of(run(short, options))  # goes on from these masks
@@ -111,13 +111,13 @@ def test_every_kind_of_method_runs(method, short, options):
 
 def test_the_initial_weights_depend_on_the_seed_alone(short, options):
     torch.manual_seed(123)
-    one = Network(short, options, torch.device("cpu")).model
+    model = Network(short, options, torch.device("cpu")).model
     torch.rand(7)
     other = Network(replace(short, method="random", sparsity=0.1), options, torch.device("cpu"))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.model.parameters(), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.initial().parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.initial().parameters(), strict=True))
     third = Network(replace(short, seed=2), options, torch.device("cpu")).model
-    assert not torch.equal(one[0].weight, third[0].weight)
+    assert not torch.equal(model[0].weight, third[0].weight)
 
 
 def test_a_network_that_breaks_leaves_no_result_and_says_so(short, options):
@@ -129,24 +129,24 @@ def test_a_network_that_breaks_leaves_no_result_and_says_so(short, options):
 
 
 def trained_from(path: Path, maker: Experiment, **changes) -> Experiment:
-    own = dict.fromkeys(("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision"))
+    finding = dict.fromkeys(("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision"))
     content = {"method": "file", "mask": maskfile.masks_digest(load_masks(path)[0])}
-    return replace(maker, **own, **content, **changes)
+    return replace(maker, **finding, **content, **changes)
 
 
 def test_the_masks_of_a_file_train_as_in_the_run_that_made_them(short, options, tmp_path):
-    made = result_of(run(short, options))
+    first = result_of(run(short, options))
     mask = options.folder(short) / "mask.safetensors"
-    experiment, there = trained_from(mask, short), RunOptions(tmp_path / "file", mask=mask, save_every=0)
-    interrupted(experiment, there, 5)
-    result = result_of(run(experiment, there))
-    assert result["weights"] == made["weights"]
-    assert (result["test"], result["kept"], result["effective"]) == (made["test"], made["kept"], made["effective"])
+    experiment, file_options = trained_from(mask, short), RunOptions(tmp_path / "file", mask=mask, save_every=0)
+    interrupted(experiment, file_options, 5)
+    result = result_of(run(experiment, file_options))
+    assert result["weights"] == first["weights"]
+    assert (result["test"], result["kept"], result["effective"]) == (first["test"], first["kept"], first["effective"])
     assert result["found_for_these_weights"] is True
-    assert (there.folder(experiment) / "mask.safetensors").read_bytes() == mask.read_bytes()
-    other = result_of(run(trained_from(mask, short, seed=2, epochs=1), there))
+    assert (file_options.folder(experiment) / "mask.safetensors").read_bytes() == mask.read_bytes()
+    other = result_of(run(trained_from(mask, short, seed=2, epochs=1), file_options))
     assert other["found_for_these_weights"] is False
-    assert other["kept"] == made["kept"]
+    assert other["kept"] == first["kept"]
 
 
 def test_a_strangers_masks_are_trained_and_accounted_for(short, options, tmp_path):

@@ -47,17 +47,17 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
     load_weights(folder / "weights.safetensors", network.model)
     masks, _ = bb.load_masks(folder / "mask.safetensors", network.model)
     bb.audit(network.model, masks)
-    again = evaluate(network.model, network.data.test, 256, "fp32", 10)
-    assert again.top1 == pytest.approx(small["test"]["top1"], abs=0.01)  # other shapes round differently
+    evaluated = evaluate(network.model, network.data.test, 256, "fp32", 10)
+    assert evaluated.top1 == pytest.approx(small["test"]["top1"], abs=0.01)  # other shapes round differently
 
-    told = small["shrunk"]
-    assert told == json.loads((folder / "shrunk.json").read_text())
-    before, after = told["parameters"]
+    shrunk = small["shrunk"]
+    assert shrunk == json.loads((folder / "shrunk.json").read_text())
+    before, after = shrunk["parameters"]
     assert before == sum(p.numel() for p in network.model.parameters())
     assert after < before / 2
-    assert 0 < told["flops"] < 1
-    assert told["images_per_second"].keys() == {"masked", "shrunk"}
-    assert all(pace > 0 for pace in told["images_per_second"].values())
+    assert 0 < shrunk["flops"] < 1
+    assert shrunk["images_per_second"].keys() == {"masked", "shrunk"}
+    assert all(pace > 0 for pace in shrunk["images_per_second"].values())
     words = " ".join(show.summary(small, folder))
     assert f"to {after:,} parameters" in words
     assert "times as fast as the masked network" in words

@@ -74,9 +74,9 @@ def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_on
     initial = dict(Network(experiment, options, torch.device("cpu")).model.state_dict())
     pretrained, start = tensors(folder / "pretrained.safetensors"), tensors(folder / "weights.safetensors")
     assert any(not torch.equal(initial[name], pretrained[name]) for name in masks)
-    every = torch.cat([pretrained[name].abs().flatten() for name in masks])
+    magnitudes = torch.cat([pretrained[name].abs().flatten() for name in masks])
     kept = torch.cat([masks[name].flatten() for name in masks])
-    assert every[kept].min() >= every[~kept].max()  # the largest of the pretrained weights are kept
+    assert magnitudes[kept].min() >= magnitudes[~kept].max()  # the largest of the pretrained weights are kept
     expected = initial if rewind else pretrained
     for name, value in start.items():
         mask = masks.get(name, torch.ones_like(value, dtype=torch.bool))
@@ -96,8 +96,8 @@ def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(netwo
     masks, _ = load_masks(folder / "mask.safetensors")
     for _ in Training(network.model, network.data, experiment.plan(), masks).steps():
         pass
-    found = tensors(folder / "weights.safetensors")
-    assert all(torch.equal(found[name], value) for name, value in network.model.state_dict().items())
+    weights = tensors(folder / "weights.safetensors")
+    assert all(torch.equal(weights[name], value) for name, value in network.model.state_dict().items())
 
 
 @pytest.mark.parametrize(

@@ -140,11 +140,11 @@ def smallest(probe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["recipe", "here"])
-def test_workers_know_methods_that_were_registered_at_run_time(how, tmp_path, monkeypatch, forkserver):
+@pytest.mark.parametrize("registered_in", ["recipe", "here"])
+def test_workers_know_methods_that_were_registered_at_run_time(registered_in, tmp_path, monkeypatch, forkserver):
     monkeypatch.setattr(recipes, "IMPORTED", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    if how == "recipe":
+    if registered_in == "recipe":
         (tmp_path / "my_recipe.py").write_text(RECIPE)
         experiments = recipes.experiments(f"{tmp_path / 'my_recipe.py'}:grid")
     else:

@@ -159,25 +159,25 @@ def test_stopping_after_any_step_changes_nothing(stop, dropout, precision, prune
         model = network(dropout)
         return Training(model, data(), PLAN, half(model) if pruned else None, seed=3, precision=precision)
 
-    whole = fresh()
-    expected = all_of(whole)
+    uninterrupted = fresh()
+    expected = all_of(uninterrupted)
 
-    first, found = fresh(), []
+    first, epochs = fresh(), []
     steps = first.steps()
     for _ in range(stop):  # yields of all kinds: five steps and an epoch, again and again
         if (epoch := next(steps)) is not None:
-            found.append(timeless(epoch))
+            epochs.append(timeless(epoch))
     first.save(tmp_path / "checkpoint")
     torch.rand(3)  # the global generator must not matter
     second = fresh()
     second.load(tmp_path / "checkpoint")
     assert_same(state(first), state(second))
     assert (second.epoch, second.step, second.best, second.last) == (first.epoch, first.step, first.best, first.last)
-    found += all_of(second)
+    epochs += all_of(second)
 
-    assert found == expected
-    assert_same(state(whole), state(second))
-    assert (second.best, second.scaler.state_dict()) == (whole.best, whole.scaler.state_dict())
+    assert epochs == expected
+    assert_same(state(uninterrupted), state(second))
+    assert (second.best, second.scaler.state_dict()) == (uninterrupted.best, uninterrupted.scaler.state_dict())
     assert timeless(second.last) == expected[-1]
 
 
@@ -208,7 +208,7 @@ def test_evaluating_equals_counting_by_hand_with_top_5_from_100_classes(classes)
     model, sets = network(0.5, classes), data(classes=classes)
     model[1].running_mean.uniform_(-1, 1)
     buffers = copy.deepcopy(dict(model.named_buffers()))
-    found = evaluate(model, sets.test, 4, "fp32", classes)
+    result = evaluate(model, sets.test, 4, "fp32", classes)
     assert_same(buffers, dict(model.named_buffers()))
     assert all(p.grad is None for p in model.parameters())
 
@@ -220,9 +220,9 @@ def test_evaluating_equals_counting_by_hand_with_top_5_from_100_classes(classes)
         rank = sum(value > output[label] for value in output)
         first, five = first + (rank < 1), five + (rank < 5)
         loss += math.log(sum(map(math.exp, output))) - output[label]
-    assert found.top1 == first / 13
-    assert found.top5 == (five / 13 if classes >= 100 else None)
-    assert found.loss == pytest.approx(loss / 13, rel=1e-5)
+    assert result.top1 == first / 13
+    assert result.top5 == (five / 13 if classes >= 100 else None)
+    assert result.loss == pytest.approx(loss / 13, rel=1e-5)
 
 
 def test_the_best_epoch_is_the_first_of_equals_and_its_test_accuracy_is_kept(monkeypatch):

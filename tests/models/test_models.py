@@ -188,8 +188,8 @@ def test_initialize_sets_every_layer_and_nothing_else(scheme):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_random_numbers_come_from_the_generator(scheme):
     model, before = nn.Linear(20, 30), torch.get_rng_state()
-    first, again = (initialize(model, scheme, torch.Generator().manual_seed(5)).weight.clone() for _ in range(2))
-    assert torch.equal(first, again)
+    first, repeated = (initialize(model, scheme, torch.Generator().manual_seed(5)).weight.clone() for _ in range(2))
+    assert torch.equal(first, repeated)
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(5)
     assert torch.equal(first, initialize(model).weight) == (scheme == "kaiming-fan-in")  # the default

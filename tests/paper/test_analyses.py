@@ -36,13 +36,13 @@ def test_analyses_are_computed_once_and_repeat(
 
     tiny = TINY_FIGURES[name]
     refusing = replace(tiny, source=replace(tiny.source, analyse=refuse))  # type: ignore[call-arg]
-    again = write(name, refusing, "smoke", tmp_path / "a", context(folder))
-    for path in again:
+    paths = write(name, refusing, "smoke", tmp_path / "a", context(folder))
+    for path in paths:
         assert path.read_bytes() == (folder / path.name).read_bytes()
-    assert b"<dc:date>" not in again[1].read_bytes()
+    assert b"<dc:date>" not in paths[1].read_bytes()
     monkeypatch.setattr(plots, "save", touched)
     loaded = write(name, refusing, None, tmp_path / "b", context(tmp_path), source=folder)
-    assert loaded[2].read_bytes() == again[2].read_bytes()
+    assert loaded[2].read_bytes() == paths[2].read_bytes()
 
 
 def test_other_settings_have_another_cache(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_smoke_has_no_numbers_of_the_paper(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "tops", "std"),
+    ("accuracies", "tops", "std"),
     [
         ([(0, 0.5), (1, 0.6), (2, 0.7)], [0.5, 0.6, 0.7], 0.1),
         ([(0, 0.5), (0, 0.1)], [0.5], None),  # a copy does not count, and a single seed has no deviation
@@ -104,9 +104,9 @@ def test_smoke_has_no_numbers_of_the_paper(name: str) -> None:
         ([(0, None), (0, 0.1)], [0.1], None),
     ],
 )
-def test_mean_and_deviation_of_a_point(found: Any, tops: list[float], std: float | None) -> None:
+def test_mean_and_deviation_of_a_point(accuracies: Any, tops: list[float], std: float | None) -> None:
     base = replace(RUNS["cifar10"].experiments("paper")[0], method="force", sparsity=0.99)
-    runs = [made_up(replace(base, seed=seed), top1=top) for seed, top in found]
+    runs = [made_up(replace(base, seed=seed), top1=top) for seed, top in accuracies]
     rows = [row for row in RUNS["cifar10"].rows(runs) if row["source"] == "ours"]
     assert [row["top1"] for row in rows] == tops
     for row in rows:
@@ -133,10 +133,10 @@ def test_a_sweep_is_run_once_and_drawn_from_its_runs(tmp_path: Path, monkeypatch
     assert float(snip["std"]) == pytest.approx(abs(tops["snip", "0"] - tops["snip", "1"]) / math.sqrt(2))
 
     times = {path: path.stat().st_mtime_ns for path in paths}
-    again = figure("mobilenet", "smoke", tmp_path / "b", sweeping)
+    second_paths = figure("mobilenet", "smoke", tmp_path / "b", sweeping)
     loaded = figure("mobilenet", None, tmp_path / "c", sweeping, source=tmp_path / "runs")
     assert {path: path.stat().st_mtime_ns for path in paths} == times
-    for versions in zip(first, again, loaded, strict=True):
+    for versions in zip(first, second_paths, loaded, strict=True):
         assert len({path.read_bytes() for path in versions}) == 1
     assert not sweeping.failed
     with pytest.raises(ValueError, match="no finished run of the figure mobilenet at scale paper"):
@@ -157,20 +157,20 @@ def test_failed_runs_leave_a_gap_and_are_reported(tmp_path: Path, monkeypatch: p
     listed = RUNS["mobilenet"].experiments("smoke")
     done, failed = [made_up(each) for each in listed[:3]], made_up(listed[3], status="failed", top1=None)
     stranger = made_up(replace(listed[3], epochs=7), status="failed", top1=None)
-    again = made_up(replace(listed[3], precision="bf16"))
+    other_precision = made_up(replace(listed[3], precision="bf16"))
     monkeypatch.setattr(sources, "sweep", lambda *args, **options: SweepResult(3, 1, 0, 0, []))
     monkeypatch.setattr(plots, "save", touched)
     for source, others, incomplete in (
         (None, [failed], True),
         (tmp_path, [failed], True),
         (tmp_path, [stranger], False),
-        (tmp_path, [failed, again], False),
+        (tmp_path, [failed, other_precision], False),
     ):
         stored = [*done, *others]
         monkeypatch.setattr(records, "records", lambda runs, stored=stored: stored)
         used = context(tmp_path)
         *_, table = figure("mobilenet", "smoke", tmp_path / "out", used, source=source)
-        assert len(cells(table)) == 3 + (again in others)
+        assert len(cells(table)) == 3 + (other_precision in others)
         assert used.failed == ["mobilenet"] * incomplete
 
 
@@ -182,8 +182,8 @@ def test_a_table_of_another_scale_is_ignored(tmp_path: Path, monkeypatch: pytest
     written = figure("mobilenet", "short", tmp_path, context(tmp_path), source=tmp_path)
     assert {row["scale"] for row in cells(written[2])} == {"short"}
     stored.clear()
-    again = figure("mobilenet", "short", tmp_path / "a", context(tmp_path), source=tmp_path)
-    assert again[2].read_bytes() == written[2].read_bytes()
+    second_paths = figure("mobilenet", "short", tmp_path / "a", context(tmp_path), source=tmp_path)
+    assert second_paths[2].read_bytes() == written[2].read_bytes()
     with pytest.raises(ValueError, match=r"at scale paper \(mobilenet\.csv in it is of scale short"):
         figure("mobilenet", "paper", tmp_path / "b", context(tmp_path), source=tmp_path)
     stored[:] = [made_up(each) for each in RUNS["mobilenet"].experiments("paper")[:4]]
@@ -245,9 +245,9 @@ def test_every_figure_at_smoke_scale(
     for name in RUNS:
         alone = RUNS[name].jobs == 1
         for experiment in (each.resolved() for each in RUNS[name].experiments("smoke")):
-            made, folder = runs / experiment.folder, (runs / sources.ALONE if alone else runs) / experiment.folder
-            if made.exists() and not folder.exists():
-                shutil.copytree(made, folder)
+            existing, folder = runs / experiment.folder, (runs / sources.ALONE if alone else runs) / experiment.folder
+            if existing.exists() and not folder.exists():
+                shutil.copytree(existing, folder)
             lab.result_of(lab.run(experiment, RunOptions(folder.parent)))
     place = ["--runs", str(runs), "--device", "cpu", "-o", str(tmp_path / "out")]
     done = CliRunner().invoke(app, ["figure", "all", "--scale", "smoke", *place])
@@ -344,8 +344,8 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "parameters.csv", "parameters.png", "parameters.svg",
     ]  # fmt: skip
-    every = runner.invoke(app, ["figure", "all", "--from", str(tmp_path / "out"), *place])
-    assert every.exit_code == 1
-    assert "layers: " in every.output
+    done = runner.invoke(app, ["figure", "all", "--from", str(tmp_path / "out"), *place])
+    assert done.exit_code == 1
+    assert "layers: " in done.output
     assert isinstance(runner.invoke(app, ["figure"]).exception, ValueError)
     assert isinstance(runner.invoke(app, ["figure", "consistancy"]).exception, ValueError)

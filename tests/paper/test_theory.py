@@ -282,11 +282,11 @@ def test_at_theta_lambda_is_not_monotone():
 
 def test_for_all_w_there_is_no_finite_lambda():
     """A chain of two weights (1/b, b): lambda grows as b squared. Tanh networks are smooth at theta, not everywhere."""
-    found = []
+    lambdas = []
     for large in (10.0, 100.0, 1000.0):
         chain = Landscape(torch.tensor([1 / large, large], dtype=torch.float64), _chain)
-        found.append(smoothness(chain, kept(1, 1)))
-    assert [b / a for a, b in itertools.pairwise(found)] == pytest.approx([100, 100], rel=0.05)
+        lambdas.append(smoothness(chain, kept(1, 1)))
+    assert [b / a for a, b in itertools.pairwise(lambdas)] == pytest.approx([100, 100], rel=0.05)
 
 
 def _chain(weights: Tensor) -> Tensor:
@@ -365,10 +365,10 @@ def test_a_row_is_the_mean_of_what_the_functions_say():
 
 def test_edges():
     landscape = tanh_network([2, 2])
-    nothing, everything = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
-    assert smoothness(landscape, nothing) == theory.saliency(landscape, nothing) == 0
-    assert gap(landscape, nothing, 0) == gap(landscape, everything, 0) == 0
-    assert bound(landscape, everything, everything, 0).total == 0
+    none_kept, all_kept = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
+    assert smoothness(landscape, none_kept) == theory.saliency(landscape, none_kept) == 0
+    assert gap(landscape, none_kept, 0) == gap(landscape, all_kept, 0) == 0
+    assert bound(landscape, all_kept, all_kept, 0).total == 0
     zero = Landscape(torch.tensor([0.0, 1.0]), lambda w: w.sum(-1).square())
     assert smoothness(zero, kept(1, 1)) == 2  # to remove a weight that is zero changes nothing
     assert tanh_network([4, 2, 3]).gradients.shape == (1 << 14, 14)

@@ -162,9 +162,9 @@ def test_no_trace(fail: bool, train: bool) -> None:
     net.stem.bias.requires_grad_(False)
     net.norm.train(train)
     net(x4).sum().backward() if not fail else None
-    seen: list[Any] = []
-    net.norm.register_full_backward_hook(lambda *_: seen.append(1))
-    net.norm.weight.register_hook(lambda g: seen.append(1))
+    hook_calls: list[Any] = []
+    net.norm.register_full_backward_hook(lambda *_: hook_calls.append(1))
+    net.norm.weight.register_hook(lambda g: hook_calls.append(1))
     before = references.Trace(net)
     memory, calls, attributes = net.memory.clone(), list(net.calls), {key: id(v) for key, v in vars(net).items()}
     masks = {"stem.weight": half, "lstm.weight_hh_l0": torch.ones(16, 4) > 0}
@@ -179,7 +179,7 @@ def test_no_trace(fail: bool, train: bool) -> None:
     assert {key: id(value) for key, value in vars(net).items()} == attributes
     assert net.memory.equal(memory)
     assert net.calls == calls
-    assert not seen
+    assert not hook_calls
 
 
 @pytest.mark.slow
@@ -230,5 +230,5 @@ def test_a_gpu_finds_the_same(name: str) -> None:
     model, example = zoo.build(name)
     masks = zoo.draw_masks(name, model, 0.3, seed=1)
     here = effective(model, masks, example)
-    there = effective(model.cuda(), masks, example)  # masks and example are still on the CPU
-    assert all(there[n].equal(here[n]) for n in masks)
+    on_gpu = effective(model.cuda(), masks, example)  # masks and example are still on the CPU
+    assert all(on_gpu[n].equal(here[n]) for n in masks)

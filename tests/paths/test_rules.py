@@ -158,13 +158,13 @@ def test_tied_weights_are_on_a_path_where_either_use_is() -> None:
 def test_queries_and_keys_count_where_a_value_is_reached() -> None:
     net = nn.MultiheadAttention(4, 2, batch_first=True)
     net.forward = lambda x, call=net.forward: call(x, x, x, need_weights=False)[0]  # type: ignore[method-assign]
-    whole = torch.ones(12, 4, dtype=torch.bool)
-    first_head = whole.clone()
+    all_kept = torch.ones(12, 4, dtype=torch.bool)
+    first_head = all_kept.clone()
     first_head[10:] = False  # the values of the second head
     masks = {"in_proj_weight": first_head, "out_proj.weight": ~off}
     rows = effective(net, masks, torch.randn(1, 3, 4))["in_proj_weight"].all(1)
     assert rows.tolist() == [True, True, False, False] * 2 + [True, True, False, False]
-    only_values = whole.clone()
+    only_values = all_kept.clone()
     only_values[:8] = False
     masks["in_proj_weight"] = only_values
     assert effective(net, masks, torch.randn(1, 3, 4))["in_proj_weight"].equal(only_values)

@@ -86,11 +86,11 @@ def test_worker_processes():
 def test_a_loader_goes_on_from_round_to_round_and_begins_again_when_it_ends():
     """40 samples in batches of 16: passes of three."""
     loader = DataLoader(DATA, batch_size=16)
-    seen = []
-    objective = lambda m, batch: (seen.append(batch[0]), F.cross_entropy(m(batch[0]), batch[1]))[1]
+    values = []
+    objective = lambda m, batch: (values.append(batch[0]), F.cross_entropy(m(batch[0]), batch[1]))[1]
     run(batches=loader, objective=objective, changes=dict(batches=2))
-    assert all(torch.equal(a, b) for a, b in zip(seen, [*(x for x, _ in loader)] * 3, strict=False))
-    assert len(seen) == 8
+    assert all(torch.equal(a, b) for a, b in zip(values, [*(x for x, _ in loader)] * 3, strict=False))
+    assert len(values) == 8
 
 
 def test_a_new_pass_is_shuffled_anew():
@@ -102,9 +102,9 @@ def test_a_new_pass_is_shuffled_anew():
 
 
 def test_a_callable_is_asked_for_each_round_and_may_return_any_number_of_batches():
-    asked = []
-    steps = run(batches=lambda index: (asked.append(index), iter(BATCHES[index : index + 2]))[1])
-    assert asked == [0, 1, 2, 3]
+    indices = []
+    steps = run(batches=lambda index: (indices.append(index), iter(BATCHES[index : index + 2]))[1])
+    assert indices == [0, 1, 2, 3]
     assert equal(steps[0].masks, run(changes=dict(batches=2))[0].masks)
 
 

@@ -115,8 +115,8 @@ def test_random_masks_are_uniform_over_all_weights_and_follow_the_seed():
     model = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 20))
     x = torch.ones(1, 40)
     masks = {seed: prune(model, None, 0.5, "random", seed=seed, example=x).masks for seed in (0, 1)}
-    again = prune(nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 20)), None, 0.5, "random", example=x).masks
-    assert equal(masks[0], again)  # whatever the weights
+    repeated = prune(nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 20)), None, 0.5, "random", example=x).masks
+    assert equal(masks[0], repeated)  # whatever the weights
     assert 0.4 < float((masks[0]["0.weight"] == masks[1]["0.weight"]).double().mean()) < 0.6
     assert 900 < int(masks[0]["0.weight"].sum()) < 1100
 

@@ -121,9 +121,9 @@ def test_files_keep_the_order_of_the_layers(tmp_path):
 
 
 def test_prune_continues_too(tmp_path):
-    seen: list[Round] = []
-    all_steps = prune(tiny(), BATCHES, 0.8, FORCE, on_round=seen.append, on_collapse="ignore")
-    seen[1].save(tmp_path / "round")
+    rounds_before: list[Round] = []
+    all_steps = prune(tiny(), BATCHES, 0.8, FORCE, on_round=rounds_before.append, on_collapse="ignore")
+    rounds_before[1].save(tmp_path / "round")
     rest = prune(tiny(), BATCHES, 0.8, FORCE, after=Round.load(tmp_path / "round"), on_collapse="ignore")
     assert equal(rest.masks, all_steps.masks)
     assert [record.index for record in rest.rounds] == [2, 3]

@@ -24,28 +24,28 @@ def test_a_method_of_ones_own_is_a_function():
 
 
 def test_a_criterion_may_ask_for_everything():
-    seen = []
+    calls = []
 
     def criterion(probe):
         first = probe.gradient()
         second = probe.gradient()
         assert equal(first, second)
         product = probe.hessian_product()
-        seen.append((probe.index, probe.keep, kept(probe.masks)))
+        calls.append((probe.index, probe.keep, kept(probe.masks)))
         assert equal(probe.weights, dense)
         return {n: first[n] + product[n] + torch.rand(first[n].shape, generator=probe.generator) for n in first}
 
     model, dense = tiny(), weights_of(tiny())
     method = Method(criterion, rounds=2)
     first = list(rounds(Probe(model, BATCHES), method, 30))
-    assert seen == [(0, first[0].keep, 114), (1, 30, first[0].keep)]
+    assert calls == [(0, first[0].keep, 114), (1, 30, first[0].keep)]
     assert equal(first[-1].masks, list(rounds(Probe(model, BATCHES), method, 30))[-1].masks)
 
 
 def test_a_criterion_with_global_randomness_is_seeded_by_the_seed_and_the_round():
     method = Method(lambda probe: {n: torch.rand(w.shape) for n, w in probe.weights.items()}, 2, revive_until=1)
-    first, again, other = (run(method, seed=seed) for seed in (0, 0, 5))
-    assert same(first, again)
+    first, repeated, other = (run(method, seed=seed) for seed in (0, 0, 5))
+    assert same(first, repeated)
     assert not equal(first[0].masks, other[0].masks)
 
 

@@ -43,10 +43,12 @@ def test_masks_of_some_layers_in_any_order():
     masks = some_masks()
     backwards = dict(reversed(masks.items()))
     assert saliency(model, backwards, BATCHES) == saliency(model, masks, BATCHES)
-    one = {"9.weight": masks["9.weight"]}
-    full = {**ones(weights_of(model)), **one}
+    last_layer = {"9.weight": masks["9.weight"]}
+    full = {**ones(weights_of(model)), **last_layer}
     g = references.sensitivity(model, full, BATCHES)["9.weight"]
-    assert saliency(model, one, BATCHES) == pytest.approx(float(g[one["9.weight"]].abs().sum()), rel=1e-10)
+    assert saliency(model, last_layer, BATCHES) == pytest.approx(
+        float(g[last_layer["9.weight"]].abs().sum()), rel=1e-10
+    )
 
 
 def test_names_are_names_and_not_patterns():
@@ -83,7 +85,7 @@ def test_agreement_is_the_share_that_both_keep():
     assert overlap.layers == {"u": 0.5, "v": 1.0}
     assert float(overlap) == overlap.overall == pytest.approx(2 / 3)
     assert float(agreement(a, a)) == 1.0
-    nothing = {name: torch.zeros_like(m) for name, m in a.items()}
-    assert float(agreement(nothing, nothing)) == 1.0
-    assert float(agreement(a, nothing)) == 0.0
+    empty = {name: torch.zeros_like(m) for name, m in a.items()}
+    assert float(agreement(empty, empty)) == 1.0
+    assert float(agreement(a, empty)) == 0.0
     assert float(agreement(a, b)) == float(agreement(b, a))

@@ -39,8 +39,8 @@ class Random(nn.Module):
 
 def test_random_numbers_start_from_the_seed_and_are_put_back():
     x, before = torch.zeros(2), torch.get_rng_state()
-    first, again, other = (outputs(Random(), x, seed) for seed in (0, 0, 1))
-    assert torch.equal(first, again)
+    first, repeated, other = (outputs(Random(), x, seed) for seed in (0, 0, 1))
+    assert torch.equal(first, repeated)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)
 

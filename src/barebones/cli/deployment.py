@@ -46,13 +46,13 @@ def shrink(
     experiment, network, masks = stored.load(source, model, data)
     example = stored.example(experiment)
     small = shrink_network(network, masks, example, multiple_of=multiple_of, before_training=before_training)
-    dense, left = account(network, masks, example[:1]).flops_dense, account(small.module, {}, example[:1]).flops_dense
+    dense, shrunk = account(network, masks, example[:1]).flops_dense, account(small.module, {}, example[:1]).flops_dense
     if as_json:
-        typer.echo(json.dumps(small.plan.to_dict() | {"flops": [dense, left]}, indent=2))
+        typer.echo(json.dumps(small.plan.to_dict() | {"flops": [dense, shrunk]}, indent=2))
         return
     Console().print(small.plan)
     if dense:
-        say(f"FLOPs of an image: {dense:,} dense, {left:,} shrunk ({(left or 0) / dense:.1%}).")
+        say(f"FLOPs of an image: {dense:,} dense, {shrunk:,} shrunk ({(shrunk or 0) / dense:.1%}).")
 
 
 def export(

@@ -73,10 +73,10 @@ def dry_run(requested: Experiment, options: RunOptions) -> Iterator[Table | str]
     experiment = requested.resolved(options.device)
     yield settings(experiment, requested)
     weights = sum(p.numel() for p in prunable(build(experiment.model, *DATA[experiment.data].dimensions)).values())
-    left = round((1 - experiment.sparsity) * weights)
-    if left == 0:
+    keep = round((1 - experiment.sparsity) * weights)
+    if keep == 0:
         raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")
-    yield f"{experiment.model} has {weights:,} prunable weights; {left:,} would be left."
+    yield f"{experiment.model} has {weights:,} prunable weights; {keep:,} would be left."
     if experiment.rounds is not None:
         batches = f"each with {_count(experiment.batches, 'batch', 'batches')} of {experiment.batch} images"
         data = batches if METHODS[experiment.method].needs_data else "without data"

@@ -65,8 +65,8 @@ def images_per_second(masked: Training, shrunk: Training) -> dict[str, float] | 
 
 def account_of(small: Shrunk, model: nn.Module, masks: Masks, example: Tensor) -> dict[str, Any]:
     """Return what shrinking did, for JSON: the sizes, and the fraction of the dense FLOPs that remains."""
-    dense, left = account(model, masks, example).flops_dense, account(small.module, small.masks, example).flops_dense
-    return {**small.plan.to_dict(), "flops": (left or 0) / dense if dense else 1.0}
+    dense, shrunk = account(model, masks, example).flops_dense, account(small.module, small.masks, example).flops_dense
+    return {**small.plan.to_dict(), "flops": (shrunk or 0) / dense if dense else 1.0}
 
 
 def _wait(device: torch.device) -> None:

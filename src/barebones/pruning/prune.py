@@ -45,9 +45,9 @@ class Pruned:
 
     def __repr__(self) -> str:
         """Say in three lines what was pruned."""
-        total, left = size(self.masks), kept(self.masks)
+        total, keep = size(self.masks), kept(self.masks)
         return (
-            f"Pruned by {self.about['method']}: {left:,} of {total:,} weights kept ({1 - left / total:.4g} removed)\n"
+            f"Pruned by {self.about['method']}: {keep:,} of {total:,} weights kept ({1 - keep / total:.4g} removed)\n"
             f"  rounds: {len(self.rounds)}, layers: {len(self.masks)}\n"
             f"  collapsed layers: {shortened(self.collapsed) or 'none'}"
         )

@@ -208,17 +208,17 @@ def test_the_keyboard_is_enough(opened: Opened) -> None:
     page = opened()
     here = "((e) => e.id || e.classList.contains('plot') && 'plot' || e.innerText)(document.activeElement)"
 
-    def tab_to(wanted: str, most: int = 60) -> None:
+    def tab_to(target: str, most: int = 60) -> None:
         for _ in range(most):
             page.keyboard.press("Tab")
-            if page.evaluate(here).strip().startswith(wanted):
+            if page.evaluate(here).strip().startswith(target):
                 outline = page.evaluate(
                     "[document.activeElement, document.activeElement.nextElementSibling].some("
                     "(e) => e && getComputedStyle(e).outlineStyle !== 'none')"
                 )
-                assert outline, f"the focus on {wanted} cannot be seen"
+                assert outline, f"the focus on {target} cannot be seen"
                 return
-        raise AssertionError(f"no way to {wanted}")
+        raise AssertionError(f"no way to {target}")
 
     page.keyboard.press("Tab")
     assert page.evaluate(here) == "Skip to the results"

@@ -88,12 +88,12 @@ def _cut_grouped(conv: Any, sides: Mapping[str, Tensor]) -> None:
     groups, weight = conv.groups, conv.weight.data
     kept_in = ~sides.get("in", torch.zeros(conv.in_channels, dtype=torch.bool)).view(groups, -1)
     kept_out = ~sides.get("out", torch.zeros(conv.out_channels, dtype=torch.bool)).view(groups, -1)
-    left = [g for g in range(groups) if kept_in[g].any() or kept_out[g].any()]
+    kept_groups = [g for g in range(groups) if kept_in[g].any() or kept_out[g].any()]
     blocks = weight.view(groups, -1, *weight.shape[1:])
-    conv.weight = nn.Parameter(torch.cat([blocks[g][kept_out[g]][:, kept_in[g]] for g in left]))
+    conv.weight = nn.Parameter(torch.cat([blocks[g][kept_out[g]][:, kept_in[g]] for g in kept_groups]))
     if conv.bias is not None:
         conv.bias = nn.Parameter(conv.bias.data[kept_out.flatten()])
-    conv.groups, conv.in_channels, conv.out_channels = len(left), int(kept_in.sum()), int(kept_out.sum())
+    conv.groups, conv.in_channels, conv.out_channels = len(kept_groups), int(kept_in.sum()), int(kept_out.sum())
 
 
 def fill(small: nn.Module, source: nn.Module, added: Mapping[str, Tensor]) -> dict[str, Tensor]:

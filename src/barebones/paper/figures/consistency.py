@@ -99,14 +99,14 @@ def draw(rows: Rows) -> Canvas:
 
 
 def _draw_layer(axes: Axes, rows: Rows, floor: float, with_errors: bool, **style: Any) -> None:
-    """Draw a line while something of the layer is left, and a cross where it is emptied."""
+    """Draw a line while the layer keeps weights, and a cross where it is emptied."""
     points = sorted(grouped(rows, "density_all").items(), reverse=True)
     spreads = [(x, spread(row["density"] for row in seeds)) for x, seeds in points]
-    left = [(x, density.mean, density.deviation or 0.0) for x, density in spreads if density.mean]
+    shown = [(x, density.mean, density.deviation or 0.0) for x, density in spreads if density.mean]
     axes.errorbar(
-        [x for x, _, _ in left],
-        [mean for _, mean, _ in left],
-        [[min(std, 0.95 * mean) for _, mean, std in left], [std for *_, std in left]] if with_errors else None,
+        [x for x, _, _ in shown],
+        [mean for _, mean, _ in shown],
+        [[min(std, 0.95 * mean) for _, mean, std in shown], [std for *_, std in shown]] if with_errors else None,
         marker="o" if with_errors else None,
         markeredgewidth=0,
         elinewidth=0.6,
