@@ -157,7 +157,7 @@ def test_masks_of_the_library_are_trained_once_it_is_said_on_what(command, mista
 
 def test_masks_found_after_pretraining_are_not_trained_by_mistake(command, mistake, tiny):
     assert command("prune", *TINY, "--method", "magnitude", "--pretrain", "1", "-o", "mask").code == 0
-    problem = "mask was found after pretraining; barebones run repeats that and goes on to train"
+    problem = "mask was found after pretraining; use barebones run, which repeats the pretraining"
     mistake(problem, "train", "--mask", "mask")
 
 

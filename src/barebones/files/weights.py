@@ -139,7 +139,7 @@ def _state_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _decoded(tensors: Mapping[str, Tensor], masks: Masks, tied: Any) -> dict[str, Tensor]:
-    """Return the state that the tensors of a file stand for."""
+    """Return the state dict that the tensors of a file encode."""
     state = {name.removeprefix(WHOLE): tensor for name, tensor in tensors.items() if name.startswith(WHOLE)}
     for name, mask in masks.items():
         values = tensors.get(VALUES + name)

@@ -85,7 +85,7 @@ def _print_to(log: str) -> None:
 
 
 class Wire:
-    """The worker's end of the pipe: events go out; experiments, and the order to stop, come in."""
+    """The worker's end of the pipe: it sends events, and receives experiments and the order to stop."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe, self.waiting, self.stopping = pipe, deque[Experiment](), False

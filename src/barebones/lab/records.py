@@ -155,7 +155,7 @@ def _spread(row: Row) -> str:
 
 
 def differences(row: Row, others: Sequence[Row], equal_in: Sequence[str] = KEY) -> str:
-    """Return the settings that tell a group from others that agree with it in the settings `equal_in`."""
+    """Return the settings of a group that differ from those of other groups with the same values of `equal_in`."""
     alike = [other for other in others if all(row[name] == other[name] for name in equal_in)]
     names = [n for n in SETTINGS if n not in (*KEY, "seed") and any(other[n] != row[n] for other in alike)]
     values = {name: str(row[name])[:12] if name == "mask" else row[name] for name in names}  # a hash is long

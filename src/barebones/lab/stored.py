@@ -48,7 +48,9 @@ def experiment_for_mask(path: Path, changes: dict[str, Any]) -> Experiment:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         raise ValueError(f"the masks are found already, so {options} has no effect; leave it out")
     if finder["pretrain"]:
-        raise ValueError(f"{path} was found after pretraining; barebones run repeats that and goes on to train")
+        raise ValueError(
+            f"{path} was found after pretraining; use barebones run, which repeats the pretraining and then trains"
+        )
     settings = {"method": FILE, "mask": masks_digest(masks), "sparsity": float(about["sparsity"])}
     return Experiment.from_dict(finder | dict.fromkeys(FINDING) | settings | changes)
 

@@ -32,7 +32,7 @@ class Worker:
         context = get_context("spawn")
         handle, name = tempfile.mkstemp(prefix="barebones-worker-", suffix=".log")
         os.close(handle)
-        self.log = Path(name)  # what the process prints goes there, so that it does not disturb the table
+        self.log = Path(name)  # for the output of the process, which would disturb the table
         self.pipe, other_end = context.Pipe()
         self.process = context.Process(target=work, args=(other_end, options, name, list(recipes.IMPORTED)))
         with _without_ctrl_c():

@@ -51,7 +51,7 @@ def signal(x: Tensor) -> Tensor:
 
 
 class Call:
-    """A call of a torch function, as the mode sees it."""
+    """A call of a torch function that the mode handles: its name, arguments and tensors."""
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
@@ -289,7 +289,7 @@ def skip(bits: Bits, call: Call) -> None:
 
 
 def blank(bits: Bits, call: Call) -> Tensor:
-    """Return zeros for memory that is not written yet."""
+    """Return zeros instead of uninitialized memory."""
     return call.func(*call.args, **call.kwargs).zero_()
 
 
@@ -299,7 +299,7 @@ def pass_on(bits: Bits, call: Call) -> Tensor:
 
 
 def as_it_is(bits: Bits, call: Call) -> Any:
-    """Run the function itself on the bits: it moves, copies or sums them."""
+    """Run the function itself on the bits; this is right for functions that move, copy or sum values."""
     args, kwargs = tree_map(partial(bits.quiet, call), (call.args, call.kwargs))
     if call.inplace:
         target = call.args[0]

@@ -39,7 +39,7 @@ def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Ma
 
 
 def collapsed(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> list[str]:
-    """Return the layers that cut the network: if only this layer were empty, an output could not be reached.
+    """Return the layers that cut the network: each is empty, and alone makes an output unreachable.
 
     If an output cannot be reached but no single layer is the reason, return the layers in which the signal ends.
 
@@ -132,7 +132,7 @@ def trace(
 
 
 def _guards(device: torch.device) -> Iterator[Any]:
-    """Yield the contexts that isolate a run from its surroundings, and the other way round."""
+    """Yield the contexts that protect a run from the caller's settings, and the caller's random state from the run."""
     yield forked(device)
     yield _uncheckpointed()
     yield warnings.catch_warnings(action="ignore")
@@ -147,7 +147,7 @@ def _guards(device: torch.device) -> Iterator[Any]:
 
 @contextmanager
 def _uncheckpointed() -> Iterator[None]:
-    """Run reentrant checkpoints like normal code; they would run without gradients, and again in the backward pass."""
+    """Run reentrant checkpoints like other code, because they run without gradients and again in the backward pass."""
     CheckpointFunction.apply = lambda run, keep_rng, *args: run(*args)  # type: ignore[method-assign]
     try:
         yield

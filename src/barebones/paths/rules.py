@@ -32,7 +32,7 @@ def add(bits: Bits, call: Call) -> Tensor:
 
 
 def multiply(bits: Bits, call: Call) -> Tensor:
-    """Elementwise products and quotients; a factor of 0 cuts."""
+    """Elementwise products and quotients; a factor of 0 cuts the signal."""
     product = bits.product(lambda *factors: reduce(torch.mul, factors), call.tensors, lambda result: 0)
     by_zero = "div" not in call.name and any(isinstance(a, int | float) and a == 0 for a in call.args)
     return product * 0 if by_zero else product
@@ -85,7 +85,7 @@ def norm(bits: Bits, call: Call) -> Tensor:
 
 
 def slope(bits: Bits, call: Call) -> Tensor:
-    """PReLU passes its input on, whatever its slopes are."""
+    """PReLU passes its input on; its slopes do not matter."""
     return bits.quiet(call, call.named("input", "weight")["input"])
 
 

@@ -96,7 +96,7 @@ class Probe:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The dense weights theta, whatever masks are on."""
+        """The dense weights theta, without masks."""
         return {name: self._dense.get(name, parameter.data) for name, parameter in self.parameters.items()}
 
     @property

@@ -52,10 +52,8 @@ class Comparison:
             same_size = tree_map(lambda value: _random(value, times=1), example)
         modes: tuple[bool, ...] = (False,)
         trains, unchecked = False, ""
-        for inputs in (
-            wide,
-            same_size,
-        ):  # a network may insist on its batch size, and batch-norm on more than one value
+        # Batch-norms need more than one value for each channel, but some networks accept only the example's batch size.
+        for inputs in (wide, same_size):
             try:
                 runs = [_run(without_dropout(copy_sharing_parameters(model)).train(), inputs, seed) for seed in (0, 1)]
             except Exception as error:
@@ -130,9 +128,7 @@ def first_line(error: Exception) -> str:
 
 
 def _run(network: nn.Module, inputs: Any, seed: int = 0) -> list[Tensor]:
-    return [
-        t.clone() for t in tensors(outputs(network, inputs, seed))
-    ]  # a later run may overwrite the returned tensors
+    return [t.clone() for t in tensors(outputs(network, inputs, seed))]  # a later run may overwrite the originals
 
 
 def _random(value: Any, times: int) -> Any:
@@ -144,7 +140,7 @@ def _random(value: Any, times: int) -> Any:
 
 
 def _other_sizes(model: nn.Module, inputs: Any, device: torch.device) -> list[Any]:
-    """Return the inputs of other sizes that the model takes in eval mode.
+    """Return the inputs of other sizes that the model accepts in eval mode.
 
     This is tried on the CPU: on a GPU, an index out of range would end the process.
     """
@@ -168,6 +164,6 @@ def _other_sizes(model: nn.Module, inputs: Any, device: torch.device) -> list[An
                 other = tree_map(resized, inputs)
             outputs(probe.eval(), tree_map(lambda t: t.cpu() if isinstance(t, Tensor) else t, other))
             accepted.append(other)
-        except Exception:  # the model does not take such inputs
+        except Exception:  # the model does not accept such inputs
             continue
     return accepted

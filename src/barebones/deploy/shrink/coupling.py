@@ -45,7 +45,7 @@ POOLS = ("MaxPool", "AvgPool", "MkldnnMaxPool", "ReflectionPad", "ReplicationPad
 LAYERS = ("CONV", "LINEAR", "BN", "IN", "PRELU", "DEPTHWISE_CONV", "EMBED")
 MIXING_LAYERS = ("LN", "GN", "MHA", "LSTM", "CUSTOMIZED", "OUTPUT")
 WRITERS = ("CONV", "LINEAR", "EMBED", "DEPTHWISE_CONV")
-VISITS = 10  # how often the search for one group may come back to each node, on average
+VISITS = 10  # how often the search for one group may visit each node, on average
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Coupling:
     group: Tensor  # of each channel
     fixed: Tensor  # cannot be removed
     uncertain: Tensor  # only a trial can tell
-    pooled: Tensor  # go through one of POOLS
+    pooled: Tensor  # inputs of one of POOLS
     graph: Any  # Torch-Pruning's
 
     def groups(self, slot: ChannelSlot) -> Tensor:
@@ -156,9 +156,7 @@ class _Builder:
         def of_groups(channels: list[Tensor]) -> Tensor:
             return torch.zeros(self.size, dtype=torch.bool).index_fill(0, group[torch.cat(channels)], True)
 
-        fixed = of_groups(self.fixed) | ~of_groups(
-            self.written
-        )  # groups that no layer writes, such as the model's input, are kept
+        fixed = of_groups(self.fixed) | ~of_groups(self.written)  # no layer writes them: the model's input, for example
         return Coupling(self.slots, group, fixed, of_groups(self.uncertain), of_groups(self.pooled), self.graph)
 
     def follow(self, module: nn.Module, channels: list[int] | None = None) -> tuple[set[int], bool]:
@@ -235,7 +233,7 @@ class _Builder:
         return self.slots[name, side]
 
     def joined(self) -> Tensor:
-        """Return the smallest number that each channel is coupled with, directly or through others."""
+        """Return, for each channel, the smallest number of the channels with which it is coupled, even indirectly."""
         a, b = (torch.cat(side) for side in zip(*self.pairs, strict=True))
         group = torch.arange(self.size)
         while True:

@@ -25,7 +25,7 @@ def numbered(model: nn.Module, new_biases: Mapping[str, Tensor]) -> nn.Module:
 
     The layers named in `new_biases` get a bias if they have none.
     """
-    indices: dict[int, Any] = {}  # what deepcopy takes instead of a copy
+    indices: dict[int, Any] = {}  # by the id of a tensor: deepcopy uses these instead of a copy
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():
             index = torch.arange(tensor.numel(), dtype=torch.double, device="cpu").view(tensor.shape)
@@ -126,7 +126,7 @@ def fill(small: nn.Module, source: nn.Module, added: Mapping[str, Tensor]) -> di
 
 
 def _in_format_of(values: Tensor, fewer: Tensor) -> Tensor:
-    """Return `fewer` with channels last if the values have them last."""
+    """Return `fewer` in the memory format of `values`: with channels last if these have them last."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(values.dim())
     if last is None or values.is_contiguous() or not values.is_contiguous(memory_format=last):
         return fewer

@@ -27,7 +27,7 @@ def with_channels_last(network: nn.Module) -> nn.Module:
 
 
 def channels_last_if_possible(network: nn.Module, comparison: Comparison) -> tuple[nn.Module, str]:
-    """Return a copy with channels last; or the network itself, and the reason why it must keep its order.
+    """Return a copy with channels last and "", or the network itself and the reason why it must keep its order.
 
     The copy must compute and train in the precision of the network: in float64, GPUs ignore the order.
     """

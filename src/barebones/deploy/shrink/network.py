@@ -28,7 +28,7 @@ from .trials import Trial, Trials
 
 @dataclass(frozen=True, repr=False)
 class Shrunk:
-    """A smaller network, the masks of its weights, and what was done; `expand` is the way back."""
+    """A smaller network, the masks of its weights, and what was removed; `expand` returns a network of the old size."""
 
     module: nn.Module
     masks: Masks
@@ -168,7 +168,7 @@ def _masked_copy(model: nn.Module, masks: Masks) -> nn.Module:
 
 
 def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:
-    """Return the network and the example in float64, where rounding explains almost no difference.
+    """Return the network and the example in float64, so that rounding errors are far below any real difference.
 
     A network that runs only in its own precision keeps it.
     """
@@ -177,7 +177,7 @@ def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:
     try:
         outputs(copy_sharing_parameters(double).eval(), doubles)
         return double, doubles
-    except Exception:  # it may insist on its own precision
+    except Exception:  # it may run only in its own precision
         unchanged = deepcopy(large)
     try:
         outputs(copy_sharing_parameters(unchanged).eval(), example)
@@ -197,7 +197,7 @@ def _observe(
     comparison: Comparison,
     reasons: dict[str, str],
 ) -> list[ChannelReader]:
-    """Run the model to see what arrives at each layer that reads channels."""
+    """Run the model to find which input channels of each layer are constant, and return the layers as readers."""
     copy = copy_sharing_parameters(model)
     modules = dict(copy.named_modules())
     layers = {name: modules[name] for (name, side) in coupling.slots if side == "in" and name in modules}

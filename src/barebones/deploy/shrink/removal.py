@@ -36,7 +36,7 @@ class ChannelReader:
 
     @property
     def zero(self) -> Tensor:
-        """The input channels that are zero whatever the model's input."""
+        """The input channels that are zero for every input of the model."""
         return ~self.reached & (self.constant == 0)
 
     @property
@@ -143,9 +143,7 @@ def choose(
         missing = _missing(coupling, removal, multiple_of, at_least, unread)
         if not missing.any():
             return removal
-        fillers = fillers | (
-            missing & unread
-        )  # no layer reads these, so they may be kept even if their inputs are removed
+        fillers = fillers | (missing & unread)  # no layer reads these: they may be kept without their inputs
         pinned = pinned | (missing & ~unread)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...paths import trace
 from ...running.outputs import outputs
 
-SLACK = 1e-5  # relative; values of a channel that differ by no more are one constant
+SLACK = 1e-5  # relative; a channel whose values differ by at most this counts as constant
 Watch = Callable[[str, Tensor], None]  # gets the name of a layer and its input, as (channels, values)
 
 
