@@ -267,9 +267,11 @@ def top(
 ) -> dict[str, Tensor]:
     """Keep the `keep` highest by a full sort in Python: by score, then the preferred, then the lower index."""
     values = [value for score in scores.values() for value in score.contiguous().flatten().tolist()]
-    wanted = [want for name in scores for want in prefer[name].flatten().tolist()] if prefer else [False] * len(values)
+    preferred = (
+        [value for name in scores for value in prefer[name].flatten().tolist()] if prefer else [False] * len(values)
+    )
     layers = [name for name, score in scores.items() for _ in range(score.numel())]
-    ranked = sorted(range(len(values)), key=lambda at: (-values[at], not wanted[at], at))
+    ranked = sorted(range(len(values)), key=lambda at: (-values[at], not preferred[at], at))
     chosen: set[int] = set()
     for name in scores:
         chosen.update([at for at in ranked if layers[at] == name][:at_least])

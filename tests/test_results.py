@@ -31,13 +31,13 @@ def test_every_cell_of_the_table_is_a_record():
 
 
 def test_the_sentences_match_the_records():
-    for wanted, settings in {
+    for accuracy, settings in {
         "91.61": {"model": "vgg19", "method": "dense"},
         "89.53": {"model": "resnet50", "method": "force", "epochs": 350},
         "90.21": {"model": "resnet50", "method": "hybrid", "epochs": 350},
     }.items():
-        assert accuracies(**settings) == [(wanted, False)]
-        assert wanted in README
+        assert accuracies(**settings) == [(accuracy, False)]
+        assert accuracy in README
     assert f"{len(records(RESULTS))} of\nthem are finished" in README
 
 

@@ -78,7 +78,7 @@ def test_a_mask_file_is_exported_with_its_initial_weights(finished, command):
 def test_a_mask_file_of_unknown_origin_needs_a_network(command, mistake, tmp_path):
     save_masks(zoo.random_masks(build("small-vgg", 10, 8, 1), density=0.3), tmp_path / "masks")
     words = ("export", "masks", "-o", "out.safetensors", "--data", "digits")
-    mistake("name --model and --data", *words[:4])
+    mistake("pass --model and --data", *words[:4])
     assert command(*words, "--model", "small-vgg").code == 0
     mistake("does not match the model", *words, "--model", "small-resnet")
 

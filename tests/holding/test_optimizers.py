@@ -209,7 +209,7 @@ def test_ways_of_training(way, options, masks):
 def test_an_elementwise_step_costs_one_operation_per_pruned_layer(model, masks):
     class Count(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen[function.overloadpacket.__name__] += 1
+            calls[function.overloadpacket.__name__] += 1
             return function(*args, **(kwargs or {}))
 
     masks = {**masks, "5.weight": torch.ones(5, 8, dtype=torch.bool)}  # all weights of the last layer are kept
@@ -219,9 +219,9 @@ def test_an_elementwise_step_costs_one_operation_per_pruned_layer(model, masks):
         if holding:
             hold(model, masks, optimizer)
         backward(model)
-        seen = Counter()
+        calls = Counter()
         with Count():
             optimizer.step()
-        counts.append(seen)
+        counts.append(calls)
     extra = counts[1] - counts[0]
     assert {name: extra[name] for name in extra if name not in ("detach", "view", "alias")} == {"bitwise_and_": 2}
