@@ -15,7 +15,7 @@ import barebones as bb
 from barebones.data import Data, TensorSplit
 from barebones.data.normalization import Normalization
 from barebones.gpu import kernels
-from barebones.gpu.kernels import base, selecting
+from barebones.gpu.kernels import blocks, selecting
 from barebones.lab.experiment import Experiment
 from barebones.lab.run import RunOptions, Stopped, result_of, run
 from barebones.lab.training import Training, TrainingPlan
@@ -84,7 +84,7 @@ def test_selection_equals_the_hosts_and_does_not_wait(kind, share, monkeypatch):
     assert all(torch.equal(sorted_masks[name].cpu(), expected[name]) for name in expected)
 
 
-@pytest.mark.skipif(base.triton is None, reason="needs Triton")
+@pytest.mark.skipif(blocks.triton is None, reason="needs Triton")
 @pytest.mark.parametrize("share", [1e-6, 0.005, 0.5, 0.999])
 @pytest.mark.parametrize("kind", ["products", "zeros", "few values", "negative", "misleading", "double"])
 def test_a_sample_of_many_scores_leads_to_the_same_masks(kind, share):

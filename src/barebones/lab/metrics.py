@@ -39,10 +39,10 @@ class Metrics:
         """Append a line, report it, and log it to TensorBoard."""
         try:
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(_finite(line)) + "\n")
+                file.write(json.dumps(finite(line)) + "\n")
         except OSError as error:  # a full disk does not name the file
             raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
-        self._log(_finite(line))
+        self._log(finite(line))
         self.report(line)
 
     def close(self) -> None:
@@ -94,9 +94,9 @@ def _place(line: Line) -> tuple[int, int]:
     return STAGES.index(line["stage"]), line[COUNTED[line["stage"]]]
 
 
-def _finite(line: Line) -> Line:
+def finite(value: Any) -> Any:
     """Replace infinity and NaN, which JSON does not have, by None."""
-    return json.loads(json.dumps(line), parse_constant=lambda name: None)
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 def _summary_writer(folder: Path) -> Any:

@@ -4,7 +4,7 @@ They are written in Triton, which torch's CUDA builds include. Each is exact and
 host. Where Triton is missing, `available` returns False and the callers use torch's operations, with the same results.
 """
 
-from .base import available
+from .blocks import available
 from .layers import Clearing, Covering, Scoring, alike, channels, dense, in_memory_order, tally
 from .selecting import LARGEST, top
 

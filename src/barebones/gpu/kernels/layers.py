@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .base import BLOCK, tl, triton
+from .blocks import BLOCK, tl, triton
 
 if triton is not None:
 

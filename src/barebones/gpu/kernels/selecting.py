@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import BLOCK, tl, triton
+from .blocks import BLOCK, tl, triton
 
 PROGRAMS = 1056  # programs that share a pass
 BITS = 11  # bits of the threshold that one pass finds

@@ -18,7 +18,7 @@ from ...masks import Masks
 from ...models import MODELS, build
 from ..experiment import DENSE, Experiment
 from ..folder import EXPERIMENT, MASK, RESULT, progress
-from ..metrics import COUNTED, Line
+from ..metrics import COUNTED, Line, finite
 from ..metrics import read as read_metrics
 from ..records import DONE, FAILED, FAILURE, KEY, SETTINGS, UNREADABLE, Row, differences, group, read, record
 from ..statistics import over_seeds
@@ -130,7 +130,7 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
         "problems": reader.problems,
     }
     run["words"] = sentences(run, reason=row.get("reason"), note=mask.get("note"))
-    return _finite(run)
+    return finite(run)
 
 
 class _FileReader:
@@ -290,12 +290,3 @@ def _rounded(value: Any) -> float | int | None:
     """Return a number with five digits, which is more than a chart shows."""
     number = _number(value)
     return number if number is None or isinstance(number, int) else float(f"{number:.5g}")
-
-
-def _finite(value: Any) -> Any:
-    """Replace the numbers that JSON cannot hold by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value
