@@ -31,7 +31,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ),
     (r"did you mean 0\.9\?", dict(sparsity=90)),
     (r"did you mean 0\.995\?", dict(sparsity=99.5)),
+    ("sparsity='0.9': it must be a number", dict(sparsity="0.9")),
     ("leaves none of the 114", dict(sparsity=0.9999)),
+    ("force needs data: pass batches", dict(batches=None)),
     ("there is no method 'forse'; did you mean 'force'", dict(method="forse")),
     ("there is no method 'FORCE'; did you mean 'force'", dict(method="FORCE")),
     ("there is no method 'iter_snip'; did you mean 'iter-snip'", dict(method="iter_snip")),
@@ -97,6 +99,7 @@ def spoiling(probe: Probe) -> dict[str, Tensor]:
 
 MISTAKES: list[tuple[str, Callable[[nn.Module], object]]] = [
     ("criterion='saliency': it must be a function", lambda m: Method("saliency")),
+    ("colour='red': it must be six hexadecimal digits", lambda m: Method(print, colour="red")),
     (r"takes a bb\.Probe", lambda m: next(rounds(m, "force", 3))),
     ("keep=0", lambda m: next(rounds(Probe(m, BATCHES), FORCE, 0))),
     ("keep=-1", lambda m: next(rounds(Probe(m), METHODS["random"], -1))),

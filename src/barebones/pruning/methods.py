@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -56,6 +57,8 @@ class Method:
             raise ValueError(f"batches={self.batches}: a round needs at least one batch")
         if not 0 <= self.revive_until <= 1:
             raise ValueError(f"revive_until={self.revive_until}: it is a fraction of the rounds, from 0 to 1")
+        if not re.fullmatch("#[0-9A-Fa-f]{6}", self.colour):
+            raise ValueError(f"colour={self.colour!r}: it must be six hexadecimal digits, such as {GREY!r}")
         if self.at_least < 0:
             raise ValueError(f"at_least={self.at_least}: a layer cannot keep fewer than 0 weights")
 
