@@ -1,12 +1,15 @@
 """The implementations of a sparse layer: the output of the dense layer for all shapes, and the fastest is used."""
 
 import copy
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
+from fuzzing import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -55,6 +58,21 @@ def agree(layer: nn.Module, x: Tensor, add: Tensor | None = None, relu: bool = F
         torch.testing.assert_close(y.double(), exact, rtol=1e-4, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
 
 
+SIDES = st.one_of(st.integers(1, 9), st.sampled_from([16, 17, 23, 32, 40]))
+# Ways in which the values of a tensor may lie in memory; some of them change the values.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.to(memory_format=torch.channels_last) if x.dim() == 4 else x.mT.contiguous().mT,
+    "batch last": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    "every second": lambda x: torch.stack([x, x], -1)[..., 0],
+    "offset": lambda x: torch.cat([x, x])[len(x) :],
+    "flipped": lambda x: x.flip(0),
+    "expanded batch": lambda x: x[:1].expand(x.shape),
+    "expanded channels": lambda x: x[:, :1].expand(x.shape),
+    "one value": lambda x: x.flatten()[:1].view([1] * x.dim()).expand(x.shape),
+}
+
+
 @st.composite
 def convolutions(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     """Draw a convolution of some density, and an input for it."""
@@ -62,30 +80,44 @@ def convolutions(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
     channels, rows = groups * draw(st.integers(1, 5)), groups * draw(st.integers(1, 6))
     small = st.integers(1, 3)
-    kernel, stride, dilation = ([draw(small) for _ in range(dims)] for _ in range(3))
-    padding = draw(st.sampled_from(["same", "valid", *range(12)]))
-    stride = [1] * dims if padding == "same" else stride
-    padding = padding if isinstance(padding, str) else [draw(st.integers(0, 3)) for _ in range(dims)]
-    sides = [draw(st.one_of(st.integers(1, 9), st.sampled_from([16, 17, 23, 32, 40]))) for _ in range(dims)]
-    sides = [max(n, d * (k - 1) + 1) for n, d, k in zip(sides, dilation, kernel, strict=True)]
+    kernel, dilation = ([draw(small) for _ in range(dims)] for _ in range(2))
+    padding: Any = draw(st.sampled_from(["same", "valid", *range(12)]))
+    padding = padding if isinstance(padding, str) else [draw(st.integers(0, 4)) for _ in range(dims)]
+    stride = [1 if padding == "same" else draw(st.integers(1, 5)) for _ in range(dims)]
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    zeros = [0] * dims if isinstance(padding, str) else padding
+    sides = [max(draw(SIDES), r - 2 * p) for r, p in zip(reach, zeros, strict=True)]
     kind = nn.Conv1d if dims == 1 else nn.Conv2d
     torch.manual_seed(draw(st.integers(0, 99)))
     layer = kind(channels, rows, kernel, stride, padding, dilation, groups, bias=draw(st.booleans()))
     layer = pruned(layer, draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.7, 1.0])))
-    return layer, torch.randn(draw(st.sampled_from([1, 2, 3, 8])), channels, *sides)
+    x = torch.randn(draw(st.sampled_from([1, 2, 3, 8])), channels, *sides)
+    return layer, LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](x)
 
 
 @pytest.mark.slow
 @needs_kernel
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@settings(max_examples=100)
-@given(convolutions(), st.sampled_from([1, 1, 2, 3]), st.booleans(), st.booleans())
-def test_a_convolution_computes_what_the_dense_one_does(drawn, count: int, relu: bool, summed: bool):
+@settings(max_examples=cases(150))
+@given(convolutions(), st.sampled_from([1, 1, 2, 3]), st.booleans(), st.sampled_from(["none", *LAYOUTS]))
+def test_a_convolution_computes_what_the_dense_one_does(drawn, count: int, relu: bool, summand: str):
     layer, x = drawn
-    with threads(count):
-        with torch.no_grad():
-            add = torch.randn_like(layer(x)) if summed else None
+    with threads(count), torch.no_grad():
+        add = None if summand == "none" else LAYOUTS[summand](torch.randn_like(layer(x)))
         agree(layer, x, add, relu)
+
+
+@needs_kernel
+@pytest.mark.parametrize("density", [0.0, 0.5])
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+def test_images_smaller_than_kernel_stride_or_padding(kernel: int, density: float):
+    """Few pixels have ways of their own in the kernel, and padding may be all that a small image shows it."""
+    for side, stride, padding, images in itertools.product((1, 2, 3), (1, 2, 3, 4), (0, 1, 2), (1, 2, 8)):
+        if side + 2 * padding >= kernel:
+            layer = pruned(nn.Conv2d(2, 3, kernel, stride, padding), density)
+            agree(layer, torch.randn(images, 2, side, side), relu=images == 2)
+            layer = pruned(nn.Conv1d(2, 3, kernel, stride, padding), density)
+            agree(layer, torch.randn(images, 2, side), relu=images == 2)
 
 
 @needs_kernel
@@ -104,22 +136,22 @@ def test_a_linear_layer_computes_what_the_dense_one_does(shape: tuple[int, ...],
     agree(pruned(nn.Linear(20, 7), density), torch.randn(shape), add=torch.randn(*shape[:-1], 7), relu=True)
 
 
-IMAGES = torch.randn(3, 4, 20, 20, generator=torch.Generator().manual_seed(0))
-
-
 @needs_kernel
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "x",
+    ("layer", "shape"),
     [
-        IMAGES.to(memory_format=torch.channels_last),
-        IMAGES[:, :, ::2, ::3],
-        IMAGES[:1].expand(3, -1, -1, -1),
-        IMAGES[1:],
+        (nn.Conv2d(4, 4, 3, padding=1), (3, 4, 10, 7)),
+        (nn.Conv2d(4, 4, 1), (3, 4, 10, 7)),
+        (nn.Conv2d(4, 4, 1, bias=False), (1, 4, 10, 7)),
+        (nn.Conv1d(4, 4, 1, bias=False), (3, 4, 7)),
+        (nn.Linear(4, 4), (5, 3, 4)),
     ],
-    ids=["channels last", "strided", "expanded", "offset"],
+    ids=["3x3", "1x1", "1x1, no bias", "1d", "linear"],
 )
-def test_inputs_and_summands_need_not_be_contiguous(x: Tensor):
-    agree(pruned(nn.Conv2d(4, 4, 3, padding=1), 0.3), x, add=x, relu=True)
+def test_inputs_and_summands_need_not_be_contiguous(layer: nn.Module, shape: tuple[int, ...], layout: str):
+    x = LAYOUTS[layout](torch.randn(shape))
+    agree(pruned(layer, 0.3), x, add=x, relu=True)
 
 
 @needs_kernel

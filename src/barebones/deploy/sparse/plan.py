@@ -105,7 +105,8 @@ class KernelPlan:
         work = len(kept.values) * shape[0] * self.output[2] * self.output[3]
         self.threads = threads = 1 if work < TINY else threads
         self._set(values=kept.values, starts=kept.starts, bias=kept.bias, rows=kept.rows, relu=int(relu))
-        if shape[2:] == self.output[2:] == (1, 1) and shape[0] < DOTS and kept.geometry.kernel == (1, 1):
+        one_pixel = shape[2:] == self.output[2:] == kept.geometry.kernel == (1, 1) and kept.geometry.before == (0, 0)
+        if one_pixel and shape[0] < DOTS:
             self._plan_dots(kept, shape, threads)
         else:
             self._plan_pixels(kept, shape, threads, gather)
