@@ -215,3 +215,18 @@ def test_the_slopes_of_a_prelu_do_not_stand_for_its_input():
     net = nn.Sequential(nn.Linear(4, 4), nn.PReLU(4), nn.Linear(4, 4))
     on_paths = effective(net, {"0.weight": ~off, "2.weight": half}, x4)["0.weight"]
     assert on_paths.any(1).tolist() == [True, True, False, False]
+
+
+def test_results_written_in_place_by_position_and_into_out_are_followed():
+    def forward(net, x):
+        h = net.first(x)
+        F.relu(h, True)
+        doubled = torch.empty_like(h)
+        torch.mul(h, 2.0, out=doubled)
+        return net.second(doubled)
+
+    model = Net(forward, first=nn.Linear(3, 3, bias=False), second=nn.Linear(3, 2, bias=False))
+    masks = {"first.weight": torch.eye(3) > 0, "second.weight": torch.tensor([[1, 0, 0], [0, 1, 0]]) > 0}
+    on_paths = effective(model, masks, torch.randn(2, 3))
+    assert on_paths["first.weight"].diagonal().tolist() == [True, True, False]
+    assert on_paths["second.weight"].equal(masks["second.weight"])

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cache, partial, reduce
+from inspect import signature
 from typing import Any
 
 import torch
@@ -50,16 +51,29 @@ def signal(x: Tensor) -> Tensor:
     return x if x.requires_grad else torch.zeros_like(x, requires_grad=True)
 
 
+@cache
+def _place_of_inplace(func: Callable[..., Any]) -> int | None:
+    """Return the place of the argument `inplace` of a function, as in `F.relu(x, True)`; None if it has none."""
+    try:
+        names = list(signature(func).parameters)
+    except (TypeError, ValueError):  # a function in C++: none of these has the argument
+        return None
+    return names.index("inplace") if "inplace" in names else None
+
+
 class Call:
     """A call of a torch function that the mode handles: its name, arguments and tensors."""
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.func, self.args, self.kwargs = func, args, kwargs
+        self.func, self.args, self.kwargs = func, args, {key: value for key, value in kwargs.items() if key != "out"}
         name = getattr(func, "__name__", "")
         owner = getattr(func, "__self__", None) if name in ("__get__", "__set__") else None  # a property's
         self.name = f"{owner.__name__}.{name}" if owner else name.split(".")[0].strip("_")
+        place = _place_of_inplace(func)
         self.inplace = (name[-1:] == "_" != name[-2:-1]) or name == "__setitem__" or kwargs.get("inplace") is True
-        self.tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        self.inplace |= place is not None and len(args) > place and args[place] is True
+        self.out: Any = args[0] if self.inplace else kwargs.get("out")  # what it writes to, if not a new tensor
+        self.tensors = [t for t in tree_leaves((args, self.kwargs)) if isinstance(t, Tensor)]
         self.live = [t for t in self.tensors if t.requires_grad]
         self.weight: str | None = None  # if the result is a weight: the name of the first parameter in it
         self.share = False  # whether the result is a share
@@ -137,6 +151,14 @@ class Bits(TorchFunctionMode):
             return self._run(Call(func, args, kwargs or {}))
 
     def _run(self, call: Call) -> Any:
+        result = self._result(call)
+        if call.inplace or call.out is None:
+            return result
+        return (
+            call.out.resize_(result.shape).copy_(result) if call.out.shape != result.shape else call.out.copy_(result)
+        )
+
+    def _result(self, call: Call) -> Any:
         if torch.is_inference_mode_enabled():
             raise ValueError("a part of it runs under torch.inference_mode(), where no path can be recorded")
         rule = self.rules.get(call.name, as_it_is if call.name.endswith("__get__") else mixed)

@@ -101,7 +101,7 @@ def trace(
     devices = list({p.device for p in named.values()}) or [torch.device("cpu")]
     try:
         with ExitStack() as stack:
-            for guard in _guards(devices[0]):
+            for guard in guards(devices[0]):
                 stack.enter_context(guard)
             bits = {
                 name: (kept[name].float() if name in kept else torch.ones(p.shape, device=p.device)).requires_grad_()
@@ -110,7 +110,7 @@ def trace(
             }
             mode = Bits(bits, RULES, strict, counting)
             args, kwargs = mode.inputs(call(example), devices[0] if len(devices) == 1 else None)
-            with _standing_in(model, {id(named[name]): bit for name, bit in bits.items()}):
+            with standing_in(model, {id(named[name]): bit for name, bit in bits.items()}):
                 with mode:
                     outputs = [t for t in tensors(model(*args, **kwargs)) if t.is_floating_point()]
                 ends = [t.sum() for t in outputs if t.requires_grad]
@@ -131,7 +131,7 @@ def trace(
         raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}{advice}") from error
 
 
-def _guards(device: torch.device) -> Iterator[Any]:
+def guards(device: torch.device) -> Iterator[Any]:
     """Yield the contexts that protect a run from the caller's settings, and the caller's random state from the run."""
     yield forked(device)
     yield _uncheckpointed()
@@ -156,8 +156,8 @@ def _uncheckpointed() -> Iterator[None]:
 
 
 @contextmanager
-def _standing_in(model: nn.Module, bits: dict[int, Tensor]) -> Iterator[None]:
-    """Put the model in eval mode, with `bits` in place of parameters (by id) and copies in place of other tensors.
+def standing_in(model: nn.Module, bits: dict[int, Tensor], training: bool = False) -> Iterator[None]:
+    """Put the model in eval or train mode, with `bits` in place of parameters (by id) and copies of other tensors.
 
     Afterwards all modules have their old attributes, and the dicts, lists and sets among these have their old content.
     """
@@ -176,7 +176,7 @@ def _standing_in(model: nn.Module, bits: dict[int, Tensor]) -> Iterator[None]:
         for module in modules:
             for table in (vars(module), module._parameters, module._buffers):
                 table.update({key: stand_in(value) for key, value in table.items()})
-            vars(module).update(training=False, _backward_hooks={}, _backward_pre_hooks={})
+            vars(module).update(training=training, _backward_hooks={}, _backward_pre_hooks={})
         yield
     finally:
         for module, attributes, contents in saved:
