@@ -53,6 +53,15 @@ def shape_of(tensor: Any) -> str:
     return "×".join(map(str, getattr(tensor, "shape", tensor))) or "a scalar"
 
 
+def printable(text: str) -> str:
+    """Return the text on one line that no terminal takes for commands: what cannot be printed becomes an escape.
+
+    >>> printable("a\\nb – \\x1b[2J")
+    'a\\\\nb – \\\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def plain_text(table: Any) -> str:
     """Return what rich would print, without colours and spaces at the end of lines.
 

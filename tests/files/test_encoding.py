@@ -109,11 +109,28 @@ def test_bytes_that_no_mask_has(encoding: str, data: Tensor, shape: tuple, messa
 def test_pack_checks_what_it_unpacks() -> None:
     masks = {"b": random_mask((4, 5), 0.5), "a": random_mask((2000,), 0.01), "c": torch.tensor(True)}
     tensors, layout = pack(masks)
-    assert equal(masks, unpack({**tensors, "other": torch.ones(2)}, layout))
-    for entry in ({**layout["a"], "kept": 5}, {**layout["a"], "shape": None}, {"shape": [2000]}, None):
+    assert equal(masks, unpack(tensors, layout))
+    changes = [
+        dict(kept=5),
+        dict(kept="5"),
+        dict(kept=True),
+        dict(shape=None),
+        dict(shape=[2000.0]),
+        dict(shape=[True]),
+    ]
+    changes += [
+        dict(shape=[2**40, 2**40]),
+        dict(shape=[2**62, 2, 0]),
+        dict(shape=[-2000]),
+        dict(encoding=[]),
+        dict(a=1),
+    ]
+    for entry in [*({**layout["a"], **change} for change in changes), {"shape": [2000]}, None, []]:
         with pytest.raises(ValueError, match="the mask of a is damaged: "):
-            unpack(tensors, {**layout, "a": entry})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match="the mask of c"):
+            unpack(tensors, {**layout, "a": entry})
+    with pytest.raises(ValueError, match="the mask of c is damaged: its bytes are missing"):
         unpack({name: tensors[name] for name in "ab"}, layout)
+    with pytest.raises(ValueError, match="it holds other, which the layout of its masks does not list"):
+        unpack({**tensors, "other": torch.ones(2)}, layout)
     with pytest.raises(ValueError, match=r"of w has the type torch.float32; masks must be bool"):
         pack({"w": torch.ones(2)})

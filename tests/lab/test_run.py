@@ -153,11 +153,14 @@ def test_a_strangers_masks_are_trained_and_accounted_for(short, options, tmp_pat
     model = Network(short, options, torch.device("cpu")).model
     masks = {name: torch.arange(w.numel()).view(w.shape) % 2 == 0 for name, w in bb.prunable(model).items()}
     path = tmp_path / "theirs"
-    save_masks(masks, path)
+    total, kept = (sum(int(f(mask)) for mask in masks.values()) for f in (torch.numel, torch.sum))
+    claims = dict(prunable=total, kept=kept, sparsity=1 - kept / total, effective=1, effective_sparsity=1 - 1 / total)
+    save_masks(masks, path, account=claims, collapsed=["claimed"])
     experiment = trained_from(path, short, sparsity=0.5, epochs=1)
     result = result_of(run(experiment, replace(options, mask=path)))
-    assert result["kept"] == sum(int(mask.sum()) for mask in masks.values())
-    assert result["effective"] is not None
+    assert result["kept"] == kept
+    assert result["effective"] > 1  # it is counted, not believed
+    assert result["collapsed"] == []
     assert result["found_for_these_weights"] is False
     load_weights(options.folder(experiment) / "weights.safetensors", model)
     bb.audit(model, masks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,7 +16,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..version import __version__
-from ..words import shape_of
+from ..words import printable, shape_of
+from .header import shown, typed
 
 Path = str | os.PathLike[str]
 
@@ -113,36 +115,55 @@ def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[s
             raise ValueError(f"{name} is truncated: it ends inside its header")
         try:
             header = json.loads(text)
-            metadata = header.get("__metadata__", {})
-            stored_kind = metadata.get("format")
+            metadata = typed("its metadata", header.get("__metadata__", {}), "dict[str, str]")
         except (ValueError, AttributeError, RecursionError):
             raise ValueError(f"{name} is not a safetensors file, or its header is damaged") from None
-        if stored_kind != kind:
-            raise ValueError(f"{name} is a safetensors file, but not a {kind} file (its format is {stored_kind!r})")
-        if (number := str(metadata.get("version"))).isdecimal() and int(number) > version:
+        if metadata.get("format") != kind:
+            stored_kind = shown(metadata.get("format"))
+            raise ValueError(f"{name} is a safetensors file, but not a {kind} file (its format is {stored_kind})")
+        number = metadata.get("version", "")
+        if not re.fullmatch("[1-9][0-9]{0,8}", number):
+            raise ValueError(f"{name} is not a valid {kind} file: its version {shown(number)} is not a number")
+        if int(number) > version:
             raise ValueError(
                 f"{name} is a {kind} file of version {number}, and barebones {__version__} reads up to version "
-                f"{version}; it was written by barebones {metadata.get('library')}; upgrade to that version"
+                f"{version}; it was written by barebones {printable(metadata.get('library', '?'))}; upgrade to that "
+                "version"
             )
         file.seek(0)
         blob = file.read()
-    checksum = str(metadata.get("sha256"))
-    if _checksum(start, text.replace(_seal(checksum), _seal(BLANK), 1), memoryview(blob)[8 + length :]) != checksum:
+    checksum = metadata.get("sha256", "")
+    sealed = _seal(checksum) if re.fullmatch("[0-9a-f]{64}", checksum) else b""
+    data = memoryview(blob)[8 + length :]
+    if not sealed or _checksum(start, text.replace(sealed, _seal(BLANK), 1), data) != checksum:
         raise ValueError(f"{name} is truncated or damaged: its checksum does not match its content")
     try:
+        about = typed("its about", json.loads(metadata["about"]), "dict[str, Any]")
+        json.dumps(about, allow_nan=False, ensure_ascii=False).encode()  # as `write` does, and text that can be printed
         tensors = load(blob)  # in random order
-        return {name: tensors[name] for name in header if name in tensors}, dict(json.loads(metadata["about"]))
-    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is not a valid {kind} file ({error!r})") from None
+        return {name: tensors[name] for name in header if name in tensors}, about
+    except (SafetensorError, KeyError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{name} is not a valid {kind} file ({printable(repr(error))})") from None
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Name the file in a `ValueError` about its content."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from None
 
 
 def differences(
-    stored: Mapping[str, Tensor],
+    stored: Mapping[str, Any],
     expected: Mapping[str, Tensor],
     required: Iterable[str],
-    describe: Callable[[Tensor], str] = shape_of,
+    describe: Callable[[Any], str] = shape_of,
 ) -> list[str]:
     """List where the tensors of a file differ from those of a model, of which the `required` ones must be stored.
+
+    Of the stored ones only what `describe` reads is needed, by default the shape.
 
     >>> import torch
     >>> model = {"a": torch.ones(2), "b": torch.ones(3)}
@@ -155,7 +176,7 @@ def differences(
             lines += [f"{name} (not in the file)"] if name in must_have else []
         elif (in_file := describe(stored[name])) != (in_model := describe(expected[name])):
             lines.append(f"{name} ({in_file} in the file, {in_model} in the model)")
-    return lines + [f"{name} (not in the model)" for name in stored if name not in expected]
+    return lines + [f"{printable(name)} (not in the model)" for name in stored if name not in expected]
 
 
 def _seal(checksum: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -15,9 +16,40 @@ from ..scope import Pattern, parameters, prunable
 from ..version import __version__
 from ..words import shortened
 from . import container
-from .encoding import pack, unpack
+from .encoding import Layer, check_size, decoded, layers, pack
+from .header import record, shown
 
 KIND, VERSION = "barebones-masks", 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a mask file says about its masks, checked; every other entry of its `about` belongs to the user."""
+
+    prunable: int
+    kept: int
+    sparsity: float
+    fingerprint: str
+    library: str
+    experiment: dict[str, Any] | None = None  # the settings of the run that found the masks
+    account: dict[str, Any] | None = None  # the fields of `Counts`
+    collapsed: list[str] | None = None  # the layers that cut the network
+    seconds: float | None = None  # that it took to find the masks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What a run counts of its masks and stores with them."""
+
+    prunable: int
+    kept: int
+    effective: int | None = None
+    sparsity: float
+    effective_sparsity: float | None = None
+    flops_dense: int | None = None
+    flops_effective: int | None = None
+    flops_shrunk: int | None = None
+    not_followed: str | None = None  # why there are no effective weights and no FLOPs
 
 
 def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) -> None:
@@ -37,8 +69,9 @@ def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) 
     tensors, layout = pack(masks)
     total, kept = size(masks), sum(entry["kept"] for entry in layout.values())
     counts = {"prunable": total, "kept": kept, "fingerprint": fingerprint(masks), "library": __version__}
-    header = {"sparsity": (total - kept) / max(total, 1), **about, **counts, "layout": layout}
-    container.write(path, tensors, KIND, VERSION, header)
+    header = {"sparsity": (total - kept) / max(total, 1), **about, **counts}
+    _check(header, layers(tensors, layout))
+    container.write(path, tensors, KIND, VERSION, header | {"layout": layout})
 
 
 def load_masks(
@@ -47,7 +80,8 @@ def load_masks(
     """Return the masks of a file and its `about`; with a model, the masks are on the devices of its parameters.
 
     If the model does not match, a `ValueError` says where: every mask needs a parameter of the same name and shape,
-    and every prunable weight needs a mask. `scope` and `exclude` define what is prunable, as for `prune`.
+    and every prunable weight needs a mask. `scope` and `exclude` define what is prunable, as for `prune`. Without a
+    model, a file may not need far more memory than it has bytes (see `encoding.check_size`).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -57,19 +91,54 @@ def load_masks(
     (4, 2)
     """
     tensors, about = container.read(path, KIND, VERSION)
-    try:
-        masks = unpack(tensors, about.pop("layout", None))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    if model is None:
-        return masks, about
+    with container.named(path):
+        stored = layers(tensors, about.pop("layout", None))
+        about |= _check(about, stored)
+        if model is None:
+            check_size(sum(layer.total for layer in stored.values()), size(tensors))
+            return decoded(tensors, stored), about
     weights, named = prunable(model, scope, exclude), parameters(model)
-    if differing := container.differences(masks, named, required=weights):
-        hint = "; if only some weights have masks, pass scope= or exclude=" if masks.keys() < weights.keys() else ""
+    if differing := container.differences(stored, named, required=weights):
+        hint = "; if only some weights have masks, pass scope= or exclude=" if stored.keys() < weights.keys() else ""
         raise ValueError(
             f"{path} does not match the model; {len(differing)} of the parameters differ: {shortened(differing)}{hint}"
         )
+    with container.named(path):
+        masks = decoded(tensors, stored)
     return Masks({name: mask.to(named[name].device) for name, mask in masks.items()}), about
+
+
+def check_counts(prunable: int, kept: int, sparsity: float, stored: Mapping[str, Layer]) -> None:
+    """Check the counts in a header against the masks; the sparsity may be any that rounds to the kept weights."""
+    for name, value, actual in (
+        ("prunable", prunable, sum(layer.total for layer in stored.values())),
+        ("kept", kept, sum(layer.kept for layer in stored.values())),
+    ):
+        if value != actual:
+            raise ValueError(f"its header says {name} {shown(value)}, but its masks have {actual}")
+    if not 0 <= sparsity <= 1 or abs((1 - sparsity) * prunable - kept) > 0.5 + 1e-9 * prunable:
+        raise ValueError(f"sparsity {shown(sparsity)} does not fit masks that keep {kept:,} of {prunable:,} weights")
+
+
+def _check(about: Mapping[str, Any], stored: Mapping[str, Layer]) -> dict[str, Any]:
+    """Parse the entries of `about` that the library reads, check them against the masks, and return them."""
+    header = record(Header, about, "its header", others=True)
+    check_counts(header.prunable, header.kept, header.sparsity, stored)
+    if header.fingerprint != fingerprint(stored):
+        raise ValueError("its fingerprint is not that of the names and shapes of its masks")
+    if header.account is None:
+        return {}
+    counts = record(Counts, header.account, "its account")
+    check_counts(counts.prunable, counts.kept, counts.sparsity, stored)
+    effective, sparsity = counts.effective or 0, counts.effective_sparsity
+    if counts.effective is None:
+        fits = sparsity is None
+    else:
+        known = (counts.prunable - effective) / max(counts.prunable, 1)
+        fits = sparsity is not None and 0 <= effective <= counts.kept and abs(sparsity - known) < 1e-9
+    if not fits:
+        raise ValueError(f"its account has {effective:,} effective weights and effective sparsity {shown(sparsity)}")
+    return {"account": asdict(counts)}
 
 
 def masks_digest(masks: Mapping[str, Tensor]) -> str:
@@ -80,11 +149,11 @@ def masks_digest(masks: Mapping[str, Tensor]) -> str:
     """
     digest = sha256(fingerprint(masks).encode())
     for name in sorted(masks):
-        digest.update(masks[name].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(memoryview(masks[name].cpu().reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
     return digest.hexdigest()
 
 
-def fingerprint(weights: Mapping[str, Tensor]) -> str:
+def fingerprint(weights: Mapping[str, Any]) -> str:
     """Return a digest of names and shapes in any order: masks and the weights they belong to have the same.
 
     >>> fingerprint({"w": torch.zeros(2, 3)})[:8], fingerprint({"w": torch.zeros(3, 2)})[:8]

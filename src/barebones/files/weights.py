@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -11,12 +12,26 @@ from torch import Tensor, nn
 from ..masks import Masks, size
 from ..running.precision import INTEGER
 from ..scope import bare, matched
-from ..words import shape_of, shortened
+from ..words import printable, shape_of, shortened
 from . import container
-from .encoding import pack, unpack
+from .encoding import Layer, check_size, decoded, layers, pack
+from .header import record
+from .masks import check_counts, fingerprint
 
 KIND, VERSION = "barebones-sparse", 1
 MASK, VALUES, WHOLE = "mask ", "values ", "whole "  # the prefixes of tensor names; the parameter's name follows
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a weight file says about its tensors, checked; every other entry of its `about` belongs to the user."""
+
+    prunable: int
+    kept: int
+    sparsity: float
+    layout: dict[str, Any]
+    tied: dict[str, str]
+    fingerprint: str | None = None  # of the names and shapes of all tensors; older files have none
 
 
 class Weights(NamedTuple):
@@ -65,6 +80,7 @@ def save_weights(model: nn.Module, masks: Mapping[str, Tensor], path: container.
             tensors[WHOLE + name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     total, kept = size(masks), sum(entry["kept"] for entry in layout.values())
     counts = {"sparsity": (total - kept) / max(total, 1), "prunable": total, "kept": kept}
+    counts["fingerprint"] = fingerprint(state | {name: state[first] for name, first in tied.items()})
     container.write(path, tensors, KIND, VERSION, about | counts | {"layout": layout, "tied": tied})
 
 
@@ -83,20 +99,26 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
     (2, ['bias', 'weight'], [[True, False], [False, True]], 0.5)
     """
     tensors, about = container.read(path, KIND, VERSION)
-    try:
-        encoded = {name.removeprefix(MASK): data for name, data in tensors.items() if name.startswith(MASK)}
-        masks = unpack(encoded, about.pop("layout", None))
-        state = _decoded(tensors, masks, about.pop("tied", None))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    if model is None:
-        return Weights(state, masks, about)
+    with container.named(path):
+        header = record(Header, about, "its header", others=True)
+        del about["layout"], about["tied"]
+        stored = layers(_with_prefix(tensors, MASK), header.layout)
+        check_counts(header.prunable, header.kept, header.sparsity, stored)
+        forms = _forms(tensors, stored, header.tied)
+        if header.fingerprint not in (None, fingerprint(forms)):
+            raise ValueError("its fingerprint is not that of the names and shapes of its tensors")
+        if model is None:
+            needed = sum(layer.total * (1 + forms[name].dtype.itemsize) for name, layer in stored.items())
+            check_size(needed, sum(tensor.nbytes for tensor in tensors.values()))
+            return Weights(*_decoded(tensors, stored, header.tied), about)
     named, tied = _state_of(model)
     expected = named | {name: named[first] for name, first in tied.items()}
-    if differing := container.differences(state, expected, expected, _shape_and_type):
+    if differing := container.differences(forms, expected, expected, _shape_and_type):
         raise ValueError(f"{path} does not match the model: {shortened(differing)}")
     if meta := [name for name, tensor in named.items() if tensor.is_meta]:
         raise ValueError(f"{shortened(meta)}: on the meta device; move the model with to_empty() before loading {path}")
+    with container.named(path):
+        state, masks = _decoded(tensors, stored, header.tied)
     with torch.no_grad():
         for name, tensor in named.items():
             tensor.copy_(state[name])
@@ -138,19 +160,46 @@ def _state_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return named, tied
 
 
-def _decoded(tensors: Mapping[str, Tensor], masks: Masks, tied: Any) -> dict[str, Tensor]:
-    """Return the state dict that the tensors of a file encode."""
-    state = {name.removeprefix(WHOLE): tensor for name, tensor in tensors.items() if name.startswith(WHOLE)}
+class _Form(NamedTuple):
+    """The shape and type of a tensor that is not decoded yet."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+
+
+def _forms(tensors: Mapping[str, Tensor], stored: Mapping[str, Layer], tied: Mapping[str, str]) -> dict[str, _Form]:
+    """Check that the tensors of a file fit together, and return the form of each one that they stand for."""
+    forms = {name: _Form(tensor.shape, tensor.dtype) for name, tensor in _with_prefix(tensors, WHOLE).items()}
+    values = _with_prefix(tensors, VALUES)
+    if unknown := [name for name in tensors if not name.startswith((MASK, VALUES, WHOLE))]:
+        raise ValueError(f"it holds {shortened(map(printable, unknown))}, which no weight file has")
+    for name in {**stored, **values}:
+        data, layer = values.get(name), stored.get(name)
+        if data is None or layer is None or data.dim() != 1 or data.numel() != layer.kept or name in forms:
+            raise ValueError(f"the values of {printable(name)} are damaged: they do not match its mask")
+        if data.is_complex():
+            raise ValueError(f"the values of {printable(name)} are complex; a weight file holds none")
+    forms |= {name: _Form(layer.shape, values[name].dtype) for name, layer in stored.items()}
+    if any(first not in forms or name in forms for name, first in tied.items()):
+        raise ValueError("the list of its tied weights is damaged: each must name one that is stored")
+    return forms | {name: forms[first] for name, first in tied.items()}
+
+
+def _decoded(
+    tensors: Mapping[str, Tensor], stored: Mapping[str, Layer], tied: Mapping[str, str]
+) -> tuple[dict[str, Tensor], Masks]:
+    """Return the state dict and the masks that the tensors of a file encode."""
+    masks = decoded(_with_prefix(tensors, MASK), stored)
+    state = _with_prefix(tensors, WHOLE)
     for name, mask in masks.items():
-        values = tensors.get(VALUES + name)
-        if values is None or values.dim() != 1 or values.numel() != mask.count_nonzero() or name in state:
-            raise ValueError(f"the values of {name} are damaged: they do not match its mask")
-        weight = torch.zeros(mask.shape, dtype=values.dtype, device="cpu")
-        _integers(weight)[mask] = _integers(values)
-        state[name] = weight
-    if not isinstance(tied, dict) or not all(first in state for first in tied.values()):
-        raise ValueError("the list of its tied weights is missing or damaged")
-    return state | {name: state[first] for name, first in tied.items()}
+        values = tensors[VALUES + name]
+        state[name] = torch.zeros(mask.shape, dtype=values.dtype, device="cpu")
+        _integers(state[name])[mask] = _integers(values)
+    return state | {name: state[first] for name, first in tied.items()}, masks
+
+
+def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _integers(tensor: Tensor) -> Tensor:
@@ -166,5 +215,5 @@ def _why_not(tensor: Tensor) -> str:
     return "it is complex" if tensor.is_complex() else ""
 
 
-def _shape_and_type(tensor: Tensor) -> str:
+def _shape_and_type(tensor: Tensor | _Form) -> str:
     return f"{shape_of(tensor)} of {str(tensor.dtype).removeprefix('torch.')}"

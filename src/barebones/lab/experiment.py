@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from ..data import DATA
+from ..files.header import typed
 from ..models import MODELS, SCHEMES
 from ..pruning.gradients import LOSSES
 from ..pruning.gradients import PRECISIONS as SCORING_PRECISIONS
@@ -186,7 +187,7 @@ class Experiment:
             if name not in known:
                 hint = did_you_mean(name, known) or "."
                 raise ValueError(f"an experiment has no {name!r}{hint} It has {', '.join(known)}")
-        checked = {name: _typed(known[name], value) for name, value in values.items()}
+        checked = {name: typed(_option_name(name), value, str(known[name].type)) for name, value in values.items()}
         return {name: checked.get(name, option.default) for name, option in known.items()}
 
     def is_record(self, values: Any) -> bool:
@@ -195,18 +196,6 @@ class Experiment:
             return isinstance(values, Mapping) and Experiment.settings(values) == self.to_dict()
         except ValueError:
             return False
-
-
-def _typed(option: Any, value: Any) -> Any:
-    """Return the value if it has the option's type, otherwise raise an error. A float may be a whole number."""
-    type_name, _, optional = option.type.partition(" | ")
-    if value is None and (optional or option.default is None):
-        return None
-    accepted = (int, float) if type_name == "float" else TYPES[type_name]
-    if not isinstance(value, accepted) or (type_name != "bool" and isinstance(value, bool)):
-        kind = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}[type_name]
-        raise ValueError(f"{_option_name(option.name)} {value!r} is not {kind}")
-    return value
 
 
 def _option_name(name: str) -> str:

@@ -85,7 +85,7 @@ class Stages:
         (self.folder / ROUND).unlink(missing_ok=True)
         masks, about = maskfile.load_masks(path, self.model)
         masks = Masks({name: mask.to(self.network.device) for name, mask in masks.items()})
-        if "account" not in about:  # a mask file that no run has written
+        if experiment.method == FILE or about.get("account") is None:  # what a file says is counted here again
             about["account"], about["collapsed"] = _account(self.model, masks, self.data)
         if experiment.method == FILE:  # training other initial weights is allowed, but reported
             weights = int(Probe(self.model).weights_digest()) % 2**64
@@ -158,11 +158,11 @@ class Stages:
             "test": asdict(test),
             "best_validation": training.best and asdict(training.best),
             **about["account"],
-            "collapsed": about["collapsed"],
+            "collapsed": about.get("collapsed") or [],
             "found_for_these_weights": about.get("found_for_these_weights", True),
             "seconds": {
                 "pretrain": sum(line["seconds"] for line in lines if line["stage"] == "pretrain"),
-                "prune": about.get("seconds", 0.0),
+                "prune": about.get("seconds") or 0.0,
                 "train": sum(line["seconds"] for line in lines if line["stage"] == "train"),
             },
             "plan": asdict(plan),

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..files import container as files
-from ..files import masks as maskfile
+from ..files.encoding import pack, unpack
+from ..files.header import record
 from ..masks import Masks, copied
 from .counts import Counted, check_finite
 
@@ -108,7 +109,7 @@ class Round:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the round, atomically, as a safetensors file from which `rounds` can continue."""
         self.check()
-        tensors, layout = maskfile.pack(self.masks)
+        tensors, layout = pack(self.masks)
         about = {
             "index": self.index,
             "keep": self.keep,
@@ -124,10 +125,37 @@ class Round:
     def load(cls, path: str | PathLike[str]) -> Round:
         """Read a file that `save` wrote."""
         tensors, about = files.read(path, FORMAT, VERSION)
-        masks = maskfile.unpack(tensors, about["layout"])
+        with files.named(path):
+            header = record(_Header, about, "its header", others=True)
+            masks = unpack(tensors, header.layout)
+            kept = [int(mask.count_nonzero()) for mask in masks.values()]
+            counted = _counted(header, len(masks))
+            if header.index < 0 or header.keep != sum(kept) or counted.unpack().layers != kept:
+                raise ValueError("its header is damaged: its counts are not those of its masks")
+        return cls(header.index, header.keep, masks, header.seconds, header.plan, counted)
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What the file of a round says about it, checked."""
+
+    index: int
+    keep: int
+    seconds: float
+    plan: dict[str, Any]
+    layout: dict[str, Any]
+    counts: list[int]
+    measures: list[str]
+
+
+def _counted(header: _Header, layers: int) -> Counted:
+    try:
         counted = Counted(
-            integers=torch.tensor(about["counts"], dtype=torch.int64, device="cpu"),
-            floats=torch.tensor([*map(float.fromhex, about["measures"])], dtype=torch.float64, device="cpu"),
-            not_finite=torch.zeros(1 + len(masks), dtype=torch.bool, device="cpu"),  # `save` refuses other rounds
+            integers=torch.tensor(header.counts, dtype=torch.int64, device="cpu"),
+            floats=torch.tensor([*map(float.fromhex, header.measures)], dtype=torch.float64, device="cpu"),
+            not_finite=torch.zeros(1 + layers, dtype=torch.bool, device="cpu"),  # `save` refuses other rounds
         )
-        return cls(about["index"], about["keep"], masks, about["seconds"], about["plan"], counted)
+        counted.unpack()
+    except (ValueError, OverflowError, RuntimeError) as error:  # too few numbers, or one that is too large
+        raise ValueError(f"its header is damaged: {error}") from None
+    return counted
