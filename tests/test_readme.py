@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 def test_the_examples_run_as_written(tmp_path):
     first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len([line for line in first.splitlines() if line.strip()]) == 15
-    code = first + (second if find_spec("torch_pruning") else "")  # the second goes on with what the first made
+    code = first + second  # the second goes on with what the first made
     env = {**os.environ, "PYTHONWARNINGS": "error", "COLUMNS": "120"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr

@@ -18,8 +18,6 @@ from barebones.deploy.advice.variants import Variant
 from barebones.lab import stored
 from barebones.lab.experiment import Experiment
 
-pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch) -> None:

@@ -20,13 +20,12 @@ from torch.utils._pytree import tree_map
 from zoo import Net, conv, keep_all
 
 import barebones as bb
-from barebones.deploy.shrink import network, trials
+from barebones.deploy.shrink import trials
 from barebones.deploy.shrink.removal import Removal
 from barebones.paths import effective
 from barebones.running.inputs import call, tensors
 from barebones.scope import parameters
 
-pytest.importorskip("torch_pruning", reason="shrink needs Torch-Pruning")
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning"),
@@ -282,8 +281,6 @@ def test_what_cannot_be_done_is_an_error_of_one_sentence(monkeypatch):
     noisy = lambda net, x: net.second(torch.relu(net.first(x))) + torch.rand(3, generator=noise)
     random = Net(noisy, first=nn.Linear(4, 6), second=nn.Linear(6, 3))
     refused("random", random, {"first.weight": torch.arange(24).view(6, 4) < 12}, x)
-    monkeypatch.setattr(network, "find_spec", lambda name: None)
-    refused(r"pip install \"barebones\[shrink\]\"", model, masks, x, error=ModuleNotFoundError)
 
 
 @pytest.mark.parametrize("scale", [1, 1e-14])

@@ -21,7 +21,6 @@ from zoo import Beside, Net, conv, keep_all
 import barebones as bb
 from barebones.deploy.shrink import LayerPlan
 
-pytest.importorskip("torch_pruning", reason="shrink needs Torch-Pruning")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 IMAGE = (4, 2, 8, 8)
@@ -334,7 +333,8 @@ CASES: dict[str, Case] = {
             nn.Conv1d(2, 6, 3, padding=1), nn.ReLU(), nn.Conv1d(6, 4, 3, padding=1, padding_mode="circular"), nn.ReLU(),
             nn.Conv1d(4, 2, 1),
         ),
-        (2, 2, 9), [("0.weight", S[:2]), ("4.weight", S[:, 0])], {"0": (6, 2)},
+        (2, 2, 9), [("0.weight", S[:2]), ("4.weight", S[:, 0])], {"0": (4, 2), "2": (3, 4)},
+        {"2": 1},  # the other constant is zero behind the ReLU
     ),
     "computed weights": Case(
         lambda: nn.Sequential(

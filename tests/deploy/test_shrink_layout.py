@@ -16,7 +16,6 @@ from zoo import Net, conv, keep_all
 import barebones as bb
 from barebones.scope import parameters
 
-pytest.importorskip("torch_pruning", reason="shrink needs Torch-Pruning")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LAST = torch.channels_last

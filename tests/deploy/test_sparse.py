@@ -116,7 +116,6 @@ def test_shrunk_and_channels_last_models_have_sparse_layers(kind, monkeypatch):
     model, x = zoo.build("resnet")
     masks = zoo.draw_masks("resnet", model, density=0.3)
     if kind == "shrunk":
-        pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
         small = shrink(model, masks, x)
         sparse = sparsify_for_cpu(small.module, small.masks, x)
     else:

@@ -319,7 +319,6 @@ def test_lanes_train_side_by_side_as_alone():
 
 
 def test_a_network_shrinks_on_the_device():
-    pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
     model = network().cuda()
     generator = torch.Generator().manual_seed(0)
     masks = {n: (torch.rand(p.shape, generator=generator) < 0.1).cuda() for n, p in bb.prunable(model).items()}

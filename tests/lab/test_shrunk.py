@@ -9,7 +9,6 @@ from lab_runs import interrupted
 from torch import nn
 
 import barebones as bb
-from barebones.deploy.shrink import network
 from barebones.files import masks as maskfile
 from barebones.files.weights import load_weights
 from barebones.lab import show
@@ -18,8 +17,6 @@ from barebones.lab.experiment import Experiment
 from barebones.lab.network import Network
 from barebones.lab.run import RunOptions, result_of, run
 from barebones.lab.training import evaluate
-
-pytest.importorskip("torch_pruning", reason="shrinking needs Torch-Pruning")
 
 
 @pytest.fixture(autouse=True)
@@ -114,10 +111,3 @@ def test_networks_to_train_are_channels_last_where_they_can_be():
 class Rows(nn.Module):
     def forward(self, x):
         return x.view(len(x), -1)
-
-
-def test_without_torch_pruning_nothing_is_begun(experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr(network, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"barebones\[shrink\]"):
-        result_of(run(experiment, RunOptions(tmp_path / "runs")))
-    assert not (tmp_path / "runs").exists()

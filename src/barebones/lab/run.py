@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..deploy.shrink import require_torch_pruning
 from .experiment import Experiment
 from .folder import CHECKPOINT, finished, reserved
 from .metrics import Line, Metrics
@@ -34,8 +33,6 @@ def run(
     if (result := finished(folder, experiment)) is not None and until == "train":
         (folder / CHECKPOINT).unlink(missing_ok=True)  # left over if the run was killed just before deleting it
         return result
-    if experiment.shrink:
-        require_torch_pruning()
     network = Network(experiment, options, torch.device(options.device))
     with reserved(folder, experiment, network.bytes):
         metrics = Metrics(folder, report, options.tensorboard)

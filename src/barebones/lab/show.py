@@ -81,7 +81,7 @@ def dry_run(requested: Experiment, options: RunOptions) -> Iterator[Table | str]
         batches = f"each with {_count(experiment.batches, 'batch', 'batches')} of {experiment.batch} images"
         data = batches if METHODS[experiment.method].needs_data else "without data"
         yield f"Pruning: {_count(experiment.rounds, 'round')}, {data}."
-    small = ", without the channels that carry no signal (needs Torch-Pruning)" if experiment.shrink else ""
+    small = ", without the channels that carry no signal" if experiment.shrink else ""
     yield f"Training: {_count(experiment.epochs, 'epoch')} on {options.device}{small}."
     folder = options.folder(experiment)
     yield f"The run's folder is {folder}: {progress(folder)}."

@@ -1,6 +1,6 @@
 """Shrinking: a plain, smaller network that computes what the masked one computes."""
 
-from .network import Shrunk, require_torch_pruning, shrink
+from .network import Shrunk, shrink
 from .plan import LayerPlan, ShrinkPlan
 
-__all__ = ["LayerPlan", "ShrinkPlan", "Shrunk", "require_torch_pruning", "shrink"]
+__all__ = ["LayerPlan", "ShrinkPlan", "Shrunk", "shrink"]

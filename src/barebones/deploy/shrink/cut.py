@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...scope import parameters
 from .blank import Blank
+from .coupling import dimension
 
 RemovedChannels = dict[tuple[str, str], Tensor]  # (layer, side) -> one bool per channel
 
@@ -38,7 +39,7 @@ def numbered(model: nn.Module, new_biases: Mapping[str, Tensor]) -> nn.Module:
     return copy
 
 
-def cut(model: nn.Module, removed: RemovedChannels, graph: Any) -> None:
+def cut(model: nn.Module, removed: RemovedChannels) -> None:
     """Remove channels from a numbered model; a layer that is left with no input or output becomes a `Blank`."""
     layers = dict(model.named_modules())
     for name in dict.fromkeys(name for name, _ in removed):
@@ -52,10 +53,35 @@ def cut(model: nn.Module, removed: RemovedChannels, graph: Any) -> None:
         elif getattr(layers[name], "groups", 1) > 1 and "both" not in sides:
             _cut_grouped(layers[name], sides)
         else:
-            pruner = graph.get_pruner_of_module(layers[name])
             for side, mask in sides.items():
-                remove = pruner.prune_in_channels if side == "in" else pruner.prune_out_channels
-                remove(layers[name], mask.nonzero().flatten().tolist())
+                _cut_layer(layers[name], side, (~mask).nonzero().flatten())
+
+
+# The attributes in which layers store their widths: of inputs, and of outputs.
+WIDTHS = {
+    "in": ("in_features", "in_channels"),
+    "out": ("out_features", "out_channels", "embedding_dim"),
+    "both": ("num_features", "num_parameters", "in_channels", "out_channels", "groups"),
+}
+
+
+def _cut_layer(layer: Any, side: str, kept: Tensor) -> None:
+    """Keep these channels of one side of a layer."""
+    inputs_first = getattr(layer, "transposed", False)
+    dim = int((side == "in") != inputs_first) if side != "both" else 0
+    if isinstance(layer, nn.Embedding):
+        dim = 1
+    if layer.weight is not None:
+        layer.weight = nn.Parameter(layer.weight.data.index_select(dim, kept))
+    if side != "in":
+        for name in ("bias", "running_mean", "running_var"):
+            values = getattr(layer, name, None)
+            if values is not None:
+                fewer = values.data.index_select(0, kept)
+                setattr(layer, name, nn.Parameter(fewer) if isinstance(values, nn.Parameter) else fewer)
+    for name in WIDTHS[side]:
+        if hasattr(layer, name):
+            setattr(layer, name, len(kept))
 
 
 def _replace_by_blank(model: nn.Module, name: str, layer: Any, sides: Mapping[str, Tensor]) -> None:
@@ -79,8 +105,8 @@ def _cut_parameter(model: nn.Module, name: str, mask: Tensor) -> None:
     module = model.get_submodule(owner)
     parameter = module._parameters[last]
     assert parameter is not None
-    dim = next(d for d in reversed(range(parameter.dim())) if parameter.shape[d] > 1)  # Torch-Pruning's choice
-    module._parameters[last] = nn.Parameter(parameter.data.index_select(dim, (~mask).nonzero().flatten()))
+    kept = (~mask).nonzero().flatten()
+    module._parameters[last] = nn.Parameter(parameter.data.index_select(dimension(parameter), kept))
 
 
 def _cut_grouped(conv: Any, sides: Mapping[str, Tensor]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -53,14 +52,6 @@ class Shrunk:
         return large
 
 
-def require_torch_pruning() -> None:
-    """Raise an error that says what to install if Torch-Pruning is missing."""
-    if find_spec("torch_pruning") is None:
-        raise ModuleNotFoundError(
-            'shrinking needs Torch-Pruning, which is not installed: pip install "barebones[shrink]"'
-        )
-
-
 def shrink(
     model: nn.Module,
     masks: Mapping[str, Tensor],
@@ -89,9 +80,6 @@ def shrink(
     - `example` is what the model is called with: an input, a tuple of arguments, a dict of them by name, or
       (args, kwargs). A batch of two is enough.
 
-    Shrinking needs Torch-Pruning, which finds the channels that can only be removed together:
-    `pip install "barebones[shrink]"`.
-
     >>> net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
     >>> masks = {"0.weight": torch.arange(32).view(8, 4) < 12, "2.weight": torch.ones(2, 8) > 0}
     >>> small = shrink(net, masks, torch.randn(2, 4))
@@ -100,7 +88,6 @@ def shrink(
     >>> small
     Shrunk(parameters 50 → 20, 18 weights kept)
     """
-    require_torch_pruning()
     if type(multiple_of) is not int or multiple_of < 1:
         raise ValueError(f"multiple_of must be a whole number of channels, 1 or more, not {multiple_of}")
     with torch.inference_mode(False):
@@ -111,7 +98,7 @@ def shrink(
         exact, exact_example = _in_float64(large, example)
         comparison = Comparison.for_network(exact, exact_example)
         try:
-            coupling = find_coupling(copy_sharing_parameters(exact), exact_example)
+            coupling = find_coupling(exact, exact_example, (False, True) if comparison.trains else (False,))
         except Exception as error:
             raise ValueError(f"could not find the coupled channels of {type(model).__name__}: {error}") from error
         reasons: dict[str, str] = {}

@@ -43,7 +43,7 @@ class ChannelReader:
     def foldable(self) -> Tensor:
         """The input channels whose constant can be replaced: it adds the same to every position, as a bias does."""
         constant = ~self.reached & self.constant.isfinite()
-        can = _unpadded(self.layer) and not self.bias_pruned and (self.has_bias or not self.constants_can_move)
+        can = _pads_no_zeros(self.layer) and not self.bias_pruned and (self.has_bias or not self.constants_can_move)
         return constant if can else torch.zeros_like(constant)
 
     @property
@@ -65,14 +65,18 @@ class ChannelReader:
         return replace(self, constant=torch.where(self.reached, self.constant, 0.0))
 
 
-def _unpadded(layer: nn.Module) -> bool:
-    """Whether the layer does not pad its input. Always false for transposed and grouped convolutions."""
+def _pads_no_zeros(layer: nn.Module) -> bool:
+    """Whether a constant input adds the same at every position, since no zeros are padded.
+
+    Always false for transposed and grouped convolutions.
+    """
     if isinstance(layer, nn.Linear):
         return True
     if not isinstance(layer, nn.modules.conv._ConvNd) or layer.transposed or layer.groups > 1:
         return False
     padding: Any = layer.padding
-    return padding == "valid" or (not isinstance(padding, str) and not any(padding))
+    without_padding = padding == "valid" or (not isinstance(padding, str) and not any(padding))
+    return without_padding or layer.padding_mode != "zeros"
 
 
 def readers(

@@ -66,21 +66,13 @@ class Trials:
                 f"({reason}); is its output random, or does it depend on earlier calls?"
             ) from reason
         for slot, groups in self._coupled_layers():
-            if not pinned[groups].any():
-                continue
-            certain = pinned.clone()
-            certain[groups] = uncertain[groups]
-            if not torch.equal(certain, pinned):
+            if pinned[groups].any():
+                free = pinned.clone()
+                free[groups] = False
                 try:
-                    trial, pinned = self.attempt(certain, at_least), certain
+                    trial, pinned = self.attempt(free, at_least), free
                 except Unusable as error:
                     self.left[slot.name] = str(error)
-            for without_heads in self._heads(slot, groups, pinned):
-                try:
-                    trial, pinned = self.attempt(without_heads, at_least), without_heads
-                    break
-                except Unusable:
-                    continue
         return trial
 
     def attempt(self, pinned: Tensor, at_least: int) -> Trial:
@@ -90,7 +82,7 @@ class Trials:
         shifts, counts = folded_constants(self.coupling, self.reading, removal)
         small = numbered(self.model, shifts)
         try:
-            cut(small, removed, self.coupling.graph)
+            cut(small, removed)
         except Exception as error:  # for example a layer whose weights are computed
             raise Unusable(f"it cannot be cut ({first_line(error)})") from error
         names = {id(module): f"{path}.bias".lstrip(".") for path, module in layers(self.model)}
@@ -108,20 +100,3 @@ class Trials:
             if slot.side != "in" and len(groups):
                 done[groups] = True
                 yield slot, groups
-
-    def _heads(self, slot: ChannelSlot, groups: Tensor, pinned: Tensor) -> Iterator[Tensor]:
-        """Yield the groups to pin so that whole attention heads are removed.
-
-        A head is a block of idle channels. Its size is not known, so all divisors are tried, the smallest first.
-        """
-        if not self.coupling.uncertain[groups].any():
-            return
-        channels, free = self.coupling.groups(slot), pinned.clone()
-        free[groups] = False
-        idle = choose(self.coupling, self.reading, free, 1, 0).idle[channels]
-        for width in (w for w in range(2, slot.size) if slot.size % w == 0):
-            blocks = idle.view(-1, width).all(1)
-            if blocks.any() and not blocks.all():
-                without_heads = pinned.clone()
-                without_heads[channels.view(-1, width)[blocks].flatten()] = False
-                yield without_heads
