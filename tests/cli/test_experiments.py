@@ -124,7 +124,7 @@ def test_train_trains_the_masks_of_prune_as_run_does(mask, command, tiny):
     masks, about = load_masks(mask)
     assert sum(int(mask.sum()) for mask in masks.values()) == 119
     assert about["experiment"]["method"] == "force"
-    trained = command("train", "--mask", mask, "--device", "cpu")
+    trained = command("train", "--mask", mask, "--trust", "--device", "cpu")
     assert trained.code == 0
     assert "Test accuracy after the last epoch" in trained.out
     assert "found for other initial weights" not in trained.out
@@ -132,7 +132,7 @@ def test_train_trains_the_masks_of_prune_as_run_does(mask, command, tiny):
     first, second = (json.loads(p.read_text()) for p in tiny.rglob("result.json"))
     assert {first["experiment"]["method"], second["experiment"]["method"]} == {"force", "file"}
     assert (first["weights"], first["test"]) == (second["weights"], second["test"])
-    seeded = command("train", "--mask", mask, "--seed", "5", "--epochs", "0", "--device", "cpu")
+    seeded = command("train", "--mask", mask, *TINY[:2], "--seed", "5", "--epochs", "0", "--device", "cpu")
     assert "These masks were found for other initial weights than the ones trained here." in seeded.out
 
 

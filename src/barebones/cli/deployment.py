@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from torch import nn
 
 from ..accounting import account
 from ..deploy.advice import advise
@@ -15,7 +16,9 @@ from ..deploy.export import format_for, to_sparse
 from ..deploy.shrink import shrink as shrink_network
 from ..files.weights import dense_bytes
 from ..lab import stored
-from .options import Source, SourceData, SourceModel, check_device, check_output, import_from_working_folder
+from ..lab.experiment import Experiment
+from ..masks import Masks
+from .options import Source, SourceData, SourceModel, Trust, check_device, check_output, import_from_working_folder
 from .output import say
 
 PRECISIONS = ("fp32", "tf32", "bf16")  # of a training step that is measured
@@ -35,6 +38,7 @@ def shrink(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
     model: SourceModel = None,
     data: SourceData = None,
+    trust: Trust = False,
 ) -> None:
     """Show how small a network becomes without the channels that carry no signal.
 
@@ -42,8 +46,7 @@ def shrink(
 
     Example: barebones shrink mask.safetensors
     """
-    import_from_working_folder()
-    experiment, network, masks = stored.load(source, model, data)
+    experiment, network, masks = _load(source, model, data, trust)
     example = stored.example(experiment)
     small = shrink_network(network, masks, example, multiple_of=multiple_of, before_training=before_training)
     dense, shrunk = account(network, masks, example[:1]).flops_dense, account(small.module, {}, example[:1]).flops_dense
@@ -65,6 +68,7 @@ def export(
     fold: Annotated[bool, typer.Option(help="Fold batch-norm into the layer before it (onnx and torch).")] = True,
     model: SourceModel = None,
     data: SourceData = None,
+    trust: Trust = False,
 ) -> None:
     """Write a sparse network to a file: as ONNX, as a torch.export program, or as a compact file of its weights.
 
@@ -77,8 +81,7 @@ def export(
             "use --shrink with .onnx and .pt2 files, which contain the network itself"
         )
     check_output(out)
-    import_from_working_folder()
-    experiment, network, masks = stored.load(source, model, data)
+    experiment, network, masks = _load(source, model, data, trust)
     example, dense = stored.example(experiment), dense_bytes(network)
     if shrink:
         small = shrink_network(network, masks, example)
@@ -111,6 +114,7 @@ def speed(
     precision: Annotated[str, typer.Option(help=f"Precision of the training step: {', '.join(PRECISIONS)}.")] = "fp32",
     model: SourceModel = None,
     data: SourceData = None,
+    trust: Trust = False,
 ) -> None:
     """Measure whether pruning makes the network faster on this machine.
 
@@ -121,9 +125,13 @@ def speed(
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is unknown; choose fp32, tf32 or bf16")
     device = check_device(device)
-    import_from_working_folder()
-    experiment, network, masks = stored.load(mask, model, data)
+    experiment, network, masks = _load(mask, model, data, trust)
     advise(
         Console(), network, masks, stored.example(experiment), batches=batch or [1, 64], train_batch=train_batch,
         repeats=repeats, device=device, precision=precision,
     )  # fmt: skip
+
+
+def _load(source: Path, model: str | None, data: str | None, trust: bool) -> tuple[Experiment, nn.Module, Masks]:
+    import_from_working_folder(model, trust=trust)
+    return stored.load(source, model, data, trust)

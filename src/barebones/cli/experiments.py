@@ -24,7 +24,7 @@ from ..lab.show import kept, mask_file, run_folder, summary, watching
 from ..lab.stored import experiment_for_mask
 from ..lab.sweep import sweep as run_sweep
 from ..pruning.methods import METHODS
-from .options import DryRun, Jobs, RetryFailed, check_output, import_from_working_folder, split, with_options
+from .options import DryRun, Jobs, RetryFailed, Trust, check_output, import_from_working_folder, split, with_options
 from .output import say
 from .stopping import stoppable
 
@@ -63,6 +63,7 @@ def train(
         Path | None,
         typer.Option(help="Mask file whose pruned weights stay zero; without one, the dense network is trained."),
     ] = None,
+    trust: Trust = False,
     dry_run: DryRun = False,
     **options: Any,
 ) -> None:
@@ -75,7 +76,7 @@ def train(
     if "method" in settings:
         raise ValueError("train does not prune, so --method has no effect; use barebones run")
     if mask is not None:
-        experiment, run_options = experiment_for_mask(mask, settings), replace(run_options, mask=mask)
+        experiment, run_options = experiment_for_mask(mask, settings, trust), replace(run_options, mask=mask)
     elif "sparsity" in settings:
         raise ValueError("without --mask the dense network is trained: leave out --sparsity, or use barebones run")
     else:
@@ -107,7 +108,7 @@ def _perform(
     requested: Experiment, run_options: RunOptions, dry_run: bool, until: str = "train"
 ) -> dict[str, Any] | None:
     """Run an experiment and show its progress; in a dry run only print what it would do, and return None."""
-    import_from_working_folder()
+    import_from_working_folder(requested.model)
     if dry_run:
         console = Console(soft_wrap=True)
         for part in explain(requested, run_options):
@@ -127,6 +128,10 @@ def sweep(
             help=f"A recipe: {', '.join(RECIPES)}; file.py:function; package.module:function; or a .toml or .json grid."
         ),
     ],
+    model: Annotated[
+        list[str] | None, typer.Option(help="Network of your own that a grid may name; repeat the option for several.")
+    ] = None,
+    trust: Trust = False,
     jobs: Jobs = None,
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
@@ -139,8 +144,9 @@ def sweep(
     Example: barebones sweep smoke
     """
     _, run_options = split(options)
-    import_from_working_folder()
-    experiments = dict.fromkeys(experiment.resolved(run_options.device) for experiment in from_recipe(recipe))
+    import_from_working_folder(recipe, *(model or ()), trust=trust)
+    listed = from_recipe(recipe, model or (), trust)
+    experiments = dict.fromkeys(experiment.resolved(run_options.device) for experiment in listed)
     if dry_run:
         for experiment in experiments:
             say(f"{experiment.folder}: {progress(run_options.folder(experiment))}")

@@ -33,8 +33,13 @@ DEFAULTS = {  # what to show for fields of an experiment whose default is None
 }
 
 Source = Annotated[Path, typer.Argument(help="Folder of a finished run; or a mask file, for the untrained network.")]
-SourceModel = Annotated[str | None, typer.Option("--model", help="Network, if the mask file does not name it.")]
+SourceModel = Annotated[
+    str | None, typer.Option("--model", help="Network, if the mask file does not name it, or names code of your own.")
+]
 SourceData = Annotated[str | None, typer.Option("--data", help="Data set, if the mask file does not name it.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import and run code that the file names, such as package.module:factory.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 Jobs = Annotated[
     int | None,
@@ -153,6 +158,11 @@ def check_output(path: Path) -> None:
         raise ValueError(f"there is no folder {path.parent} to write {path.name} into; create it first")
 
 
-def import_from_working_folder() -> None:
-    """Let models and recipes of the user be imported from the working folder, as `python -m` does."""
-    sys.path.insert(0, os.getcwd())
+def import_from_working_folder(*names: str | None, trust: bool = False) -> None:
+    """Let models and recipes of the user be imported from the working folder, as `python -m` does.
+
+    It does nothing unless one of the names is code, or with `trust`: in the folder of a stranger, any import could
+    otherwise find a file of his.
+    """
+    if trust or any(":" in name for name in names if name):
+        sys.path.insert(0, os.getcwd())

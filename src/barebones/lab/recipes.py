@@ -7,7 +7,7 @@ import importlib.util
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +15,7 @@ from typing import Any
 
 from ..words import did_you_mean, unknown
 from .experiment import DENSE, Experiment
+from .trust import check_trusted
 
 Recipe = Callable[[], Iterable[Experiment]]
 
@@ -60,7 +61,7 @@ RECIPES: dict[str, Recipe] = {"smoke": smoke, "cifar10": cifar10, "early-pruning
 IMPORTED: list[str] = []  # the files and modules of recipes that this process has imported; workers import them too
 
 
-def experiments(recipe: str) -> list[Experiment]:
+def experiments(recipe: str, named: Collection[str] = (), trust: bool = False) -> list[Experiment]:
     """Return the experiments of a recipe.
 
     A recipe is one of these:
@@ -69,7 +70,8 @@ def experiments(recipe: str) -> list[Experiment]:
     - `path/to/file.py:function` or `package.module:function`, a function without arguments that returns experiments.
       Its file may register methods of its own in `METHODS`; the workers of a sweep import it as well;
     - a `.toml` or `.json` file whose keys are fields of `Experiment`. A list stands for several values, and all
-      combinations are run. Each table `[[grid]]` is a grid of its own, which adds to the keys above all tables.
+      combinations are run. Each table `[[grid]]` is a grid of its own, which adds to the keys above all tables. Its
+      networks must be in `MODELS` or `named`, unless the file is trusted, because others are code.
 
     >>> len(experiments("smoke"))
     8
@@ -78,6 +80,8 @@ def experiments(recipe: str) -> list[Experiment]:
         listed = list(RECIPES[recipe]())
     elif Path(recipe).suffix.lower() in (".toml", ".json"):
         listed = list(_from_file(Path(recipe)))
+        for experiment in listed:
+            check_trusted(experiment.model, recipe, named, trust)
     elif ":" in recipe:
         listed = _called(recipe)
     else:

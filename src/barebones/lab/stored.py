@@ -12,33 +12,39 @@ from ..data import DATA
 from ..files.masks import load_masks, masks_digest
 from ..files.weights import load_weights
 from ..masks import Masks
+from ..words import printable
 from .experiment import FILE, Experiment
 from .folder import EXPERIMENT, MASK, WEIGHTS, finished, progress, recorded
 from .network import initial_network
+from .trust import check_trusted
 
 FINDING = ("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision")  # how masks are found
 SETTLED = (*FINDING, "loss", "pretrain", "rewind", "sparsity")  # settings that cannot change once there are masks
 
 
-def load(source: Path, model: str | None = None, data: str | None = None) -> tuple[Experiment, nn.Module, Masks]:
+def load(
+    source: Path, model: str | None = None, data: str | None = None, trust: bool = False
+) -> tuple[Experiment, nn.Module, Masks]:
     """Load the experiment, the network and the masks, on the CPU, of a run's folder or of a mask file.
 
     The network of a folder is the trained one, that of a mask file the initial one. `model` and `data` are for mask
-    files that do not name them.
+    files that do not name them. A network that is not one of `MODELS` is code, and it is imported only if `model` names
+    it, or with `trust`.
     """
     if not source.exists():
         raise ValueError(f"there is no file or folder {source}; name a run's folder or a mask file")
     if source.is_dir():
-        if model or data:
-            raise ValueError("the run's folder names its network and data; --model and --data are for mask files")
-        return trained(source)
-    experiment = experiment_for_mask(source, {k: v for k, v in (("model", model), ("data", data)) if v})
+        return trained(source, model, data, trust)
+    experiment = experiment_for_mask(source, {k: v for k, v in (("model", model), ("data", data)) if v}, trust)
     network = initial(experiment)
     return experiment, network, load_masks(source, network)[0]
 
 
-def experiment_for_mask(path: Path, changes: dict[str, Any]) -> Experiment:
-    """Return the experiment that trains the masks of a file: the one that found them, with these settings changed."""
+def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False) -> Experiment:
+    """Return the experiment that trains the masks of a file: the one that found them, with these settings changed.
+
+    Unless the file is trusted, its network must be one of `MODELS` or named in the changes.
+    """
     masks, about = load_masks(path)
     record = about.get("experiment") or {}
     if not record and not {"model", "data"} <= changes.keys():
@@ -52,20 +58,30 @@ def experiment_for_mask(path: Path, changes: dict[str, Any]) -> Experiment:
             f"{path} was found after pretraining; use barebones run, which repeats the pretraining and then trains"
         )
     settings = {"method": FILE, "mask": masks_digest(masks), "sparsity": float(about["sparsity"])}
-    return Experiment.from_dict(finder | dict.fromkeys(FINDING) | settings | changes)
+    experiment = Experiment.from_dict(finder | dict.fromkeys(FINDING) | settings | changes)
+    check_trusted(experiment.model, path, [changes.get("model")], trust)
+    return experiment
 
 
-def trained(folder: Path) -> tuple[Experiment, nn.Module, Masks]:
-    """Return the experiment of a finished run, its trained network and its masks, all on the CPU."""
+def trained(
+    folder: Path, model: str | None = None, data: str | None = None, trust: bool = False
+) -> tuple[Experiment, nn.Module, Masks]:
+    """Return the experiment of a finished run, its trained network and its masks, all on the CPU; see `load`."""
     experiment = Experiment.from_dict(recorded(folder / EXPERIMENT))
+    if model not in (None, experiment.model) or data not in (None, experiment.data):
+        raise ValueError(
+            f"{folder} is a run of {printable(experiment.model)} on {experiment.data}; to name others, --model and "
+            "--data are for mask files"
+        )
+    check_trusted(experiment.model, folder, [model], trust)
     if finished(folder, experiment) is None:
         raise ValueError(
             f"the run in {folder} is not finished ({progress(folder)}); finish it, or name its {MASK} "
             "for the network before training"
         )
-    model = initial(experiment)
-    load_weights(folder / WEIGHTS, model)
-    return experiment, model, load_masks(folder / MASK, model)[0]
+    network = initial(experiment)
+    load_weights(folder / WEIGHTS, network)
+    return experiment, network, load_masks(folder / MASK, network)[0]
 
 
 def initial(experiment: Experiment) -> nn.Module:

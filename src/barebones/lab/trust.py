@@ -1,0 +1,29 @@
+"""Trust: code that a file names is imported only if the user names the same code, or trusts the file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+
+from ..words import printable
+
+
+def check_trusted(model: str, source: Path | str, named: Collection[str | None] = (), trust: bool = False) -> None:
+    """Raise a `ValueError` if a file names a network that is not in `MODELS`, unless it is in `named` or trusted.
+
+    To build such a network is to import and run whatever the file names, so this comes before it.
+
+    >>> check_trusted("vgg19", "mask"), check_trusted("helpers:net", "mask", named=["helpers:net"])
+    (None, None)
+    >>> check_trusted("helpers:net", "mask")
+    Traceback (most recent call last):
+    ValueError: mask asks to import and run helpers:net; if you trust that code, pass --model helpers:net, or --trust
+    to run whatever the file names
+    """
+    if ":" in model and model not in named and not trust:
+        code = printable(model)
+        raise ValueError(
+            f"{source} asks to import and run {code}; if you trust that code, pass --model {shlex.quote(code)}, or "
+            "--trust to run whatever the file names"
+        )

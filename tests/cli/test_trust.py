@@ -1,0 +1,123 @@
+"""Code that a file names runs only if the user names it, too, or trusts the file."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import barebones as bb
+from barebones.files import container
+from barebones.files.masks import KIND, VERSION
+from barebones.lab import recipes, stored
+
+CODE = """
+from pathlib import Path
+from torch import nn
+
+Path("imported").touch()
+
+def net(classes):
+    Path("called").touch()
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))
+"""
+NAME = "code_of_a_stranger:net"
+WAYS = f"asks to import and run {NAME}; if you trust that code, pass --model {NAME}, or --trust to run whatever"
+
+
+@pytest.fixture
+def run(command, tmp_path) -> Path:
+    """Return the folder of a finished run whose network is a stranger's code, which leaves a trace when it runs."""
+    (tmp_path / "code_of_a_stranger.py").write_text(CODE)
+    words = ["--model", NAME, "--data", "digits", "--method", "random", "--sparsity", "0.5", "--epochs", "0"]
+    done = command("run", *words, "--device", "cpu", "--runs", "theirs")
+    assert done.code == 0, done.err
+    (folder,) = (path for path in Path("theirs").iterdir() if path.is_dir())
+    shutil.copy(folder / "mask.safetensors", "mask")
+    Path("grid.toml").write_text(f"model = ['small-vgg', '{NAME}']\ndata = 'digits'\nmethod = 'random'\nepochs = 0\n")
+    forget()
+    return folder
+
+
+def forget() -> None:
+    """Make the stranger's code unknown to this process again, and remove its traces."""
+    sys.modules.pop("code_of_a_stranger", None)
+    sys.path[:] = [folder for folder in sys.path if folder != str(Path.cwd())]
+    for trace in ("imported", "called"):
+        Path(trace).unlink(missing_ok=True)
+
+
+def ran() -> bool:
+    return Path("imported").exists() or Path("called").exists()
+
+
+COMMANDS = [
+    "shrink mask",
+    "shrink RUN --json",
+    "export mask -o out.safetensors",
+    "export RUN -o out.safetensors",
+    "bench speed mask --batch 1 --repeats 1 --train-batch 0",
+    "bench speed RUN --batch 1 --repeats 1 --train-batch 0",
+    "train --mask mask --dry-run --device cpu",
+    "train --mask mask --epochs 0 --device cpu",
+    "sweep grid.toml --dry-run --device cpu",
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_imports_nothing_that_only_a_file_names(words, run, command, mistake):
+    words = words.replace("RUN", str(run)).split()
+    for more in ([], ["--model", "small-vgg"] if words[0] == "sweep" else []):
+        mistake(WAYS, *words, *more)
+        assert not ran()
+        assert str(Path.cwd()) not in sys.path  # nor could any other import find a file beside the stranger's
+    for way in (["--trust"], ["--model", NAME]):
+        if words[:2] != ["bench", "speed"]:  # it takes seconds
+            done = command(*words, *way)
+            assert done.code == 0, done.err
+            assert ran() == (words[0] != "sweep")  # whose dry run builds no network
+        forget()
+        shutil.rmtree("runs", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    "words", ["inspect mask", "inspect RUN", "report theirs", "report RUN", "figure layers --from RUN"]
+)
+def test_commands_that_only_show_files_run_no_code(words, run, command):
+    command(*words.replace("RUN", str(run)).split())
+    assert not ran()
+    assert "code_of_a_stranger" not in sys.modules
+
+
+@pytest.mark.parametrize("model", ["os:abort", "sys:exit", "a\nb:c", "x:y; rm -rf ~"])
+def test_any_name_is_refused_in_one_line(model, run, mistake):
+    tensors, about = container.read("mask", KIND, VERSION)
+    about["experiment"]["model"] = model
+    container.write("mask", tensors, KIND, VERSION, about)
+    mistake("mask asks to import and run ", "train", "--mask", "mask", "--dry-run")
+    mistake("; if you trust that code, pass --model ", "shrink", "mask")
+
+
+def test_another_network_than_that_of_the_run_is_refused(run, mistake):
+    mistake(f"{run} is a run of {NAME} on digits", "shrink", run, "--model", "small-vgg")
+    mistake("--model and --data are for mask files", "shrink", run, "--trust", "--data", "cifar10")
+    assert not ran()
+
+
+@pytest.mark.slow
+def test_a_grid_runs_the_networks_that_the_user_names(run, command):
+    done = command("sweep", "grid.toml", "--model", NAME, "--device", "cpu", "--jobs", "1")
+    assert done.code == 0, done
+    assert "2 done" in done.out
+
+
+def test_the_library_asks_too(run):
+    for source in (run, Path("mask")):
+        with pytest.raises(ValueError, match=WAYS):
+            stored.load(source)
+    with pytest.raises(ValueError, match=WAYS):
+        recipes.experiments("grid.toml")
+    assert not ran()
+    assert bb.load_masks("mask")[1]["experiment"]["model"] == NAME
+    assert json.loads((run / "experiment.json").read_text())["model"] == NAME
