@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedParameter, is_lazy
 
-from .words import shape_of, shortened
+from .words import first_line, shape_of, shortened
 
 Pattern = str | Sequence[str] | Callable[[str, Tensor], bool]
 
@@ -206,3 +208,42 @@ def matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, nn
             f"parameter's name, such as {next(iter(named), None)!r}; tied weights have their first name"
         )
     return [(name, named[name], mask.to(named[name].device)) for name, mask in masks.items()]
+
+
+def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy of the bare model with its pruned weights at zero.
+
+    >>> masked_copy(nn.Linear(2, 1), {"weight": torch.zeros(1, 2) > 0}).weight.tolist()
+    [[0.0, 0.0]]
+    """
+    model = bare(model)
+    _refuse_views(model, matched(model, masks))
+    # torch does not copy tensors that were computed with gradients, as from a parameter that was expanded.
+    computed = {id(t): t.detach().clone() for t in model.buffers() if not t.is_leaf}
+    try:
+        copy = deepcopy(model, computed)
+    except RuntimeError as error:
+        reason = f"{type(model).__name__} cannot be copied ({first_line(error)})"
+        raise ValueError(f"{reason}; detach() the tensors that it keeps in its attributes") from error
+    with torch.no_grad():
+        for _, parameter, mask in matched(copy, masks):
+            parameter.masked_fill_(~mask, 0)
+    return copy
+
+
+def _refuse_views(model: nn.Module, masked: list[tuple[str, nn.Parameter, Tensor]]) -> None:
+    """Refuse a masked weight if another tensor of the model shares its memory, because a copy of it would not."""
+    extents = {name: (t, *_extent(t)) for name, t in chain(model.named_parameters(), model.named_buffers())}
+    for name, parameter, _ in masked:
+        begin, end = _extent(parameter)
+        for other, (tensor, first, last) in extents.items():
+            if tensor is not parameter and first < end and begin < last and tensor.device == parameter.device:
+                raise ValueError(f"{name} and {other} share memory, so pruning changes both; clone() one of them")
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return where the memory of a tensor begins and ends; it has none if both are equal."""
+    if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -62,6 +62,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message that is not empty; the error's class if there is none.
+
+    >>> first_line(ValueError("no such file\\nat line 3")), first_line(StopIteration())
+    ('no such file', 'StopIteration')
+    """
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def plain_text(table: Any) -> str:
     """Return what rich would print, without colours and spaces at the end of lines.
 

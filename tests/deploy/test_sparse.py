@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -94,6 +94,128 @@ def test_a_sum_is_not_fused_if_its_layer_would_read_a_changed_input(operation, i
     sums = [node for node in sparse.graph.nodes if node.op == "call_function" and node.target is operator.add]
     assert len(sums) == (0 if is_fused else 1)
     assert same(sparse, model, masks, torch.randn(2, 4))
+
+
+@torch.fx.wrap
+def doubled_if_positive(x: Tensor) -> Tensor:
+    return x.mul_(2) if (x > 0).any() else x
+
+
+# Ways to change the tensor that a layer has read, before the sum that the layer could be moved to.
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "relu by position": lambda y: F.relu(y, True),
+    "leaky relu by position": lambda y: F.leaky_relu(y, 0.1, True),
+    "hardtanh by position": lambda y: F.hardtanh(y, -0.5, 0.5, True),
+    "threshold by position": lambda y: F.threshold(y, 0.1, 0.2, True),
+    "silu by position": lambda y: F.silu(y, True),
+    "dropout": lambda y: F.dropout(y, 0.5, True, True),
+    "add_": lambda y: y.add_(1),
+    "power": lambda y: operator.ipow(y, 2),
+    "out": lambda y: torch.add(y, 1, out=y),
+    "a flat view": lambda y: y.view(-1).mul_(2).view(2, 4),
+    "some columns": lambda y: y[:, :2].mul_(2).sum(),
+    "transposed": lambda y: y.t().relu_().t(),
+    "detached": lambda y: y.detach().neg_(),
+    "data": lambda y: y.data.neg_(),
+    "a list of tensors": lambda y: torch._foreach_neg_([y])[0],
+    "copied": lambda y: y.copy_(y + 1),
+    "item assignment": lambda y: operator.setitem(y, slice(None), y + 1) or y,
+    "a function of the user": doubled_if_positive,
+}
+
+
+def zero_at_first(forward: Callable[[Any, Tensor], Any], **parts: Any) -> nn.Module:
+    """Return a network whose output is multiplied by a parameter that is zero, and hides everything at first."""
+    layers = dict(a=nn.Linear(4, 4), b=nn.Linear(4, 4), act=nn.ReLU(inplace=True)) | parts
+    return zoo.Net(lambda net, x: forward(net, x) * net.scale, **layers, scale=nn.Parameter(torch.zeros(())))
+
+
+def check_when_it_moves(model: nn.Module) -> nn.Module:
+    """Make it sparse while its output is zero; then compare several calls with another scale, and return it."""
+    masks = zoo.random_masks(model, 0.5)
+    sparse = sparsify_for_cpu(model, masks, torch.zeros(2, 4))
+    for network in (model, sparse):
+        network.scale.data.fill_(1)
+    inputs = [torch.randn(2, 4) for _ in range(3)]
+    assert same(sparse, model, masks, *inputs, *inputs)
+    return sparse
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_layer_does_not_move_behind_a_change_of_its_input(change):
+    check_when_it_moves(zero_at_first(lambda net, x: net.a(y := x * 2) + CHANGES[change](y)))
+
+
+READ_LATER: dict[str, Callable[[Any, Tensor], Any]] = {
+    "after a relu by position": lambda net, x: F.relu(y := net.a(x), True) + y.exp(),
+    "after a relu": lambda net, x: F.relu(y := net.a(x)) + y,
+    "after relu_": lambda net, x: (y := net.a(x)).relu_() * 0 + y,
+    "after a module in place": lambda net, x: net.act(y := net.a(x)) * 2 + y,
+    "a view": lambda net, x: ((y := net.a(x)).view(-1), F.relu(y, True))[0].view(2, 4),
+    "a view of a sum": lambda net, x: (v := (y := net.a(x) + x).view(-1)) * net.act(y).view(-1) + v,
+    "the input, changed": lambda net, x: net.a(x) + x.relu_() + x,
+    "the term that the sum is added to": lambda net, x: operator.iadd(y := x * 2, net.a(x)) + y,
+    "the layer that is added to": lambda net, x: operator.iadd(y := net.a(x), x) + y,
+    "a sum into another tensor": lambda net, x: torch.add(y := x * 2, net.a(x), out=y) + y,
+    "the type stays in place": lambda net, x: operator.iadd(net.a(x), x.double()),
+    "the same layer": lambda net, x: F.relu(net.a(x)) + net.a(x),
+    "zeros of each call": lambda net, x: operator.iadd(torch.zeros(2, 4), net.a(x)),
+    "random numbers of each call": lambda net, x: net.a(x) * (1 + torch.rand(2, 4)),
+    "a tensor that the network keeps": lambda net, x: net.a(x) + net.kept.add_(1),
+    "a value from a buffer": lambda net, x: net.a(x) * (net.kept + 1),
+    "names of arguments": lambda net, x: net.act(input=net.none(input=net.a(input=x))) + F.relu(input=net.b(x)),
+}
+
+
+@pytest.mark.parametrize("read", READ_LATER)
+def test_what_is_read_later_is_what_the_network_computes(read):
+    model = zero_at_first(READ_LATER[read], kept=torch.zeros(2, 4), none=nn.Identity())
+    if read == "a tensor that the network keeps":
+        sparse = check_when_it_moves(copy.deepcopy(model))
+        assert type(sparse).__name__ == "Net"  # and not a graph
+    else:
+        check_when_it_moves(model)
+
+
+@pytest.mark.parametrize("hooked", ["", "act", "none", "block"])
+def test_hooks_still_run(hooked):
+    block = zoo.Net(lambda net, x: net.act(net.none(net.a(x))), a=nn.Linear(4, 4), none=nn.Identity(), act=nn.ReLU())
+    model, seen = zoo.Net(lambda net, x: net.block(x), block=block), []
+    module = {"": model, "block": block}.get(hooked) or block.get_submodule(hooked)
+    module.register_forward_hook(lambda module, args, output: seen.append(type(output)))
+    sparse = sparsify_for_cpu(model, zoo.random_masks(model, 0.5), torch.randn(2, 4))
+    seen.clear()
+    sparse(torch.randn(2, 4))
+    assert seen == [Tensor]
+
+
+def test_the_example_does_not_change():
+    model, x = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
+    before = x.clone()
+    sparsify_for_cpu(model, zoo.random_masks(model, 0.5), x)
+    assert torch.equal(x, before)
+
+
+def test_what_cannot_be_folded_is_still_sparse():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+    model.register_forward_hook(lambda module, args, output: output + module[1].eps)  # an identity has no eps
+    masks, x = zoo.random_masks(model, 0.5), torch.randn(2, 4)
+    sparse = sparsify_for_cpu(model, masks, x)
+    assert type(sparse[1]) is nn.BatchNorm1d
+    assert same(sparse, model, masks, x)
+
+
+def test_buffers_may_be_expanded_and_weights_may_not_share_memory():
+    shared = nn.Parameter(torch.randn(1, 4))
+    model = zoo.Net(lambda net, x: net.a(x) + net.rows + net.zeros, a=nn.Linear(4, 4), shared=shared,
+                    rows=shared.expand(2, 4), zeros=torch.zeros(1).expand(2, 4))  # fmt: skip
+    masks, x = zoo.random_masks(model.a, 0.5), torch.randn(2, 4)
+    masks = {f"a.{name}": mask for name, mask in masks.items()}
+    sparse = sparsify_for_cpu(model, masks, x)
+    torch.testing.assert_close(sparse(x), F.linear(x, model.a.weight * masks["a.weight"], model.a.bias) + shared)
+    model.rows = model.a.weight.detach()[:2]
+    with pytest.raises(ValueError, match=r"a\.weight and rows share memory, so pruning changes both; clone\(\) one"):
+        sparsify_for_cpu(model, masks, x)
 
 
 def test_a_model_that_computes_something_else_is_an_error():

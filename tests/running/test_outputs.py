@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from barebones.running.inputs import call, tensors
-from barebones.running.outputs import difference, mismatch, outputs, tolerance
+from barebones.running.outputs import difference, mismatch, outputs, rounded, tolerance
 
 INF, NAN = float("inf"), float("nan")
 
@@ -51,7 +51,8 @@ def test_random_numbers_start_from_the_seed_and_are_put_back():
         ([0.0, 4.0], [0.0, 4.0], 0.0),
         ([0.0, 4.0], [1.0, 4.0], 0.25),
         ([0.0, -4.0], [0.0, 4.0], 2.0),
-        ([0.0, 0.0], [0.0, 1e-6], 1e-4),  # relative to 0.01 at least
+        ([1e-15, 2e-15], [2e-15, 4e-15], 1.0),  # however small it is
+        ([0.0, 0.0], [0.0, 1e-30], 1.0),
         ([NAN, INF, -INF, 1.0], [NAN, INF, -INF, 1.0], 0.0),
         ([NAN, 1.0], [0.0, 1.0], INF),
         ([1.0, 1.0], [NAN, 1.0], INF),
@@ -65,10 +66,33 @@ def test_a_difference_is_relative_to_the_largest_value(expected, actual, gap):
     assert difference(torch.tensor(expected), torch.tensor(actual)) == pytest.approx(gap)
 
 
-def test_tiny_values_are_compared_in_float64():
-    tiny = torch.tensor([1e-15, 2e-15])
-    assert difference(tiny, 2 * tiny) < 1e-9
-    assert difference(tiny.double(), 2 * tiny.double()) == pytest.approx(1.0)
+def test_rounding_is_measured_where_large_values_cancel():
+    """The sum of a number and its negative is noise, in which any order of summation may end."""
+    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    layer = nn.Linear(100, 1, bias=False)
+    layer.weight.data[:, 50:] = layer.weight.data[:, :50]
+    layer.weight.data[:, 0] += 1e-7
+    model = nn.Sequential(layer)
+    example = torch.cat([x, -x], 1)
+    expected, actual = outputs(model, example), outputs(model, example.flip(1)) * -1
+    noise = lambda: rounded(model, example)
+    assert mismatch(expected, actual, tolerance(model))
+    assert not mismatch(expected, actual, tolerance(model), noise)
+    assert mismatch(expected, expected + 1e-2, tolerance(model), noise)
+    assert mismatch(torch.ones(2), torch.ones(2) * 2, 0.1, lambda: torch.ones(2) * NAN)  # a limit that is no number
+
+
+def test_one_rounding_changes_every_weight_and_input_by_one_rounding():
+    seen = []
+    model = zoo.Net(
+        lambda net, x, times: seen.append((net.weight.detach().clone(), x, times)), weight=nn.Parameter(torch.ones(3))
+    )
+    outputs(model, (torch.ones(3), torch.tensor(2)))
+    rounded(model, (torch.ones(3), torch.tensor(2)))
+    for before, after in zip(*seen, strict=True):
+        eps = torch.finfo(torch.float32).eps if before.is_floating_point() else 0
+        assert torch.equal((before - after).abs(), torch.full_like(before, eps))
+    assert torch.equal(model.weight, torch.ones(3))
 
 
 def test_every_tensor_has_its_own_scale_and_integers_are_not_compared():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 import io
@@ -13,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +22,10 @@ from torch.utils._pytree import tree_map
 from ..files import container as files
 from ..files.weights import dense_bytes, load_weights, save_weights
 from ..running.inputs import call, tensors
-from ..running.outputs import difference, mismatch, outputs, tolerance
-from ..scope import bare, matched
+from ..running.outputs import difference, mismatch, outputs, rounded, tolerance
+from ..running.rng import forked
+from ..scope import masked_copy
+from ..words import first_line
 from .fold import folded
 
 CHATTY = ("torch", "onnxscript", "onnx_ir")  # loggers that report a lot even if an export succeeds
@@ -45,6 +47,7 @@ class Exported:
         return self.bytes_dense / self.bytes
 
 
+@forked(torch.device("cpu"))
 def to_onnx(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, path: files.Path, *, fold: bool = True
 ) -> Exported:
@@ -71,6 +74,7 @@ def to_onnx(
     return _written(path, blob, model, gap)
 
 
+@forked(torch.device("cpu"))
 def to_program(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, path: files.Path, *, fold: bool = True
 ) -> Exported:
@@ -92,6 +96,7 @@ def to_program(
     return _written(path, blob, model, gap)
 
 
+@forked(torch.device("cpu"))
 def to_sparse(model: nn.Module, masks: Mapping[str, Tensor], path: files.Path, **about: Any) -> Exported:
     """Write the masked network as a compact weight file, and check that it reads back bit for bit.
 
@@ -102,7 +107,7 @@ def to_sparse(model: nn.Module, masks: Mapping[str, Tensor], path: files.Path, *
     """
     masked = _masked(model, masks)
     save_weights(model, masks, path, **about)
-    state = load_weights(path, copy.deepcopy(masked)).state
+    state = load_weights(path).state
     for name, tensor in masked.state_dict().items():
         if not torch.equal(_bytes(tensor), _bytes(state[name])):
             raise OSError(f"{os.fspath(path)} does not return the values of {name} that were written; check the disk")
@@ -168,11 +173,7 @@ def _program(
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     """Return a copy on the CPU in eval mode, with the pruned weights at zero."""
-    masked = copy.deepcopy(bare(model)).cpu().eval()
-    with torch.no_grad():
-        for _, parameter, mask in matched(masked, masks):
-            parameter.masked_fill_(~mask, 0.0)
-    return masked
+    return masked_copy(model, masks).cpu().eval()
 
 
 def _without_notes(proto: Any) -> Any:
@@ -217,7 +218,8 @@ def _checked(plain: nn.Module, examples: list[Any], run: Callable[..., Any], whe
         with torch.no_grad(), _quietly():
             exported = run(*args, **kwargs)
         expected = outputs(plain, (args, kwargs))
-        if problem := mismatch(expected, exported, tolerance(plain)):
+        noise = partial(rounded, plain, (args, kwargs))
+        if problem := mismatch(expected, exported, tolerance(plain), noise):
             raise ValueError(f"{where} does not compute what {_name(plain)} does: {problem}; nothing was written")
         gap = max(gap, difference(expected, exported))
     return gap
@@ -266,8 +268,7 @@ def _explained(problem: str) -> Iterator[None]:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
-        raise ValueError(f"{problem} ({type(error).__name__}: {line})") from error
+        raise ValueError(f"{problem} ({type(error).__name__}: {first_line(error)})") from error
 
 
 def _required(package: str) -> Any:

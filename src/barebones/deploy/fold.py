@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from ..running.equality import unequal
 from ..running.inputs import tensors
-from ..running.outputs import mismatch, outputs, tolerance
-from ..scope import bare
+from ..running.memory import address, addresses
+from ..running.modes import restored
+from ..running.outputs import device_of, outputs
+from ..running.rng import forked
+from ..scope import masked_copy
+
+Pairs = list[tuple[str, str]]  # the names of a layer and of the batch-norm that reads it
 
 # The layers that can be folded into, each with the number of dimensions that its output must have so that dimension 1
 # holds the channels, as batch-norm expects. A linear layer on a sequence, or a convolution without a batch dimension,
@@ -41,9 +46,9 @@ def folded(model: nn.Module, example: Any) -> nn.Module:
 
     One run of the example shows which layer a batch-norm reads, and what else reads that layer. A layer and a
     batch-norm stay as they are if one of them is used twice, shares its weights or has hooks, or if another operation
-    reads the layer's output. Finally the outputs of the copy are compared with those of the model, and a difference is
-    a `ValueError`. If the model runs other operations for inputs of other shapes or values, the example does not show
-    them.
+    reads the layer's output. Finally the outputs of the copy are compared with those of the model, also with other
+    weights and inputs, and a difference is a `ValueError`. If the model runs other operations for inputs of other
+    shapes or values, the example does not show them.
 
     The example is what the model is called with: one input, a tuple of arguments, a dict of arguments by name, or
     (args, kwargs). The copy is of the bare model, without wrappers for compiling or data-parallel training.
@@ -56,42 +61,51 @@ def folded(model: nn.Module, example: Any) -> nn.Module:
       (2): ReLU()
     )
     """
-    network = copy.deepcopy(bare(model)).eval()
-    expected, pairs = _foldable(network, example)
+    network = masked_copy(model, {}).eval()
+    with forked(device_of(network, example)):
+        pairs = foldable(network, example)
+        changed = with_folded(deepcopy(network), pairs)
+        if problem := unequal(network, changed, example, lambda other: with_folded(other, pairs)):
+            raise ValueError(
+                f"batch-norm cannot be folded in {type(network).__name__}: {problem}; "
+                "it may also keep its modules outside of the module tree, where folding does not find them"
+            )
+    return changed
+
+
+def with_folded(network: nn.Module, pairs: Pairs) -> nn.Module:
+    """Fold these batch-norms into their layers, in place, and return the network."""
+    modules = dict(network.named_modules())
     for layer, norm in pairs:
-        _fold(layer, norm)
-    folded_norms = {norm for _, norm in pairs}
-    for module in list(network.modules()):
+        _fold(modules[layer], modules[norm])
+    folded_norms = {modules[norm] for _, norm in pairs}
+    for module in modules.values():
         for name, child in module._modules.items():
             if child in folded_norms:
                 module._modules[name] = nn.Identity()
-    if problem := mismatch(expected, outputs(network, example), tolerance(network)):
-        raise ValueError(
-            f"batch-norm cannot be folded in {type(network).__name__}: {problem}; "
-            "it may also keep its modules outside of the module tree, where folding does not find them"
-        )
     return network
 
 
-def _foldable(model: nn.Module, example: Any) -> tuple[Any, list[tuple[nn.Module, nn.Module]]]:
-    """Run the model once; return its output, and each pair of a layer and the batch-norm to fold into it."""
+def foldable(model: nn.Module, example: Any) -> Pairs:
+    """Run the model once, and return each pair of a layer and the batch-norm to fold into it, by name."""
     known = [module for module in model.modules() if type(module) in LAYERS or type(module) in NORMS]
     watched = [module for module in known if not (module._forward_hooks or module._forward_pre_hooks)]
-    with _MemoryReaders() as readers, readers.watching(watched):
-        result = outputs(model, example)
-    returned = {_address(t) for t in tensors(result)}
+    with restored(model), _MemoryReaders() as readers, readers.watching(watched):
+        returned = addresses(list(tensors(outputs(model, example))))
 
-    def foldable(layer: nn.Module, norm: nn.Module) -> bool:
+    def can_fold(layer: nn.Module, norm: nn.Module) -> bool:
         output = readers.outputs[layer]
         called_once = readers.calls[layer] == readers.calls[norm] == 1
-        only_reader = readers.by_address[_address(output)] == {norm} and _address(output) not in returned
+        only_reader = readers.by_address[address(output)] == {norm} and address(output) not in returned
         unshared = all(
-            readers.by_address[_address(t)] <= {m} for m in (layer, norm) for t in (*m.parameters(), *m.buffers())
+            readers.by_address[address(t)] <= {m} for m in (layer, norm) for t in (*m.parameters(), *m.buffers())
         )
         channels_fit = output.dim() == LAYERS[type(layer)]
-        return called_once and only_reader and unshared and channels_fit and norm.running_mean is not None
+        has_statistics = norm.running_mean is not None and not norm.training  # some networks keep it in train mode
+        return called_once and only_reader and unshared and channels_fit and has_statistics
 
-    return result, [(layer, norm) for norm, layer in readers.sources.items() if foldable(layer, norm)]
+    names = {module: name for name, module in model.named_modules()}
+    return [(names[layer], names[norm]) for norm, layer in readers.sources.items() if can_fold(layer, norm)]
 
 
 class _MemoryReaders(TorchDispatchMode):
@@ -106,9 +120,8 @@ class _MemoryReaders(TorchDispatchMode):
         self._running: list[nn.Module | None] = [None]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor):
-                self.by_address[_address(leaf)].add(self._running[-1])
+        for memory in addresses((args, kwargs)):
+            self.by_address[memory].add(self._running[-1])
         return func(*args, **(kwargs or {}))
 
     @contextmanager
@@ -134,12 +147,7 @@ class _MemoryReaders(TorchDispatchMode):
         self._running.pop()
         if type(module) in LAYERS:
             self.outputs[module] = output
-            self.by_address[_address(output)] = set()  # forget the readers of an earlier tensor at this address
-
-
-def _address(tensor: Tensor) -> int:
-    """Return the address of a tensor's memory, which its views and aliases share."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
+            self.by_address[address(output)] = set()  # forget the readers of an earlier tensor at this address
 
 
 @torch.no_grad()

@@ -72,9 +72,8 @@ class Copies:
     """Copies of the values of some tensors, which `put_back` writes back; on a GPU with few launches."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._groups = [
-            (group, torch.cat([tensor.detach().reshape(-1) for tensor in group])) for group in by_kind(tensors)
-        ]
+        groups = by_kind(map(_once, tensors))
+        self._groups = [(group, torch.cat([tensor.reshape(-1) for tensor in group])) for group in groups]
 
     def put_back(self) -> None:
         """Write the values back, in place."""
@@ -82,6 +81,11 @@ class Copies:
             parts = row.split([tensor.numel() for tensor in group])
             values = [part.view(tensor.shape) for part, tensor in zip(parts, group, strict=True)]
             torch._foreach_copy_([tensor.data for tensor in group], values)
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Return a view that has each value of an expanded tensor once, because torch refuses to write it repeatedly."""
+    return tensor.detach()[tuple(slice(1 if stride == 0 else None) for stride in tensor.stride())]
 
 
 def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

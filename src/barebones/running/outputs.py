@@ -1,14 +1,17 @@
 """Outputs: what a model returns for an example, and whether two networks return the same.
 
 There is one rule for all comparisons. Two outputs are the same if every tensor has the same shape, and if no value
-differs by more than `tolerance` times the largest absolute value of its tensor. In single and half precision a tensor
-whose values are all below 0.01 is compared as if its largest were 0.01. The tolerance allows for rounding in the
-precision of the model, and ten times more in train mode: batch-norm then divides by the standard deviation of few
-values, which magnifies rounding.
+differs by more than `tolerance` times the largest absolute value of its tensor. The tolerance allows for rounding in
+the precision of the model, and ten times more in train mode: batch-norm then divides by the standard deviation of few
+values, which magnifies rounding. Where large values cancel, rounding explains more than that. How much is measured: the
+network runs once more with weights and inputs that differ by one rounding.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from copy import deepcopy
 from itertools import chain
 from typing import Any
 
@@ -21,9 +24,8 @@ from .rng import forked
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 IN_TRAIN_MODE = 10  # times the tolerance
-# In single and half precision, sums that cancel leave noise: a tensor of smaller values is compared as if its largest
-# were this. In float64 even tiny values are compared as they are, since the outputs of deep, sparse networks are tiny.
-SMALLEST_SCALE = 0.01
+SMALLEST = 1e-30  # a tensor of smaller values is compared as if its largest were this
+ROUNDINGS = 100  # as many times the effect of one rounding of each weight may come from roundings on the way
 
 
 def outputs(model: nn.Module, example: Any, seed: int = 0) -> Any:
@@ -32,10 +34,26 @@ def outputs(model: nn.Module, example: Any, seed: int = 0) -> Any:
     The global random numbers start from `seed` and are put back afterwards. The model gets copies of the example's
     tensors, so it may write to them.
     """
-    device = _device(model, example)
+    device = device_of(model, example)
     args, kwargs = mapped(call(example), lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
     with torch.no_grad(), forked(device, seed), tf32(device, False):
         return model(*args, **kwargs)
+
+
+def rounded(model: nn.Module, example: Any, seed: int = 0) -> Any:
+    """Return the outputs of a copy whose weights, and the example's numbers, are each up or down by one rounding."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def neighbour(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf
+        signs = torch.randint(2, leaf.shape, generator=generator).mul_(2).sub_(1).to(leaf.device)
+        return (leaf.detach().double() * (1 + torch.finfo(leaf.dtype).eps * signs)).to(leaf.dtype)
+
+    copy = deepcopy(model)
+    for parameter in copy.parameters():
+        parameter.data = neighbour(parameter)
+    return outputs(copy, mapped(call(example), neighbour), seed)
 
 
 def difference(expected: Any, actual: Any) -> float:
@@ -47,10 +65,7 @@ def difference(expected: Any, actual: Any) -> float:
     >>> difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]))
     0.25
     """
-    if _shapes(expected) != _shapes(actual):
-        return float("inf")
-    pairs = zip(tensors(expected), tensors(actual), strict=True)
-    return max((_relative(a, b) for a, b in pairs if a.is_floating_point() or a.is_complex()), default=0.0)
+    return max(_differences(expected, actual), default=0.0)
 
 
 def tolerance(model: nn.Module, train: bool = False) -> float:
@@ -63,8 +78,11 @@ def tolerance(model: nn.Module, train: bool = False) -> float:
     return limit * IN_TRAIN_MODE if train else limit
 
 
-def mismatch(expected: Any, actual: Any, limit: float) -> str:
+def mismatch(expected: Any, actual: Any, limit: float, rounded: Callable[[], Any] | None = None) -> str:
     """Say how two outputs differ, as a phrase for an error message; empty if they differ by no more than `limit`.
+
+    A tensor that differs by more may still be noise: then `rounded` must return outputs that differ from the expected
+    ones by rounding alone, to measure how much rounding matters for this tensor.
 
     >>> mismatch(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]), limit=1e-4)
     'the outputs differ by 0.25 of their largest value, and rounding explains only 0.0001'
@@ -73,13 +91,26 @@ def mismatch(expected: Any, actual: Any, limit: float) -> str:
     """
     if _shapes(expected) != _shapes(actual):
         return f"the outputs have the shapes {_shapes(actual)} instead of {_shapes(expected)}"
-    gap = difference(expected, actual)
+    gaps = _differences(expected, actual)
+    limits = [limit] * len(gaps)
+    if rounded is not None and any(gap > limit for gap in gaps):
+        noises = _differences(expected, rounded())
+        limits = [max(limit, ROUNDINGS * noise) if math.isfinite(noise) else limit for noise in noises]
+    gap, limit = max(zip(gaps, limits, strict=True), key=lambda pair: pair[0] - pair[1], default=(0.0, limit))
     if gap <= limit:
         return ""
     return f"the outputs differ by {gap:.2g} of their largest value, and rounding explains only {limit:g}"
 
 
-def _device(model: nn.Module, example: Any) -> torch.device:
+def _differences(expected: Any, actual: Any) -> list[float]:
+    """Return the difference of each tensor of numbers, relative to its largest value."""
+    if _shapes(expected) != _shapes(actual):
+        return [float("inf")]
+    pairs = zip(tensors(expected), tensors(actual), strict=True)
+    return [_relative(a, b) for a, b in pairs if a.is_floating_point() or a.is_complex()]
+
+
+def device_of(model: nn.Module, example: Any) -> torch.device:
     """Return where the model runs: on the device of its first tensor, or of the example's."""
     first = next(chain(model.parameters(), model.buffers(), tensors(call(example))), None)
     return torch.device("cpu") if first is None else first.device
@@ -92,10 +123,9 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
 def _relative(expected: Tensor, actual: Tensor) -> float:
     if not expected.numel():
         return 0.0
-    floor = 1e-30 if expected.dtype in (torch.float64, torch.complex128) else SMALLEST_SCALE
     wide = torch.complex128 if expected.is_complex() else torch.float64
     expected, actual = expected.detach().cpu().to(wide), actual.detach().cpu().to(wide)
     gap = (expected - actual).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
     gap[(expected == actual) | (expected.isnan() & actual.isnan())] = 0
-    scale = expected.abs().nan_to_num(nan=0, posinf=0).max().clamp(min=floor)
+    scale = expected.abs().nan_to_num(nan=0, posinf=0).max().clamp(min=SMALLEST)
     return float(gap.max() / scale)

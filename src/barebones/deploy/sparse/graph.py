@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Set
+from copy import deepcopy
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -12,40 +14,46 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ...running.inputs import call
+from ...running.memory import Writes, addresses
+from ...running.outputs import outputs
 
 SUMS = {operator.add, operator.iadd, torch.add}
 RELUS = {F.relu, torch.relu, torch.relu_}
-IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem}
 
 
 def fused(model: nn.Module, layers: Set[str], example: Any) -> tuple[fx.GraphModule, set[str]] | None:
-    """Return the model as a graph without the fused sums and ReLUs, and the names of the layers that need a ReLU.
+    """Return a copy as a graph without the fused sums and ReLUs, and the names of the layers that need a ReLU.
 
     In the graph, a layer whose sum was fused is called with the other summand as its second argument. A sum or ReLU is
-    fused only if it is the only reader of a layer that is called once, and a sum only if both terms have one shape. The
-    layers themselves do not change: the caller must replace them by layers that take a summand and apply a ReLU. The
-    result is None if the model cannot be traced.
+    fused only if it is the only reader of a layer that is called once, and a sum only if both terms have one shape and
+    type. The layers themselves do not change: the caller must replace them by layers that take a summand and apply a
+    ReLU. The result is None if the model cannot be traced, if it has hooks that a graph would lose, or if it writes to
+    its own tensors.
     """
-    args, kwargs = call(example)
+    _, kwargs = call(example)
     if kwargs or not layers or "" in layers:  # "": the model itself is the layer
         return None
+    model = deepcopy(model)  # tracing may leave its placeholders in attributes
+    tracer = _Tracer(layers)
     try:
-        graph = fx.GraphModule(model, _Tracer(layers).trace(model), type(model).__name__)
-        shapes = _Shapes(graph)
-        shapes.run(*args)
+        graph = fx.GraphModule(model, tracer.trace(model), type(model).__name__)
+        run = _Run(graph)
+        outputs(run, example)
     except Exception:  # a user's forward may raise anything when it is called with fx proxies instead of tensors
+        return None
+    if tracer.lost_hooks or run.keeps_state:
         return None
     calls = Counter(node.target for node in graph.graph.nodes if node.op == "call_module")
     called_once = {str(target) for target, count in calls.items() if target in layers and count == 1}
     modules = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
-        if node.op == "call_module" and type(modules[node.target]) is nn.Identity:
+        if _is_module(node, nn.Identity, modules):
             node.replace_all_uses_with(cast(fx.Node, node.args[0]))
             graph.graph.erase_node(node)
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     for node in list(graph.graph.nodes):
         if _is_sum(node):
-            _fuse_sum(graph.graph, node, called_once, shapes.by_node, order, modules)
+            _fuse_sum(graph.graph, node, called_once, run, order)
     rectified = set()
     for node in list(graph.graph.nodes):
         if _is_relu(node, modules):
@@ -62,58 +70,77 @@ def fused(model: nn.Module, layers: Set[str], example: Any) -> tuple[fx.GraphMod
 class _Tracer(fx.Tracer):
     """A tracer that enters only modules that contain some of the layers, so that others need not be traceable."""
 
+    proxy_buffer_attributes = True  # what is computed from a buffer must not become a constant
+
     def __init__(self, layers: Set[str]) -> None:
         super().__init__()
         self._layers = layers
+        self.lost_hooks = False
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        self.lost_hooks = not _plain(root)
+        return super().trace(root, concrete_args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if type(m) is nn.Sequential:
-            return False
-        return not any(name.startswith(f"{module_qualified_name}.") for name in self._layers)
+        if type(m) is not nn.Sequential and not any(n.startswith(f"{module_qualified_name}.") for n in self._layers):
+            return True
+        self.lost_hooks = self.lost_hooks or not _plain(m)
+        return False
 
 
-class _Shapes(fx.Interpreter):
-    """An interpreter that runs a graph and records the shape of every tensor."""
+class _Run(nn.Module):
+    """A run of a graph that records what each node returns, and which nodes write to memory older than themselves."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.by_node: dict[fx.Node, torch.Size] = {}
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+        self.kinds: dict[fx.Node, tuple[torch.Size, torch.dtype]] = {}
+        self.writers: set[fx.Node] = set()
+        self.keeps_state = False  # whether a write reaches memory that outlives the run, as that of a buffer
 
-    @torch.no_grad()
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        if isinstance(result, Tensor):
-            self.by_node[n] = result.shape
-        return result
+    def forward(self, *args: Any) -> Any:
+        modules = dict(self.graph.named_modules())
+        temporary = addresses(args)
+
+        def run_node(node: fx.Node) -> Any:
+            with Writes() as writes:
+                result = fx.Interpreter.run_node(interpreter, node)
+            if isinstance(result, Tensor):
+                self.kinds[node] = (result.shape, result.dtype)
+            if writes.addresses or _is_unknown(node, modules):
+                self.writers.add(node)
+            self.keeps_state = self.keeps_state or not writes.addresses <= temporary
+            if node.op != "get_attr":
+                temporary.update(addresses(result) - lasting)
+            return result
+
+        lasting = addresses([*self.graph.parameters(), *self.graph.buffers()])
+        interpreter = fx.Interpreter(self.graph, garbage_collect_values=False)  # so that no address is used twice
+        interpreter.run_node = run_node  # type: ignore[assignment,method-assign]
+        return interpreter.run(*args)
 
 
-def _fuse_sum(
-    graph: fx.Graph,
-    node: fx.Node,
-    layers: Set[str],
-    shapes: dict[fx.Node, torch.Size],
-    order: dict[fx.Node, int],
-    modules: dict[str, nn.Module],
-) -> None:
+def _fuse_sum(graph: fx.Graph, node: fx.Node, layers: Set[str], run: _Run, order: dict[fx.Node, int]) -> None:
     """Pass one term of a sum to the layer that computes the other term, unless a tensor changes in between.
 
     The call of the layer moves to where the sum was, because both terms exist there.
     """
     first, second = cast(tuple[Any, Any], node.args)
     distinct = isinstance(first, fx.Node) and isinstance(second, fx.Node) and first is not second
-    if not distinct or shapes.get(first) is None or shapes.get(first) != shapes.get(second):
+    if not distinct or run.kinds.get(first) is None or run.kinds.get(first) != run.kinds.get(second):
         return
     pairs = [(first, second)] if node.target is operator.iadd else [(first, second), (second, first)]
     pairs = [(a, b) for a, b in pairs if _is_layer(a, layers) and len(a.users) == 1 and len(a.args) == 1]
     if not pairs:
         return
     layer, other = max(pairs, key=lambda pair: order[pair[0]])  # moving the later layer crosses fewer nodes
-    if any(_changes(n, modules) for n in graph.nodes if order[layer] < order.get(n, -1) < order[node]):
+    if any(order[layer] < order[writer] < order[node] for writer in run.writers):
         return
     layer.args = (*layer.args, other)
     node.replace_all_uses_with(layer)
     node.prepend(layer)
     order[layer] = order[node]
+    run.writers.discard(node)
     graph.erase_node(node)
 
 
@@ -127,21 +154,24 @@ def _is_sum(node: fx.Node) -> bool:
 
 
 def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    if node.op == "call_module":
-        return type(modules[str(node.target)]) is nn.ReLU and len(node.args) == 1
     named = node.op == "call_method" and node.target in ("relu", "relu_")
-    return bool(node.args) and (named or (node.op == "call_function" and node.target in RELUS))
+    called = named or (node.op == "call_function" and node.target in RELUS)
+    return _is_module(node, nn.ReLU, modules) or (called and bool(node.args))
 
 
-def _changes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Tell whether the node may write into an existing tensor."""
+def _is_module(node: fx.Node, kind: type[nn.Module], modules: dict[str, nn.Module]) -> bool:
+    """Tell whether the node calls a module of exactly this type, with one argument and without hooks."""
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    return type(module) is kind and _plain(module) and len(node.args) == 1
+
+
+def _is_unknown(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Tell whether the node runs a user's code, which may write to its inputs for other values than the example's."""
     if node.op == "call_module":
-        submodules = list(modules[str(node.target)].modules())
-        known = all(type(module).__module__.startswith("torch.nn.") for module in submodules)
-        return not known or any(getattr(module, "inplace", False) for module in submodules)
-    if node.op == "call_method":
-        return str(node.target).endswith("_")
-    if node.op == "call_function":
-        in_place_name = getattr(node.target, "__name__", "").endswith("_")
-        return in_place_name or node.target in IN_PLACE or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
-    return False
+        return not all(type(m).__module__.startswith("torch.nn.") for m in modules[str(node.target)].modules())
+    return isinstance(node.target, FunctionType) and not node.target.__module__.startswith("torch.")
+
+
+def _plain(module: nn.Module) -> bool:
+    """Tell whether nothing but the module's own forward runs when it is called."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))

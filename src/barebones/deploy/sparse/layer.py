@@ -68,7 +68,8 @@ class SparseLayer(nn.Module):
         self._measured_versions = self._versions()
         self.eval()
 
-    def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, add: Tensor | None = None) -> Tensor:
+        x = input  # torch's layers may be called with this name
         if not _readable(x) or _watched() or not (add is None or _readable(add)):
             return self._dense(x, add)
         if x.requires_grad and torch.is_grad_enabled():

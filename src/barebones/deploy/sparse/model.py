@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ...running.outputs import mismatch, outputs, tolerance
-from ...scope import bare, matched, parameters
-from ..fold import folded
+from ...running.equality import unequal, with_values
+from ...running.outputs import device_of
+from ...running.rng import forked
+from ...scope import masked_copy, parameters
+from ..fold import Pairs, foldable, with_folded
 from .graph import fused
 from .layer import LayerChoice, SparseLayer, replaceable
 
@@ -30,8 +32,9 @@ def sparsify_for_cpu(
 
     If there is an example, a batch-norm that is the only reader of a layer is folded into that layer. With `fuse`, a
     ReLU or a sum that is the only reader of a layer becomes part of it, and the copy is a `torch.fx.GraphModule` of the
-    same modules. A model stays unfused if it cannot be traced or if its outputs differ once it is fused. The copy is
-    for inference only: its parameters are frozen, and inputs that require gradients are an error.
+    same modules. A model stays unfused if it cannot be traced, and unfused or unfolded if its outputs would differ:
+    they are compared with the weights it has, and with others. The copy is for inference only: its parameters are
+    frozen, and inputs that require gradients are an error.
 
     The example is what the model is called with: one input, a tuple of arguments, a dict of arguments by name, or
     (args, kwargs).
@@ -43,27 +46,37 @@ def sparsify_for_cpu(
       (1): ReLU()
     )
     """
-    masked = copy.deepcopy(bare(model)).eval().requires_grad_(False)
-    with torch.no_grad():
-        for _, parameter, mask in matched(masked, masks):
-            parameter.masked_fill_(~mask, 0)
-    if example is None:
-        return _replaced(masked, _names(masked, masks))
-    expected = outputs(masked, example)
-    masked = folded(masked, example)
+    masked = masked_copy(model, masks).eval().requires_grad_(False)
     names = _names(masked, masks)
-    if fuse and (fusion := fused(masked, names, example)):
+    if example is None:
+        return _replaced(masked, names)
+    problem = ""
+    with forked(device_of(masked, example)):
+        for sparse, pairs in _attempts(masked, names, example, fuse):
+            redo = partial(_redone, sparse, pairs)
+            if not (problem := unequal(masked, sparse, example, redo)):
+                return sparse
+    raise ValueError(
+        f"{type(masked).__name__} cannot be made sparse: {problem}; "
+        "it may use its layers in other ways than calling them"
+    )
+
+
+def _attempts(masked: nn.Module, names: Set[str], example: Any, fuse: bool) -> Iterator[tuple[nn.Module, Pairs]]:
+    """Yield sparse copies, the fastest first, each with the batch-norms that were folded."""
+    pairs = foldable(masked, example)
+    network = with_folded(deepcopy(masked), pairs)
+    if fuse and (fusion := fused(network, names, example)):
         graph, rectified = fusion
-        sparse = _replaced(graph, names, rectified)
-        if not mismatch(expected, outputs(sparse, example), tolerance(sparse)):
-            return sparse
-    sparse = _replaced(masked, names)
-    if problem := mismatch(expected, outputs(sparse, example), tolerance(sparse)):
-        raise ValueError(
-            f"{type(masked).__name__} cannot be made sparse: {problem}; "
-            "it may use its layers in other ways than calling them"
-        )
-    return sparse
+        yield _replaced(graph, names, rectified), pairs
+    yield _replaced(network, names), pairs
+    if pairs:
+        yield _replaced(deepcopy(masked), names), []
+
+
+def _redone(sparse: nn.Module, pairs: Pairs, network: nn.Module) -> nn.Module:
+    """Return the sparse model with the values of another network."""
+    return with_values(sparse, with_folded(network, pairs))
 
 
 def choices(model: nn.Module) -> list[LayerChoice]:
