@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..running.equality import unequal
 from ..running.inputs import tensors
 from ..running.memory import address, addresses
 from ..running.modes import restored
 from ..running.outputs import device_of, outputs
 from ..running.rng import forked
 from ..scope import masked_copy
+from .equality import unequal
 
 Pairs = list[tuple[str, str]]  # the names of a layer and of the batch-norm that reads it
 

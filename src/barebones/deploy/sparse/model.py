@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...running.equality import unequal, with_values
 from ...running.outputs import device_of
 from ...running.rng import forked
 from ...scope import masked_copy, parameters
+from ..equality import unequal, with_values
 from ..fold import Pairs, foldable, with_folded
 from .graph import fused
 from .layer import LayerChoice, SparseLayer, replaceable
@@ -39,6 +39,7 @@ def sparsify_for_cpu(
     The example is what the model is called with: one input, a tuple of arguments, a dict of arguments by name, or
     (args, kwargs).
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 2, bias=False), nn.ReLU())
     >>> sparsify_for_cpu(net, {"0.weight": torch.eye(2, 4) > 0})
     Sequential(
@@ -82,6 +83,7 @@ def _redone(sparse: nn.Module, pairs: Pairs, network: nn.Module) -> nn.Module:
 def choices(model: nn.Module) -> list[LayerChoice]:
     """List which implementation each layer of a model from `sparsify_for_cpu` uses for the inputs seen so far.
 
+    >>> import torch
     >>> net = sparsify_for_cpu(nn.Linear(4, 2), {"weight": torch.eye(2, 4) > 0}, torch.zeros(1, 4))
     >>> [(choice.shape, choice.kept, choice.total) for choice in choices(net)]
     [((1, 4), 2, 8)]

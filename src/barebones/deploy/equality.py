@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..running.inputs import call, mapped
+from ..running.modes import restored
+from ..running.outputs import mismatch, outputs, rounded, tolerance
+from ..running.redraw import redraw_
 from ..words import first_line
-from .inputs import call, mapped
-from .modes import restored
-from .outputs import mismatch, outputs, rounded, tolerance
-from .redraw import redraw_
 
 RANGES = ((0, 1), (-1, 1), (0, 255), (-1000, 1000))  # of random inputs; each has its own redrawn weights
 
