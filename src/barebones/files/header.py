@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -66,7 +65,7 @@ def typed(name: str, value: Any, annotation: str) -> Any:
     accepted, words = KINDS[outer]
     if not isinstance(value, accepted) or (outer != "bool" and isinstance(value, bool)):
         raise ValueError(f"{name} {shown(value)} is not {words}")
-    if outer == "float" and isinstance(value, int) and abs(value) > sys.float_info.max:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # tensors and tables hold 64 bits
         raise ValueError(f"{name} {shown(value)} is too large")
     inner = inner.rpartition(", ")[2]
     if inner not in ("", "Any"):

@@ -124,7 +124,8 @@ def _parquet(rows: Sequence[Row]) -> bytes | None:
     kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
     schema = arrow.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
     sink = io.BytesIO()
-    parquet.write_table(arrow.Table.from_pylist(list(rows), schema=schema), sink)
+    lines = [{name: tidy.encodable(v) if isinstance(v, str) else v for name, v in row.items()} for row in rows]
+    parquet.write_table(arrow.Table.from_pylist(lines, schema=schema), sink)
     return sink.getvalue()
 
 

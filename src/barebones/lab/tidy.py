@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
@@ -15,17 +16,20 @@ from ..words import shortened
 Row = dict[str, Any]
 Rows = list[Row]
 TEXTS = ("source", "data", "model", "method", "kind", "widths")  # columns that hold text
+FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@＝＋－＠]")  # the beginning of a cell that a spreadsheet may compute
+QUOTED = re.compile(rf"'+({FORMULA.pattern})")
 
 
 def write(rows: Sequence[Row], path: Path, columns: Iterable[str] = ()) -> None:
-    """Write one line for each row; the columns are `columns`, then others in the order of their first appearance."""
+    """Write one line for each row; the columns are `columns`, then others in the order of their first appearance.
+
+    Rows may come from run folders of strangers, so no text is a formula to a spreadsheet.
+    """
     names = dict.fromkeys([*columns, *(name for row in rows for name in row)])
-    text = io.StringIO(newline="")
-    lines = csv.DictWriter(text, list(names), lineterminator="\n")
-    lines.writeheader()
-    lines.writerows(rows)
+    lines = [names, *([row.get(name) for name in names] for row in rows)]
+    text = "".join(",".join(map(cell_of, line)) + "\n" for line in lines)
     with atomically(path) as file:
-        file.write(text.getvalue().encode())
+        file.write(text.encode())
 
 
 def read(path: Path, columns: Sequence[str] = ()) -> Rows:
@@ -41,7 +45,7 @@ def read(path: Path, columns: Sequence[str] = ()) -> Rows:
         raise ValueError(f"{path} is not a CSV file that barebones figure wrote ({error})") from None
     if len(lines) < 2:
         raise ValueError(f"{path} holds no rows; delete it to compute them again")
-    head, *body = lines
+    head, *body = [[_unquoted(cell) for cell in lines[0]], *lines[1:]]
     if missing := [name for name in columns if name not in head]:
         raise ValueError(f"{path} is not the table of this figure: it has no column {shortened(missing, most=1)}")
     for number, line in enumerate(body, 1):
@@ -58,11 +62,30 @@ def read(path: Path, columns: Sequence[str] = ()) -> Rows:
     return rows
 
 
-def value_of(cell: str | None) -> Any:
-    """Return the number or text in a cell.
+def cell_of(value: Any) -> str:
+    """Return a value as a cell. A text that a spreadsheet would compute gets a quote before it; a number does not.
 
-    >>> [value_of(cell) for cell in ("", "3", "0.5", "snip", "True")]
-    [None, 3, 0.5, 'snip', True]
+    Python's csv does not enclose a carriage return, which would break the line.
+
+    >>> [cell_of(value) for value in ("snip", "=1+1", "-1", -1, None, "'=1", "a\\rb", 'a "b"')]
+    ['snip', "'=1+1", '-1', '-1', '', "''=1", '"a\\rb"', '"a ""b\"""']
+    """
+    text = "" if value is None else encodable(str(value))
+    if isinstance(value, str) and (QUOTED.match(text) or (FORMULA.match(text) and isinstance(value_of(text), str))):
+        text = f"'{text}"
+    return '"' + text.replace('"', '""') + '"' if re.search('[,"\r\n]', text) else text
+
+
+def encodable(text: str) -> str:
+    """Return the text with an escape for each half of a character, which UTF-8 cannot hold but JSON can."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def value_of(cell: str | None) -> Any:
+    """Return the number or text in a cell, without the quote that `cell_of` puts before a formula.
+
+    >>> [value_of(cell) for cell in ("", "3", "0.5", "snip", "True", "'=1")]
+    [None, 3, 0.5, 'snip', True, '=1']
     """
     if cell is None or cell == "":
         return None
@@ -73,7 +96,11 @@ def value_of(cell: str | None) -> Any:
             return kind(cell)
         except ValueError:
             continue
-    return cell
+    return _unquoted(cell)
+
+
+def _unquoted(cell: str) -> str:
+    return cell[1:] if QUOTED.match(cell) else cell
 
 
 def grouped(rows: Iterable[Row], *names: str) -> dict[Any, Rows]:

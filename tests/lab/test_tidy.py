@@ -1,0 +1,67 @@
+"""Tables: what is written comes back, and no cell is a formula to a spreadsheet or breaks its line."""
+
+import csv
+import io
+import random
+from pathlib import Path
+
+import pytest
+
+from barebones.lab import records, tidy
+from barebones.lab.folder import FAILURE, write_json
+
+FORMULAS = ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "=cmd|' /C calc'!A0", "-x", "＝1+1", " =1", "'=1", "''@x", "=", "-"]
+FORMULAS += ["\tx", "\rx", "\nx", "\r=1", "\t=1", '="a,b"', "\u2028=1"]
+NAMES = ["a\rb", "a\nb", "a\r\nb", "b\r", 'a "b", c', '"', "\x1b[2J", "1;=1", "'", "'a"]
+
+
+def cells(path: Path) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(path.read_bytes().decode(), newline="")))
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_formula_is_written_as_text_and_comes_back(text: str, tmp_path: Path) -> None:
+    rows = [{"model": text, text: 0.5, "last": "x"}]
+    tidy.write(rows, tmp_path / "table.csv")
+    assert cells(tmp_path / "table.csv") == [["model", f"'{text}", "last"], [f"'{text}", "0.5", "x"]]
+    assert tidy.read(tmp_path / "table.csv") == rows
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_any_name_comes_back(text: str, tmp_path: Path) -> None:
+    rows = [{"model": text, text: 1, "last": "x"}] * 2
+    tidy.write(rows, tmp_path / "table.csv")
+    assert cells(tmp_path / "table.csv") == [["model", text, "last"], *[[text, "1", "x"]] * 2]
+    assert tidy.read(tmp_path / "table.csv") == rows
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, 1e-7, -1e300, float("-inf"), True, None, 0, "-1", "+2.5", "-1e5"])
+def test_numbers_stay_numbers(value: object, tmp_path: Path) -> None:
+    tidy.write([{"x": value, "last": "x"}], tmp_path / "table.csv")
+    cell = (tmp_path / "table.csv").read_text().splitlines()[1].removesuffix(",x")
+    assert cell == ("" if value is None else str(value))
+    assert tidy.read(tmp_path / "table.csv")[0]["x"] == (float(value) if isinstance(value, str) else value)
+
+
+def test_any_text_of_such_characters_comes_back(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        text = "".join(draw.choices("=+-@'\"\t\r\n ,;1a\\", k=draw.randint(1, 6)))
+        tidy.write([{"a": text, "last": "x"}], tmp_path / "table.csv")
+        number = None if isinstance(tidy.value_of(text), str) else tidy.value_of(text)
+        assert tidy.read(tmp_path / "table.csv") == [{"a": text if number is None else number, "last": "x"}]
+        cell = cells(tmp_path / "table.csv")[1][0]
+        assert not tidy.FORMULA.match(cell) or not isinstance(tidy.value_of(cell), str)
+
+
+def test_the_records_of_a_stranger_are_no_formulas(tmp_path: Path) -> None:
+    texts = [*FORMULAS, *NAMES, "\ud800"]
+    for number, text in enumerate(texts):
+        (folder := tmp_path / f"=run{number}").mkdir()
+        write_json(folder / FAILURE, {"experiment": {"model": text}, "reason": text})
+    records.write(records.records(tmp_path), tmp_path)
+    head, *body = cells(tmp_path / records.CSV)
+    assert len(body) == len(texts)
+    for row in body:
+        assert len(row) == len(head)
+        assert not any(tidy.FORMULA.match(cell) for cell in row)
