@@ -7,10 +7,13 @@ import pytest
 import references
 import torch
 import torch.nn.functional as F
+import zoo
 from hypothesis import given, settings
 from pruning_runs import BATCHES, KEEP, run, same, steps_of
 from references import Trace, assert_top, equal, few, of_round, ones, tiny, weights_of
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint
 
 from barebones import METHODS, Probe, prune, rounds
 from barebones.masks import kept
@@ -54,6 +57,96 @@ def test_the_reference_of_the_sensitivity_is_a_derivative():
     rough = references.sensitivity_by_differences(model, masks, BATCHES[:1])
     for name in exact:
         torch.testing.assert_close(exact[name], rough[name], rtol=1e-5, atol=1e-8)
+
+
+class Twice(torch.autograd.Function):
+    """Multiplies by two; some ways to write a backward pass cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class IntoMemory(Twice):
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.mul(gradient, 2, out=torch.empty_like(gradient))
+
+
+class Broken(Twice):
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("there is no derivative at all")
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (F.hardsigmoid, "hardsigmoid_backward"),
+        (lambda x: F.pdist(x).sum() + x, "_pdist_backward"),
+        (Twice.apply, "once_differentiable"),
+        (IntoMemory.apply, "out=..."),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_function_without_a_second_derivative_is_named(function, names, count):
+    model = zoo.Net(lambda net, x: net.b(function(net.a(x))), a=nn.Linear(4, 5), b=nn.Linear(5, 3))
+    data = [(torch.randn(6, 4), torch.arange(6) % 3)] * 2
+    with Trace(model), pytest.raises(ValueError, match="needs second derivatives, and torch has none for") as caught:
+        prune(model, data, 0.5, "grasp", batches_per_round=count)
+    assert names in str(caught.value)
+    assert str(caught.value).endswith("use a method that needs only first ones, such as snip or force")
+    prune(model, data, 0.5, "snip")
+
+
+def test_a_function_without_any_derivative_keeps_its_error():
+    model = zoo.Net(lambda net, x: net.b(Broken.apply(net.a(x))), a=nn.Linear(4, 5), b=nn.Linear(5, 3))
+    with pytest.raises(RuntimeError, match="there is no derivative at all"):
+        prune(model, [(torch.randn(6, 4), torch.arange(6) % 3)], 0.5, "grasp")
+
+
+def checkpointed(reentrant: bool | None, first: bool) -> nn.Module:
+    """Return a network that runs one block, or also its first one, as a checkpoint; None: as plain calls."""
+
+    def run(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return block(x) if reentrant is None else checkpoint(block, x, use_reentrant=reentrant)
+
+    torch.manual_seed(0)
+    return zoo.Net(
+        lambda net, x: net.c(run(net.b, run(net.a, x) if first else net.a(x))),
+        a=nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3)),
+        b=nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()),
+        c=nn.Linear(8, 3),
+    )
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", DETERMINED)
+def test_checkpoints_do_not_change_the_scores(name, reentrant, first):
+    """Without a gradient at its input, a reentrant checkpoint would silently have none inside either."""
+    data = [(torch.randn(16, 4), torch.arange(16) % 3) for _ in range(2)]
+    method = few(name)
+    expected, masks = (
+        prune(checkpointed(how, first), data, 0.5, method, batches_per_round=1).masks for how in (None, reentrant)
+    )
+    assert equal(masks, expected)
+
+
+def test_checkpoint_wrappers_do_not_change_the_scores():
+    data = [(torch.randn(16, 4), torch.arange(16) % 3)]
+    for name in ("snip", "grasp", "synflow"):
+        model, wrapped = checkpointed(None, False), checkpointed(None, False)
+        wrapped.b = checkpoint_wrapper(wrapped.b, checkpoint_impl=CheckpointImpl.REENTRANT)
+        wrapped.a = checkpoint_wrapper(wrapped.a)
+        with Trace(wrapped):
+            masks = prune(wrapped, data, 0.5, name).masks
+        assert equal(masks, prune(model, data, 0.5, name).masks)
 
 
 def test_synflow_sums_the_paths():

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..masks import Masks, Scores
 from ..running.inputs import call, mapped, tensors
@@ -81,15 +81,31 @@ def synflow(probe: Probe) -> Scores:
     if not any(t.is_floating_point() for t in tensors([list(args), kwargs])):
         raise ValueError("synflow needs a floating-point input of ones; this model takes only integers")
     values = {
-        name: value.detach().abs().double() if value.is_floating_point() else value
+        f"model.{name}": value.detach().abs().double() if value.is_floating_point() else value
         for name, value in [*model.named_parameters(), *model.named_buffers()]
     }
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): f"model.{name}" for name, parameter in model.named_parameters()}
     prunable_values = [values[names[id(parameter)]].requires_grad_() for parameter in probe.parameters.values()]
-    output = torch.func.functional_call(model.eval(), values, args, kwargs)  # the probe puts the flags back
-    total = torch.stack([t.double().sum() for t in tensors(output) if t.is_floating_point()]).sum()
-    gradients = torch.autograd.grad(total, prunable_values, allow_unused=True, materialize_grads=True)
+    flow = _Flow(model.eval())  # the probe puts the flags back
+    gradients = torch.func.functional_call(flow, values, (prunable_values, args, kwargs))
     return {name: g.mul(w).abs_() for (name, w), g in zip(probe.weights.items(), gradients, strict=True)}
+
+
+class _Flow(nn.Module):
+    """A model that returns the gradients of the sum of its outputs.
+
+    It computes them itself, so that weights which it has for one call are still there when a checkpoint runs its part
+    of the model again.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, weights: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+        output = self.model(*args, **kwargs)
+        total = torch.stack([t.double().sum() for t in tensors(output) if t.is_floating_point()]).sum()
+        return torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
 
 
 def erk_counts(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, int]:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from ..gpu.graphs import Captured
 from ..running.inputs import first_sample, mapped, taken_apart, tensors
+from ..words import first_line
 
 Loss = Callable[[Any, Any], Tensor]
 Objective = Callable[[nn.Module, Any], Tensor]
@@ -64,7 +66,9 @@ class Gradients:
 
     def with_graph(self, value: Tensor) -> list[Tensor]:
         """Return gradients of a loss that can be differentiated again."""
-        return self._checked(torch.autograd.grad(value, self.parameters, create_graph=True, allow_unused=True))
+        with self._twice(value):
+            gradients = torch.autograd.grad(value, self.parameters, create_graph=True, allow_unused=True)
+        return self._checked(gradients)
 
     def product(self, gradients: list[Tensor], vector: list[Tensor]) -> list[Tensor]:
         """Return the product of the Hessian with a vector, from gradients of `with_graph`."""
@@ -72,7 +76,10 @@ class Gradients:
         if not pairs:
             return [torch.zeros_like(p, dtype=_at_least_float(p)) for p in self.parameters]
         outputs, vectors = [g for g, _ in pairs], [v for _, v in pairs]
-        products = torch.autograd.grad(outputs, self.parameters, vectors, allow_unused=True)
+        with self._twice():
+            if any(node.name() == "torch::autograd::Error" for node in _nodes(outputs)):  # `grad` would walk around it
+                raise RuntimeError("it is marked with once_differentiable")
+            products = torch.autograd.grad(outputs, self.parameters, vectors, allow_unused=True)
         return _unshared(self._filled(products), self._foreign)
 
     def saliency(self, gradients: list[Tensor]) -> Tensor:
@@ -102,6 +109,22 @@ class Gradients:
         if not value.requires_grad:
             raise ValueError("the loss does not depend on the weights: it carries no gradient (detached, or no_grad?)")
         return value.reshape(())
+
+    @contextmanager
+    def _twice(self, value: Tensor | None = None) -> Iterator[None]:
+        """Say that a function has no second derivative; torch's error names it. The first one of `value` must exist."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if value is not None:
+                torch.autograd.grad(value, self.parameters, allow_unused=True)
+            network = type(self.model).__name__
+            raise ValueError(
+                f"this method needs second derivatives, and torch has none for a function of {network} "
+                f"({first_line(error)}); use a method that needs only first ones, such as snip or force"
+            ) from error
 
     def _first(self, value: Tensor) -> list[Tensor]:
         gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
@@ -141,6 +164,18 @@ class Gradients:
 def added(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:
     """Return the sum of two lists of tensors, in the memory of the first; an empty list counts as zeros."""
     return [a.add_(b) for a, b in zip(total, more, strict=True)] if total else more
+
+
+def _nodes(tensors: list[Tensor]) -> set[Node]:
+    """Return all nodes of the graph that computed these tensors."""
+    found: set[Node] = set()
+    waiting = [tensor.grad_fn for tensor in tensors]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def _at_least_float(parameter: Tensor) -> torch.dtype:

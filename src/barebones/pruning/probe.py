@@ -20,7 +20,7 @@ from ..gpu.graphs import Captured
 from ..masks import Masks, everything
 from ..running import digest
 from ..running.inputs import first_sample, tensors
-from ..running.modes import by_kind, restored, set_training, trainable, uncompiled
+from ..running.modes import by_kind, restored, set_training, trainable, uncompiled, without_reentrant_checkpoints
 from ..running.pieces import pieces
 from ..running.precision import tf32
 from ..running.rng import forked, reseed
@@ -330,7 +330,7 @@ class Probe:
             for module in self.user_model.modules():
                 if isinstance(module, _NormBase):  # the norms with running statistics
                     set_training(module, self.bn == "batch")
-            with torch.enable_grad(), tf32(self.device, self.precision != "fp32"):
+            with torch.enable_grad(), without_reentrant_checkpoints(), tf32(self.device, self.precision != "fp32"):
                 yield
 
     def _remember_dense(self) -> None:

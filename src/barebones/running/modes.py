@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 
 @contextmanager
@@ -54,6 +55,27 @@ def trainable(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
+
+
+@contextmanager
+def without_reentrant_checkpoints() -> Iterator[None]:
+    """Run what `torch.utils.checkpoint` wraps with `use_reentrant=True` as plain calls.
+
+    `torch.autograd.grad` refuses such checkpoints. If none of their inputs needs a gradient, it does not even notice
+    them, and the gradients of their weights are zero. The other checkpoints have no such limits.
+    """
+    original = checkpoint.CheckpointFunction
+    try:
+        checkpoint.CheckpointFunction = _PlainCall  # type: ignore[misc,assignment]
+        yield
+    finally:
+        checkpoint.CheckpointFunction = original  # type: ignore[misc]
+
+
+class _PlainCall:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return function(*args)
 
 
 def set_training(module: nn.Module, flag: bool) -> None:
