@@ -277,15 +277,15 @@ def test_what_cannot_be_done_is_an_error_of_one_sentence(monkeypatch):
     uncopied = Net(lambda net, x: net.layer(x), layer=nn.Linear(4, 6))
     uncopied.cache = uncopied.layer(x)
     refused("cannot be copied", uncopied, {}, x)
-    noise = torch.Generator()
-    noisy = lambda net, x: net.second(torch.relu(net.first(x))) + torch.rand(3, generator=noise)
-    random = Net(noisy, first=nn.Linear(4, 6), second=nn.Linear(6, 3))
+    calls = itertools.count()
+    counting = lambda net, x: net.second(torch.relu(net.first(x))) + next(calls)
+    random = Net(counting, first=nn.Linear(4, 6), second=nn.Linear(6, 3))
     refused("random", random, {"first.weight": torch.arange(24).view(6, 4) < 12}, x)
 
 
-@pytest.mark.parametrize("scale", [1, 1e-14])
+@pytest.mark.parametrize("scale", [1, 1e-14, 0])
 def test_a_wrong_network_is_never_returned(monkeypatch, scale):
-    """If too many channels were chosen, the comparison would show it, however small the outputs are."""
+    """If too many channels were chosen, the comparison would show it, even if all outputs are zero at first."""
     model, example = zoo.build("vgg", trained=False)
     with torch.no_grad():
         for parameter in list(model.children())[-1].parameters():
@@ -300,5 +300,7 @@ def test_a_wrong_network_is_never_returned(monkeypatch, scale):
     monkeypatch.setattr(trials, "choose", too_many)
     small = bb.shrink(model, masks, example)
     assert_alike(example, zoo.masked(model, masks), small.module)
+    assert_trains_and_expands(small, example)
+    assert small.plan.parameters[0] == small.plan.parameters[1]
     assert small.plan.left
     assert "Channels without a signal stay" in str(small.plan)

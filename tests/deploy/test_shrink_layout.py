@@ -162,7 +162,7 @@ VIEWS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "train": (lambda net, h: viewed(h) if net.training else h, "it does not run with channels last (view size"),
     "random": (
         lambda net, h: viewed(h) + torch.rand_like(h) if net.training else h,
-        "it does not run in train mode with channels last (view size",
+        "it does not run with channels last (view size",
     ),
     "larger": (lambda net, h: h if h.shape[2] == 6 else viewed(h), "it does not run with channels last (view size"),
     "backward": (lambda net, h: _ViewedBackward.apply(h), "it does not train with channels last (view size"),  # type: ignore[no-untyped-call]

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ..accounting import account
 from ..deploy.shrink import Shrunk, shrink
-from ..deploy.shrink.layout import run_backward, with_channels_last
+from ..deploy.shrink.layout import with_channels_last
 from ..masks import Masks
+from ..running.backward import gradients
 from ..running.rng import forked
 from .training import Training
 
@@ -33,7 +34,7 @@ def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
     """Put the model's channels last in memory if it can be trained with them, and return it."""
     trial = with_channels_last(deepcopy(model)).train()
     try:
-        run_backward(trial, images)
+        gradients(trial, images, list(trial.parameters()))
     except RuntimeError:  # its own memory format matters, for example to a `view`; other errors will show in training
         return model
     return with_channels_last(model)

@@ -24,8 +24,8 @@ def forked(device: torch.device, seed: int | None = None) -> Iterator[None]:
     >>> bool((torch.get_rng_state() == before).all())
     True
     """
-    generators = _generators(device)
-    states = [g.get_state() for g in generators]
+    own = generators(device)
+    states = [g.get_state() for g in own]
     python = random.getstate()
     numpy = _numpy_random()
     numpy_state = numpy.get_state() if numpy else None
@@ -34,7 +34,7 @@ def forked(device: torch.device, seed: int | None = None) -> Iterator[None]:
             reseed(device, seed)
         yield
     finally:
-        for generator, state in zip(generators, states, strict=True):
+        for generator, state in zip(own, states, strict=True):
             generator.set_state(state)
         random.setstate(python)
         if numpy:
@@ -43,7 +43,7 @@ def forked(device: torch.device, seed: int | None = None) -> Iterator[None]:
 
 def reseed(device: torch.device, seed: int) -> None:
     """Start the same generators from `seed`. (`torch.manual_seed` would seed every other device too.)"""
-    for generator in _generators(device):
+    for generator in generators(device):
         generator.manual_seed(seed)
     random.seed(seed)
     if numpy := _numpy_random():
@@ -55,7 +55,8 @@ def _numpy_random() -> Any:
     return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
 
 
-def _generators(device: torch.device) -> list[torch.Generator]:
+def generators(device: torch.device) -> list[torch.Generator]:
+    """Return torch's global generators: that of the CPU, and that of the device."""
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         return [torch.default_generator, torch.cuda.default_generators[index]]

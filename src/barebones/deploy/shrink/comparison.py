@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from ...running.chance import Replayed
 from ...running.inputs import tensors
 from ...running.outputs import difference, mismatch, outputs, tolerance
 from ...running.rng import forked
+from .examples import other_sizes, random_inputs
 
 
 class Unusable(Exception):
@@ -31,59 +35,93 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The inputs and modes in which networks are compared. Dropout is off.
+    """The inputs and modes in which networks are compared. If they are random, their random numbers are replayed.
 
     The modes are eval, train, and eval again with the statistics that batch-norms collected in train mode. Eval
-    is the only mode for a network that does not run in train mode, or is random there; `unchecked` then says why.
+    is the only mode for a network that does not run in train mode; `unchecked` then says why. A network whose outputs
+    differ even if random numbers are replayed does not `repeat`.
     """
 
     inputs: list[Any]  # the example, and random values of its shape, as a larger batch if the network accepts that
+    scaled: list[Any]  # random values of several sizes, for a few samples
     other_sizes: list[Any]  # one sample, larger images and longer sequences, if the network accepts them
     modes: tuple[bool, ...]
-    trains: bool  # whether the network runs in train mode
     unchecked: str
+    repeats: bool
+    replayed: bool
 
     @staticmethod
     def for_network(model: nn.Module, example: Any) -> Comparison:
         """Find the inputs and modes in which this network runs."""
         device = next((t.device for t in (*model.parameters(), *tensors(example))), torch.device("cpu"))
+        # Inputs are tried on the CPU: on a GPU, an index out of range would end the process.
+        probe = copy_sharing_parameters(model) if device.type == "cpu" else deepcopy(model).cpu()
+
+        def accepts(inputs: Any) -> bool:
+            try:
+                outputs(probe.eval(), tree_map(lambda t: t.cpu() if isinstance(t, Tensor) else t, inputs))
+            except Exception:
+                return False
+            return True
+
         with forked(device, seed=0):
-            wide = tree_map(lambda value: _random(value, times=2), example)
-            same_size = tree_map(lambda value: _random(value, times=1), example)
+            wide, same_size, *scaled = random_inputs(probe, example, accepts)
+        replays: list[Replayed] = []
+
+        def replayed(train: bool, inputs: Any) -> Any:
+            with Replayed(seed=0) as replay:
+                replays.append(replay)
+                return outputs(copy_sharing_parameters(model).train(train), inputs)
+
+        replayed(False, example)
         modes: tuple[bool, ...] = (False,)
-        trains, unchecked = False, ""
+        unchecked, repeats = "", True
         # Batch-norms need more than one value for each channel, but some networks accept only the example's batch size.
         for inputs in (wide, same_size):
             try:
-                runs = [_run(without_dropout(copy_sharing_parameters(model)).train(), inputs, seed) for seed in (0, 1)]
+                repeats = difference(replayed(True, inputs), replayed(True, inputs)) == 0
             except Exception as error:
-                unchecked = f"it does not run in train mode ({first_line(error)})"
+                unchecked = f"in train mode: it does not run in train mode ({first_line(error)})"
                 continue
-            trains, unchecked = True, ""
-            if difference(*runs) > 0:
-                unchecked = "its outputs are random in train mode"
-            else:
-                modes = (False, True, False)
+            modes = (False, True, False) if repeats else modes
+            unchecked = "" if repeats else "in train mode: its outputs are random"
             break
-        return Comparison([example, inputs], _other_sizes(model, inputs, device), modes, trains, unchecked)
+        with forked(device, seed=1):
+            sizes = other_sizes(inputs, accepts)
+        return Comparison([example, inputs], scaled, sizes, modes, unchecked, repeats, any(r.used for r in replays))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the networks are compared in train mode."""
+        return True in self.modes
 
     def cast(self, like: Any) -> Comparison:
         """Return the same comparison with inputs of the types of an example."""
 
-        def cast(tree: Any) -> Any:
-            return tree_map(lambda value, t: t.to(value.dtype) if isinstance(t, Tensor) else t, like, tree)
+        def cast(trees: list[Any]) -> Any:
+            return [
+                tree_map(lambda value, t: t.to(value.dtype) if isinstance(t, Tensor) else t, like, tree)
+                for tree in trees
+            ]
 
-        return replace(
-            self, inputs=[cast(tree) for tree in self.inputs], other_sizes=[cast(tree) for tree in self.other_sizes]
-        )
+        return replace(self, inputs=cast(self.inputs), scaled=cast(self.scaled), other_sizes=cast(self.other_sizes))
+
+    def run(self, network: nn.Module, inputs: Any) -> list[Tensor]:
+        """Return the tensors among the outputs of a network."""
+        with self.random_numbers():
+            return [t.clone() for t in tensors(outputs(network, inputs))]  # a later run may overwrite the originals
+
+    def random_numbers(self) -> AbstractContextManager[Any]:
+        """Return a context in which every network gets the same random numbers."""
+        return Replayed(seed=0) if self.replayed else nullcontext()
 
     def runs(self, model: nn.Module) -> list[Run]:
         """Run a network in all modes on all inputs, and return the runs."""
-        network = without_dropout(copy_sharing_parameters(model))
+        network = copy_sharing_parameters(model)
         result: list[Run] = []
         for train in self.modes:
             for inputs in self.inputs[1:] if result else (*self.inputs, *self.other_sizes):
-                result.append(Run(train, inputs, _run(network.train(train), inputs), tolerance(model, train)))
+                result.append(Run(train, inputs, self.run(network.train(train), inputs), tolerance(model, train)))
         return result
 
     def check(self, network: nn.Module, expected: list[Run], change: str) -> None:
@@ -91,19 +129,21 @@ class Comparison:
 
         `change` names the change that was made to the network, for the error message: "with channels last".
         """
-        network = without_dropout(copy_sharing_parameters(network))
-        for run in expected:
-            try:
-                returned = _run(network.train(run.train), run.inputs)
-            except Exception as error:
-                raise Unusable(f"it does not run {change} ({first_line(error)})") from error
-            if reason := mismatch(run.returned, returned, run.limit):
-                raise Unusable(f"{change}, in {'train' if run.train else 'eval'} mode, {reason}")
-        if self.trains and True not in self.modes:  # random in train mode: it cannot be compared, but it must run
-            try:
-                _run(network.train(), self.inputs[1])
-            except Exception as error:
-                raise Unusable(f"it does not run in train mode {change} ({first_line(error)})") from error
+        network = copy_sharing_parameters(network)
+        for known in expected:
+            with runnable(change):
+                returned = self.run(network.train(known.train), known.inputs)
+            if reason := mismatch(known.returned, returned, known.limit):
+                raise Unusable(f"{change}, in {'train' if known.train else 'eval'} mode, {reason}")
+
+
+@contextmanager
+def runnable(change: str) -> Iterator[None]:
+    """Raise `Unusable` if a changed network does not run in this context."""
+    try:
+        yield
+    except Exception as error:
+        raise Unusable(f"it does not run {change} ({first_line(error)})") from error
 
 
 def copy_sharing_parameters(network: nn.Module) -> nn.Module:
@@ -114,56 +154,6 @@ def copy_sharing_parameters(network: nn.Module) -> nn.Module:
     return deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
 
 
-def without_dropout(network: nn.Module) -> nn.Module:
-    """Switch off the dropout layers of a network, and return it."""
-    for module in network.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-    return network
-
-
 def first_line(error: Exception) -> str:
     """Return the first line of an error message, or the name of the error if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _run(network: nn.Module, inputs: Any, seed: int = 0) -> list[Tensor]:
-    return [t.clone() for t in tensors(outputs(network, inputs, seed))]  # a later run may overwrite the originals
-
-
-def _random(value: Any, times: int) -> Any:
-    """Return random numbers for a batch that is `times` as large; integers are repeated."""
-    if not isinstance(value, Tensor) or value.dim() == 0:
-        return value
-    wide = torch.cat([value] * times)
-    return torch.randn_like(wide) if wide.is_floating_point() else wide
-
-
-def _other_sizes(model: nn.Module, inputs: Any, device: torch.device) -> list[Any]:
-    """Return the inputs of other sizes that the model accepts in eval mode.
-
-    This is tried on the CPU: on a GPU, an index out of range would end the process.
-    """
-    probe = copy_sharing_parameters(model) if device.type == "cpu" else deepcopy(model).cpu()
-    batch = next((len(t) for t in tensors(inputs) if t.dim()), 0)
-    accepted = []
-    # First one sample, then one of twice the height and width (the dimensions after the channels), then, for sequences,
-    # one of twice the length (the dimension before the channels).
-    for stretched in (slice(0), slice(2, None), slice(1, 2)):
-
-        def resized(value: Any, stretched: slice = stretched) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            value = value[:1] if value.dim() and len(value) == batch else value
-            for dim in range(value.dim())[stretched]:
-                value = torch.cat([value, value], dim)
-            return torch.randn_like(value) if value.is_floating_point() else value
-
-        try:
-            with forked(device, seed=1):
-                other = tree_map(resized, inputs)
-            outputs(probe.eval(), tree_map(lambda t: t.cpu() if isinstance(t, Tensor) else t, other))
-            accepted.append(other)
-        except Exception:  # the model does not accept such inputs
-            continue
-    return accepted

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
-from ...running.inputs import call, tensors
-from ...running.precision import tf32
-from ...running.rng import forked
-from .comparison import Comparison, Unusable, copy_sharing_parameters, first_line, without_dropout
+from ...running.backward import gradients
+from .comparison import Comparison, Unusable, copy_sharing_parameters, first_line
 
 
 def with_channels_last(network: nn.Module) -> nn.Module:
@@ -40,30 +36,24 @@ def channels_last_if_possible(network: nn.Module, comparison: Comparison) -> tup
         return network, f"it does not run in its own precision ({first_line(error)})"
     try:
         comparison.check(changed, expected, "with channels last")
-        _check_backward(network, changed, comparison.inputs[1])
+        _check_backward(network, changed, comparison)
     except Unusable as error:
         return network, str(error)
     return changed, ""
 
 
-def _check_backward(network: nn.Module, changed: nn.Module, inputs: Any) -> None:
+def _check_backward(network: nn.Module, changed: nn.Module, comparison: Comparison) -> None:
     """Raise `Unusable` if the network can be trained, but not with channels last."""
+
+    def train(network: nn.Module) -> None:
+        with comparison.random_numbers():
+            gradients(copy_sharing_parameters(network).train(), comparison.inputs[1], list(network.parameters()))
+
     try:
-        run_backward(without_dropout(copy_sharing_parameters(network)).train(), inputs)
+        train(network)
     except Exception:  # it cannot be trained in any order
         return
     try:
-        run_backward(without_dropout(copy_sharing_parameters(changed)).train(), inputs)
+        train(changed)
     except Exception as error:
         raise Unusable(f"it does not train with channels last ({first_line(error)})") from error
-
-
-def run_backward(network: nn.Module, example: Any) -> None:
-    """Run the network forward and backward on a copy of the example, without storing gradients."""
-    args, kwargs = tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, call(example))
-    trainable = [p for p in network.parameters() if p.requires_grad]
-    device = next((t.device for t in (*trainable, *tensors(call(example)))), torch.device("cpu"))
-    with torch.enable_grad(), forked(device, seed=0), tf32(device, False):
-        returned = [t for t in tensors(network(*args, **kwargs)) if t.requires_grad]
-        if returned and trainable:
-            torch.autograd.grad(returned, trainable, [torch.ones_like(t) for t in returned], allow_unused=True)

@@ -13,16 +13,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...masks import Masks, kept
 from ...running.outputs import outputs
-from ...scope import bare, matched, parameters
+from ...scope import bare, matched
 from .comparison import Comparison, copy_sharing_parameters, first_line
 from .coupling import Coupling, find_coupling
-from .cut import kernels, scatter
+from .cut import scatter
 from .layout import channels_last_if_possible
 from .plan import ShrinkPlan, smaller_layers
+from .redrawn import cut_masks, sever
 from .removal import ChannelReader, readers
 from .shifts import prune_shifts
 from .signals import constants, reached
-from .trials import Trial, Trials
+from .trials import Trials
+
+UNTELLING = "with other values: its outputs are then all the same, or not finite"
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,9 +67,9 @@ def shrink(
     """Return the network without the channels, neurons and branches that carry no signal from input to output.
 
     The small network is a plain `nn.Module`. It returns what the masked model returns, in train and in eval mode. This
-    is checked on the example and on random inputs of its shape. A channel whose removal fails the check is kept, and
-    `plan.left` says why. If a network fails the check with all its channels, a `ValueError` is raised. The model does
-    not change.
+    is checked on the example and on random inputs of its shape, with the present values and with random ones. A channel
+    whose removal fails the check is kept, and `plan.left` says why. If a network fails the check with all its channels,
+    a `ValueError` is raised. The model and the random state do not change.
 
     - A channel that nothing reads is removed. A channel that nothing writes is constant: it holds a bias or the shift
       of a batch-norm. It is removed if the constant is zero, or if the biases of all layers that read it can take it
@@ -111,16 +114,13 @@ def shrink(
             reading, shifts = prune_shifts(coupling, observe, (exact, large))
         else:
             reading = observe()
-        trials = Trials(exact, coupling, reading, comparison, multiple_of)
+        trials = Trials(exact, cpu_masks, coupling, reading, comparison, multiple_of)
         trial = trials.best()
         small, layout = _restored(trial.small, large, model), ""
         if channels_last:
             small, layout = channels_last_if_possible(small, comparison.cast(example))
-        small_masks = _cut_masks(cpu_masks, trial, small)
-        with torch.no_grad():
-            for name, reads in trial.severed.items():
-                layer: Any = large.get_submodule(name)
-                layer.weight.masked_fill_(kernels(reads, layer).to(layer.weight.device), 0)
+        small_masks = cut_masks(cpu_masks, trial.origin, small)
+        sever(large, trial.severed)
         plan = ShrinkPlan(
             layers=smaller_layers(trial.removed, large),
             parameters=(_size(model), _size(small)),
@@ -128,7 +128,7 @@ def shrink(
             folded=trial.folded,
             shifts=shifts,
             left=reasons | trials.left,
-            unchecked=comparison.unchecked,
+            unchecked=comparison.unchecked or ("" if trial.telling else UNTELLING),
             layout=layout,
         )
         return Shrunk(small, small_masks, plan, large, trial.origin)
@@ -192,7 +192,8 @@ def _observe(
     if peeked:
         reasons["every layer"] = "channels with a constant value, since the forward pass looks at values in Python"
     random = comparison.inputs[1]
-    runs = [(False, inputs) for inputs in (*comparison.other_sizes, random)] + [(True, random)] * comparison.trains
+    runs = [(False, inputs) for inputs in (*comparison.other_sizes, *comparison.scaled, random)]
+    runs += [(True, random)] * comparison.trains
     return readers(coupling, model, masks, arrives, constants(copy, runs, layers))
 
 
@@ -217,13 +218,6 @@ def _copy_modes(network: nn.Module, model: nn.Module) -> None:
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in network.named_modules():
         module.training = modes.get(name, model.training)
-
-
-def _cut_masks(masks: Masks, trial: Trial, small: nn.Module) -> Masks:
-    """Return the masks of the weights that are left."""
-    named = parameters(small)
-    origins = {name: trial.origin[name] for name in named if name in masks}
-    return Masks({name: masks[name].flatten()[index].to(named[name].device) for name, index in origins.items()})
 
 
 def _size(network: nn.Module) -> int:

@@ -35,7 +35,7 @@ class ShrinkPlan:
     folded: dict[str, int] = field(default_factory=dict)  # layer -> constant inputs that were added to its bias
     shifts: dict[str, int] = field(default_factory=dict)  # layer -> shifts that count as pruned (before_training)
     left: dict[str, str] = field(default_factory=dict)  # layer -> why channels without a signal are kept
-    unchecked: str = ""  # why the networks were not compared in train mode, if they were not
+    unchecked: str = ""  # where the networks were not compared, and why: "in train mode: ...", "with other values: ..."
     layout: str = ""  # why the weights are not channels last in memory, if they should be
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class ShrinkPlan:
             count = sum(self.shifts.values())
             sentences.append(f"{count:,} shifts of channels without input count as pruned: {', '.join(self.shifts)}.")
         if self.unchecked:
-            sentences.append(f"Compared in eval mode only: {self.unchecked}.")
+            sentences.append(f"Not compared {self.unchecked}.")
         if self.layout:
             sentences.append(f"The weights keep their order in memory: {self.layout}.")
         sentences += [f"Channels without a signal stay in {name}: {why}." for name, why in self.left.items()]

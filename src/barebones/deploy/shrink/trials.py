@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ...masks import Masks
 from ...scope import layers
 from .comparison import Comparison, Unusable, first_line
 from .coupling import ChannelSlot, Coupling
 from .cut import RemovedChannels, cut, fill, numbered
+from .redrawn import check_redrawn
 from .removal import ChannelReader, choose, folded_constants, severed
 
 
@@ -24,6 +26,7 @@ class Trial:
     removed: RemovedChannels
     severed: dict[str, Tensor]
     folded: dict[str, int]  # how many constant inputs were added to the bias of each layer
+    telling: bool  # whether the outputs with redrawn values were finite and not all the same
 
 
 class Trials:
@@ -32,12 +35,13 @@ class Trials:
     def __init__(
         self,
         model: nn.Module,
+        masks: Masks,
         coupling: Coupling,
         reading: list[ChannelReader],
         comparison: Comparison,
         multiple_of: int,
     ) -> None:
-        self.model, self.coupling, self.reading = model, coupling, reading
+        self.model, self.masks, self.coupling, self.reading = model, masks, coupling, reading
         self.comparison, self.multiple_of = comparison, multiple_of
         self.expected = comparison.runs(model)
         self.left: dict[str, str] = {}  # by layer: why channels without a signal are kept
@@ -54,6 +58,9 @@ class Trials:
         steps = [(no_group, 0), (no_group, 1)]
         steps += [(uncertain, 0), (uncertain, 1)] if uncertain.any() else []
         steps += [(~no_group, 1)]
+        if not self.comparison.repeats:
+            self.left["every layer"] = "its outputs are random in train mode, so they cannot be compared"
+            steps = steps[-1:]
         for pinned, at_least in steps:
             try:
                 trial = self.attempt(pinned, at_least)
@@ -65,7 +72,7 @@ class Trials:
                 f"{type(self.model).__name__} cannot be shrunk: the comparison fails even if no channel is removed "
                 f"({reason}); is its output random, or does it depend on earlier calls?"
             ) from reason
-        for slot, groups in self._coupled_layers():
+        for slot, groups in self._coupled_layers() if self.comparison.repeats else ():
             if pinned[groups].any():
                 free = pinned.clone()
                 free[groups] = False
@@ -89,7 +96,11 @@ class Trials:
         biases = {names[id(self.model.get_submodule(layer))]: shift for layer, shift in shifts.items()}
         origin = fill(small, self.model, biases)
         self.comparison.check(small, self.expected, "without them")
-        return Trial(small, origin, removed, severed(self.coupling, self.reading, removal), counts)
+        cells = severed(self.coupling, self.reading, removal)
+        telling = True
+        if removal.gone.any():
+            telling = check_redrawn(self.model, small, self.masks, origin, cells, self.comparison)
+        return Trial(small, origin, removed, cells, counts, telling)
 
     def _coupled_layers(self) -> Iterator[tuple[ChannelSlot, Tensor]]:
         """Yield each layer with the groups that it writes and no earlier layer writes."""

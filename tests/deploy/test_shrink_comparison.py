@@ -1,0 +1,246 @@
+"""The comparison sees every difference: behind zeros, in random networks, for other tokens; and it leaves no trace."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import zoo
+from shrinking import assert_alike, assert_trains_and_expands, widths
+from torch import Tensor, nn
+from zoo import Net, keep_all
+
+import barebones as bb
+from barebones.deploy.shrink import trials
+from barebones.deploy.shrink.comparison import Comparison, Unusable
+from barebones.deploy.shrink.redrawn import check_redrawn
+from barebones.deploy.shrink.removal import Removal
+from barebones.running.chance import Replayed
+from barebones.running.redraw import redraw_
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def careless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose all channels for removal that the coupling allows, so that only the comparison can save them."""
+    choose = trials.choose
+
+    def too_many(coupling: Any, reading: Any, pinned: Tensor, multiple_of: int, at_least: int) -> Removal:
+        removal = choose(coupling, reading, pinned, multiple_of, at_least)
+        return Removal(removal.idle | ~(coupling.fixed | pinned), removal.fillers)
+
+    monkeypatch.setattr(trials, "choose", too_many)
+
+
+# ---- parts that are zero at first ----
+
+
+def zero(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        nn.init.zeros_(tensor)
+
+
+def zero_head() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    zero(net[2].weight, net[2].bias)
+    return net
+
+
+def layer_scale() -> nn.Module:
+    return Net(lambda net, x: x + net.gamma * net.second(torch.relu(net.first(x))), first=nn.Linear(4, 6),
+               second=nn.Linear(6, 4), gamma=nn.Parameter(torch.zeros(4)))  # fmt: skip
+
+
+def rezero() -> nn.Module:
+    return Net(lambda net, x: x + net.alpha * net.second(torch.relu(net.first(x))), first=nn.Linear(4, 6),
+               second=nn.Linear(6, 4), alpha=nn.Parameter(torch.tensor(0.0)))  # fmt: skip
+
+
+def zero_gamma() -> nn.Module:
+    net = Net(lambda net, x: x + net.norm(net.second(torch.relu(net.first(x)))), first=nn.Conv2d(2, 6, 3, padding=1),
+              second=nn.Conv2d(6, 2, 1), norm=nn.BatchNorm2d(2))  # fmt: skip
+    zero(net.norm.weight)
+    return net
+
+
+def low_rank() -> nn.Module:
+    net = Net(lambda net, x: net.out(torch.relu(net.dense(x) + net.up(torch.relu(net.down(x))))),
+              dense=nn.Linear(4, 6), down=nn.Linear(4, 3), up=nn.Linear(3, 6), out=nn.Linear(6, 2))  # fmt: skip
+    zero(net.up.weight, net.up.bias)
+    return net
+
+
+def tiny_scale() -> nn.Module:
+    net = layer_scale()
+    nn.init.constant_(net.gamma, 1e-20)
+    return net
+
+
+ZEROS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "head": (zero_head, (4, 4)),
+    "LayerScale": (layer_scale, (4, 4)),
+    "tiny LayerScale": (tiny_scale, (4, 4)),
+    "ReZero": (rezero, (4, 4)),
+    "gamma": (zero_gamma, (4, 2, 8, 8)),
+    "low rank": (low_rank, (4, 4)),
+}
+
+
+@pytest.mark.usefixtures("careless")
+@pytest.mark.parametrize("name", ZEROS)
+def test_a_wrong_cut_behind_zeros_is_seen(name):
+    make, shape = ZEROS[name]
+    model, example = make(), torch.randn(shape)
+    small = bb.shrink(model, keep_all(model), example)
+    assert small.plan.parameters[0] == small.plan.parameters[1]
+    assert_alike(example, redraw_(small.module, 0), small.expand())
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_a_right_cut_behind_zeros_passes(name):
+    make, shape = ZEROS[name]
+    model, example = make(), torch.randn(shape)
+    masks = keep_all(model)
+    first, second = ("down.weight", "up.weight") if name == "low rank" else [n for n in masks if "weight" in n]
+    masks[first][0] = False
+    masks[second][:, 1] = False
+    small = bb.shrink(model, masks, example)
+    assert small.plan.parameters[1] < small.plan.parameters[0]
+    assert not small.plan.left
+    assert not small.plan.unchecked
+    assert_trains_and_expands(small, example)
+    assert_alike(example, redraw_(small.module, 0), small.expand())
+
+
+def swapped(net: Any, x: Tensor) -> Tensor:
+    """The gradient of a channel is also that of another one; no output shows it."""
+    h = torch.relu(net.first(x))
+    return net.second(h + (h.flip(1) - h.flip(1).detach()))
+
+
+def test_gradients_are_compared():
+    large, small = (Net(swapped, first=nn.Linear(4, n), second=nn.Linear(n, 3)).double() for n in (6, 4))
+    masks = keep_all(large)
+    masks["second.weight"][:, :2] = False  # no output reads these channels, but gradients go through them
+    index = {name: torch.arange(p.numel()).view(p.shape) for name, p in large.named_parameters()}
+    origin = {"first.weight": index["first.weight"][2:], "first.bias": index["first.bias"][2:]}
+    origin |= {"second.weight": index["second.weight"][:, 2:], "second.bias": index["second.bias"]}
+    comparison = Comparison.for_network(large, torch.randn(4, 4).double())
+    with pytest.raises(Unusable, match="with other values, in eval mode, the gradients differ by"):
+        check_redrawn(large, small, masks, origin, {}, comparison)
+
+
+def test_outputs_that_tell_nothing_are_reported():
+    model = Net(lambda net, x: net.second(torch.relu(net.first(x))) * 0, first=nn.Linear(4, 6), second=nn.Linear(6, 3))
+    masks = keep_all(model)
+    masks["second.weight"][:, :2] = False
+    small = bb.shrink(model, masks, torch.randn(4, 4))
+    assert small.plan.unchecked == "with other values: its outputs are then all the same, or not finite"
+    assert f"Not compared {small.plan.unchecked}." in " ".join(str(small.plan).split())
+
+
+def test_inputs_for_which_a_network_overflows_are_left_out():
+    model = Net(lambda net, x: net.second(torch.exp(torch.exp(net.first(x)))), first=nn.Linear(4, 6),
+                second=nn.Linear(6, 3))  # fmt: skip
+    masks = keep_all(model)
+    masks["second.weight"][:, :2] = False
+    small = bb.shrink(model, masks, torch.rand(4, 4) / 100)
+    assert widths(small.module, "first") == (4, 4)
+    assert not small.plan.unchecked
+
+
+# ---- random numbers ----
+
+
+def noise_per_channel(net: Any, h: Tensor) -> Tensor:
+    return h * (1 + torch.randn(h.shape[1])) if net.training else h
+
+
+CALLS = itertools.count()
+
+
+def counted(net: Any, h: Tensor) -> Tensor:
+    return h + next(CALLS) if net.training else h
+
+
+CHANCES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "dropout": lambda net, h: F.dropout(h, 0.5, net.training),
+    "dropout in place": lambda net, h: F.dropout(h, 0.5, net.training, inplace=True),
+    "alpha dropout": lambda net, h: F.alpha_dropout(h, 0.5, net.training),
+    "drop path": lambda net, h: h * h.new_empty(len(h), 1).bernoulli_(0.5) if net.training else h,
+    "stochastic depth": lambda net, h: h * (torch.rand(len(h), 1) > 0.5) if net.training else h,
+    "in Python": lambda net, h: h if not net.training or random.random() > 0.5 else h * 2,
+    "noise": lambda net, h: h + torch.randn_like(h) if net.training else h,
+    "noise in eval mode": lambda net, h: h + torch.randn_like(h),
+    "gumbel": lambda net, h: h * F.gumbel_softmax(h.detach().mean(1, keepdim=True) * torch.ones(2))[:, :1],
+    "rrelu": lambda net, h: F.rrelu(h, training=net.training),
+}
+
+
+def with_chance(chance: Callable[[Any, Tensor], Tensor], train_only: float = 0.0) -> nn.Module:
+    """A network that draws, and may compute something else in train mode."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = chance(net, torch.relu(net.first(x)))
+        return net.second(h) + (train_only * h.roll(1, 1).sum(1, keepdim=True) if net.training else 0)
+
+    return Net(forward, first=nn.Linear(4, 6, bias=False), second=nn.Linear(6, 3))
+
+
+def unread(model: nn.Module) -> dict[str, Tensor]:
+    masks = keep_all(model)
+    masks["second.weight"][:, :2] = False
+    return masks
+
+
+@pytest.mark.parametrize("name", CHANCES)
+def test_random_networks_are_compared_in_train_mode(name):
+    model, x = with_chance(CHANCES[name]), torch.randn(4, 4)
+    small = bb.shrink(model, unread(model), x)
+    assert widths(small.module, "first") == (4, 4)
+    assert not small.plan.unchecked
+    large = redraw_(small.module, 0).train() and small.expand().train()
+    with torch.no_grad():
+        results = []
+        for network in (small.module, large):
+            random.seed(0)
+            with Replayed(seed=0):
+                results.append(network(x))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("name", ["dropout", "drop path", "noise"])
+def test_a_network_that_needs_a_channel_only_in_train_mode_keeps_it(name):
+    model, x = with_chance(CHANCES[name], train_only=1.0), torch.randn(4, 4)
+    small = bb.shrink(model, unread(model), x)
+    assert widths(small.module, "first") == (6, 4)
+
+
+@pytest.mark.parametrize("chance", [noise_per_channel, counted])
+def test_what_cannot_be_compared_in_train_mode_is_not_cut(chance):
+    model = with_chance(chance)
+    small = bb.shrink(model, unread(model), torch.randn(4, 4))
+    assert widths(small.module, "first") == (6, 4)
+    assert small.plan.left
+
+
+# ---- no trace ----
+
+
+@pytest.mark.parametrize("name", ["resnet", "language", "functional", "writing"])
+def test_the_random_state_does_not_change(name):
+    model, example = zoo.build(name)
+    masks = zoo.draw_masks(name, model, 0.3)
+    for _ in range(2):  # the first call may import modules
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+        bb.shrink(model, masks, example)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert random.getstate() == before[1]
+        assert (np.random.get_state()[1] == before[2]).all()
