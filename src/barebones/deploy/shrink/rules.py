@@ -136,6 +136,11 @@ def cast(labels: Labels, call: Call) -> Any:
     return x.view_as(x) if x.requires_grad else labels.numbered(groups)
 
 
+def fresh(labels: Labels, call: Call) -> Any:
+    """A new tensor, of which its maker gives only the type: what is computed with its channels must keep them."""
+    return labels.like_input(plain(call))
+
+
 def fill(labels: Labels, call: Call) -> Tensor:
     """A constant written over channels leaves them where they are."""
     return meeting(labels, Call(torch.add, call.args[:2], {})) if len(call.tensors) > 1 else call.args[0]
@@ -540,6 +545,7 @@ TABLE: dict[Rule, str] = {
         gt lt ge le eq ne greater less isnan isinf isfinite signbit logical_and logical_or logical_not logical_xor
         bitwise_and bitwise_or bitwise_not and or invert xor""",
     cast: "to type type_as float double half bfloat16 cpu cuda long int bool",
+    fresh: "new_empty new_zeros new_ones new_full new_tensor",
     fill: "fill zero",
     along: """
         softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin sort argsort topk roll normalize
