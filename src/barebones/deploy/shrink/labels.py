@@ -66,6 +66,7 @@ class Labels(TorchFunctionMode):
         none = torch.empty(0, dtype=torch.long)
         self.fixed, self.written, self.uncertain, self.pooled = [torch.tensor([INPUT])], [none], [none], [none]
         self.running: list[tuple[str, nn.Module]] = []  # the layers that are running, with their names
+        self._examined: set[int] = set()  # the arguments of the running function whose groups were asked for
         self._group = torch.arange(self.size)
         self._pairs: list[tuple[Tensor, Tensor]] = []  # coupled since `_group` was computed
         self._masks: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()  # comparisons and their numbers
@@ -78,10 +79,16 @@ class Labels(TorchFunctionMode):
         if torch.is_inference_mode_enabled():
             raise ValueError("a part of it runs under torch.inference_mode(), where channels cannot be followed")
         rule = self.rules.get(call.name, as_it_is if call.name.endswith("__get__") else mixed)
+        if any(t.is_complex() for t in call.tensors) and rule is not as_it_is:
+            rule = mixed
         if not (call.live or rule in self.of_layers or any(t in self._masks for t in call.tensors)):
             result = call.func(*call.args, **call.kwargs)
             return result if call.inplace or call.out is None else call.out.copy_(result)
+        self._examined = set()
         result = rule(self, call)
+        for tensor in call.tensors if rule is not as_it_is else ():
+            if id(tensor) not in self._examined:  # the rule does not know that there may be channels
+                self.fix(self.of(tensor))
         if call.out is None or result is call.out or not call.out.is_floating_point():
             return result if call.out is None else call.out
         if not call.out.requires_grad:  # a constant; what is written to it are numbers
@@ -116,14 +123,14 @@ class Labels(TorchFunctionMode):
         """Return the group of each value of a tensor, or None if it holds no numbers of channels."""
         if not isinstance(value, Tensor):
             return None
+        self._examined.add(id(value))
         if value in self._masks:
             value = self._masks[value]
         elif not value.requires_grad:
             return None
         with torch.no_grad():
-            return self.groups()[
-                value.detach().cpu().long()
-            ]  # an IndexError if Python code has made other numbers of them
+            value = value.real if value.is_complex() else value
+            return self.groups()[value.detach().cpu().long()]
 
     def shape_or_groups(self, value: Tensor) -> Tensor | tuple[int, ...]:
         """Return the groups of a tensor, or the shape of a constant, as `join` takes them."""
@@ -137,8 +144,10 @@ class Labels(TorchFunctionMode):
 
     def like_input(self, value: Any) -> Any:
         """Return a float tensor's stand-in, all of whose channels stay; other values stay as they are."""
-        floats = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-        return self.numbered(torch.full(value.shape, INPUT)) if floats else value
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return value
+        stand_in = self.numbered(torch.full(value.shape, INPUT))
+        return stand_in.to(torch.cdouble) if value.is_complex() else stand_in
 
     def fix(self, groups: Tensor | None) -> None:
         """Keep these channels."""

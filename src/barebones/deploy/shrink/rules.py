@@ -101,14 +101,14 @@ def _per_channel(labels: Labels, x: Tensor, layer: tuple[str, Any]) -> Tensor:
 
 def passing(labels: Labels, call: Call) -> Tensor:
     """Functions of one value."""
-    if call.inplace:
-        return call.out
-    return labels.numbered(_groups(labels, call.tensors[0]))
+    groups = _groups(labels, call.tensors[0])
+    return call.out if call.inplace else labels.numbered(groups)
 
 
 def alias(labels: Labels, call: Call) -> Tensor:
     """Functions that return the same memory, or a copy of it."""
     x = call.args[0]
+    labels.of(x)
     return x.view_as(x) if call.name != "contiguous" or x.is_contiguous() else x.contiguous()
 
 
@@ -404,9 +404,13 @@ def _judge_index(labels: Labels, groups: Tensor, index: Any) -> None:
 
 
 def shuffle(labels: Labels, call: Call) -> Tensor:
-    """`channel_shuffle`: its groups of channels stay equally wide."""
+    """Shuffles: the groups of `channel_shuffle` stay equally wide, and the channels of a pixel go together."""
     groups = _groups(labels, call.args[0])
-    _couple_parts(labels, groups, 1, groups.shape[1] // call.named("input", "groups")["groups"])
+    if call.name == "channel_shuffle":
+        _couple_parts(labels, groups, 1, groups.shape[1] // call.named("input", "groups")["groups"])
+    else:
+        pixels = groups.unflatten(-3, (-1, call.named("input", "upscale_factor")["upscale_factor"] ** 2))
+        labels.couple(pixels, pixels.amax(-3, keepdim=True))
     return call.func(*call.args, **call.kwargs)
 
 
@@ -425,7 +429,7 @@ def product(labels: Labels, call: Call) -> Tensor:
 
 def added_product(labels: Labels, call: Call) -> Tensor:
     """A matrix product plus a first argument."""
-    start, a, b = call.args[:3]
+    start, a, b = list(call.named("input", "batch1", "batch2").values())[:3]
     if a.dim() < 2 or b.dim() < 2:
         return mixed(labels, call)
     joined = labels.join(_summed(labels, a, -1), _summed(labels, b, -2))
@@ -465,9 +469,7 @@ def attention(labels: Labels, call: Call) -> Tensor:
         heads = q[-3] if isinstance(q, tuple) else q.shape[-3]
         k, v = (_repeated(t, heads) for t in (k, v))
     mask = arguments.get("attn_mask")
-    known = [q, k, v]
-    if isinstance(mask, Tensor):
-        known.append((*mask.shape[:-1], 1))
+    known = [q, k, v] if mask is None else [q, k, v, _summed(labels, mask, -1)]
     return labels.numbered(labels.join(*known))
 
 
@@ -526,7 +528,7 @@ DEFAULT_DIM = {"sort": -1, "argsort": -1, "topk": -1, "normalize": 1, "unbind": 
 TABLE: dict[Rule, str] = {
     as_it_is: """
         permute transpose t swapaxes swapdims movedim moveaxis adjoint squeeze unsqueeze flip repeat repeat_interleave
-        tile pixel_shuffle pixel_unshuffle size dim ndimension numel nelement stride storage_offset is_contiguous
+        tile pixel_unshuffle size dim ndimension numel nelement stride storage_offset is_contiguous
         is_floating_point is_complex len get_device element_size data_ptr is_pinned is_tensor is_same_size
         requires_grad hash repr format""",
     passing: """
@@ -567,7 +569,7 @@ TABLE: dict[Rule, str] = {
     taking: "index_select select narrow unbind iter",
     item: "getitem",
     set_item: "setitem",
-    shuffle: "channel_shuffle",
+    shuffle: "channel_shuffle pixel_shuffle",
     product: "matmul rmatmul mm bmm",
     added_product: "addmm baddbmm",
     einsum: "einsum",
