@@ -230,3 +230,17 @@ def test_results_written_in_place_by_position_and_into_out_are_followed():
     on_paths = effective(model, masks, torch.randn(2, 3))
     assert on_paths["first.weight"].diagonal().tolist() == [True, True, False]
     assert on_paths["second.weight"].equal(masks["second.weight"])
+
+
+def test_complex_values_mix_everything_and_factors_may_have_names():
+    def forward(net, x):
+        h = net.first(x)
+        turned = torch.view_as_real(torch.view_as_complex(h.view(len(h), -1, 2)) * torch.tensor(1j)).flatten(1)
+        return net.second(torch.baddbmm(turned[:, None], batch1=turned[:, None], batch2=torch.ones(len(h), 4, 4))[:, 0])
+
+    model = Net(forward, first=nn.Linear(3, 4, bias=False), second=nn.Linear(4, 2, bias=False))
+    masks = keep_all(model)
+    masks["first.weight"][1:] = False
+    assert all(kept.equal(masks[name]) for name, kept in effective(model, masks, torch.randn(2, 3)).items())
+    masks["first.weight"][0] = False
+    assert not any(kept.any() for kept in effective(model, masks, torch.randn(2, 3)).values())

@@ -162,6 +162,8 @@ class Bits(TorchFunctionMode):
         if torch.is_inference_mode_enabled():
             raise ValueError("a part of it runs under torch.inference_mode(), where no path can be recorded")
         rule = self.rules.get(call.name, as_it_is if call.name.endswith("__get__") else mixed)
+        if any(t.is_complex() for t in call.live) and rule not in (as_it_is, skip, blank):
+            rule = mixed
         if self.strict and rule not in (skip, blank) and any(t in self.from_input for t in call.tensors):
             return self._flooded(call)
         if not call.live and rule not in (skip, blank):
@@ -233,7 +235,7 @@ class Bits(TorchFunctionMode):
                 return result
             bits = result.clone()
         else:
-            bits = result if result._is_view() else alive(result)
+            bits = result if result._is_view() or result.is_complex() else alive(result)
         if call.weight is not None:
             self.weights[bits] = call.weight
         elif call.share:
@@ -343,5 +345,13 @@ def mixed(bits: Bits, call: Call) -> Any:
     result = call.args[0] if call.inplace else call.func(*args, **kwargs)
     if not any(map(numbers, tree_leaves(result))):
         return result
-    anything = reduce(torch.add, [bits.quiet(call, t).float().mean().to(call.live[0].device) for t in call.live])
-    return tree_map(lambda value: anything.to(value.device).expand(value.shape) if numbers(value) else value, result)
+    signals = [bits.quiet(call, t.real if t.is_complex() else t).float().mean() for t in call.live]
+    anything = alive(reduce(torch.add, [signal.to(call.live[0].device) for signal in signals]))
+
+    def depending(value: Any) -> Any:
+        if not numbers(value):
+            return value
+        every = anything.to(value.device).expand(value.shape)
+        return every.to(torch.cfloat) if value.is_complex() else every
+
+    return tree_map(depending, result)

@@ -52,7 +52,8 @@ def contract(bits: Bits, call: Call) -> Tensor:
 
 def add_product(bits: Bits, call: Call) -> Tensor:
     """A matrix product plus a first argument, as in transformers' `Conv1D`."""
-    return bits.product(torch.matmul, call.args[1:3]) + bits.quiet(call, call.args[0])
+    start, *factors = call.tensors  # some of them may be given by name
+    return bits.product(torch.matmul, factors) + bits.quiet(call, start)
 
 
 def layer(bits: Bits, call: Call) -> Tensor:

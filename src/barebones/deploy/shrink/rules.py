@@ -429,7 +429,7 @@ def product(labels: Labels, call: Call) -> Tensor:
 
 def added_product(labels: Labels, call: Call) -> Tensor:
     """A matrix product plus a first argument."""
-    start, a, b = list(call.named("input", "batch1", "batch2").values())[:3]
+    start, a, b = call.tensors  # some of them may be given by name
     if a.dim() < 2 or b.dim() < 2:
         return mixed(labels, call)
     joined = labels.join(_summed(labels, a, -1), _summed(labels, b, -2))
