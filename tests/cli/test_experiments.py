@@ -16,7 +16,9 @@ from barebones.data import DATA
 from barebones.files.masks import load_masks, save_masks
 from barebones.lab import demo
 from barebones.lab.experiment import Experiment
+from barebones.lab.folder import finished, write_json
 from barebones.lab.network import cached_data
+from barebones.lab.seal import Identity
 
 TINY = ["--model", "nets_for_cli:tiny", "--data", "digits", "--batch", "256", "--device", "cpu"]
 FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--epochs", "1"]
@@ -100,7 +102,7 @@ def test_a_run_is_shown_at_every_stage_and_does_nothing_twice(command, tiny):
     assert f"{folder}: finished." in command("run", *FORCE, "--dry-run").out
     shown = json.loads(command("inspect", folder, "--json").out)
     assert shown["state"] == "finished"
-    assert shown["result"] == json.loads((folder / "result.json").read_text())
+    assert shown["result"] == finished(folder)
     printed = command("inspect", folder).out
     assert all(
         text in printed for text in ("State: finished.", "Test accuracy after the last epoch", "nets_for_cli:tiny")
@@ -192,7 +194,8 @@ def test_inspect_shows_a_mask_file(mask, command):
     ],
 )
 def test_inspect_names_a_damaged_file(name, content, problem, mistake, tmp_path):
-    Path("experiment.json").write_text("{}")
+    experiment = Experiment().resolved()
+    write_json(Path("experiment.json"), experiment.to_dict(), Identity(experiment.folder, None))
     save_masks({"w": torch.eye(20) > 0}, "mask")
     Path(name).write_bytes(content or Path("mask").read_bytes()[:-3])
     mistake(problem, "inspect", tmp_path if content else "mask")

@@ -98,10 +98,13 @@ def test_a_mask_file_of_unknown_origin_needs_a_network(command, mistake, tmp_pat
         ("RUN/weights.safetensors -o out.onnx", "not a barebones-masks file"),
         # a run that is not finished, or damaged: FILE is not there, or has this content
         ("COPY -o out.pt2 result.json", "is not finished (pruned; trained 1 of 1 epochs); finish it"),
-        ("COPY -o out.pt2 result.json={", "result.json cannot be read"),
+        ("COPY -o out.pt2 result.json={", "result.json is damaged"),
         ("COPY -o out.pt2 experiment.json={", "experiment.json is damaged"),
         ("COPY -o out.pt2 experiment.json=[]", "experiment.json is damaged"),
-        ("COPY -o out.pt2 weights.safetensors", "No such file or directory"),
+        (
+            "COPY -o out.pt2 weights.safetensors",
+            "weights.safetensors is missing; delete the result.json",
+        ),
         ("COPY -o out.pt2 weights.safetensors=torn", "weights.safetensors is not a safetensors file"),
         ("COPY -o out.pt2 mask.safetensors=", "mask.safetensors is empty"),
     ],

@@ -1,6 +1,5 @@
 """What several tests of the lab do with runs: interrupt them, and compare their folders."""
 
-import json
 import os
 import signal
 import sys
@@ -14,11 +13,14 @@ from barebones.cli.app import main
 from barebones.files.masks import load_masks
 from barebones.files.weights import load_weights
 from barebones.lab.experiment import Experiment
+from barebones.lab.folder import finished, write_json
 from barebones.lab.metrics import read
 from barebones.lab.run import RunOptions, Stopped, result_of, run
+from barebones.lab.seal import Identity
 
 ALWAYS = {"experiment.json", "metrics.jsonl", "mask.safetensors", "weights.safetensors", "result.json", "lock"}
 CLOCK = ("seconds", "elapsed", "images_per_second")
+UNLIKE = {"seconds": 0, "metrics": 0}  # what differs between runs because of the clock
 NETWORK = """
 from torch import nn
 
@@ -69,15 +71,41 @@ def assert_same_run(expected: Path, other: Path) -> None:
     (a, about), (b, other_about) = (load_masks(folder / "mask.safetensors") for folder in (expected, other))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert {**about, "seconds": 0} == {**other_about, "seconds": 0}
+    assert {**about, **UNLIKE} == {**other_about, **UNLIKE}
     a, b = tensors(expected / "weights.safetensors"), tensors(other / "weights.safetensors")
     assert a.keys() == b.keys()
     assert not [name for name in a if a[name].dtype != b[name].dtype or not torch.equal(a[name], b[name])]
     assert timeless(read(expected / "metrics.jsonl")) == timeless(read(other / "metrics.jsonl"))
-    a, b = (json.loads((folder / "result.json").read_text()) for folder in (expected, other))
-    assert {**a, "seconds": 0} == {**b, "seconds": 0}
+    assert {**finished(expected), **UNLIKE} == {**finished(other), **UNLIKE}
     assert {p.name for p in expected.iterdir()} == {p.name for p in other.iterdir()}
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int, int]]:
     return {p.name: (s.st_ino, s.st_mtime_ns, s.st_size) for p in folder.iterdir() for s in [p.stat()]}
+
+
+def made_up_result(experiment: Experiment, top1: float = 0.9, **changes) -> dict:
+    """A result as a finished run writes it."""
+    return {
+        "experiment": experiment.to_dict(),
+        "test": {"top1": top1, "top5": None, "loss": 0.3},
+        "best_validation": {"epoch": 12, "validation": 0.92, "test": 0.89},
+        "prunable": 1000,
+        "kept": 100,
+        "sparsity": 0.9,
+        "effective_sparsity": 0.95,
+        "collapsed": [],
+        "found_for_these_weights": True,
+        "seconds": {"pretrain": 0, "prune": 1.5, "train": 20.0},
+        "shrunk": None,
+        "weights": "0" * 16,
+        "metrics": None,
+        "environment": {},
+    } | changes
+
+
+def write_file(folder: Path, experiment: Experiment, name: str, content: dict) -> Path:
+    """Write a sealed JSON file of the experiment's run into a folder, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / name, content, Identity(experiment.folder, None))
+    return folder / name

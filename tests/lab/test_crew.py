@@ -132,7 +132,7 @@ def test_after_a_crash_every_run_of_the_process_is_alone(crew):
 
 
 def test_a_failure_that_cannot_be_written_does_not_end_the_sweep(crew, monkeypatch):
-    def full(path, value):
+    def full(path, value, owner):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "write_json", full)

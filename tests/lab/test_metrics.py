@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from lab_runs import interrupted, timeless
 from barebones.lab.experiment import Experiment
 from barebones.lab.metrics import Metrics, read
 from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.seal import Identity
 
 EPOCH = {"loss", "accuracy", "lr", "images_per_second", "seconds", "validation", "test", "epoch", "epochs", "stage"}
 ROUND = {"keep", "pruned", "recovered", "saliency", "loss", "seconds", "layers", "round", "rounds", "stage"}
@@ -18,7 +20,8 @@ ROUND = {"keep", "pruned", "recovered", "saliency", "loss", "seconds", "layers",
 
 def line(stage: str, number: int, **numbers) -> dict:
     unit = "round" if stage == "prune" else "epoch"
-    return {"stage": stage, unit: number, unit + "s": 9, **numbers}
+    clock = {"seconds": 0.5} | ({"elapsed": 0.5} if stage == "prune" else {})
+    return {"stage": stage, unit: number, unit + "s": 9, **clock, **numbers}
 
 
 LINES = [
@@ -28,50 +31,112 @@ LINES = [
 ]
 
 
-def written(folder: Path, lines=LINES, end: str = "") -> Path:
-    path = folder / "metrics.jsonl"
-    path.write_text("".join(json.dumps(values) + "\n" for values in lines) + end)
-    return path
+OWNER = Identity("digits-tiny-snip-90-s0-0123456789", "0123456789abcdef")
 
 
-def metrics(folder: Path, **options) -> tuple[Metrics, list]:
+def metrics(folder: Path, owner: Identity = OWNER, **options) -> tuple[Metrics, list]:
     reported: list = []
-    return Metrics(folder, reported.append, **options), reported
+    return Metrics(folder / "metrics.jsonl", owner, reported.append, **options), reported
+
+
+def written(folder: Path, lines=LINES, owner: Identity = OWNER) -> tuple[Path, list[dict]]:
+    """The path of a file with these lines, and the marks before the first and after each line."""
+    log, _ = metrics(folder, owner)
+    log.rewind()
+    marks = [log.mark()]
+    for values in lines:
+        log(values)
+        marks.append(log.mark())
+    log.close()
+    return log.path, marks
 
 
 def test_every_cut_of_a_file_leaves_whole_lines_and_is_mended(tmp_path):
-    path = written(tmp_path, LINES[:4])
+    path, marks = written(tmp_path, LINES[:4])
     content = path.read_bytes()
-    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
-    for cut in {*range(0, len(content) + 1, 9), *ends, *(end + 1 for end in ends)}:
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    for cut in {*range(ends[0], len(content) + 1, 9), *(end - 1 for end in ends[1:]), *ends}:
         path.write_bytes(content[:cut])
-        count = sum(end <= cut for end in ends)  # a line that lacks nothing but its end is whole
-        _, reported = metrics(tmp_path)
-        assert read(path) == LINES[:count]
-        assert path.read_bytes() == b"".join(json.dumps(values).encode() + b"\n" for values in LINES[:count])
+        count = sum(end <= cut for end in ends) - 1
+        assert read(path, OWNER) == LINES[:count]
+        log, reported = metrics(tmp_path)
+        log.rewind(marks[count])
+        log.close()
+        assert path.read_bytes() == content[: ends[count]]
         assert reported == []
 
 
+@pytest.mark.parametrize("count", range(len(LINES) + 1))
+def test_rewinding_removes_what_comes_after_a_mark(count, tmp_path):
+    path, marks = written(tmp_path)
+    log, _ = metrics(tmp_path)
+    log.rewind(marks[count])
+    assert read(path, OWNER, marks[count]) == LINES[:count]
+    log(LINES[0])
+    assert read(path, OWNER, log.mark()) == [*LINES[:count], LINES[0]]
+    log.close()
+
+
+def test_lost_lines_are_told(tmp_path):
+    path, marks = written(tmp_path)
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(rows[:7]))
+    log, _ = metrics(tmp_path)
+    with pytest.raises(ValueError, match=r"has lost 3 of 9 lines after epoch 1 of train; delete its folder and run"):
+        log.rewind(marks[-1])
+    path.write_text("".join(rows[:3] + rows[4:]))
+    log, _ = metrics(tmp_path)
+    with pytest.raises(ValueError, match=r"lost 7 of 9 lines after epoch 2 of pretrain, because line 4 has changed"):
+        log.rewind(marks[-1])
+    with pytest.raises(
+        ValueError, match=r"metrics.jsonl is damaged \(line 4 has changed, or a line before it is lost\)"
+    ):
+        read(path)
+    path.unlink()
+    with pytest.raises(ValueError, match="has lost 9 of 9 lines; delete"):
+        metrics(tmp_path)[0].rewind(marks[-1])
+    assert read(path) == []
+
+
+def test_a_file_that_lacks_its_end_or_has_another_is_not_that_of_the_result(tmp_path):
+    path, marks = written(tmp_path)
+    assert read(path, OWNER, marks[-1]) == LINES
+    whole = path.read_text()
+    path.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="has 8 lines instead of the 9 that the run had written"):
+        read(path, OWNER, marks[-1])
+    written(tmp_path, [*LINES[:-1], line("train", 3, loss=0.0)])
+    with pytest.raises(ValueError, match="the run had written"):
+        read(path, OWNER, marks[-1])
+    log, _ = metrics(tmp_path)
+    with pytest.raises(ValueError, match="has other lines than those that the run had written"):
+        log.rewind(marks[-1])
+
+
 @pytest.mark.parametrize(
-    ("stage", "after", "count"),
+    ("owner", "problem"),
     [
-        *[("pretrain", 0, 0), ("pretrain", 1, 1), ("prune", 0, 2), ("prune", 2, 4), ("prune", 3, 5)],
-        *[("train", 0, 5), ("train", 3, 8), ("train", 100, 9)],
+        (
+            Identity("digits-tiny-snip-90-s1-0123456789", OWNER.initial),
+            "another run, digits-tiny-snip-90-s1-0123456789",
+        ),
+        (Identity(OWNER.run, "f" * 16), f"a run from other initial weights ({'f' * 16}, not 0123456789abcdef)"),
     ],
 )
-def test_rewinding_forgets_what_comes_after(stage, after, count, tmp_path):
-    path = written(tmp_path)
-    log, _ = metrics(tmp_path)
-    log.rewind(stage, after)
-    assert read(path) == LINES[:count]
-    log(LINES[0])
-    assert read(path) == [*LINES[:count], LINES[0]]
+def test_the_metrics_of_another_run_are_refused(owner, problem, tmp_path):
+    path, _ = written(tmp_path, owner=owner)
+    for use in (metrics, lambda folder: read(path, OWNER)):
+        with pytest.raises(ValueError, match=re.escape(f"{path} belongs to {problem}; delete its folder")):
+            use(tmp_path)
+    assert read(path, Identity(owner.run, None)) == LINES  # where the initial weights are not known
 
 
 def test_numbers_that_json_does_not_know_are_null(tmp_path):
     log, reported = metrics(tmp_path)
+    log.rewind()
     log(line("prune", 0, saliency=math.nan, loss=math.inf, layers={"a": -math.inf, "b": 1}))
-    text = log.path.read_text()
+    log.close()
+    text = log.path.read_text().splitlines()[1]
     values = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert (values["saliency"], values["loss"], values["layers"]) == (None, None, {"a": None, "b": 1})
     assert math.isnan(reported[0]["saliency"])
@@ -136,10 +201,14 @@ def test_a_run_has_a_line_for_every_round_and_epoch_and_tensorboard_shows_them(n
 def test_what_tensorboard_saw_beyond_the_checkpoint_is_taken_back(tmp_path):
     pytest.importorskip("tensorboard")
     log, _ = metrics(tmp_path, tensorboard=True)
-    for values in LINES:
+    log.rewind()
+    for values in LINES[:7]:
+        log(values)
+    mark = log.mark()
+    for values in LINES[7:]:
         log(values)  # and killed: nothing is closed
     resumed, _ = metrics(tmp_path, tensorboard=True)
-    resumed.rewind("train", 2)
+    resumed.rewind(mark)
     assert events(tmp_path / "tensorboard") == scalars(LINES[:7])
     resumed(line("train", 2, loss=5.0))
     resumed.close()
@@ -149,8 +218,9 @@ def test_what_tensorboard_saw_beyond_the_checkpoint_is_taken_back(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_names_the_file(tmp_path):
-    metrics = Metrics(tmp_path, lambda line: None)
-    metrics.path.unlink()
-    metrics.path.symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl"):
-        metrics({"stage": "train", "epoch": 0, "epochs": 1})
+    log, _ = metrics(tmp_path)
+    with (
+        open("/dev/full", "ab", buffering=0) as log.file,
+        pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl"),
+    ):
+        log({"stage": "train", "epoch": 0, "epochs": 1})

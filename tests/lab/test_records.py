@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
+from lab_runs import made_up_result as result
+from lab_runs import write_file
 from rich.console import Console
 
 from barebones.lab import records
@@ -16,24 +18,14 @@ from barebones.lab.experiment import Experiment
 SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1).resolved()
 
 
-def result(experiment: Experiment, top1: float = 0.9, **changes) -> dict:
-    return {
-        "experiment": experiment.to_dict(),
-        "test": {"top1": top1, "top5": None, "loss": 0.3},
-        "best_validation": {"epoch": 12, "validation": 0.92, "test": 0.89},
-        "sparsity": 0.9,
-        "effective_sparsity": 0.95,
-        "collapsed": [],
-        "seconds": {"prune": 1.5, "train": 20.0},
-        "environment": {},
-    } | changes
-
-
-def written(runs: Path, experiment: Experiment, content: object = None, name: str = "result.json") -> Path:
-    folder = runs / experiment.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content or result(experiment)))
-    return folder
+def written(runs: Path, experiment: Experiment, content: dict | str | None = None, name: str = "result.json") -> Path:
+    path = runs / experiment.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, str):
+        path.write_text(content)
+    else:
+        write_file(path.parent, experiment, name, content or result(experiment))
+    return path.parent
 
 
 def seeded(seed: int, **changes) -> Experiment:
@@ -82,11 +74,13 @@ def test_unfinished_runs_are_no_rows_and_a_result_outweighs_an_old_failure(tmp_p
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "[]", "[" * 100_000, '{"test": {"top1": 1}}'),
-        json.dumps(result(SMALL) | {"test": {"top1": "high"}}),
-        json.dumps(result(SMALL) | {"experiment": {"modell": "vgg19"}}),
-        json.dumps(result(SMALL) | {"collapsed": 3}),
-        json.dumps(result(SMALL) | {"best_validation": {"epoch": "last"}}),
+        *("", "[]", "[" * 100_000, '{"test": {"top1": 1}}', json.dumps(result(SMALL))),
+        result(SMALL) | {"test": {"top1": "high"}},
+        result(SMALL) | {"seconds": {"pretrain": 0, "prune": 10**400, "train": 0}},
+        result(SMALL) | {"experiment": {"modell": "vgg19"}},
+        result(SMALL) | {"experiment": SMALL.to_dict() | {"seed": 7}},
+        result(SMALL) | {"collapsed": 3},
+        result(SMALL) | {"best_validation": {"epoch": "last"}},
     ],
 )
 def test_garbage_spoils_one_row_alone(tmp_path, content):
@@ -95,8 +89,8 @@ def test_garbage_spoils_one_row_alone(tmp_path, content):
     good, bad = sorted(records.records(tmp_path), key=lambda row: row["status"])
     assert (good["status"], good["seeds"]) == ("done", 1)
     assert (bad["status"], bad["folder"], bad["method"]) == ("unreadable", SMALL.folder, None)
-    assert bad["reason"].startswith("result.json: ")
-    (folder / "experiment.json").write_text(json.dumps(SMALL.to_dict()))
+    assert bad["reason"].startswith("result.json is damaged")
+    write_file(folder, SMALL, "experiment.json", SMALL.to_dict())
     rows = records.records(tmp_path)
     assert sorted((row["method"], row["status"]) for row in rows) == [("snip", "done"), ("snip", "unreadable")]
     records.write(rows, tmp_path)

@@ -15,28 +15,33 @@ from barebones.files.weights import dense_bytes, load_weights
 from barebones.lab import run as lab
 from barebones.lab import stages
 from barebones.lab.experiment import Experiment
+from barebones.lab.folder import finished, recorded
 from barebones.lab.metrics import read
 from barebones.lab.network import Network
 from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.seal import Identity
 from barebones.lab.training import evaluate
 from barebones.running import digest
+
+CPU = torch.device("cpu")
 
 
 def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
     result = result_of(run(short, options))
     folder = options.folder(short)
     assert {p.name for p in folder.iterdir()} == ALWAYS
-    assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(result))
-    assert json.loads((folder / "experiment.json").read_text()) == short.to_dict() == result["experiment"]
+    assert finished(folder, short) == json.loads(json.dumps(result))
+    assert recorded(folder) == (short.to_dict(), Identity(short.folder, Network(short, options, CPU).digest))
+    assert result["experiment"] == short.to_dict()
     assert result["id"] == short.id
     assert folder.name == short.folder
 
-    network = Network(short, options, torch.device("cpu"))
+    network = Network(short, options, CPU)
     load_weights(folder / "weights.safetensors", network.model)
     anew = evaluate(network.model, network.data.test, 512, "fp32", 10)
     assert (result["test"]["top1"], result["test"]["top5"]) == (anew.top1, None)
     assert result["test"]["loss"] == pytest.approx(anew.loss)
-    assert result["weights"] == f"{int(digest.of_tensors(network.model.parameters())) % 2**64:016x}"
+    assert result["weights"] == digest.hexadecimal(network.model.parameters())
 
     masks, about = load_masks(folder / "mask.safetensors", network.model)
     bb.audit(network.model, masks)
@@ -64,7 +69,7 @@ def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short
     result_of(run(short, options, until="prune"))
     folder = options.folder(short)
     assert {p.name for p in folder.iterdir()} == ALWAYS - {"weights.safetensors", "result.json"}
-    network = Network(short, options, torch.device("cpu"))
+    network = Network(short, options, CPU)
     expected = bb.prune(
         network.model, network.data.train.scoring(128, 1), 0.7, "force", rounds=4, seed=1, on_collapse="ignore"
     )
@@ -91,7 +96,7 @@ def test_a_finished_run_is_not_repeated(short, options, monkeypatch):
 def test_no_epochs_test_the_network_as_it_was_pruned(short, options):
     experiment = replace(short, epochs=0)
     result = result_of(run(experiment, options))
-    network = Network(experiment, options, torch.device("cpu"))
+    network = Network(experiment, options, CPU)
     masks, _ = load_masks(options.folder(experiment) / "mask.safetensors")
     for name, mask in masks.items():
         network.model.get_parameter(name).data[~mask] = 0
@@ -111,12 +116,12 @@ def test_every_kind_of_method_runs(method, short, options):
 
 def test_the_initial_weights_depend_on_the_seed_alone(short, options):
     torch.manual_seed(123)
-    model = Network(short, options, torch.device("cpu")).model
+    model = Network(short, options, CPU).model
     torch.rand(7)
-    other = Network(replace(short, method="random", sparsity=0.1), options, torch.device("cpu"))
+    other = Network(replace(short, method="random", sparsity=0.1), options, CPU)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.model.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.initial().parameters(), strict=True))
-    third = Network(replace(short, seed=2), options, torch.device("cpu")).model
+    third = Network(replace(short, seed=2), options, CPU).model
     assert not torch.equal(model[0].weight, third[0].weight)
 
 
@@ -143,14 +148,17 @@ def test_the_masks_of_a_file_train_as_in_the_run_that_made_them(short, options, 
     assert result["weights"] == first["weights"]
     assert (result["test"], result["kept"], result["effective"]) == (first["test"], first["kept"], first["effective"])
     assert result["found_for_these_weights"] is True
-    assert (file_options.folder(experiment) / "mask.safetensors").read_bytes() == mask.read_bytes()
+    (masks, about), (copied, other_about) = load_masks(mask), load_masks(file_options.folder(experiment) / mask.name)
+    assert all(torch.equal(masks[name], copied[name]) for name in masks)
+    assert other_about["run"]["run"] == experiment.folder
+    assert about | dict.fromkeys(("run", "metrics")) == other_about | dict.fromkeys(("run", "metrics"))
     other = result_of(run(trained_from(mask, short, seed=2, epochs=1), file_options))
     assert other["found_for_these_weights"] is False
     assert other["kept"] == first["kept"]
 
 
 def test_a_strangers_masks_are_trained_and_accounted_for(short, options, tmp_path):
-    model = Network(short, options, torch.device("cpu")).model
+    model = Network(short, options, CPU).model
     masks = {name: torch.arange(w.numel()).view(w.shape) % 2 == 0 for name, w in bb.prunable(model).items()}
     path = tmp_path / "theirs"
     total, kept = (sum(int(f(mask)) for mask in masks.values()) for f in (torch.numel, torch.sum))
@@ -223,9 +231,9 @@ def test_the_weights_of_a_run_are_compact_and_exact(method, sparsity, smaller, t
     experiment = experiment.resolved()
     result = result_of(run(experiment, options))
     folder = options.folder(experiment)
-    model = Network(experiment, options, torch.device("cpu")).model
+    model = Network(experiment, options, CPU).model
     state, masks, _ = load_weights(folder / "weights.safetensors", model)
-    assert result["weights"] == f"{int(digest.of_tensors(model.parameters())) % 2**64:016x}"  # bit for bit
+    assert result["weights"] == digest.hexadecimal(model.parameters())  # bit for bit
     assert torch.equal(state["second.weight"], state["first.weight"])
     assert model.second.weight is model.first.weight
     assert masks.keys() == (set() if method == "dense" else {"first.weight", "head.weight"})

@@ -1,6 +1,5 @@
 """Runs on the shrunk network: they end like the others, leave the whole network behind, and tell both speeds."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from barebones.files.weights import load_weights
 from barebones.lab import show
 from barebones.lab import shrunk as small_networks
 from barebones.lab.experiment import Experiment
+from barebones.lab.folder import read_json
 from barebones.lab.network import Network
 from barebones.lab.run import RunOptions, result_of, run
 from barebones.lab.training import evaluate
@@ -48,7 +48,7 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
     assert evaluated.top1 == pytest.approx(small["test"]["top1"], abs=0.01)  # other shapes round differently
 
     shrunk = small["shrunk"]
-    assert shrunk == json.loads((folder / "shrunk.json").read_text())
+    assert shrunk == read_json(folder / "shrunk.json")
     before, after = shrunk["parameters"]
     assert before == sum(p.numel() for p in network.model.parameters())
     assert after < before / 2

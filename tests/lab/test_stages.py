@@ -130,7 +130,7 @@ def test_a_round_is_not_saved_before_its_lines_are_written(short, options, monke
     """As on an accelerator, where lines wait: a checkpoint past a line would lose it for ever."""
     saved = []
 
-    def save(self, path):
+    def save(self, path, **about):
         lines = read(options.folder(short) / "metrics.jsonl")
         saved.append((self.index, [line["round"] for line in lines]))
 

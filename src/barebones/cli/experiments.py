@@ -139,7 +139,8 @@ def sweep(
 ) -> None:
     """Run many experiments, several at once, and write one table of all results.
 
-    Finished experiments are skipped, so the same command resumes a sweep. The exit code is 1 if an experiment failed.
+    Finished experiments are skipped, so the same command resumes a sweep. The exit code is 1 if an experiment failed,
+    or is not finished because another process runs it.
 
     Example: barebones sweep smoke
     """
@@ -159,7 +160,7 @@ def sweep(
         )  # fmt: skip
         if stopping():
             raise typer.Exit(stopping.code)
-    if outcome.failed:
+    if outcome.failed or outcome.stopped:
         raise typer.Exit(1)
 
 

@@ -40,7 +40,7 @@ def stoppable(hint: str) -> Iterator[Stopping]:
         yield stopping
     except Stopped:
         Console(stderr=True, soft_wrap=True).print(hint, highlight=False, markup=False)
-        raise typer.Exit(stopping.code) from None
+        raise typer.Exit(stopping.code or 1) from None  # without a signal, another process has runs that are missing
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

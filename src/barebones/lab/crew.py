@@ -14,6 +14,7 @@ from .experiment import Experiment
 from .folder import FAILURE, write_json
 from .lanes import Event
 from .options import RunOptions
+from .seal import Identity
 from .worker import Worker
 
 LANES = 4  # experiments at a time on one GPU
@@ -172,7 +173,7 @@ class Crew:
         failure = {"experiment": job.experiment.to_dict(), "reason": reason, "traceback": details}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {**failure, "attempts": 1 + job.alone})
+            write_json(path, {**failure, "attempts": 1 + job.alone}, Identity(job.folder, None))
         except OSError as error:
             job.reason += f" (and {path} cannot be written: {error.strerror})"
         self._end(job, FAILED)

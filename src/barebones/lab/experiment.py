@@ -74,10 +74,10 @@ class Experiment:
     shrink: bool = _option(False, "Train the network without the channels that carry no signal.")
 
     def __post_init__(self) -> None:
-        for option in fields(self):  # 1 and 1.0 are the same experiment and must have the same hash
-            value = getattr(self, option.name)
-            if option.type.startswith("float") and isinstance(value, int) and not isinstance(value, bool):
-                object.__setattr__(self, option.name, float(value))
+        for option in fields(self):  # 1, 1.0 and True are the same experiment and must have the same hash
+            kind, value = str(option.type).partition(" | ")[0], getattr(self, option.name)
+            if kind in ("int", "float") and isinstance(value, int):
+                object.__setattr__(self, option.name, TYPES[kind](value))
         choices: dict[str, tuple[str, Iterable[str]]] = {
             "data": ("data set", DATA),
             "method": ("method", (*METHODS, DENSE, FILE)),
@@ -157,15 +157,12 @@ class Experiment:
     @property
     def id(self) -> str:
         """The first 10 hexadecimal digits of the hash of all fields."""
-        hashed = {name: value for name, value in asdict(self).items() if name not in LATER or value != LATER[name]}
-        return sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:10]
+        return self.folder.rpartition("-")[2]
 
     @property
     def folder(self) -> str:
         """The name of its run's folder: readable, and unique by the hash."""
-        model = "".join(c if c.isalnum() or c in "-_." else "-" for c in self.model)
-        sparsity = "" if self.method == DENSE else f"-{100 * self.sparsity:g}"
-        return f"{self.data}-{model}-{self.method}{sparsity}-s{self.seed}-{self.id}"
+        return folder_of(asdict(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON."""
@@ -190,12 +187,14 @@ class Experiment:
         checked = {name: typed(_option_name(name), value, str(known[name].type)) for name, value in values.items()}
         return {name: checked.get(name, option.default) for name, option in known.items()}
 
-    def is_record(self, values: Any) -> bool:
-        """Return whether these plain values describe this experiment; fields that they lack have their defaults."""
-        try:
-            return isinstance(values, Mapping) and Experiment.settings(values) == self.to_dict()
-        except ValueError:
-            return False
+
+def folder_of(settings: Mapping[str, Any]) -> str:
+    """Return the name of the folder of a run from all its settings, also with a method that is not registered here."""
+    hashed = {name: value for name, value in settings.items() if name not in LATER or value != LATER[name]}
+    id = sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:10]
+    model = "".join(c if c.isalnum() or c in "-_." else "-" for c in settings["model"])
+    sparsity = "" if settings["method"] == DENSE else f"-{100 * settings['sparsity']:g}"
+    return f"{settings['data']}-{model}-{settings['method']}{sparsity}-s{settings['seed']}-{id}"
 
 
 def _option_name(name: str) -> str:

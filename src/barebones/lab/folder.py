@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
+from torch import nn
 
-from ..files.container import atomically
-from .experiment import Experiment
-from .metrics import METRICS
+from ..files import container, masks, weights
+from ..masks import Masks
+from ..pruning import round as rounds
+from . import training
+from .experiment import Experiment, folder_of
+from .forms import misfit
+from .metrics import MARK, METRICS, REMEDY
 from .metrics import read as read_metrics
+from .seal import Identity, sealed, unsealed
 
 EXPERIMENT, RESULT, FAILURE = "experiment.json", "result.json", "failure.json"
 MASK, WEIGHTS = "mask.safetensors", "weights.safetensors"
@@ -24,63 +32,187 @@ SHRUNK = "shrunk.json"  # what shrinking did to the network, and how fast it tra
 LOCK = "lock"
 SPARE = 16 * 2**20  # bytes of disk for everything but weights
 
+FORMATS = {  # of the files with tensors: the kind and the version of their container
+    MASK: (masks.KIND, masks.VERSION),
+    ROUND: (rounds.FORMAT, rounds.VERSION),
+    **dict.fromkeys((WEIGHTS, PRETRAINED), (weights.KIND, weights.VERSION)),
+    **dict.fromkeys((CHECKPOINT, PRETRAINING), (training.KIND, training.VERSION)),
+}
+REMEDIES = {  # how to go on if a file is damaged, missing, or belongs to another run
+    EXPERIMENT: "move its folder away and run the experiment again",
+    MASK: REMEDY,
+    PRETRAINED: REMEDY,
+    ROUND: "delete it and run the experiment again, which prunes from the start",
+    PRETRAINING: "delete it and run the experiment again, which pretrains from the start",
+    CHECKPOINT: "delete it and run the experiment again, which trains from the start",
+    WEIGHTS: f"delete the {RESULT} beside it and run the experiment again, which trains from the start",
+    SHRUNK: "delete it and run the experiment again, which measures it again",
+    RESULT: "delete it and run the experiment again, which trains from the start",
+    FAILURE: "delete it and run the experiment again",
+}
+SHRUNK_FORM = {
+    "parameters": "list[int]",
+    "flops": "float",
+    "images_per_second": (None, {"masked": "float", "shrunk": "float"}),
+}
+FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
+    EXPERIMENT: {},
+    FAILURE: {"experiment": {}, "reason": "str"},
+    SHRUNK: SHRUNK_FORM,
+    RESULT: {
+        "experiment": {},
+        "test": training.ACCURACY,
+        "best_validation": (None, training.BEST),
+        "prunable": "int",
+        "kept": "int",
+        "sparsity": "float",
+        "effective_sparsity": "float | None",
+        "collapsed": "list[str]",
+        "found_for_these_weights": "bool",
+        "seconds": {"pretrain": "float", "prune": "float", "train": "float"},
+        "shrunk": (None, SHRUNK_FORM),
+        "weights": "str",
+        "metrics": (None, MARK),
+        "environment": {},
+    },
+}
+
 
 class Busy(ValueError):
-    """Another process is running the experiment."""
+    """The folder of the run belongs to another process."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a run that this process has locked."""
+
+    path: Path
+    identity: Identity
+    lock: BinaryIO  # the file that is locked, kept open so that no other file can get its number
+
+    def check(self) -> None:
+        """Raise `Busy` if the folder is gone, or is another one of the same name."""
+        try:
+            same = os.path.samestat(os.fstat(self.lock.fileno()), os.stat(self.path / LOCK))
+        except (FileNotFoundError, NotADirectoryError):
+            same = False
+        if not same:
+            raise Busy(
+                f"{self.path} was deleted, moved or replaced while this run was working in it, so this run stops; "
+                "run the experiment again to start anew"
+            )
+
+    def stamp(self, name: str) -> dict[str, Any]:
+        """Return the metadata of a file that is written next; the folder must still be there."""
+        self.check()
+        return {"run": self.identity.stamp(name)}
+
+    def about(self, name: str) -> dict[str, Any]:
+        """Return the metadata of one of the files with tensors, which must belong to this run."""
+        return verified(self.path / name, self.identity)
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write one of the JSON files."""
+        self.check()
+        write_json(self.path / name, content, self.identity)
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Read one of the JSON files, which must belong to this run."""
+        return read_json(self.path / name, self.identity)
 
 
 @contextmanager
-def reserved(folder: Path, experiment: Experiment, weight_bytes: int) -> Iterator[None]:
-    """Make the run's folder and lock it for this process; check that the disk has room for what a run writes."""
-    folder.mkdir(parents=True, exist_ok=True)
+def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int) -> Iterator[Folder]:
+    """Make the run's folder and lock it for this process; check that the disk has room for what a run writes.
+
+    `initial` is the digest of the initial weights.
+    """
+    path.mkdir(parents=True, exist_ok=True)
     try:  # the system releases the lock when the process ends, also by SIGKILL
-        lock = FileLock(folder / LOCK, timeout=0, thread_local=False).acquire()
+        lock = FileLock(path / LOCK, timeout=0, thread_local=False).acquire()
     except Timeout:
-        raise Busy(f"another process is running in {folder}; wait for it, or stop it first") from None
-    with lock:
+        raise Busy(f"another process is running in {path}; wait for it, or stop it first") from None
+    with lock, open(path / LOCK, "rb") as locked:
         needed = 5 * weight_bytes + SPARE  # the weights, and two checkpoints of weights and momentum
-        free = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(path).free
         if free < needed:
             raise ValueError(
-                f"{folder} needs about {needed / 1e6:.0f} MB, but its disk has {free / 1e6:.0f} MB left; "
+                f"{path} needs about {needed / 1e6:.0f} MB, but its disk has {free / 1e6:.0f} MB left; "
                 "delete something first"
             )
-        for unfinished in folder.glob(".*.tmp"):  # a process was killed while it wrote them
+        for unfinished in path.glob(".*.tmp"):  # a process was killed while it wrote them
             unfinished.unlink(missing_ok=True)
-        path = folder / EXPERIMENT
-        if not path.exists():
-            write_json(path, experiment.to_dict())
-        elif not experiment.is_record(recorded(path)):
-            raise ValueError(f"{path} is another experiment; move that folder away")
-        yield
+        folder = Folder(path, Identity(experiment.folder, initial), locked)
+        if not (path / EXPERIMENT).exists():
+            folder.write(EXPERIMENT, experiment.to_dict())
+        folder.read(EXPERIMENT)  # raises if it is the record of another run
+        yield folder
 
 
 def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, Any] | None:
     """Return the result of a finished run, None if the run is not finished.
 
-    A result that cannot be read, or that belongs to another experiment, raises a `ValueError`.
+    A result that is damaged, or that belongs to another run than `experiment` or than its folder, raises a
+    `ValueError`.
     """
-    path = folder / RESULT
+    return _ending(folder / RESULT, experiment)
+
+
+def failed(folder: Path) -> dict[str, Any] | None:
+    """Return why a sweep could not finish the run; None if it did not fail."""
+    return _ending(folder / FAILURE, None)
+
+
+def _ending(path: Path, experiment: Experiment | None) -> dict[str, Any] | None:
+    owner = Identity(experiment.folder, None) if experiment is not None else None
+    if (path.parent / EXPERIMENT).exists():  # a run may fail before it is written
+        owner = recorded(path.parent, experiment)[1]
     try:
-        result = read_json(path)
+        return read_json(path, owner)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); delete it to run this again") from None
-    complete = {"experiment", "test", "seconds"} <= result.keys()
-    if not complete or (experiment is not None and not experiment.is_record(result["experiment"])):
-        raise ValueError(f"{path} is not the result of this experiment; delete it to run this again")
-    return result
 
 
-def recorded(path: Path) -> dict[str, Any]:
-    """Return the plain values in the experiment.json of a run's folder."""
+def recorded(folder: Path, experiment: Experiment | None = None) -> tuple[dict[str, Any], Identity]:
+    """Return the settings in the experiment.json of a run's folder, and the run that the folder belongs to.
+
+    With `experiment`, the folder of another run raises a `ValueError`.
+    """
     try:
-        return read_json(path)
+        content, stamp = _opened(path := folder / EXPERIMENT)
     except FileNotFoundError:
-        raise ValueError(f"{path.parent} is not the folder of a run: it has no {path.name}") from None
+        raise ValueError(f"{folder} is not the folder of a run: it has no {EXPERIMENT}") from None
+    if experiment is not None:
+        _check(path, stamp, Identity(experiment.folder, None))
+    return content, Identity(stamp["run"], stamp["initial"])
+
+
+def load_mask(folder: Path, owner: Identity, model: nn.Module | None = None) -> tuple[Masks, dict[str, Any]]:
+    """Return the masks of a run and what their file says about them; they must belong to this run."""
+    verified(folder / MASK, owner)
+    with explained(folder / MASK):
+        return masks.load_masks(folder / MASK, model)
+
+
+def verified(path: Path, owner: Identity) -> dict[str, Any]:
+    """Return the metadata of a file with tensors; it must be undamaged and belong to this run."""
+    with explained(path):
+        about = container.read(path, *FORMATS[path.name])[1]
+        if misfit(about.get("metrics"), MARK):
+            raise ValueError(f"{path} does not say which metrics of its run it follows")
+    _check(path, about.get("run"), owner)
+    return about
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Add to each error about a file of a run how to go on."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; {REMEDIES[path.name]}") from None
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); move its folder away") from None
+        raise ValueError(f"{error}; {REMEDIES[path.name]}") from None
 
 
 def progress(folder: Path) -> str:
@@ -102,15 +234,36 @@ def progress(folder: Path) -> str:
     return "begun" if folder.exists() else "not begun"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object; anything else in it raises a `ValueError`."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} holds no JSON object")
+def read_json(path: Path, owner: Identity | None = None) -> dict[str, Any]:
+    """Read one of the JSON files of a run; it must be undamaged and belong to this run, if one is named."""
+    content, stamp = _opened(path)
+    if owner is not None:
+        _check(path, stamp, owner)
     return content
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically."""
-    with atomically(path) as file:
-        file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+def _check(path: Path, stamp: Any, owner: Identity) -> None:
+    if problem := owner.problem(stamp, path.name):
+        raise ValueError(f"{path} {problem}; {REMEDIES[path.name]}")
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the content and the stamp of a JSON file, both of which have their form and fit each other."""
+    try:
+        content, stamp = unsealed(json.loads(path.read_text(encoding="utf-8")))
+        if wrong := misfit(content, FORMS[path.name]):
+            raise ValueError(wrong)
+        settings = content if path.name == EXPERIMENT else content.get("experiment")
+        run = stamp.get("run") if settings is None else folder_of(Experiment.settings(settings))
+        if problem := Identity(str(run), None).problem(stamp, path.name):
+            raise ValueError(f"it {problem}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); {REMEDIES[path.name]}") from None
+    return content, stamp
+
+
+def write_json(path: Path, content: Mapping[str, Any], owner: Identity) -> None:
+    """Write one of the JSON files of a run, atomically, with its seal."""
+    text = json.dumps(sealed(content, owner.stamp(path.name)), indent=2)
+    with container.atomically(path) as file:
+        file.write((text + "\n").encode())

@@ -3,62 +3,104 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..files import container as files
+from .forms import misfit
+from .seal import SEAL, Identity, digest
 
 METRICS = "metrics.jsonl"
+REMEDY = "delete its folder and run the experiment again"  # for a file that is damaged, or belongs to another run
+COUNTED = {"pretrain": "epoch", "prune": "round", "train": "epoch"}  # what the lines of a stage count
+ELAPSED = {"prune": {"elapsed": "float"}}
+MARK = {"lines": "int", "seal": "str"}
 
 Line = dict[str, Any]
+Mark = dict[str, Any]  # how many lines a file has, and the seal of the last; the form of MARK
 
 
 class Metrics:
     """The file metrics.jsonl of a run and, on request, its TensorBoard log.
 
-    A line is appended when a round or an epoch ends. A run that was killed may have written lines after its last
-    checkpoint, or half a line. `rewind` removes them when the run resumes.
+    The first line says which run the file belongs to. Then a line is appended when a round or an epoch ends. Each has
+    a seal, which depends on all lines before it. So a change, a lost line and a line of another run are noticed.
+
+    A file that is written after some lines keeps their `mark`. The run that resumes from this file begins with
+    `rewind`, which checks that these lines are there, and removes those that the run will write again.
     """
 
-    def __init__(self, folder: Path, report: Callable[[Line], None], tensorboard: bool = False) -> None:
-        self.path, self.report = folder / METRICS, report
-        self.board = folder / "tensorboard" if tensorboard else None
+    def __init__(
+        self,
+        path: Path,
+        identity: Identity,
+        report: Callable[[Line], None] = lambda line: None,
+        tensorboard: bool = False,
+        owned: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.path, self.stamp, self.report = path, identity.stamp(METRICS), report
+        self.owned = owned  # raises if the folder of the run belongs to another process now
+        self.board = path.parent / "tensorboard" if tensorboard else None
         self.writer: Any = None  # of the TensorBoard log
-        self._rewrite(read(self.path))
+        self.file: BinaryIO | None = None  # kept open: what is written never gets into a file that replaced it
+        self.lines, self.seals, self.problem = _parsed(path, identity)
+        self.seals = self.seals or [_seal("", self.stamp)]  # of the first line and of each of `lines`
 
-    def rewind(self, stage: str, after: int) -> None:
-        """Remove the lines of a stage from number `after` on, and those of all later stages."""
-        lines = read(self.path)
-        kept = [line for line in lines if _place(line) < (STAGES.index(stage), after)]
-        if len(kept) < len(lines):
-            self._rewrite(kept)
+    def rewind(self, mark: Mark | None = None) -> None:
+        """Remove the lines after a mark, without one all lines. Lines that are lost since then raise a `ValueError`."""
+        count = mark["lines"] if mark else 0
+        if count > len(self.lines):
+            since = f" after {_words(self.lines[-1])}" if self.lines else ""
+            why = f", because {self.problem}" if self.problem else ""
+            lost = f"{count - len(self.lines)} of {count} lines{since}{why}"
+            raise ValueError(f"{self.path} has lost {lost}; {REMEDY}")
+        if mark and mark["seal"] != self.seals[count]:
+            raise ValueError(f"{self.path} has other lines than those that the run had written; {REMEDY}")
+        if self.file is None or count < len(self.lines):
+            self.owned()
+            del self.lines[count:], self.seals[count + 1 :]
+            self._rewrite()
+
+    def mark(self) -> Mark:
+        """Put all lines on the disk, and return the mark for the file that is written next."""
+        assert self.file is not None
+        os.fsync(self.file.fileno())
+        return {"lines": len(self.lines), "seal": self.seals[-1]}
 
     def __call__(self, line: Line) -> None:
         """Append a line, report it, and log it to TensorBoard."""
+        assert self.file is not None
+        self.owned()
+        self.lines.append(finite(line))
+        self.seals.append(_seal(self.seals[-1], self.lines[-1]))
+        rest = memoryview(_text(self.lines[-1], self.seals[-1]))
         try:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(finite(line)) + "\n")
+            while rest:
+                rest = rest[self.file.write(rest) :]
         except OSError as error:  # a full disk does not name the file
             raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
-        self._log(finite(line))
+        self._log(self.lines[-1])
         self.report(line)
 
     def close(self) -> None:
-        """Close the TensorBoard log."""
-        if self.writer is not None:
-            self.writer.close()
+        """Close the file and the TensorBoard log."""
+        for open_file in (self.file, self.writer):
+            if open_file is not None:
+                open_file.close()
 
-    def _rewrite(self, lines: list[Line]) -> None:
-        """Write the file again with these lines only, and remove from TensorBoard's log what was logged later."""
+    def _rewrite(self) -> None:
+        """Write the file again with the present lines, and remove from TensorBoard's log what was logged later."""
+        self.close()
         with files.atomically(self.path) as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+            file.write(b"".join(map(_text, [self.stamp, *self.lines], self.seals)))
+        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open until the run ends)
         if self.board is not None:
-            self.close()
             shutil.rmtree(self.board, ignore_errors=True)
             self.writer = _summary_writer(self.board)
-            for line in lines:
+            for line in self.lines:
                 self._log(line)
 
     def _log(self, line: Line) -> None:
@@ -71,27 +113,69 @@ class Metrics:
             self.writer.flush()
 
 
-STAGES = ("pretrain", "prune", "train")
-COUNTED = {"pretrain": "epoch", "prune": "round", "train": "epoch"}  # what the lines of a stage count
+def read(path: Path, identity: Identity | None = None, mark: Mark | None = None) -> list[Line]:
+    """Return the lines of a metrics file; half a line at its end, which a running process may leave, is ignored.
 
-
-def read(path: Path) -> list[Line]:
-    """Return the complete lines of a metrics file; half a line, which a killed process may have left, is ignored."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    lines = []
-    for row in text.splitlines():
-        try:
-            lines.append(json.loads(row))
-        except ValueError:
-            break  # lines after a broken one may be out of order
+    Raise a `ValueError` if a line is damaged or lost, if the file belongs to another run than that of `identity`, or
+    if it does not end where `mark` says.
+    """
+    lines, seals, problem = _parsed(path, identity)
+    if not problem and mark and seals and (len(lines), seals[-1]) != (mark["lines"], mark["seal"]):
+        problem = f"it has {len(lines)} lines instead of the {mark['lines']} that the run had written"
+    if problem:
+        raise ValueError(f"{path} is damaged ({problem}); {REMEDY}")
     return lines
 
 
-def _place(line: Line) -> tuple[int, int]:
-    return STAGES.index(line["stage"]), line[COUNTED[line["stage"]]]
+def _parsed(path: Path, identity: Identity | None) -> tuple[list[Line], list[str], str]:
+    """Return the whole lines of a file without seals, all seals, and what is wrong with the line after the last one."""
+    try:
+        rows = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return [], [], ""
+    contents: list[Line] = []
+    seals: list[str] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            content = json.loads(row)
+            seal = content.pop(SEAL)
+            if seal != _seal(seals[-1] if seals else "", content):
+                return contents[1:], seals, f"line {number} has changed, or a line before it is lost"
+            if contents and (wrong := _misfit(content)):
+                return contents[1:], seals, f"line {number} is no line of metrics: {wrong}"
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            return contents[1:], seals, f"line {number} is not a sealed line"
+        if not contents and identity is not None and (problem := identity.problem(content, METRICS)):
+            raise ValueError(f"{path} {problem}; {REMEDY}")
+        contents.append(content)
+        seals.append(seal)
+    return contents[1:], seals, "" if seals else "its first line is missing"
+
+
+def _misfit(line: Line) -> str:
+    """Say which value of a line does not have the form of its stage; return an empty string if all have it."""
+    if line.get("stage") not in COUNTED:
+        return "it has no stage"
+    unit = COUNTED[line["stage"]]
+    return misfit(line, {unit: "int", unit + "s": "int", "seconds": "float"} | ELAPSED.get(line["stage"], {}))
+
+
+def _seal(before: str, content: Any) -> str:
+    return digest([before, content])[:16]
+
+
+def _text(content: Line, seal: str) -> bytes:
+    return json.dumps(content | {SEAL: seal}).encode() + b"\n"
+
+
+def _words(line: Line) -> str:
+    """Return the place of a line in words.
+
+    >>> _words({"stage": "train", "epoch": 2})
+    'epoch 3 of train'
+    """
+    unit = COUNTED[line["stage"]]
+    return f"{unit} {line[unit] + 1} of {line['stage']}"
 
 
 def finite(value: Any) -> Any:

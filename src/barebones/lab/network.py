@@ -35,6 +35,7 @@ class Network:
             torch.backends.cudnn.benchmark = True  # pays off: all batches but the last have one size
         self.data = cached_data(experiment.data, options.data_root, options.device, options.download)
         self.model = self.initial()
+        self.digest = digest.hexadecimal(self.model.parameters())  # of the initial weights
         self._check()
         self.bytes = dense_bytes(self.model)  # raises for a network whose weights cannot be saved
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,8 +16,7 @@ from rich.text import Text
 from ..files.container import atomically
 from . import tidy
 from .experiment import TYPES, Experiment
-from .folder import EXPERIMENT, FAILURE, RESULT
-from .folder import read_json as read
+from .folder import failed, finished, recorded
 from .statistics import over_seeds
 from .tidy import Row
 
@@ -58,19 +58,21 @@ def records(runs: Path) -> list[Row]:
     return with_statistics(rows)
 
 
-def record(folder: Path) -> Row | None:
-    """Return the row of one run folder, without the statistics of its group; None if the run has not ended."""
+def record(folder: Path, experiment: Experiment | None = None) -> Row | None:
+    """Return the row of one run folder, without the statistics of its group; None if the run has not ended.
+
+    With `experiment`, the files of another run are unreadable.
+    """
     blank: Row = dict.fromkeys(COLUMNS) | {"folder": folder.name}
-    for name, columns in ((RESULT, _result), (FAILURE, _failure)):
-        if not (folder / name).exists():
-            continue
-        try:
-            content = read(folder / name)
-            values = {key: None if v is None else COLUMNS[key](v) for key, v in columns(content).items()}
-            return blank | Experiment.settings(content["experiment"]) | values
-        except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
-            reason = f"{name}: {type(error).__name__}: {error}"[:200]
-            return blank | _settings_of(folder) | {"status": UNREADABLE, "reason": reason}
+    try:
+        if (result := finished(folder, experiment)) is not None:
+            values = {key: None if v is None else COLUMNS[key](v) for key, v in _result(result).items()}
+            return blank | Experiment.settings(result["experiment"]) | values
+        if (failure := failed(folder)) is not None:
+            return blank | Experiment.settings(failure["experiment"]) | {"status": FAILED, "reason": failure["reason"]}
+    except (ValueError, OSError) as error:
+        reason = str(error).replace(f"{folder}{os.sep}", "")[:300]
+        return blank | _settings_of(folder) | {"status": UNREADABLE, "reason": reason}
     return None
 
 
@@ -102,6 +104,18 @@ def _groups(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
     for row in rows:
         groups.setdefault(group(row), []).append(row)
     return groups
+
+
+def update(runs: Path) -> tuple[list[Row], list[Path]]:
+    """Write the tables of all runs in a folder; return their rows and the paths of what was written.
+
+    Another sweep may write the same tables, and end runs meanwhile. So whoever writes last has read last.
+    """
+    rows: list[Row] = []
+    written: list[Path] = []
+    while (latest := records(runs)) != rows or not written:
+        rows, written = latest, write(latest, runs)
+    return rows, written
 
 
 def write(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -166,8 +180,8 @@ def differences(row: Row, others: Sequence[Row], equal_in: Sequence[str] = KEY) 
 def _settings_of(folder: Path) -> Row:
     """Return the settings of a run whose result cannot be read, from its experiment.json if possible."""
     try:
-        return Experiment.settings(read(folder / EXPERIMENT))
-    except (ValueError, TypeError, OSError, RecursionError):
+        return Experiment.settings(recorded(folder)[0])
+    except (ValueError, OSError):
         return {}
 
 
@@ -186,7 +200,3 @@ def _result(content: Mapping[str, Any]) -> Row:
         "prune_seconds": content["seconds"]["prune"],
         "train_seconds": content["seconds"]["train"],
     }
-
-
-def _failure(content: Mapping[str, Any]) -> Row:
-    return {"status": FAILED, "reason": content["reason"]}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .experiment import Experiment
-from .folder import CHECKPOINT, finished, reserved
-from .metrics import Line, Metrics
+from .folder import CHECKPOINT, MASK, finished, load_mask, recorded, reserved
+from .metrics import METRICS, Line, Metrics
 from .network import Network
 from .options import RunOptions
 from .stages import Stages, Steps, Stopped
@@ -29,13 +31,14 @@ def run(
     `report` gets the metrics of every finished round and epoch. When `stopping()` becomes true, the run saves a
     checkpoint and raises `Stopped`. With `until="prune"` it ends after pruning and returns what the mask file says.
     """
-    folder = options.folder(experiment)
-    if (result := finished(folder, experiment)) is not None and until == "train":
-        (folder / CHECKPOINT).unlink(missing_ok=True)  # left over if the run was killed just before deleting it
-        return result
+    path = options.folder(experiment)
+    if (ending := _ending(path, experiment, until)) is not None:
+        return ending
     network = Network(experiment, options, torch.device(options.device))
-    with reserved(folder, experiment, network.bytes):
-        metrics = Metrics(folder, report, options.tensorboard)
+    with reserved(path, experiment, network.digest, network.bytes) as folder:
+        if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
+            return ending
+        metrics = Metrics(path / METRICS, folder.identity, report, options.tensorboard, folder.check)
         try:
             stages = Stages(experiment, options, folder, network, metrics, stopping)
             if experiment.pretrain:
@@ -46,6 +49,17 @@ def run(
             return (yield from stages.train(masks, about))
         finally:
             metrics.close()
+
+
+def _ending(path: Path, experiment: Experiment, until: str) -> dict[str, Any] | None:
+    """Return what the run leaves in its folder at the end; None if it has not come to that. Nothing is locked."""
+    result = finished(path, experiment)
+    if until == "prune":
+        return load_mask(path, recorded(path, experiment)[1])[1] if (path / MASK).exists() else None
+    if result is not None:
+        with suppress(OSError):  # the folder may be read-only
+            (path / CHECKPOINT).unlink(missing_ok=True)  # left over if the run was killed just before deleting it
+    return result
 
 
 def result_of(steps: Steps) -> dict[str, Any]:

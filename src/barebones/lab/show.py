@@ -20,7 +20,7 @@ from ..pruning.methods import METHODS
 from ..scope import prunable
 from ..words import shortened
 from .experiment import Experiment
-from .folder import EXPERIMENT, finished, progress, recorded
+from .folder import finished, progress, recorded
 from .metrics import COUNTED, Line
 from .options import RunOptions
 
@@ -104,7 +104,7 @@ def settings(experiment: Experiment, requested: Experiment) -> Table:
 
 def run_folder(folder: Path) -> dict[str, Any]:
     """Return the settings, the progress and the result (None before the end) of the run in a folder."""
-    return {"experiment": recorded(folder / EXPERIMENT), "state": progress(folder), "result": finished(folder)}
+    return {"experiment": recorded(folder)[0], "state": progress(folder), "result": finished(folder)}
 
 
 def summary(result: dict[str, Any], folder: Path) -> Iterator[str]:

@@ -17,7 +17,6 @@ from torch import nn
 from ..accounting import account
 from ..data import Data
 from ..deploy.shrink import Shrunk
-from ..files import container as files
 from ..files import masks as maskfile
 from ..files.weights import load_weights, save_weights
 from ..holding import audit
@@ -28,8 +27,20 @@ from ..running import digest
 from ..scope import prunable
 from ..version import __version__
 from .experiment import DENSE, FILE, Experiment
-from .folder import CHECKPOINT, MASK, PRETRAINED, PRETRAINING, RESULT, ROUND, SHRUNK, WEIGHTS, read_json, write_json
-from .metrics import Metrics, read
+from .folder import (
+    CHECKPOINT,
+    MASK,
+    PRETRAINED,
+    PRETRAINING,
+    RESULT,
+    ROUND,
+    SHRUNK,
+    WEIGHTS,
+    Folder,
+    explained,
+    load_mask,
+)
+from .metrics import Mark, Metrics
 from .network import Network, pruned
 from .options import RunOptions
 from .shrunk import account_of, images_per_second, laid_out, to_train
@@ -52,7 +63,7 @@ class Stages:
         self,
         experiment: Experiment,
         options: RunOptions,
-        folder: Path,
+        folder: Folder,
         network: Network,
         metrics: Metrics,
         stopping: Callable[[], bool],
@@ -60,31 +71,38 @@ class Stages:
         self.experiment, self.options, self.folder, self.network = experiment, options, folder, network
         self.metrics, self.stopping = metrics, stopping
         self.model, self.data = network.model, network.data
+        self.mark: Mark | None = None  # of the last finished stage: the metrics up to its end
         self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
 
     def pretrain(self) -> Iterator[None]:
         """Train the dense network before pruning, at the first learning rate."""
-        pretrained, checkpoint = self.folder / PRETRAINED, self.folder / PRETRAINING
-        if not pretrained.exists():
+        path = self.folder.path / PRETRAINED
+        if not path.exists():
             plan = replace(self.experiment.plan(), epochs=self.experiment.pretrain, milestones=())
-            yield from self._training("pretrain", plan, None, checkpoint)
-            save_weights(self.model, {}, pretrained)
-        checkpoint.unlink(missing_ok=True)
-        load_weights(pretrained, self.model)
+            yield from self._training("pretrain", plan, None, PRETRAINING)
+            save_weights(self.model, {}, path, **self._stamp(PRETRAINED))
+        self._delete(PRETRAINING)
+        self.mark = self._marked(PRETRAINED)
+        with explained(path):
+            load_weights(path, self.model)
 
     def prune(self) -> tuple[Masks, dict[str, Any]]:
         """Prune, and return the masks and the metadata of their file."""
-        path, experiment = self.folder / MASK, self.experiment
+        path, experiment = self.folder.path / MASK, self.experiment
         if not path.exists():
+            self.metrics.rewind(self._marked(ROUND) or self.mark)
             if experiment.method == FILE:
-                _copy_mask(self.options.mask, path, experiment, self.model)
+                self._copy_mask(self.options.mask)
             elif experiment.method == DENSE:
                 self._save_masks(everything(prunable(self.model)), [], 0.0, method=DENSE)
             else:
                 self._prune()
-        (self.folder / ROUND).unlink(missing_ok=True)
-        masks, about = maskfile.load_masks(path, self.model)
-        masks = Masks({name: mask.to(self.network.device) for name, mask in masks.items()})
+        self._delete(ROUND)
+        masks, about = load_mask(self.folder.path, self.folder.identity, self.model)
+        with explained(path):
+            if experiment.mask not in (None, maskfile.masks_digest(masks)):
+                raise ValueError(f"{path} holds other masks than the file that the run was begun with")
+        self.mark = about["metrics"]
         if experiment.method == FILE or about.get("account") is None:  # what a file says is counted here again
             about["account"], about["collapsed"] = _account(self.model, masks, self.data)
         if experiment.method == FILE:  # training other initial weights is allowed, but reported
@@ -93,10 +111,10 @@ class Stages:
         return masks, about
 
     def _prune(self) -> None:
-        method, checkpoint = self.experiment.pruning(), self.folder / ROUND
-        after = Round.load(checkpoint) if checkpoint.exists() else None
-        self.metrics.rewind("prune", after.index + 1 if after else 0)
-        lines = [line for line in read(self.metrics.path) if line["stage"] == "prune"]
+        method, checkpoint = self.experiment.pruning(), self.folder.path / ROUND
+        with explained(checkpoint):
+            after = Round.load(checkpoint) if checkpoint.exists() else None
+        lines = [line for line in self.metrics.lines if line["stage"] == "prune"]
         flushed_at = monotonic()
         began = flushed_at - (lines[-1]["elapsed"] if lines else 0.0)
         unwritten: list[Round] = []
@@ -117,7 +135,7 @@ class Stages:
                 flush()
             if step.index + 1 < method.rounds and (stop or self._due()):
                 flush()  # first: a resumed run does not write the lines of rounds before its checkpoint
-                self._save(lambda: step.save(checkpoint))
+                self._save(lambda: step.save(checkpoint, **self._stamp(ROUND)))
             if stop:
                 raise Stopped
 
@@ -125,13 +143,21 @@ class Stages:
             result = pruned(self.network, self.experiment, self.options, on_round, after)
         flush()
         self._save_masks(result.masks, result.collapsed, monotonic() - began, **result.about)
-        checkpoint.unlink(missing_ok=True)
 
     def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
         numbers, dead = _account(self.model, masks, self.data)
         about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
         about |= {"collapsed": collapsed or dead, "account": numbers}
-        maskfile.save_masks(masks, self.folder / MASK, **about)
+        maskfile.save_masks(masks, self.folder.path / MASK, **about, **self._stamp(MASK))
+
+    def _copy_mask(self, source: Path | None) -> None:
+        """Take the masks of a file as those of this run."""
+        if source is None:
+            raise ValueError("the run has no masks yet; name their file with --mask FILE")
+        if maskfile.masks_digest(maskfile.load_masks(source)[0]) != self.experiment.mask:
+            raise ValueError(f"{source} has changed since it was read; start again")
+        masks, about = maskfile.load_masks(source, self.model)  # raises if they do not match the model
+        maskfile.save_masks(masks, self.folder.path / MASK, **about | self._stamp(MASK))
 
     def train(self, masks: Masks, about: dict[str, Any]) -> Steps:
         """Train to the end, test, and write the weights and, as the last file, the result."""
@@ -142,7 +168,7 @@ class Stages:
         small = self._shrink(masks) if experiment.shrink else None
         if small is not None:
             self.model, held = small.module, small.masks
-        training = yield from self._training("train", plan, held, self.folder / CHECKPOINT)
+        training = yield from self._training("train", plan, held, CHECKPOINT)
         audit(self.model, held or {})
         if small is not None:
             self.model = small.expand()  # the network that the user named is the one to keep
@@ -150,8 +176,9 @@ class Stages:
         last = training.last
         test = last.test if last is not None else training.evaluate(self.data.test)
         assert test is not None
-        save_weights(self.model, {} if experiment.method == DENSE else masks, self.folder / WEIGHTS)
-        lines = read(self.metrics.path)
+        kept = {} if experiment.method == DENSE else masks
+        save_weights(self.model, kept, self.folder.path / WEIGHTS, **self._stamp(WEIGHTS))
+        lines = self.metrics.lines
         result = {
             "experiment": experiment.to_dict(),
             "id": experiment.id,
@@ -166,34 +193,38 @@ class Stages:
                 "train": sum(line["seconds"] for line in lines if line["stage"] == "train"),
             },
             "plan": asdict(plan),
-            "shrunk": read_json(self.folder / SHRUNK) if small is not None else None,
-            "weights": f"{int(digest.of_tensors(self.model.parameters())) % 2**64:016x}",
+            "shrunk": self.folder.read(SHRUNK) if small is not None else None,
+            "weights": digest.hexadecimal(self.model.parameters()),
+            "metrics": self.metrics.mark(),
             "environment": environment(self.options, plan.epochs),
         }
-        write_json(self.folder / RESULT, result)
-        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        self.folder.write(RESULT, result)
+        self._delete(CHECKPOINT)
         return result
 
     def _shrink(self, masks: Masks) -> Shrunk:
         """Shrink the network; once, measure how fast it trains, and write both to a file."""
         images = next(self.data.test.epoch(2))[0]
         small = to_train(self.model, masks, images)
-        if not (path := self.folder / SHRUNK).exists():
+        if not (self.folder.path / SHRUNK).exists():
             plan = self.experiment.plan()
             masked = self._trainer(laid_out(deepcopy(self.model), images), plan, masks)
             speeds = images_per_second(masked, self._trainer(deepcopy(small.module), plan, small.masks))
-            write_json(path, account_of(small, self.model, masks, images[:1]) | {"images_per_second": speeds})
+            numbers = account_of(small, self.model, masks, images[:1])
+            self.folder.write(SHRUNK, numbers | {"images_per_second": speeds})
         return small
 
     def _training(
-        self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: Path
+        self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: str
     ) -> Generator[None, None, Training]:
         """Train, from the checkpoint if there is one; save checkpoints from time to time, and before a stop."""
         seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
         training = self._trainer(self.model, plan, masks, seed, compiled=self.options.compiles(plan.epochs))
-        if checkpoint.exists():
-            training.load(checkpoint)
-        self.metrics.rewind(stage, training.epoch)
+        self.metrics.rewind(self._marked(checkpoint) or self.mark)
+        path = self.folder.path / checkpoint
+        with explained(path):
+            if path.exists():
+                training.load(path)
         for epoch in training.steps():
             if epoch is not None:
                 line = {"stage": stage, "epoch": epoch.index, "epochs": plan.epochs, **asdict(epoch)}
@@ -202,7 +233,7 @@ class Stages:
             over = training.epoch == plan.epochs
             stop = self.stopping()
             if stop or over or self._due():
-                self._save(lambda: training.save(checkpoint))
+                self._save(lambda: training.save(path, **self._stamp(checkpoint)))
             if stop and not over:
                 raise Stopped
             yield
@@ -215,6 +246,18 @@ class Stages:
         return Training(
             model, self.data, plan, masks, seed=seed, precision=precision, captured=captured, compiled=compiled
         )
+
+    def _stamp(self, name: str) -> dict[str, Any]:
+        """Return the metadata of a file that is written next: its run, and up to where metrics are on the disk."""
+        return {**self.folder.stamp(name), "metrics": self.metrics.mark()}
+
+    def _marked(self, name: str) -> Mark | None:
+        """Return up to where the metrics were written when this file was; None if there is no such file."""
+        return self.folder.about(name)["metrics"] if (self.folder.path / name).exists() else None
+
+    def _delete(self, name: str) -> None:
+        """Delete a file that is not needed any more."""
+        (self.folder.path / name).unlink(missing_ok=True)
 
     def _due(self) -> bool:
         """Return whether it is time for a checkpoint: every `save_every` seconds, in at most 2 % of the time."""
@@ -264,13 +307,3 @@ def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any]
         full, problem = account(model, masks), str(error)
     numbers = {name: getattr(full, name) for name in COUNTS}
     return {"prunable": full.total, **numbers, "not_followed": problem}, full.collapsed or []
-
-
-def _copy_mask(source: Path | None, target: Path, experiment: Experiment, model: nn.Module) -> None:
-    if source is None:
-        raise ValueError("the run has no masks yet; name their file with --mask FILE")
-    if maskfile.masks_digest(maskfile.load_masks(source)[0]) != experiment.mask:
-        raise ValueError(f"{source} has changed since it was read; start again")
-    maskfile.load_masks(source, model)  # raises, before anything is copied, if they do not match the model
-    with files.atomically(target) as file:
-        file.write(source.read_bytes())

@@ -12,9 +12,10 @@ from ..data import DATA
 from ..files.masks import load_masks, masks_digest
 from ..files.weights import load_weights
 from ..masks import Masks
+from ..running import digest
 from ..words import printable
-from .experiment import FILE, Experiment
-from .folder import EXPERIMENT, MASK, WEIGHTS, finished, progress, recorded
+from .experiment import DENSE, FILE, Experiment
+from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, explained, finished, load_mask, progress, recorded, verified
 from .network import initial_network
 from .trust import check_trusted
 
@@ -35,6 +36,8 @@ def load(
         raise ValueError(f"there is no file or folder {source}; name a run's folder or a mask file")
     if source.is_dir():
         return trained(source, model, data, trust)
+    if source.name == MASK and (source.parent / EXPERIMENT).exists():
+        verified(source, recorded(source.parent)[1])
     experiment = experiment_for_mask(source, {k: v for k, v in (("model", model), ("data", data)) if v}, trust)
     network = initial(experiment)
     return experiment, network, load_masks(source, network)[0]
@@ -67,21 +70,30 @@ def trained(
     folder: Path, model: str | None = None, data: str | None = None, trust: bool = False
 ) -> tuple[Experiment, nn.Module, Masks]:
     """Return the experiment of a finished run, its trained network and its masks, all on the CPU; see `load`."""
-    experiment = Experiment.from_dict(recorded(folder / EXPERIMENT))
+    settings, owner = recorded(folder)
+    experiment = Experiment.from_dict(settings)
     if model not in (None, experiment.model) or data not in (None, experiment.data):
         raise ValueError(
             f"{folder} is a run of {printable(experiment.model)} on {experiment.data}; to name others, --model and "
             "--data are for mask files"
         )
     check_trusted(experiment.model, folder, [model], trust)
-    if finished(folder, experiment) is None:
+    if (result := finished(folder, experiment)) is None:
         raise ValueError(
             f"the run in {folder} is not finished ({progress(folder)}); finish it, or name its {MASK} "
             "for the network before training"
         )
-    network = initial(experiment)
-    load_weights(folder / WEIGHTS, network)
-    return experiment, network, load_masks(folder / MASK, network)[0]
+    network, path = initial(experiment), folder / WEIGHTS
+    masks, _ = load_mask(folder, owner, network)
+    verified(path, owner)
+    with explained(path):
+        stored = load_weights(path, network).masks
+        if digest.hexadecimal(network.parameters()) != result["weights"]:
+            raise ValueError(f"{path} does not hold the weights that {RESULT} names")
+    with explained(folder / MASK):
+        if experiment.method != DENSE and masks_digest(stored) != masks_digest(masks):
+            raise ValueError(f"{folder / MASK} does not hold the masks of {WEIGHTS}")
+    return experiment, network, masks
 
 
 def initial(experiment: Experiment) -> nn.Module:

@@ -28,7 +28,7 @@ class SweepResult:
     """How many experiments ended in which way, and the tables of records that were written.
 
     `failed` includes experiments that failed in an earlier sweep and were not tried again. `stopped` counts all that
-    are unfinished, `skipped` those that an earlier sweep finished.
+    are unfinished, `skipped` those that an earlier sweep or another process finished.
     """
 
     done: int
@@ -76,20 +76,23 @@ def sweep(
                 if crew.count(DONE, FAILED) > ended:
                     ended = crew.count(DONE, FAILED)
                     with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
-                        records.write(records.records(options.runs), options.runs)
+                        records.update(options.runs)
         except KeyboardInterrupt:
             pass
         except BaseException:
             crew.dismiss(10.0)
             raise
         crew.dismiss(PATIENCE)
-    rows = records.records(options.runs)
+    rows, tables = records.update(options.runs)
+    for job in listed:
+        if job.state != DONE:  # another process may have ended it
+            _look(job, options)
     result = SweepResult(
         done=crew.count(DONE),
         failed=crew.count(FAILED),
         stopped=crew.count(QUEUED, RUNNING, STOPPED),
         skipped=crew.count(SKIPPED),
-        tables=records.write(rows, options.runs),
+        tables=tables,
     )
     if summarize:
         if swept := [row for row in rows if row["folder"] in crew.jobs]:
@@ -103,14 +106,19 @@ def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed
     """Make a job for each different experiment, in the state that its run folder shows."""
     jobs = [Job(resolved) for resolved in dict.fromkeys(each.resolved(options.device) for each in experiments)]
     for job in jobs:
-        row = records.record(options.runs / job.folder)
-        if row is None or (row["status"] == records.FAILED and retry_failed):
-            continue
-        job.state = SKIPPED if row["status"] == records.DONE else FAILED
-        job.reason, job.accuracy = row["reason"] or "", row["top1"]
-        if row["status"] == records.UNREADABLE:
-            job.reason += f"; delete {options.runs / job.folder} to run it again"
+        if _look(job, options) == records.FAILED and retry_failed:
+            job.state, job.reason = QUEUED, ""
     return jobs
+
+
+def _look(job: Job, options: RunOptions) -> str | None:
+    """Give a job the state that its run folder shows, if the run has ended; return the status of its record."""
+    row = records.record(options.runs / job.folder, job.experiment)
+    if row is None:
+        return None
+    job.state = SKIPPED if row["status"] == records.DONE else FAILED
+    job.reason, job.accuracy = row["reason"] or "", row["top1"]
+    return row["status"]
 
 
 def _check(experiments: Sequence[Experiment], options: RunOptions) -> None:
@@ -131,7 +139,7 @@ def _sentences(crew: Crew, result: SweepResult) -> Iterator[str]:
     for job in crew.jobs.values():
         if job.state == FAILED:
             yield f"failed: {crew.options.runs / job.folder}: {job.reason}"
-    before = f", {result.skipped} done before" if result.skipped else ""
+    before = f", {result.skipped} done before or by another process" if result.skipped else ""
     yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - crew.began)}."
     if result.failed:
         yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."

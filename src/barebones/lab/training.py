@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from time import perf_counter
 from typing import Any
 
@@ -21,9 +21,27 @@ from ..running import digest
 from ..running.precision import autocast, tf32
 from ..running.rng import reseed
 from ..scope import parameters
+from ..words import shortened
+from .forms import misfit
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 KIND, VERSION = "barebones-checkpoint", 1
+ACCURACY = {"top1": "float", "top5": "float | None", "loss": "float"}
+BEST = {"epoch": "int", "validation": "float", "test": "float"}
+STATE = {  # of a checkpoint, besides its tensors
+    "epoch": "int",
+    "step": "int",
+    "seconds": "float",
+    "best": (None, BEST),
+    "last": (
+        None,
+        {
+            **dict.fromkeys(("lr", "loss", "accuracy", "seconds", "images_per_second"), "float"),
+            **dict.fromkeys(("validation", "test"), (None, ACCURACY)),
+            "index": "int",
+        },
+    ),
+}
 TOP5_FROM = 100  # classes; with fewer, top-5 accuracy says little
 
 
@@ -202,8 +220,8 @@ class Training:
         weights: dict[str, Tensor] = {f"weight {name}": p for name, p in parameters(self.model).items()}
         return weights | {f"buffer {name}": b for name, b in self.model.named_buffers()}
 
-    def save(self, path: files.Path) -> None:
-        """Write a checkpoint, atomically."""
+    def save(self, path: files.Path, **about: Any) -> None:
+        """Write a checkpoint, atomically; `about` takes further values that JSON can represent."""
         tensors = self._tensors() | {"tally": self.tally}
         for name, p in parameters(self.model).items():
             if (momentum := self.optimizer.state.get(p, {}).get("momentum_buffer")) is not None:
@@ -216,15 +234,19 @@ class Training:
             "last": self.last and asdict(self.last),
             "scaler": self.scaler.state_dict(),
         }
-        files.write(path, tensors, KIND, VERSION, {"state": state})
+        files.write(path, tensors, KIND, VERSION, about | {"state": state})
 
     def load(self, path: files.Path) -> None:
         """Resume from a checkpoint of the same network."""
         tensors, about = files.read(path, KIND, VERSION)
-        state, current = about["state"], self._tensors()
-        stored = {name for name in tensors if name.startswith(("weight ", "buffer "))}
-        if current.keys() != stored or any(tensors[name].shape != t.shape for name, t in current.items()):
-            raise ValueError(f"{path} is a checkpoint of another network; delete it to train from the start")
+        state: Any = about.get("state")
+        current = self._tensors() | {"tally": self.tally}
+        momenta: dict[str, Tensor] = {f"momentum {name}": p for name, p in parameters(self.model).items()}
+        if differing := files.differences(tensors, momenta | current, required=current):
+            raise ValueError(f"{path} is a checkpoint of another network: {shortened(differing)}")
+        wrong = misfit(state, STATE | {"scaler": dict.fromkeys(self.scaler.state_dict(), "float")})
+        if wrong or not (0 <= state["epoch"] <= self.plan.epochs and state["step"] >= 0):
+            raise ValueError(f"{path} is no checkpoint of this training: {wrong or 'its epoch or step is wrong'}")
         with torch.no_grad():
             for name, tensor in current.items():
                 tensor.copy_(tensors[name])
@@ -232,9 +254,8 @@ class Training:
             for name, p in parameters(self.model).items():
                 if (momentum := tensors.get(f"momentum {name}")) is not None:
                     self.optimizer.state[p] = {"momentum_buffer": torch.empty_like(p).copy_(momentum)}
-        self.tally.copy_(tensors["tally"])
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
-        self.best = state["best"] and Best(**state["best"])
+        self.best = state["best"] and _made(Best, state["best"])
         self.last = state["last"] and epoch_from(state["last"])
         self.scaler.load_state_dict(state["scaler"])
 
@@ -257,5 +278,9 @@ def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes
 
 def epoch_from(values: dict[str, Any]) -> Epoch:
     """Make an `Epoch` from the plain values of `asdict`."""
-    accuracies = {name: values[name] and Accuracy(**values[name]) for name in ("validation", "test")}
-    return Epoch(**values | accuracies)
+    accuracies = {name: values[name] and _made(Accuracy, values[name]) for name in ("validation", "test")}
+    return _made(Epoch, values | accuracies)
+
+
+def _made(kind: Any, values: dict[str, Any]) -> Any:
+    return kind(**{each.name: values[each.name] for each in fields(kind)})

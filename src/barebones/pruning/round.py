@@ -106,11 +106,14 @@ class Round:
         """Return the round with its numbers alone: the names of the layers stay, their masks are None."""
         return replace(self, masks=dict.fromkeys(self.masks))  # type: ignore[arg-type]
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the round, atomically, as a safetensors file from which `rounds` can continue."""
+    def save(self, path: str | PathLike[str], **about: Any) -> None:
+        """Write the round, atomically, as a safetensors file from which `rounds` can continue.
+
+        `about` takes further values that JSON can represent.
+        """
         self.check()
         tensors, layout = pack(self.masks)
-        about = {
+        numbers = {
             "index": self.index,
             "keep": self.keep,
             "seconds": self.seconds,
@@ -119,7 +122,7 @@ class Round:
             "counts": self.counted.integers.tolist(),
             "measures": [value.hex() for value in self.counted.floats.tolist()],
         }
-        files.write(path, tensors, FORMAT, VERSION, about)
+        files.write(path, tensors, FORMAT, VERSION, about | numbers)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Round:

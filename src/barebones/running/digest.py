@@ -46,6 +46,11 @@ def of_tensors(tensors: Iterable[Tensor]) -> Tensor:
     return total * scale + rest
 
 
+def hexadecimal(tensors: Iterable[Tensor]) -> str:
+    """Return the digest of some tensors as 16 hexadecimal digits, for files."""
+    return f"{int(of_tensors(tensors)) % 2**64:016x}"
+
+
 def _parts(words: Tensor) -> Iterator[Tensor]:
     """Divide words into rows of LENGTH, and yield the terms of their digest.
 

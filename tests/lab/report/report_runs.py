@@ -1,15 +1,17 @@
 """Run folders for the tests of the report, written without training anything."""
 
-import json
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import torch
+from lab_runs import made_up_result
 
 from barebones.files.masks import save_masks
 from barebones.lab import folder as files
 from barebones.lab.experiment import DENSE, Experiment
+from barebones.lab.metrics import Metrics
+from barebones.lab.seal import Identity
 from barebones.models import build
 from barebones.pruning.methods import METHODS
 from barebones.scope import prunable
@@ -27,17 +29,18 @@ def masks_of(density: float, dead: str | None = None) -> dict[str, torch.Tensor]
     return masks | ({dead: torch.zeros(SHAPES[dead], dtype=torch.bool)} if dead else {})
 
 
-def metrics(rounds: int, epochs: int, accuracy: float, total: int) -> str:
+def metrics(rounds: int, epochs: int, accuracy: float, total: int) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for i in range(rounds):
         keep = round(total * 0.5 ** (i + 1))
         lines.append({"stage": "prune", "round": i, "rounds": rounds, "keep": keep, "pruned": keep + 10 * (i > 0)})
         lines[-1] |= {"recovered": 10 * (i > 0), "recovered_empty": 0, "saliency": 50.0 / (i + 1), "loss": 2.3}
+        lines[-1] |= {"seconds": 0.5, "elapsed": 0.5}
     for i in range(epochs):
         test = {"top1": accuracy, "top5": None, "loss": 0.3}
         lines.append({"stage": "train", "epoch": i, "epochs": epochs, "lr": 0.1, "loss": 2.0 / (i + 1)})
         lines[-1] |= {"accuracy": 0.9, "validation": test, "test": test if i + 1 == epochs else None, "seconds": 1.0}
-    return "".join(json.dumps(line) + "\n" for line in lines)
+    return lines
 
 
 def write_run(
@@ -59,7 +62,8 @@ def write_run(
     experiment = Experiment(method=method, sparsity=sparsity, seed=seed, **chosen).resolved()
     folder = runs / (name or experiment.folder)
     folder.mkdir(parents=True)
-    files.write_json(folder / files.EXPERIMENT, experiment.to_dict())
+    owner = Identity(experiment.folder, None)
+    files.write_json(folder / files.EXPERIMENT, experiment.to_dict(), owner)
     masks = {n: torch.ones(s, dtype=torch.bool) for n, s in SHAPES.items()} if method == DENSE else None
     masks = masks or masks_of(1 - sparsity, dead)
     total, kept = sum(m.numel() for m in masks.values()), sum(int(m.sum()) for m in masks.values())
@@ -67,26 +71,26 @@ def write_run(
     numbers |= {"effective_sparsity": 1 - kept // 2 / total, "flops_dense": 100, "flops_effective": 7}
     collapsed = [dead] if dead else []
     about = {"experiment": experiment.to_dict(), "account": numbers, "collapsed": collapsed, "seconds": 0.5}
-    save_masks(masks, folder / files.MASK, **about)
     reached = EPOCHS if accuracy is not None else 0
-    (folder / "metrics.jsonl").write_text(
-        metrics(experiment.rounds or 0 if method != DENSE else 0, reached, accuracy or 0, total)
-    )
-    result = {
-        "experiment": experiment.to_dict(),
-        "test": {"top1": accuracy, "top5": None},
-        "collapsed": collapsed,
+    log = Metrics(folder / "metrics.jsonl", owner)
+    log.rewind()
+    for line in metrics(experiment.rounds or 0 if method != DENSE else 0, reached, accuracy or 0, total):
+        log(line)
+    save_masks(masks, folder / files.MASK, run=owner.stamp(files.MASK), metrics=log.mark(), **about)
+    changes = {
         **numbers,
+        "collapsed": collapsed,
         "best_validation": {"epoch": 3, "validation": 0.93, "test": 0.91},
-        "seconds": {"prune": 0.0 if method == DENSE else 0.5 + seed, "train": 60.0},
+        "seconds": {"pretrain": 0, "prune": 0.0 if method == DENSE else 0.5 + seed, "train": 60.0},
         "environment": {"torch": "2"},
+        "metrics": log.mark(),
     }
+    log.close()
     if failed is not None:
-        files.write_json(
-            folder / "failure.json", {"experiment": experiment.to_dict(), "reason": failed, "traceback": "no"}
-        )
+        failure = {"experiment": experiment.to_dict(), "reason": failed, "traceback": "no"}
+        files.write_json(folder / "failure.json", failure, owner)
     elif accuracy is not None:
-        files.write_json(folder / files.RESULT, result)
+        files.write_json(folder / files.RESULT, made_up_result(experiment, accuracy, **changes), owner)
     return folder
 
 

@@ -17,14 +17,14 @@ from ...files.masks import load_masks
 from ...masks import Masks
 from ...models import MODELS, build
 from ..experiment import DENSE, Experiment
-from ..folder import EXPERIMENT, MASK, RESULT, progress
-from ..metrics import COUNTED, Line, finite
+from ..folder import EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
+from ..metrics import COUNTED, METRICS, Line, finite
 from ..metrics import read as read_metrics
-from ..records import DONE, FAILED, FAILURE, KEY, SETTINGS, UNREADABLE, Row, differences, group, read, record
+from ..records import DONE, FAILED, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
+from ..seal import Identity
 from ..statistics import over_seeds
 from .sentences import UNFINISHED, sentences
 
-METRICS = "metrics.jsonl"
 LONGEST = 150  # points of a series; longer series are thinned out
 NUMBERS = (
     "prunable", "kept", "effective", "sparsity", "effective_sparsity", "flops_dense", "flops_effective", "flops_shrunk",
@@ -94,19 +94,20 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
     if row.get("status") == UNREADABLE:
         reader.problems.append(str(row["reason"]))
     settings = {key: row[key] for key in SETTINGS} if row.get("method") is not None else None
-    settings = settings or reader.attempt(EXPERIMENT, lambda: Experiment.settings(read(folder / EXPERIMENT)))
+    values, owner = reader.attempt(EXPERIMENT, lambda: recorded(folder)) or (None, None)
+    settings = settings or (Experiment.settings(values) if values is not None else None)
     status = row.get("status") or (UNFINISHED if settings else UNREADABLE)
     dense = settings is not None and settings["method"] == DENSE
-    lines = reader.attempt(METRICS, lambda: _metrics(folder)) or []
-    mask = reader.attempt(MASK, lambda: _mask(folder, settings, effective and not dense)) or {}
-    result = (reader.attempt(RESULT, lambda: read(folder / RESULT)) or {}) if status == DONE else {}
+    result = (reader.attempt(RESULT, lambda: finished(folder)) or {}) if status == DONE else {}
+    lines = reader.attempt(METRICS, lambda: read_metrics(folder / METRICS, owner, result.get("metrics"))) or []
+    mask = reader.attempt(MASK, lambda: _mask(folder, owner, settings, effective and not dense)) or {}
     numbers = {**mask.get("stated", {}), **result, **mask.get("counted", {})}
     prune_seconds = row.get("prune_seconds")
     collapsed, environment = result.get("collapsed", mask.get("collapsed")), result.get("environment")
     run: Row = {
         "folder": name,
         "status": status,
-        "state": "finished" if status == DONE else reader.attempt(METRICS, lambda: _progress(folder)) or "",
+        "state": "finished" if status == DONE else reader.attempt(METRICS, lambda: progress(folder)) or "",
         "settings": settings,
         "dense": dense,
         "accuracy": row.get("top1"),
@@ -156,24 +157,11 @@ class _FileReader:
             return None
 
 
-def _metrics(folder: Path) -> list[Line]:
-    path = folder / METRICS
-    lines = read_metrics(path)
-    if not lines and path.exists() and path.stat().st_size:
-        raise ValueError("its first line is not a line of metrics")
-    return lines
-
-
-def _progress(folder: Path) -> str:
-    try:
-        return progress(folder)
-    except KeyError:
-        return "begun"
-
-
-def _mask(folder: Path, settings: Row | None, effective: bool) -> Row:
+def _mask(folder: Path, owner: Identity | None, settings: Row | None, effective: bool) -> Row:
     """Return the metadata of the mask file, and how many weights its masks keep in each layer."""
-    masks, about = load_masks(folder / MASK)
+    if not (folder / MASK).exists():
+        return {}
+    masks, about = load_masks(folder / MASK) if owner is None else load_mask(folder, owner)
     layers = [LayerAccount(name, tuple(m.shape), m.numel(), int(m.count_nonzero())) for name, m in masks.items()]
     note = None
     if effective and settings is not None:

@@ -1,0 +1,79 @@
+"""Seals: every file of a run says which run it belongs to, and a text file carries a digest that readers verify."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from ..words import printable
+from .forms import misfit
+
+SEAL = "seal"  # the field of a JSON object that holds its seal
+STAMP = {"run": "str", "initial": "str | None", "file": "str"}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The run that a file belongs to."""
+
+    run: str  # the name of its folder, which ends with the hash of all its settings
+    initial: str | None  # the digest of its initial weights; None in records that are older than seals
+
+    def stamp(self, file: str) -> dict[str, Any]:
+        """Return what a file of this name says about the run it belongs to."""
+        return {"run": self.run, "initial": self.initial, "file": file}
+
+    def problem(self, stamp: Any, file: str) -> str:
+        """Say why a file with this stamp is not the file of this name of this run; an empty string if it is.
+
+        >>> Identity("digits-snip-s0", "01").problem({"run": "digits-snip-s1", "initial": "02", "file": "mask"}, "mask")
+        'belongs to another run, digits-snip-s1'
+        """
+        if misfit(stamp, STAMP):
+            return "does not say which run it belongs to"
+        if stamp["run"] != self.run:
+            return f"belongs to another run, {printable(stamp['run'])}"
+        if stamp["file"] != file:
+            return f"is another file of this run, {printable(stamp['file'])}"
+        if self.initial != stamp["initial"] and None not in (self.initial, stamp["initial"]):
+            return f"belongs to a run from other initial weights ({printable(stamp['initial'])}, not {self.initial})"
+        return ""
+
+
+def digest(content: Any) -> str:
+    """Return the SHA-256 of a value as canonical JSON, which depends neither on the order of keys nor on spaces.
+
+    >>> digest({"a": 1, "b": [0.5]}) == digest({"b": [0.5], "a": 1})
+    True
+    """
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return sha256(text.encode()).hexdigest()
+
+
+def sealed(content: Mapping[str, Any], stamp: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with a seal: the stamp, and the digest of the content and the stamp."""
+    plain = json.loads(json.dumps(content, allow_nan=False))
+    return {**plain, SEAL: {**stamp, "digest": digest([plain, stamp])}}
+
+
+def unsealed(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the content and the stamp of a sealed object; raise a `ValueError` if it has changed.
+
+    >>> unsealed(sealed({"top1": 0.9}, {"file": "result.json"}))
+    ({'top1': 0.9}, {'file': 'result.json'})
+    >>> unsealed(sealed({"top1": 0.9}, {"file": "result.json"}) | {"top1": 0.8})
+    Traceback (most recent call last):
+    ValueError: its seal does not match its content
+    """
+    if not isinstance(value, dict):
+        raise ValueError("it holds no JSON object")
+    if not isinstance(value.get(SEAL), dict):
+        raise ValueError("it has no seal, like files of older versions")
+    content = {name: inner for name, inner in value.items() if name != SEAL}
+    stamp = {name: inner for name, inner in value[SEAL].items() if name != "digest"}
+    if digest([content, stamp]) != value[SEAL].get("digest"):
+        raise ValueError("its seal does not match its content")
+    return content, stamp
