@@ -6,9 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
+from lab_runs import write_file
 
 from barebones.lab import records, tidy
-from barebones.lab.folder import FAILURE, write_json
+from barebones.lab.experiment import Experiment
+from barebones.lab.folder import FAILURE
 
 FORMULAS = ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "=cmd|' /C calc'!A0", "-x", "＝1+1", " =1", "'=1", "''@x", "=", "-"]
 FORMULAS += ["\tx", "\rx", "\nx", "\r=1", "\t=1", '="a,b"', "\u2028=1"]
@@ -57,11 +59,11 @@ def test_any_text_of_such_characters_comes_back(tmp_path: Path) -> None:
 def test_the_records_of_a_stranger_are_no_formulas(tmp_path: Path) -> None:
     texts = [*FORMULAS, *NAMES, "\ud800"]
     for number, text in enumerate(texts):
-        (folder := tmp_path / f"=run{number}").mkdir()
-        write_json(folder / FAILURE, {"experiment": {"model": text}, "reason": text})
+        failure = {"experiment": {"model": text}, "reason": text}
+        write_file(tmp_path / f"=run{number}", Experiment(text), FAILURE, failure)
     records.write(records.records(tmp_path), tmp_path)
     head, *body = cells(tmp_path / records.CSV)
-    assert len(body) == len(texts)
+    assert [row[head.index("status")] for row in body] == ["failed"] * len(texts)
     for row in body:
         assert len(row) == len(head)
         assert not any(tidy.FORMULA.match(cell) for cell in row)
