@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -244,3 +247,48 @@ def test_the_random_state_does_not_change(name):
         assert torch.equal(torch.get_rng_state(), before[0])
         assert random.getstate() == before[1]
         assert (np.random.get_state()[1] == before[2]).all()
+
+
+# ---- group-norms ----
+
+GROUP_NORMS: dict[str, str] = {
+    "behind a dead convolution": """
+        model = nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False),
+                              nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+        small = bb.shrink(model, {"0.weight": torch.zeros(4, 2, 3, 3) > 0}, x)
+        assert small.plan.layers[1].blank
+        for network in (small.module, small.expand()):
+            network(x).sum().backward()
+            network(x.contiguous(memory_format=torch.channels_last)).sum().backward()
+    """,
+    "behind a frozen convolution": """
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+        model[0].requires_grad_(False)
+        small = bb.shrink(model, {}, x)
+        assert "no gradient of a group-norm" in small.plan.layout
+        small.module(x).sum().backward()
+        bb.shrink(model.to(memory_format=torch.channels_last), {"0.weight": torch.rand(4, 2, 3, 3) > 0.5}, x)
+    """,
+    "at the input": """
+        model = nn.Sequential(nn.GroupNorm(2, 2), nn.Conv2d(2, 3, 1), nn.Flatten(), nn.Linear(192, 3))
+        images = x.contiguous(memory_format=torch.channels_last)
+        bb.shrink(model, {"1.weight": torch.rand(3, 2, 1, 1) > 0.5}, images)
+        for method in ("snip", "grasp", "force"):
+            bb.prune(model, [(images, torch.tensor([0, 1]))], sparsity=0.5, method=method, rounds=1)
+        try:
+            bb.prune(model, [(images, torch.tensor([0, 1]))], sparsity=0.5, method="snip", scope="*")
+        except ValueError as error:
+            assert "pass contiguous images" in str(error)
+        else:
+            raise AssertionError("no error")
+    """,
+}
+
+
+@pytest.mark.parametrize("name", GROUP_NORMS)
+def test_no_group_norm_ends_the_process(name):
+    """Torch crashes in the gradient of a group-norm for an input with channels last that needs none."""
+    lines = ["import torch, barebones as bb", "from torch import nn", "x = torch.randn(2, 2, 8, 8)"]
+    code = "\n".join([*lines, textwrap.dedent(GROUP_NORMS[name])])
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -35,7 +35,7 @@ def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
     trial = with_channels_last(deepcopy(model)).train()
     try:
         gradients(trial, images, list(trial.parameters()))
-    except RuntimeError:  # its own memory format matters, for example to a `view`; other errors will show in training
+    except (RuntimeError, ValueError):  # its memory format matters, as to a `view`; other errors will show in training
         return model
     return with_channels_last(model)
 

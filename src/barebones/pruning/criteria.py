@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..masks import Masks, Scores
+from ..running.backward import guarded
 from ..running.inputs import call, mapped, tensors
 from ..running.pieces import pieces
 from ..scope import bare
@@ -105,7 +106,8 @@ class _Flow(nn.Module):
     def forward(self, weights: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         output = self.model(*args, **kwargs)
         total = torch.stack([t.double().sum() for t in tensors(output) if t.is_floating_point()]).sum()
-        return torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
+        with guarded([total]):
+            return torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
 
 
 def erk_counts(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, int]:

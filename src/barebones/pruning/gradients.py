@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
 from ..gpu.graphs import Captured
+from ..running.backward import guarded, nodes
 from ..running.inputs import first_sample, mapped, taken_apart, tensors
 from ..words import first_line
 
@@ -77,7 +77,7 @@ class Gradients:
             return [torch.zeros_like(p, dtype=_at_least_float(p)) for p in self.parameters]
         outputs, vectors = [g for g, _ in pairs], [v for _, v in pairs]
         with self._twice():
-            if any(node.name() == "torch::autograd::Error" for node in _nodes(outputs)):  # `grad` would walk around it
+            if any(node.name() == "torch::autograd::Error" for node in nodes(outputs)):  # `grad` would walk around it
                 raise RuntimeError("it is marked with once_differentiable")
             products = torch.autograd.grad(outputs, self.parameters, vectors, allow_unused=True)
         return _unshared(self._filled(products), self._foreign)
@@ -127,7 +127,8 @@ class Gradients:
             ) from error
 
     def _first(self, value: Tensor) -> list[Tensor]:
-        gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
+        with guarded([value]):
+            gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
         return _unshared(self._checked(gradients), self._foreign)
 
     def _checked(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor]:
@@ -164,18 +165,6 @@ class Gradients:
 def added(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:
     """Return the sum of two lists of tensors, in the memory of the first; an empty list counts as zeros."""
     return [a.add_(b) for a, b in zip(total, more, strict=True)] if total else more
-
-
-def _nodes(tensors: list[Tensor]) -> set[Node]:
-    """Return all nodes of the graph that computed these tensors."""
-    found: set[Node] = set()
-    waiting = [tensor.grad_fn for tensor in tensors]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            waiting += [following for following, _ in node.next_functions]
-    return found
 
 
 def _at_least_float(parameter: Tensor) -> torch.dtype:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .inputs import call, mapped, tensors
@@ -16,26 +16,43 @@ from .precision import tf32
 from .rng import forked
 
 PROJECTION = 1  # the seed of the random factors of the outputs
+# Torch's gradient of such a group-norm reads memory that is not there, and the process ends.
+UNSAFE = (
+    "torch has no gradient of a group-norm for an input with channels last that needs none; pass contiguous images, "
+    "or let the layer in front of the norm train"
+)
 
 
-class SafeGroupNorm(TorchDispatchMode):
-    """A mode that raises an error where torch would end the process: in the gradient of some group-norms on the CPU.
+def guarded(ends: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    """Return a context in which the backward pass of these tensors raises an error where torch would crash."""
+    on_cpu = any(end.device.type == "cpu" for end in ends)
+    norms = (node for node in nodes(ends) if node.name() == "NativeGroupNormBackward0") if on_cpu else ()
+    return _Guard() if any(node.next_functions[0][0] is None for node in norms) else nullcontext()
 
-    Torch has no gradient of a group-norm for an input with channels last that needs no gradient itself.
-    """
 
+class _Guard(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # to skip it, torch would import its compiler, which takes a second
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.native_group_norm_backward.default:
-            x, mask = args[1], args[9]
-            if x.device.type == "cpu" and not mask[0] and not x.is_contiguous():
-                raise RuntimeError(
-                    "torch has no gradient of a group-norm for an input with channels last and no gradient"
-                )
+            x, wanted = args[1], args[9]
+            if not wanted[0] and not x.is_contiguous():
+                raise ValueError(UNSAFE)
         return func(*args, **(kwargs or {}))
+
+
+def nodes(ends: Sequence[Tensor]) -> set[Node]:
+    """Return all nodes of the graph that computed these tensors."""
+    found: set[Node] = set()
+    waiting = [end.grad_fn for end in ends]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def gradients(
@@ -56,22 +73,7 @@ def gradients(
         found: dict[int, Tensor | None] = {}
         if ends and trainable:
             factors = [torch.randn(t.shape, generator=generator, dtype=torch.double, device="cpu").to(t) for t in ends]
-            with SafeGroupNorm() if _may_need_it(ends) else nullcontext():
+            with guarded(ends):
                 flows = torch.autograd.grad(ends, trainable, factors, allow_unused=True)
             found = dict(zip(map(id, trainable), flows, strict=True))
     return [t.detach().clone() for t in returned], [found.get(id(parameter)) for parameter in wanted]
-
-
-def _may_need_it(ends: list[Tensor]) -> bool:
-    """Whether the backward pass has a group-norm, or functions in Python that may run one."""
-    visited: set[Any] = set()
-    nodes = [t.grad_fn for t in ends]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in visited:
-            continue
-        if "GroupNorm" in node.name() or isinstance(node, BackwardCFunction):
-            return True
-        visited.add(node)
-        nodes += [before for before, _ in node.next_functions]
-    return False

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...gpu.graphs import Captured
 from ...holding import hold
 from ...masks import Masks
+from ...running.backward import guarded
 from ...running.precision import autocast, tf32
 from ..shrink import shrink
 from .measuring import random_images
@@ -70,7 +71,8 @@ def _step(
             with autocast(precision, device):
                 loss = F.cross_entropy(network(images), labels)
             optimizer.zero_grad()
-            loss.backward()
+            with guarded([loss]):
+                loss.backward()
             optimizer.step()
 
     call = Captured(learn) if device.type == "cuda" else learn

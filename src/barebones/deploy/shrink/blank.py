@@ -24,7 +24,8 @@ class Blank(nn.Module):
         dims = len(self.geometry)
         pairs = zip(self.geometry, x.shape[-dims:], strict=True)
         sizes = [(size * before + offset) // after + 1 for (before, offset, after), size in pairs]
-        return self._filled(x, (*x.shape[: -dims - 1], *sizes)).movedim(-1, -dims - 1)
+        # Contiguous: torch crashes in the gradient of a group-norm for a constant input with channels last.
+        return self._filled(x, (*x.shape[: -dims - 1], *sizes)).movedim(-1, -dims - 1).contiguous()
 
     def _filled(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Apply a linear layer to no inputs, which gives its bias."""

@@ -16,6 +16,7 @@ from ...running.chance import Replayed
 from ...running.inputs import tensors
 from ...running.outputs import difference, mismatch, outputs, tolerance
 from ...running.rng import forked
+from ...words import first_line
 from .examples import other_sizes, random_inputs
 
 
@@ -152,8 +153,3 @@ def copy_sharing_parameters(network: nn.Module) -> nn.Module:
     Running the copy does not change the network.
     """
     return deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error message, or the name of the error if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

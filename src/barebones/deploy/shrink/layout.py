@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from ...running.backward import gradients
-from .comparison import Comparison, Unusable, copy_sharing_parameters, first_line
+from ...words import first_line
+from .comparison import Comparison, Unusable, copy_sharing_parameters
 
 
 def with_channels_last(network: nn.Module) -> nn.Module:

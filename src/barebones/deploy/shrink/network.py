@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...masks import Masks, kept
 from ...running.outputs import outputs
 from ...scope import bare, matched
-from .comparison import Comparison, copy_sharing_parameters, first_line
+from ...words import first_line
+from .comparison import Comparison, copy_sharing_parameters
 from .coupling import Coupling, find_coupling
 from .cut import scatter
 from .layout import channels_last_if_possible

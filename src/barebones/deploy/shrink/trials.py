@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ...masks import Masks
 from ...scope import layers
-from .comparison import Comparison, Unusable, first_line
+from ...words import first_line
+from .comparison import Comparison, Unusable
 from .coupling import ChannelSlot, Coupling
 from .cut import RemovedChannels, cut, fill, numbered
 from .redrawn import check_redrawn
