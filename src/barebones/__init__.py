@@ -1,5 +1,8 @@
 """Strip a neural network to its bare bones before training: prune at initialization, keep it sparse, account for it."""
 
+from .running import interrupts as interrupts  # first: before torch is imported
+
+# isort: split
 from .accounting import Account, account
 from .deploy.export import Exported, to_onnx, to_program, to_sparse
 from .deploy.fold import folded

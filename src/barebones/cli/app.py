@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from ..running import interrupts
 from ..version import __version__
 from . import deployment, experiments, figures
 
@@ -56,10 +57,11 @@ def global_options(
 def main() -> None:
     """Run the command line; print a mistake of the user as one line, without a traceback, and exit with code 2."""
     try:
+        interrupts.started()
         app()
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped")
-        sys.exit(130)
+        sys.exit(interrupts.INTERRUPTED)
     except (ValueError, ImportError, OSError, FloatingPointError, torch.OutOfMemoryError) as error:
         if "--debug" in sys.argv:
             raise
