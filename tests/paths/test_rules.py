@@ -190,6 +190,26 @@ def test_token_ids_are_input_and_positions_are_not() -> None:
         assert collapsed(net, {"a.weight": off, "b.weight": eye}, example) == ["a.weight"]
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda ids, table: F.embedding(ids, table),
+        lambda ids, table: F.embedding_bag(ids, table),
+        lambda ids, table: table[ids],
+        lambda ids, table: table.index_select(0, ids.flatten()),
+        lambda ids, table: table.gather(0, ids.view(-1, 1).expand(-1, 4)),
+        lambda ids, table: torch.take_along_dim(table, ids.view(-1, 1).expand(-1, 4), 0),
+    ],
+)
+def test_any_row_of_a_table_may_be_looked_up(read: Callable[[Tensor, Tensor], Tensor]) -> None:
+    net = Net(lambda net, ids: net.a(read(ids, net.table)), table=nn.Parameter(torch.randn(7, 4)), a=nn.Linear(4, 4))
+    column = torch.zeros(7, 4, dtype=torch.bool)
+    column[6, 2] = True  # no id of the example is 6
+    on_paths = effective(net, {"table": column, "a.weight": ~off}, torch.tensor([[1, 4, 4], [0, 2, 5]]))
+    assert on_paths["table"].equal(column)
+    assert on_paths["a.weight"][:, 2].all()
+
+
 def test_bytes_are_input() -> None:
     net = Net(lambda net, x: net.conv(x.float() / 255).mean((2, 3)), conv=nn.Conv2d(3, 2, 3))
     assert trace(net, {}, torch.zeros(1, 3, 4, 4, dtype=torch.uint8)).outputs == [True]

@@ -7,12 +7,15 @@
 - A recurrent layer is unrolled.
 - Values that do not come from the input (biases, positions, class tokens, buffers) carry no signal, but a constant
   factor of 0 cuts a signal.
+- What integers of the input look up in a table or embedding is a signal: any row may be meant, not only those that
+  the example's integers name.
 - A function that is not in the table mixes everything: each output depends on each input.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -90,10 +93,31 @@ def slope(bits: Bits, call: Call) -> Tensor:
     return bits.quiet(call, call.named("input", "weight")["input"])
 
 
-def embed(bits: Bits, call: Call) -> Any:
-    """Embeddings of tokens from the input are signals; those of positions are weights."""
-    call.weight = None if any(t in bits.from_input for t in call.tensors) else call.weight
-    return call.func(*call.args, **call.kwargs)
+def lookup(bits: Bits, call: Call) -> Any:
+    """What integers of the input look up is a signal, from any row of the table; other indices only move values."""
+    if not any(t in bits.from_input for t in call.tensors):
+        return as_it_is(bits, call)
+    call.weight = None
+    table = call.live[0]
+    for dim in _looked_up(bits, call):
+        table = table.sum(dim, keepdim=True).expand(call.live[0].shape)
+    args, kwargs = tree_map(lambda a: table if a is call.live[0] else a, (call.args, call.kwargs))
+    return call.func(*args, **kwargs)
+
+
+def _looked_up(bits: Bits, call: Call) -> Sequence[int]:
+    """Return the dimensions of a table in which integers of the input choose: all of them if that is hard to tell."""
+    every = range(call.live[0].dim())
+    if call.name.startswith("embedding"):
+        return [0]
+    if call.name in ("index_select", "gather"):
+        return [call.named("input", "dim")["dim"]]
+    if call.name != "getitem":
+        return every
+    index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
+    if any(part is None or part is ... or (isinstance(part, Tensor) and part.dtype == torch.bool) for part in index):
+        return every
+    return [i for i, part in enumerate(index) if isinstance(part, Tensor) and part in bits.from_input]
 
 
 def softmax(bits: Bits, call: Call) -> Tensor:
@@ -257,13 +281,13 @@ TABLE: dict[Rule, str] = {
         view view_as reshape reshape_as flatten unflatten ravel squeeze unsqueeze expand expand_as broadcast_to
         broadcast_tensors meshgrid permute transpose t swapaxes swapdims movedim moveaxis adjoint flip roll rot90 repeat
         repeat_interleave tile contiguous clone to type type_as float double half bfloat16 cpu cuda requires_grad
-        cat concat concatenate stack hstack vstack chunk split split_with_sizes tensor_split unbind iter getitem setitem
-        select narrow index_select index_put index_add index_copy index_fill gather scatter scatter_add take
-        take_along_dim masked_select masked_scatter select_scatter slice_scatter diagonal diag diag_embed tril triu
-        as_strided unfold fold copy fill zero sum mean nansum nanmean cumsum trace avg_pool1d avg_pool2d avg_pool3d
-        adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d interpolate upsample pixel_shuffle pixel_unshuffle
-        channel_shuffle max_unpool1d max_unpool2d max_unpool3d ones_like zeros_like full_like rand_like randn_like
-        new_zeros new_ones new_full new_tensor normal uniform pack_padded_sequence pad_packed_sequence""",
+        cat concat concatenate stack hstack vstack chunk split split_with_sizes tensor_split unbind iter setitem select
+        narrow index_put index_add index_copy index_fill scatter scatter_add masked_select masked_scatter select_scatter
+        slice_scatter diagonal diag diag_embed tril triu as_strided unfold fold copy fill zero sum mean nansum nanmean
+        cumsum trace avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+        interpolate upsample pixel_shuffle pixel_unshuffle channel_shuffle max_unpool1d max_unpool2d max_unpool3d
+        ones_like zeros_like full_like rand_like randn_like new_zeros new_ones new_full new_tensor normal uniform
+        pack_padded_sequence pad_packed_sequence""",
     pass_on: """
         relu relu6 leaky_relu rrelu elu selu celu gelu silu mish softplus softsign sigmoid log_sigmoid hardsigmoid
         hardswish hardtanh hardshrink softshrink tanhshrink threshold tanh log_softmax softmin
@@ -280,7 +304,7 @@ TABLE: dict[Rule, str] = {
     layer: "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
     norm: " ".join(NORMS),
     slope: "prelu",
-    embed: "embedding embedding_bag",
+    lookup: "embedding embedding_bag getitem index_select gather take take_along_dim",
     softmax: "softmax gumbel_softmax",
     reduction: "max min amax amin topk logsumexp std var norm linalg_norm linalg_vector_norm",
     window: """max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices

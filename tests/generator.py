@@ -1,0 +1,829 @@
+"""A generator of random small networks and masks, for tests that hold for every network.
+
+A network is a list of blocks. Each block is a function in this file; the options that it draws are recorded, so a
+network prints as code that builds it again:
+
+    network = generator.draw(17)  # network.model, network.example, network.masks
+    print(network.recipe)         # Recipe(17, "image", (2, 6), [("conv", {"width": 6, ...}), ...])
+    again = generator.build(network.recipe)
+
+Blocks work on three kinds of tensors: images (batch, channels, and one to three dimensions of pixels), sequences
+(batch, tokens, channels) and vectors (batch, channels).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from zoo import Net
+
+from barebones.scope import parameters
+
+Blocks = list[tuple[str, dict[str, Any]]]
+BATCH = 3
+TOKENS = 7  # words of the vocabulary
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that makes a network; it prints as code."""
+
+    seed: int
+    kind: str
+    shape: tuple[int, ...]  # of one sample
+    blocks: Blocks
+
+    def __str__(self) -> str:
+        lines = "".join(f"    ({name!r}, {options!r}),\n" for name, options in self.blocks)
+        return f"Recipe({self.seed}, {self.kind!r}, {self.shape}, [\n{lines}])"
+
+    def names(self) -> set[str]:
+        """Return the names of all blocks, also of blocks within blocks."""
+
+        def within(blocks: Blocks) -> Iterator[str]:
+            for name, options in blocks:
+                yield name
+                for value in options.values():
+                    if isinstance(value, list):
+                        yield from within(value)
+
+        return set(within(self.blocks))
+
+    def shorter(self) -> Iterator[Recipe]:
+        """Yield this recipe without one of its blocks, for each of them; some cannot be built."""
+        for i in range(len(self.blocks)):
+            yield replace(self, blocks=self.blocks[:i] + self.blocks[i + 1 :])
+
+
+class At:
+    """The place of a block in a network: the tensor that arrives there, and the options that the block draws."""
+
+    def __init__(
+        self, rng: random.Random, kind: str, shape: tuple[int, ...], options: dict[str, Any], names: Sequence[str]
+    ) -> None:
+        self.rng, self.kind, self.shape, self.options, self.names = rng, kind, shape, options, names
+        self.dim = 1 if kind == "image" else -1  # of the channels, in a tensor with a batch
+        self.channels = shape[self.dim - 1] if kind == "image" else shape[-1]
+        self.pixels = shape[1:] if kind == "image" else ()
+
+    def __call__(self, option: str, *choices: Any) -> Any:
+        """Return the value of an option: the recorded one, or else one of these."""
+        if option not in self.options:
+            self.options[option] = self.rng.choice(choices)
+        return self.options[option]
+
+    def inner(self, option: str, most: int = 2) -> tuple[nn.Module, tuple[int, ...]]:
+        """Return blocks within this block, and the shape of what they return."""
+        blocks = self.options.setdefault(option, [(ANY, {}) for _ in range(self.rng.randint(1, most))])
+        body, _, shape = _grow(self.rng, self.kind, self.shape, blocks, self.names)
+        return body, shape
+
+    def layer(self, inputs: int, outputs: int, kernel: int = 1, **options: Any) -> nn.Module:
+        """Return a convolution for images, and a linear layer for everything else."""
+        if self.kind != "image":
+            return nn.Linear(inputs, outputs, bias=options.get("bias", True))
+        return CONV[len(self.pixels)](inputs, outputs, kernel, padding=kernel // 2, **options)
+
+    def per_channel(self, t: Tensor) -> Tensor:
+        """Return one value per channel in a shape that broadcasts over the tensors at this place."""
+        return t.view(-1, *[1] * len(self.pixels))
+
+
+CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+BATCH_NORM = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+INSTANCE_NORM = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
+WIDTHS = (4, 6, 8)
+BOTH = (False, True)
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu_": lambda x: x.relu_(),
+    "F.relu(x, True)": lambda x: F.relu(x, True),
+    "F.relu(inplace)": lambda x: F.relu(x, inplace=True),
+    "torch.relu_": torch.relu_,
+    "clamp_": lambda x: x.clamp_(min=0),
+    "mul_": lambda x: x.mul_(0.5),
+    "leaky_relu_": lambda x: F.leaky_relu_(x, 0.1),
+    "out": lambda x: torch.mul(x, 0.5, out=x) if not x.requires_grad else x * 0.5,
+}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu, "F.relu": F.relu, "silu": F.silu, "gelu": F.gelu, "tanh": torch.tanh, "sigmoid": torch.sigmoid,
+    "leaky": F.leaky_relu, "hardswish": F.hardswish, "softplus": F.softplus, "elu": F.elu, "none": lambda x: x,
+    "cos": torch.cos, **IN_PLACE,
+}  # fmt: skip
+
+
+MODULES: dict[str, Callable[[int], nn.Module]] = {
+    "ReLU": lambda channels: nn.ReLU(), "ReLU(True)": lambda channels: nn.ReLU(True),
+    "ReLU6(True)": lambda channels: nn.ReLU6(True), "Hardswish(True)": lambda channels: nn.Hardswish(True),
+    "PReLU": nn.PReLU, "PReLU(1)": lambda channels: nn.PReLU(),
+}  # fmt: skip
+
+
+class Activation(nn.Module):
+    """An activation by name."""
+
+    def __init__(self, name: str, channels: int) -> None:
+        super().__init__()
+        self.name = name
+        self.module = MODULES[name](channels) if name in MODULES else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x) if self.module is not None else ACTIVATIONS[self.name](x)
+
+
+def activation(at: At, channels: int, in_place: bool = True) -> nn.Module:
+    """Return an activation; one that writes to its input only behind a layer or norm that does not need its output."""
+    names = [n for n in ACTIVATIONS if in_place or n not in IN_PLACE] + list(MODULES if in_place else ("ReLU", "PReLU"))
+    if at.kind == "sequence":  # there, the channels of a PReLU are the tokens
+        names = [n for n in names if n != "PReLU"]
+    return Activation(at("activation", *names), channels)
+
+
+class Turned(nn.Module):
+    """A module that has the channels where the tensor does not: they trade places before and after it."""
+
+    def __init__(self, module: nn.Module, dims: tuple[int, int] = (1, -1)) -> None:
+        super().__init__()
+        self.module, self.dims = module, dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x.transpose(*self.dims)).transpose(*self.dims)
+
+
+def normalization(at: At, channels: int, among: Sequence[str] = ()) -> nn.Module:
+    """Return a norm of any kind that fits."""
+    n = len(at.pixels)
+    norms: dict[str, Callable[[], nn.Module]] = {
+        "batch": lambda: BATCH_NORM[n](channels),
+        "batch, no affine": lambda: BATCH_NORM[n](channels, affine=False),
+        "batch, no statistics": lambda: BATCH_NORM[n](channels, track_running_stats=False),
+        "group": lambda: nn.GroupNorm(2, channels),
+        "group of all": lambda: nn.GroupNorm(1, channels),
+        "group of one": lambda: nn.GroupNorm(channels, channels),
+        "layer": lambda: nn.LayerNorm(channels),
+        "rms": lambda: nn.RMSNorm(channels),
+    }
+    if at.kind == "sequence":
+        norms = {"layer": norms["layer"], "rms": norms["rms"],
+                 "batch, turned": lambda: Turned(nn.BatchNorm1d(channels))}  # fmt: skip
+    if at.kind == "vector":
+        del norms["group of one"]
+    if at.kind == "image":
+        del norms["rms"]
+        norms |= {
+            "layer": lambda: Turned(nn.LayerNorm(channels)),
+            "instance": lambda: INSTANCE_NORM[n](channels),
+            "instance, affine": lambda: INSTANCE_NORM[n](channels, affine=True),
+            "instance, statistics": lambda: INSTANCE_NORM[n](channels, affine=True, track_running_stats=True),
+            "local response": lambda: nn.LocalResponseNorm(3, alpha=1.0),
+        }
+    return norms[at("norm", *[name for name in norms if not among or name.startswith(tuple(among))])]()
+
+
+# ---- layers ----
+
+
+def conv(at: At) -> nn.Module:
+    """A convolution or linear layer."""
+    options: dict[str, Any] = {"bias": at("bias", *BOTH)}
+    width = at("width", *WIDTHS)
+    if at.kind == "image":
+        options["groups"] = at("groups", *[g for g in (1, 1, 2, 4) if at.channels % g == width % g == 0])
+        options["stride"] = at("stride", 1, 2) if min(at.pixels) >= 4 else 1
+        options["padding_mode"] = at("padding", "zeros", "zeros", "circular") if min(at.pixels) > 1 else "zeros"
+    return at.layer(at.channels, width, at("kernel", 1, 3), **options)
+
+
+def block(at: At) -> nn.Module:
+    """A layer, a batch-norm and an activation, in the usual order."""
+    width = at("width", *WIDTHS)
+    first = at.layer(at.channels, width, at("kernel", 1, 3), bias=at("bias", *BOTH))
+    norm = normalization(at, width, ("batch", "layer", "group", "instance")) if at("normed", *BOTH) else nn.Identity()
+    return nn.Sequential(first, norm, activation(at, width))
+
+
+def depthwise(at: At) -> nn.Module:
+    """A depthwise convolution, with one or two outputs per channel."""
+    width = at.channels * at("multiplier", 1, 1, 2)
+    return nn.Sequential(at.layer(at.channels, width, 3, groups=at.channels, bias=at("bias", *BOTH)),
+                         activation(at, width))  # fmt: skip
+
+
+def transposed(at: At) -> nn.Module:
+    """A transposed convolution."""
+    width = at("width", *WIDTHS)
+    groups = at("groups", *[g for g in (1, 1, 2) if at.channels % g == width % g == 0])
+    stride = at("stride", 1, 2) if math.prod(at.pixels) <= 32 else 1
+    layer = TRANSPOSED[len(at.pixels)](at.channels, width, 3, stride, padding=1, groups=groups, bias=at("bias", *BOTH))
+    return nn.Sequential(layer, activation(at, width))
+
+
+def product(at: At) -> nn.Module:
+    """A matrix product with a parameter, as a function."""
+    width = at("width", *WIDTHS)
+    weight = nn.Parameter(torch.randn(at.channels, width) / 2)
+    how = at("how", "matmul", "einsum", "linear", "addmm")
+    bias = nn.Parameter(torch.zeros(width))
+    functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
+        "matmul": lambda net, x: x @ net.weight + net.bias,
+        "einsum": lambda net, x: torch.einsum("...i,io->...o", x, net.weight) + net.bias,
+        "linear": lambda net, x: F.linear(x, net.weight.t(), net.bias),
+        "addmm": lambda net, x: torch.addmm(net.bias, x.reshape(-1, x.shape[-1]), net.weight).view(*x.shape[:-1], -1),
+    }
+    return Net(functions[how], weight=weight, bias=bias)
+
+
+def tokens_mixed(at: At) -> nn.Module:
+    """A linear layer over tokens, as in an MLP-Mixer."""
+    return Turned(nn.Sequential(nn.Linear(at.shape[0], 6), nn.GELU(), nn.Linear(6, at.shape[0])))
+
+
+def conv_of_tokens(at: At) -> nn.Module:
+    """A convolution over a sequence."""
+    width = at("width", *WIDTHS)
+    return Turned(nn.Conv1d(at.channels, width, 3, padding=1))
+
+
+def recurrent(at: At) -> nn.Module:
+    """A recurrent layer."""
+    width = at("width", *WIDTHS)
+    rnn = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}[at("type", "lstm", "gru", "rnn")]
+    return Net(lambda net, x: net.rnn(x)[0], rnn=rnn(at.channels, width, batch_first=True))
+
+
+def shared(at: At) -> nn.Module:
+    """A layer that is used twice, or two layers with one weight."""
+    c = at.channels
+    first, second = at.layer(c, c, 3), at.layer(c, c, 3)
+    if at("tied", *BOTH):
+        second.weight = first.weight
+        return nn.Sequential(first, nn.ReLU(), second)
+    return nn.Sequential(first, nn.ReLU(), first, nn.Tanh())
+
+
+# ---- elementwise, norms, pools ----
+
+
+def acts(at: At) -> nn.Module:
+    """An activation that leaves its input alone."""
+    return activation(at, at.channels, in_place=False)
+
+
+def norm(at: At) -> nn.Module:
+    """A norm alone."""
+    return normalization(at, at.channels)
+
+
+def dropout(at: At) -> nn.Module:
+    """Dropout, as a module or as a function in the forward pass."""
+    functional = Net(lambda net, x: F.dropout(x, 0.3, net.training))
+    modules = {"module": nn.Dropout(0.3), "function": functional}
+    if at.kind == "image":
+        modules["channels"] = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)[len(at.pixels) - 1](0.3)
+        modules["channels, function"] = Net(lambda net, x: F.feature_alpha_dropout(x, 0.3, net.training))
+    return modules[at("how", *modules)]
+
+
+def pool(at: At) -> nn.Module:
+    """A pool."""
+    n, size = len(at.pixels), 2 if min(at.pixels) >= 3 else 1
+    pools = {"max": nn.MaxPool1d, "average": nn.AvgPool1d, "adaptive": nn.AdaptiveAvgPool1d} if n == 1 else {
+        "max": (nn.MaxPool2d, nn.MaxPool3d)[n - 2], "average": (nn.AvgPool2d, nn.AvgPool3d)[n - 2],
+        "adaptive": (nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool3d)[n - 2]}  # fmt: skip
+    return pools[at("how", *pools)](size)
+
+
+def upsampling(at: At) -> nn.Module:
+    """Nearest neighbours at twice the size, and every second pixel of them."""
+    return Net(lambda net, x: F.interpolate(x, scale_factor=2)[..., 1::2])
+
+
+# ---- two ways ----
+
+
+def residual(at: At) -> nn.Module:
+    """A sum with a bypass; the branch may begin at zero, and the sum may be made in place."""
+    c = at.channels
+    body, shape = at.inner("body")
+    inside = At(at.rng, at.kind, shape, {}, ())
+    last: list[nn.Module] = [inside.layer(inside.channels, c, bias=at("bias", *BOTH))]
+    zero = at("zero", "nothing", "gamma", "layer", "scale", "tiny scale", "scalar")
+    if zero == "gamma":
+        last.append(BATCH_NORM[len(at.pixels)](c) if at.kind != "sequence" else nn.LayerNorm(c))
+        nn.init.zeros_(last[-1].weight)  # type: ignore[arg-type]
+    if zero == "layer":
+        nn.init.zeros_(last[0].weight)  # type: ignore[arg-type]
+    value = {"scale": 0.0, "tiny scale": 1e-5}.get(zero)
+    parts: dict[str, Any] = {"body": body, "last": nn.Sequential(*last)}
+    if value is not None:
+        parts["scale"] = nn.Parameter(at.per_channel(torch.full((c,), value)))
+    if zero == "scalar":
+        parts["scale"] = nn.Parameter(torch.zeros(()))
+    how, resized = at("sum", "x + y", "y += x", "add_", "torch.add"), shape[1:] != at.shape[1:] and at.kind == "image"
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.last(net.body(x))
+        if hasattr(net, "scale"):
+            y = y * net.scale
+        if resized:
+            x = F.interpolate(x, size=y.shape[2:])
+        if how == "y += x":
+            y += x
+        elif how == "add_":
+            y.add_(x)
+        elif how == "torch.add":
+            y = torch.add(x, y, alpha=0.5)
+        else:
+            y = x + y
+        return net.activation(y)
+
+    return Net(forward, **parts, activation=activation(at, c))
+
+
+def concatenation(at: At) -> nn.Module:
+    """Several ways with the same input, side by side."""
+    first, one = at.inner("first")
+    second, two = at.inner("second") if at("both", *BOTH) else (nn.Identity(), at.shape)
+    dim, same = at.dim, one[1:] == two[1:] or at.kind != "image"
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        a, b = net.first(x), net.second(x)
+        return torch.cat([a, b if same else F.interpolate(b, size=a.shape[2:])], dim)
+
+    return Net(forward, first=first, second=second)
+
+
+def split(at: At) -> nn.Module:
+    """A part of the channels takes another way, as in a ShuffleNet."""
+    c, dim = at.channels, at.dim
+    part = c // 2
+    how = at("how", "chunk", "slice", "split")
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        if how == "chunk":
+            a, b = x.chunk(2, dim)
+        elif how == "split":
+            a, b = x.split([part, c - part], dim)
+        else:
+            a, b = x.narrow(dim, 0, part), x.narrow(dim, part, c - part)
+        return torch.cat([torch.relu(net.layer(a)), b], dim)
+
+    return Net(forward, layer=at.layer(part, part, 3))
+
+
+def position(at: At) -> nn.Module:
+    """A table of positions that is added: a parameter, or an embedding of 0, 1, 2..."""
+    if at.kind == "sequence" and at("embedding", *BOTH):
+        table = nn.Embedding(at.shape[0] + 2, at.channels)
+        return Net(lambda net, x: x + net.table(torch.arange(x.shape[1], device=x.device)), table=table)
+    return Net(lambda net, x: x + net.position, position=nn.Parameter(torch.randn(at.shape)))
+
+
+def buffer(at: At) -> nn.Module:
+    """A constant for each channel, in a buffer that is no parameter; it may be one number that is expanded."""
+    how = at("how", "scale", "shift", "expanded", "count")
+    values = at.per_channel(torch.rand(at.channels) + 0.5)
+    if how == "shift":
+        return Net(lambda net, x: x + net.shift, shift=values)
+    if how == "expanded":
+        values = at.per_channel(torch.full((1,), 0.7).expand(at.channels))
+    if how == "count":
+
+        def counting(net: Any, x: Tensor) -> Tensor:
+            net.calls += 1
+            return x * 1.5
+
+        return Net(counting, calls=torch.tensor(0))
+    return Net(lambda net, x: x * net.factor, factor=values)
+
+
+def low_rank(at: At) -> nn.Module:
+    """A linear layer plus a product of two small ones, the second of which is zero at first (LoRA)."""
+    width = at("width", *WIDTHS)
+    a, b = nn.Parameter(torch.randn(2, at.channels)), nn.Parameter(torch.zeros(width, 2))
+    layer = nn.Linear(at.channels, width)
+    how = at("how", "parameters", "layers", "merged")
+    if how == "layers":
+        up = nn.Linear(2, width, bias=False)
+        nn.init.zeros_(up.weight)
+        return Net(lambda net, x: net.layer(x) + net.up(net.down(x)), layer=layer,
+                   down=nn.Linear(at.channels, 2, bias=False), up=up)  # fmt: skip
+    if how == "merged":
+        return Net(lambda net, x: F.linear(x, net.layer.weight + net.b @ net.a, net.layer.bias), layer=layer, a=a, b=b)
+    return Net(lambda net, x: net.layer(x) + x @ net.a.T @ net.b.T, layer=layer, a=a, b=b)
+
+
+# ---- gates ----
+
+
+def gate(at: At) -> nn.Module:
+    """One half of a layer is the gate of the other."""
+    width, dim = at("width", *WIDTHS), at.dim
+    how = at("how", "glu", "chunk", "two layers", "swish", "softmax")
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        if how == "glu":
+            return F.glu(net.layer(x), dim)
+        if how == "two layers":
+            return net.value(x) * torch.sigmoid(net.gate(x))
+        a, b = net.layer(x).chunk(2, dim)
+        if how == "softmax":
+            return a * b.softmax(dim)
+        return a * (F.silu(b) if how == "swish" else torch.sigmoid(b))
+
+    if how == "two layers":
+        return Net(forward, value=at.layer(at.channels, width, 3), gate=at.layer(at.channels, width))
+    return Net(forward, layer=at.layer(at.channels, 2 * width, 3, bias=at("bias", *BOTH)))
+
+
+def excitation(at: At) -> nn.Module:
+    """Squeeze and excite."""
+    c, n = at.channels, len(at.pixels)
+    linear = at("linear", *BOTH)
+    down, up = (nn.Linear(c, 4), nn.Linear(4, c)) if linear else (CONV[n](c, 4, 1), CONV[n](4, c, 1))
+    dims = tuple(range(2, 2 + n))
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        mean = x.mean(dims) if linear else x.mean(dims, keepdim=True)
+        weights = torch.sigmoid(net.up(F.relu(net.down(mean))))
+        return x * (weights[(..., *[None] * n)] if linear else weights)
+
+    return Net(forward, down=down, up=up)
+
+
+# ---- attention ----
+
+
+def attention(at: At) -> nn.Module:
+    """Attention in several heads, in the ways in which people write it."""
+    c, heads, size = at.channels, 2, at("size", 2, 4)
+    inner = heads * size
+    how, fused = at("how", "sdpa", "softmax"), at("fused", *BOTH)
+    views, joins = at("views", "-1 heads", "-1 channels", "fixed", "unflatten"), at("joins", "-1", "flatten", "fixed")
+    rotary, bypass, causal = at("rotary", "no", "halves", "pairs"), at("bypass", *BOTH), at("causal", *BOTH)
+    angles = torch.outer(torch.arange(at.shape[0]), 1 / 10.0 ** torch.arange(0, 1, 2 / size))
+    angles = angles.repeat_interleave(2, -1) if rotary == "pairs" else torch.cat([angles, angles], -1)
+
+    def heads_of(x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        if views == "unflatten":
+            x = x.unflatten(-1, (heads, -1))
+        else:
+            x = x.view(b, t, *{"-1 heads": (-1, size), "-1 channels": (heads, -1), "fixed": (heads, size)}[views])
+        return x.transpose(1, 2)
+
+    def rotate(net: Any, x: Tensor) -> Tensor:
+        if rotary == "no":
+            return x
+        if rotary == "halves":
+            a, b = x.chunk(2, -1)
+            other = torch.cat([-b, a], -1)
+        else:
+            other = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+        return x * net.cos + other * net.sin
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        q, k, v = net.qkv(x).chunk(3, -1) if fused else (net.q(x), net.k(x), net.v(x))
+        q, k, v = rotate(net, heads_of(q)), rotate(net, heads_of(k)), heads_of(v)
+        if how == "sdpa":
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        else:
+            scores = q @ k.transpose(-1, -2) / size**0.5
+            if causal:
+                scores = scores.masked_fill(net.later, -torch.inf)
+            y = scores.softmax(-1) @ v
+        y = y.transpose(1, 2)
+        y = y.flatten(2) if joins == "flatten" else y.reshape(*y.shape[:2], -1 if joins == "-1" else inner)
+        y = net.out(y)
+        return x + y if bypass else y
+
+    bias = at("bias", *BOTH)
+    projections = {"qkv": nn.Linear(c, 3 * inner, bias=bias)} if fused else {
+        name: nn.Linear(c, inner, bias=bias) for name in "qkv"}  # fmt: skip
+    out = nn.Linear(inner, c)
+    if at("zero", *BOTH):
+        nn.init.zeros_(out.weight)
+    later = torch.ones(at.shape[0], at.shape[0]).triu(1).bool()
+    return Net(forward, **projections, out=out, cos=angles.cos(), sin=angles.sin(), later=later)
+
+
+def multihead(at: At) -> nn.Module:
+    """`nn.MultiheadAttention` with a bypass."""
+    mha = nn.MultiheadAttention(at.channels, 2, batch_first=True, bias=at("bias", *BOTH))
+    return Net(lambda net, x: x + net.attention(x, x, x, need_weights=False)[0], attention=mha)
+
+
+# ---- channels that depend on each other ----
+
+
+def mixing(at: At) -> nn.Module:
+    """A function along the channels that is no layer."""
+    d, c = at.dim, at.channels
+    functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
+        "roll": lambda net, x: x.roll(1, d),
+        "flip": lambda net, x: x.flip(d),
+        "sort": lambda net, x: x.sort(d).values,
+        "cumsum": lambda net, x: x.cumsum(d),
+        "softmax": lambda net, x: x.softmax(d),
+        "log_softmax": lambda net, x: F.log_softmax(x, d),
+        "fft": lambda net, x: torch.fft.fft(x, dim=d).real,
+        "normalize": lambda net, x: F.normalize(x, dim=d),
+        "center": lambda net, x: x - x.mean(d, keepdim=True),
+        "standardize": lambda net, x: (x - x.mean(d, keepdim=True)) / (x.var(d, keepdim=True) + 1).sqrt(),
+        "max": lambda net, x: x - x.amax(d, keepdim=True),
+        "difference": lambda net, x: x - x.roll(1, d),
+        "index": lambda net, x: x.index_select(d, torch.arange(c - 1, -1, -1)),
+        "pad": lambda net, x: F.pad(x, [0, 0] * len(at.pixels) + [1, 1]),
+        "repeat": lambda net, x: torch.cat([x, x], d),
+        "slice": lambda net, x: x.narrow(d, c // 2, c - c // 2),
+        "logsumexp": lambda net, x: x - x.logsumexp(d, keepdim=True),
+    }
+    return Net(functions[at("how", *functions)])
+
+
+def shuffle(at: At) -> nn.Module:
+    """Channel shuffle."""
+    c, pixels = at.channels, at.pixels
+    how = at("how", "view", "flatten", "channel_shuffle")
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        if how == "channel_shuffle":
+            return F.channel_shuffle(x, 2)
+        if how == "view":
+            return x.reshape(len(x), 2, c // 2, *pixels).transpose(1, 2).reshape(len(x), c, *pixels)
+        return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+    return Net(forward)
+
+
+def regroup(at: At) -> nn.Module:
+    """A reshape that puts channels into groups, or between the channels and the pixels or tokens."""
+    c, d = at.channels, at.dim
+    functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
+        "maxout": lambda net, x: x.unflatten(d, (c // 2, 2)).amax(d + 1 if d > 0 else -1),
+        "maxout, -1": lambda net, x: x.unflatten(d, (-1, 2)).amax(d + 1 if d > 0 else -1),
+        "softmax of groups": lambda net, x: x.unflatten(d, (2, c // 2)).softmax(d + 1 if d > 0 else -1).flatten(*(
+            (1, 2) if d > 0 else (-2, -1))),
+        "mean of groups": lambda net, x: x.unflatten(d, (2, -1)).mean(d if d > 0 else -2),
+    }  # fmt: skip
+    if at.kind == "image":
+        functions["to pixels"] = lambda net, x: x.reshape(len(x), c // 2, x.shape[2] * 2, *x.shape[3:])
+        functions["-1 to pixels"] = lambda net, x: x.reshape(len(x), -1, x.shape[2] * 2, *x.shape[3:])
+        if len(at.pixels) == 2 and c % 4 == 0:
+            functions["pixel_shuffle"] = lambda net, x: F.pixel_shuffle(x, 2)
+    if at.kind == "sequence":
+        functions["to tokens"] = lambda net, x: x.reshape(len(x), x.shape[1] * 2, -1)
+    return Net(functions[at("how", *functions)])
+
+
+def views(at: At) -> nn.Module:
+    """A layer whose output is changed in place through a view of a part of it, or written into another tensor."""
+    c, d, k = at.channels, at.dim, at.channels // 2
+    how = at("how", "relu_", "mul_", "slice", "add_", "copy_", "fill")
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.layer(x)
+        part = y.narrow(d, 0, k)
+        if how == "relu_":
+            part.relu_()
+        elif how == "mul_":
+            part.mul_(0.5)
+        elif how == "slice":
+            y[(slice(None),) * (d % y.dim()) + (slice(0, k),)] = 0.0
+        elif how == "add_":
+            part.add_(y.narrow(d, c - k, k).tanh())
+        elif how == "copy_":
+            out = torch.zeros_like(y)
+            out.copy_(y)
+            y = out
+        else:
+            before = y.tanh()
+            y.fill_(0.0)
+            y.add_(before)
+        return y
+
+    return Net(forward, layer=at.layer(c, c, 3))
+
+
+def written(at: At) -> nn.Module:
+    """A layer whose output is read before and after it is changed in place."""
+    c = at.channels
+    how = at("how", "before", "alias", "norm")
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.layer(x)
+        if how == "before":
+            z = torch.sin(y.clone())
+            return y.relu_() + z
+        if how == "alias":
+            z = y.view(y.shape)
+            y.mul_(0.5)
+            return net.second(z)
+        z = net.norm(y)
+        return z + y
+
+    parts = {"second": at.layer(c, c)} if how == "alias" else {}
+    if how == "norm":
+        parts["norm"] = BATCH_NORM[len(at.pixels)](c) if at.kind != "sequence" else nn.LayerNorm(c)
+    return Net(forward, layer=at.layer(c, c, 3), **parts)
+
+
+# ---- from one kind to another ----
+
+
+def to_vector(at: At) -> nn.Module:
+    """The mean of the pixels or tokens, or all of them side by side."""
+    dims = tuple(range(2, 2 + len(at.pixels))) if at.kind == "image" else 1
+    functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
+        "mean": lambda net, x: x.mean(dims),
+        "max": lambda net, x: x.amax(dims),
+        "last": lambda net, x: x.flatten(2)[..., -1] if at.kind == "image" else x[:, -1],
+    }
+    if math.prod(at.shape) <= 64:
+        functions["flatten"] = lambda net, x: x.flatten(1)
+        functions["view"] = lambda net, x: x.contiguous().view(len(x), -1)
+        functions["reshape"] = lambda net, x: x.reshape(x.size(0), math.prod(at.shape))
+    return Net(functions[at("how", *functions)])
+
+
+def to_sequence(at: At) -> nn.Module:
+    """Pixels as tokens."""
+    return Net(lambda net, x: x.flatten(2).transpose(1, 2))
+
+
+def to_image(at: At) -> nn.Module:
+    """A sequence as an image of one dimension."""
+    return Net(lambda net, x: x.transpose(1, 2))
+
+
+def words(at: At) -> nn.Module:
+    """An embedding of the input's tokens."""
+    return nn.Embedding(TOKENS, at("width", *WIDTHS))
+
+
+def head(at: At) -> nn.Module:
+    """The last layer, with all its weights at zero or not."""
+    layer = at.layer(at.channels, 3)
+    if at("zero", False, False, True):
+        nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
+    if at("outputs", "one", "one", "two") == "two":
+        return Net(lambda net, x: {"out": net.layer(x), "features": x}, layer=layer)
+    return layer
+
+
+EVERYTHING = "image sequence vector"
+TABLE: dict[Callable[[At], nn.Module], str] = {
+    conv: EVERYTHING, block: EVERYTHING, depthwise: "image", transposed: "image", product: "sequence vector",
+    tokens_mixed: "sequence", conv_of_tokens: "sequence", recurrent: "sequence", shared: EVERYTHING,
+    acts: EVERYTHING, norm: EVERYTHING, dropout: EVERYTHING, pool: "image", upsampling: "image",
+    residual: EVERYTHING, concatenation: EVERYTHING, split: EVERYTHING, position: EVERYTHING, buffer: EVERYTHING,
+    low_rank: "sequence vector", gate: EVERYTHING, excitation: "image", attention: "sequence", multihead: "sequence",
+    mixing: EVERYTHING, shuffle: "image", regroup: EVERYTHING, views: EVERYTHING, written: EVERYTHING,
+    to_vector: "image sequence", to_sequence: "image", to_image: "sequence", words: "tokens", head: EVERYTHING,
+}  # fmt: skip
+MAKERS = {function.__name__: function for function in TABLE}
+KINDS = {function.__name__: kinds.split() for function, kinds in TABLE.items()}
+BECOMES = {"to_vector": "vector", "to_sequence": "sequence", "to_image": "image", "words": "sequence"}
+LAYERS = ("conv", "block", "block", "depthwise", "transposed", "attention", "product", "low_rank")
+EVEN = (
+    "split",
+    "shuffle",
+    "regroup",
+    "multihead",
+    "attention",
+    "views",
+    "norm",
+)  # they need an even number of channels
+NESTING = ("residual", "concatenation", "split", "recurrent", "multihead")  # not within other blocks
+ANY = "any"  # stands for a block that is still to be drawn
+
+
+@dataclass(frozen=True)
+class Network:
+    """A random network with an example input and masks."""
+
+    recipe: Recipe
+    model: nn.Module
+    example: Tensor
+    masks: dict[str, Tensor]
+
+
+def draw(seed: int, without: Sequence[str] = ()) -> Network:
+    """Return the network of a seed; `without` names blocks that it must not have."""
+    rng = random.Random(seed)
+    kind, shape = rng.choice([("image", (2, 6)), ("image", (3, 4, 4)), ("image", (2, 5, 3)), ("image", (4, 4, 4)),
+                              ("image", (2, 3, 3, 2)), ("sequence", (4, 6)), ("sequence", (3, 4)), ("tokens", (4,)),
+                              ("vector", (6,)), ("vector", (4,))])  # fmt: skip
+    names = [name for name in MAKERS if name not in ("words", "head", *without, *BECOMES)]
+    blocks: Blocks = [("words", {})] if kind == "tokens" else []
+    here = "sequence" if kind == "tokens" else kind
+    turns = {"image": ["to_vector", "to_vector", "to_sequence"], "sequence": ["to_vector", "to_image"], "vector": []}
+    for _ in range(rng.randint(1, 2)):
+        blocks += [(ANY, {}) for _ in range(rng.randint(1, 4))]
+        if turns[here] and rng.random() < 0.6:
+            blocks.append((rng.choice(turns[here]), {}))
+            here = BECOMES[blocks[-1][0]]
+    return build(Recipe(seed, kind, shape, [*blocks, ("head", {})]), names)
+
+
+def build(recipe: Recipe, names: Sequence[str] = ()) -> Network:
+    """Return the network of a recipe. Options that a block misses are drawn, and blocks named `ANY` from `names`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        rng = random.Random(recipe.seed)
+        model, _, _ = _grow(rng, recipe.kind, recipe.shape, recipe.blocks, names)
+        return Network(recipe, model, _input(recipe.kind, recipe.shape), draw_masks(model, recipe.seed))
+
+
+def _input(kind: str, shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if kind == "tokens":
+        return torch.randint(TOKENS - 2, (BATCH, *shape), generator=generator)  # two words do not occur
+    return torch.randn(BATCH, *shape, generator=generator)
+
+
+def _grow(
+    rng: random.Random, kind: str, shape: tuple[int, ...], blocks: Blocks, names: Sequence[str]
+) -> tuple[nn.Module, str, tuple[int, ...]]:
+    """Return blocks one after the other, and the kind and shape of what they return."""
+    modules: list[nn.Module] = []
+    within = [name for name in names if name not in NESTING]
+    for i, (name, options) in enumerate(blocks):
+        at = At(rng, kind, shape, options, within)
+        if name == ANY:
+            fitting = [n for n in names if kind in KINDS[n] and not (at.channels % 2 and n in EVEN)]
+            layers = [n for n in LAYERS if n in fitting]
+            name = rng.choice(layers if rng.random() < 0.4 else fitting)
+            blocks[i] = (name, options)
+        module = MAKERS[name](at)
+        with torch.no_grad():
+            result = module.eval()(_input(kind, shape))
+        modules.append(module.train())
+        result = result["out"] if isinstance(result, dict) else result
+        kind, shape = BECOMES.get(name, kind), tuple(result.shape[1:])
+    return nn.Sequential(*modules), kind, shape
+
+
+def draw_masks(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Draw masks: of any density, with rows, columns and layers that keep nothing, and sometimes of every parameter."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    density = rng.choice([0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
+    everything, empty = rng.random() < 0.25, rng.choice([0.0, 0.0, 0.1, 0.3])
+    masks = {}
+    for name, p in parameters(model).items():
+        small = p.dim() < 2 or any(part in name for part in ("table", "position", "scale"))
+        if p.dim() == 0 or (small and not everything) or rng.random() < 0.05:
+            continue
+        mask = torch.rand(p.shape, generator=generator) < density
+        for dim in range(min(p.dim(), 2)):
+            lost = torch.rand(p.shape[dim], generator=generator) < rng.choice([0.0, 0.3, 0.6])
+            mask.index_fill_(dim, lost.nonzero().flatten(), False)
+        masks[name] = torch.zeros_like(mask) if rng.random() < empty else mask
+    return masks
+
+
+def redraw(model: nn.Module, seed: int, masks: dict[str, Tensor] | None = None) -> nn.Module:
+    """Give a network other values: every path carries a signal, and pruned weights stay zero. It is changed."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(t: Tensor, low: float, high: float) -> Tensor:
+        return torch.rand(t.shape, generator=generator).to(t) * (high - low) + low
+
+    with torch.no_grad():
+        for name, p in parameters(model).items():
+            if not p.requires_grad:  # a bias that holds a constant, see `shrink`
+                continue
+            last = name.split(".")[-1]
+            if "bias" in last:
+                p.copy_(uniform(p, -0.5, 0.5))
+            elif p.dim() > 1 and "scale" not in last:
+                p.copy_(torch.randn(p.shape, generator=generator).to(p) * max(p[0].numel(), 1) ** -0.5 * 1.5)
+            else:
+                p.copy_(uniform(p, 0.5, 1.5))
+            if masks and name in masks:
+                p.masked_fill_(~masks[name], 0)
+        for module in model.modules():
+            if isinstance(module, _NormBase) and module.running_mean is not None:
+                module.running_mean.copy_(uniform(module.running_mean, -0.5, 0.5))
+                module.running_var.copy_(uniform(module.running_var, 0.5, 1.5))  # type: ignore[union-attr]
+    return model
+
+
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+
+@contextmanager
+def no_dropout() -> Iterator[None]:
+    """Switch off dropout in train mode, in modules and in functions."""
+    with mock.patch.multiple(F, **{name: lambda x, *_, **__: x for name in DROPOUTS}):
+        yield

@@ -1,0 +1,324 @@
+"""Random networks: whatever is made of a masked network computes the same, and paths are those that perturbation finds.
+
+`BAREBONES_FUZZ=2000` tries as many networks. A network that fails is printed as code, see `generator.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from unittest import mock
+
+import generator
+import pytest
+import references
+import torch
+import torch.nn.functional as F
+import zoo
+from fuzzing import cases
+from generator import Network, no_dropout, redraw
+from shrinking import assert_keeps_paths, assert_sound, fit
+from torch import Tensor, nn
+
+import barebones as bb
+from barebones.deploy.export import session, to_onnx
+from barebones.deploy.fold import folded
+from barebones.deploy.sparse.layer import SparseLayer
+from barebones.paths import effective
+from barebones.running.inputs import tensors
+from barebones.running.outputs import difference
+from barebones.scope import parameters
+
+NETWORKS = range(cases(24))
+NOT_YET = ("shared", "low_rank")  # blocks that some part of the library cannot handle yet
+
+
+@contextmanager
+def described(network: Network) -> Iterator[None]:
+    """Add the network's recipe to an error."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{network.recipe}\nmasks keep { ({n: int(m.sum()) for n, m in network.masks.items()}) }")
+        raise
+
+
+def inputs_like(example: Tensor, seed: int = 0, batch: int = 4) -> list[Tensor]:
+    """Return other inputs of several scales; tokens may be any word."""
+    rng = torch.Generator().manual_seed(seed)
+    shape = (batch, *example.shape[1:])
+    if not example.is_floating_point():
+        return [torch.randint(generator.TOKENS, shape, generator=rng)]
+    noise = torch.randn(shape, generator=rng).to(example.dtype)
+    return [noise, 100 * noise, torch.rand(shape, generator=rng).to(example.dtype)]
+
+
+def returned(model: nn.Module, x: Tensor, train: bool = False) -> list[Tensor]:
+    with torch.no_grad():
+        return [t.clone() for t in tensors(deepcopy(model).train(train)(x.clone()))]
+
+
+def assert_same(expected: nn.Module, actual: nn.Module, example: Tensor, limit: float = 1e-6) -> None:
+    """Check that two networks return the same in both modes."""
+    with no_dropout():
+        for x in (example, *inputs_like(example)):
+            for train in (False, True):
+                gap = difference(returned(expected, x, train), returned(actual, x, train))
+                assert gap <= limit, f"they differ by {gap:.1e} in {'train' if train else 'eval'} mode"
+
+
+def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of each parameter in train mode without dropout, of a sum with random weights."""
+    model = deepcopy(model).train()
+    for p in model.parameters():
+        p.grad = None
+    with no_dropout():
+        outputs = [t for t in tensors(model(x.clone())) if t.requires_grad]
+    if outputs:
+        rng = torch.Generator().manual_seed(0)
+        torch.autograd.backward(outputs, [torch.randn(t.shape, generator=rng).to(t) for t in outputs])
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters(model).items()}
+
+
+def assert_same_gradients(small: bb.Shrunk, example: Tensor) -> None:
+    """Check that each weight of the small network has the gradient of its place in the expanded network."""
+    marked, count = deepcopy(small), 1
+    marks = {}
+    with torch.no_grad():
+        for name, p in parameters(marked.module).items():
+            marks[name] = torch.arange(count, count + p.numel()).view(p.shape).double() + 1e6  # no value of a network
+            p.copy_(marks[name])
+            count += p.numel()
+    places = parameters(marked.expand())
+    here, there = gradients(small.module, example), gradients(small.expand(), example)
+    largest = max([float(g.abs().max()) for g in here.values() if g.numel()], default=0.0)
+    for name, gradient in here.items():
+        if name in places and parameters(small.module)[name].requires_grad:
+            order = places[name].detach().flatten()
+            found = torch.where(order >= 1e6)[0]
+            found = found[order[found].argsort()]
+            assert len(found) == gradient.numel(), name
+            gap = (there[name].flatten()[found] - gradient.flatten()).abs()
+            assert not len(gap) or float(gap.max()) <= 1e-6 * max(largest, 1e-3), f"the gradients of {name} differ"
+
+
+def exact(network: Network) -> tuple[nn.Module, Tensor]:
+    """Return the model and the example in float64."""
+    example = network.example.double() if network.example.is_floating_point() else network.example
+    return deepcopy(network.model).double(), example
+
+
+def check_shrink(network: Network) -> None:
+    model, example = exact(network)
+    with references.Trace(model):
+        small = bb.shrink(model, network.masks, example)
+    assert_sound(small)
+    assert_same(zoo.masked(model, network.masks), small.module, example)
+    assert_keeps_paths(small, model, network.masks, example)
+    redraw(small.module, 1, small.masks)
+    assert_same(small.module, small.expand(), example)
+    assert_same_gradients(small, example)
+    fit(small.module, small.masks, example, steps=1, lr=0.01)
+    assert_same(small.module, small.expand(), example)
+
+
+def last_implementation(layer: SparseLayer, x: Tensor, original: Callable = SparseLayer.implementations) -> tuple:
+    available, reason = original(layer, x)
+    return dict([list(available.items())[-1]]), reason
+
+
+def check_sparse(network: Network) -> None:
+    for model in (network.model, redraw(deepcopy(network.model), 2)):
+        with references.Trace(model), mock.patch.object(SparseLayer, "implementations", last_implementation):
+            fast = bb.sparsify_for_cpu(model, network.masks, network.example)
+            masked = zoo.masked(model, network.masks)
+            for x in (network.example, *inputs_like(network.example)):
+                gap = difference(returned(masked, x), returned_as_it_is(fast, x))
+                assert gap <= 1e-3, f"they differ by {gap:.1e}"
+
+
+def returned_as_it_is(model: Callable, x: Tensor) -> list[Tensor]:
+    with torch.no_grad():
+        return list(tensors(model(x.clone())))
+
+
+def check_folded(network: Network) -> None:
+    model, example = exact(network)
+    for variant in (model, redraw(deepcopy(model), 3)):
+        masked = zoo.masked(variant, network.masks)
+        with references.Trace(masked):
+            copy = folded(masked, example)
+        for x in (example, *inputs_like(example)):
+            gap = difference(returned(masked, x), returned_as_it_is(copy, x))
+            assert gap <= 1e-7, f"they differ by {gap:.1e}"
+
+
+UNSUPPORTED = ("cannot be exported for batches", "cannot be written as ONNX", "onnxruntime cannot")
+
+
+def check_onnx(network: Network, path: Path) -> None:
+    for model in (network.model, redraw(deepcopy(network.model), 4)):
+        masked = zoo.masked(model, network.masks)
+        try:
+            with references.Trace(model):
+                to_onnx(model, network.masks, network.example, path)
+        except ValueError as error:
+            if any(words in str(error) for words in UNSUPPORTED):
+                return
+            raise
+        run = session(path.read_bytes())
+        for x in (network.example, *inputs_like(network.example)):
+            assert difference(returned(masked, x), run(x)) <= 1e-3
+
+
+# ---- effective weights, by perturbation ----
+
+
+def stand_in(x: Tensor, *_: object, **__: object) -> Tensor:
+    """A function of each value by itself, and 0 at 0."""
+    return x + 0.3 * torch.sin(x)
+
+
+def scaled(weight: int, bias: int | None, channels_last: bool) -> Callable[..., Tensor]:
+    """Return a stand-in for a norm, with the places of its scale and shift among the arguments."""
+
+    def norm(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        def fit(t: Tensor) -> Tensor:
+            return t if channels_last else t.view(-1, *[1] * (x.dim() - 2))
+
+        values = {"weight": kwargs.get("weight", args[weight] if len(args) > weight else None)}
+        if bias is not None:
+            values["bias"] = kwargs.get("bias", args[bias] if len(args) > bias else None)
+        y = stand_in(x)
+        y = y if values["weight"] is None else y * fit(values["weight"])  # type: ignore[arg-type]
+        return y if values.get("bias") is None else y + fit(values["bias"])  # type: ignore[arg-type]
+
+    return norm
+
+
+@contextmanager
+def constants_at_zero() -> Iterator[None]:
+    """Replace functions by others of which perturbation can see what a path is.
+
+    On a path, a norm or softmax is a function of each channel by itself, although it reads the others too. And all
+    functions must be 0 at 0: otherwise there are constants, and a weight that reads a constant changes the outputs.
+    """
+    functions = {
+        "layer_norm": scaled(1, 2, True),
+        "rms_norm": scaled(1, None, True),
+        "group_norm": scaled(1, 2, False),
+        "instance_norm": scaled(2, 3, False),
+        "local_response_norm": stand_in,
+        "normalize": stand_in,
+        "log_softmax": stand_in,
+        "softmax": stand_in,
+        "scaled_dot_product_attention": lambda q, k, v, *_, **__: stand_in(q @ k.transpose(-1, -2)) @ v,
+    }
+    with (
+        mock.patch.multiple(F, **functions),
+        mock.patch.object(torch.Tensor, "softmax", stand_in),
+        mock.patch.dict(generator.ACTIVATIONS, dict.fromkeys(("sigmoid", "softplus", "cos"), stand_in)),
+    ):
+        yield
+
+
+def without_constants(model: nn.Module) -> nn.Module:
+    """Set everything that is added to zero."""
+    with torch.no_grad():
+        for name, t in (*model.named_parameters(), *model.named_buffers()):
+            if (
+                any(word in name.split(".")[-1] for word in ("bias", "position", "shift", "running_mean"))
+                or "table" in name
+            ):
+                t.zero_()
+    return model
+
+
+def matters(model: nn.Module, parameter: Tensor, index: int, x: Tensor) -> bool:
+    """Tell whether another value of one weight changes how the outputs depend on the input."""
+
+    def dependence() -> list[Tensor]:
+        with torch.no_grad(), constants_at_zero():
+            outputs = [t for t in tensors(model(x.clone())) if t.is_floating_point()]
+        return [t[: len(t) // 2] - t[len(t) // 2 :] for t in outputs]
+
+    before = dependence()
+    with torch.no_grad():
+        flat, old = parameter.view(-1), parameter.view(-1)[index].item()
+        flat[index] = old + 1.3
+        after = dependence()
+        flat[index] = old
+    return any(bool(((a - b).abs() > 1e-9 * (1 + a.abs() + b.abs())).any()) for a, b in zip(before, after, strict=True))
+
+
+# Paths through these count more than perturbation finds, see `rules.py`: of a product, either factor; of a function
+# without a rule, everything.
+GENEROUS = {"gate", "excitation", "attention", "multihead", "recurrent", "mixing", "regroup", "written"}
+
+
+def check_account(network: Network, sample: int = 25) -> None:
+    model, example = exact(network)
+    with references.Trace(model):
+        counts = {layer.name: layer for layer in bb.account(model, network.masks, example).layers}
+        on_paths = effective(model, network.masks, example)
+    assert {name: layer.effective for name, layer in counts.items()} == {n: int(m.sum()) for n, m in on_paths.items()}
+    kept = [(name, int(i)) for name, mask in network.masks.items() for i in mask.flatten().nonzero()]
+    rng = random.Random(0)
+    draws: list[tuple[nn.Module, Tensor]] = []
+    for name, index in rng.sample(kept, min(sample, len(kept))):
+        found = False
+        for seed in range(12):
+            if len(draws) == seed:
+                drawn = without_constants(redraw(deepcopy(model), seed, network.masks)).eval()
+                draws.append((drawn, inputs_like(example, seed, 8)[0]))
+            drawn, x = draws[seed]
+            found = found or matters(drawn, parameters(drawn)[name], index, x)
+            if found or (seed == 3 and not on_paths[name].flatten()[index]):
+                break
+        on_path = bool(on_paths[name].flatten()[index])
+        weighs = "softmax" in str(network.recipe)  # a share of a softmax counts only if a signal reaches what it weighs
+        assert on_path or not found or weighs, f"{name}[{index}] matters, but it is on no path"
+        if on_path and not found:
+            weight = network.masks[name].dim() > 1
+            assert not weight or network.recipe.names() & GENEROUS, f"{name}[{index}] is on a path, but does not matter"
+
+
+@pytest.mark.parametrize("seed", NETWORKS)
+def test_shrunk_networks_compute_what_the_masked_ones_do(seed: int) -> None:
+    network = generator.draw(seed, NOT_YET)
+    with described(network):
+        check_shrink(network)
+
+
+@pytest.mark.parametrize("seed", NETWORKS)
+def test_sparse_networks_compute_what_the_masked_ones_do(seed: int) -> None:
+    network = generator.draw(seed, NOT_YET)
+    with described(network):
+        check_sparse(network)
+
+
+@pytest.mark.parametrize("seed", NETWORKS)
+def test_folded_networks_compute_what_the_masked_ones_do(seed: int) -> None:
+    network = generator.draw(seed, NOT_YET)
+    with described(network):
+        check_folded(network)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(0, len(NETWORKS), 12))
+def test_onnx_files_compute_what_the_masked_networks_do(seed: int, tmp_path: Path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    network = generator.draw(seed, NOT_YET)
+    with described(network):
+        check_onnx(network, tmp_path / "network.onnx")
+
+
+@pytest.mark.parametrize("seed", NETWORKS)
+def test_effective_weights_are_those_that_matter(seed: int) -> None:
+    network = generator.draw(seed, NOT_YET)
+    with described(network):
+        check_account(network)
