@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from ..running import interrupts
 from ..version import __version__
+from ..words import printable
 from . import deployment, experiments, figures
 
 app = typer.Typer(
@@ -65,7 +66,9 @@ def main() -> None:
     except (ValueError, ImportError, OSError, FloatingPointError, torch.OutOfMemoryError) as error:
         if "--debug" in sys.argv:
             raise
-        Console(stderr=True, soft_wrap=True).print("[red]error:[/red]", escape(_sentence(error)), highlight=False)
+        Console(stderr=True, soft_wrap=True).print(
+            "[red]error:[/red]", escape(printable(_sentence(error))), highlight=False
+        )
         sys.exit(2)
 
 

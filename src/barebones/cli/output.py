@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from ..words import printable
+
 
 def say(text: str) -> None:
-    """Print a line as it is: no markup, no colours for numbers, no line breaks at the terminal's width."""
-    Console(soft_wrap=True).print(text, highlight=False, markup=False)
+    """Print a line as it is: no markup, no colours for numbers, no line breaks at the terminal's width.
+
+    What a file of a stranger names cannot control the terminal.
+    """
+    Console(soft_wrap=True).print(printable(text), highlight=False, markup=False)

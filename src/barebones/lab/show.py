@@ -18,7 +18,7 @@ from ..files.masks import load_masks
 from ..models import build
 from ..pruning.methods import METHODS
 from ..scope import prunable
-from ..words import shortened
+from ..words import printable, shortened
 from .experiment import Experiment
 from .folder import finished, progress, recorded
 from .metrics import COUNTED, Line
@@ -98,7 +98,7 @@ def settings(experiment: Experiment, requested: Experiment) -> Table:
         value, requested_value = getattr(experiment, option.name), getattr(requested, option.name)
         if value is not None:
             source = "default" if requested_value == option.default else "you"
-            table.add_row(option.name, str(value), "data set and method" if requested_value is None else source)
+            table.add_row(option.name, _plain(str(value)), "data set and method" if requested_value is None else source)
     return table
 
 
@@ -162,11 +162,16 @@ def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
                 value = Experiment.from_dict(value).folder
         if isinstance(value, dict):
             value = ", ".join(f"{key} {inner}" for key, inner in value.items() if inner is not None)
-        header.add_row(escape(name), "none" if value == [] else escape(str(value)))
+        header.add_row(_plain(name), "none" if value == [] else _plain(str(value)))
     table = Table("layer", "shape", "weights", "kept", "density", title_justify="left")
     for name, layer in layers.items():
         shape = "×".join(map(str, layer["shape"]))
         density = f"{layer['kept'] / max(layer['total'], 1):.4%}"
         style = "red" if layer["kept"] == 0 else None
-        table.add_row(name, shape, f"{layer['total']:,}", f"{layer['kept']:,}", density, style=style)
+        table.add_row(_plain(name), shape, f"{layer['total']:,}", f"{layer['kept']:,}", density, style=style)
     return header, table, {"about": about, "layers": layers}
+
+
+def _plain(text: str) -> str:
+    """Return a text of a file for rich, which takes it for no markup, and the terminal for no command."""
+    return escape(printable(text))
