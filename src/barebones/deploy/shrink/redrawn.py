@@ -60,7 +60,7 @@ def check_redrawn(
     connected = _connected(large, masks, severed)
     # A bias that the model does not have holds constants, which the model computes from removed channels. So these, and
     # what is frozen, keep their values.
-    new_bias = any(name not in parameters(large) for name in parameters(small))
+    new_bias = bool(parameters(small).keys() - parameters(large).keys())
     frozen = [(p, p.detach().clone()) for p in small.parameters() if new_bias and not p.requires_grad]
     telling = False
     for seed, inputs in enumerate(comparison.scaled):

@@ -15,7 +15,7 @@ from .comparison import Comparison, Unusable
 from .coupling import ChannelSlot, Coupling
 from .cut import RemovedChannels, cut, fill, numbered
 from .redrawn import check_redrawn
-from .removal import ChannelReader, choose, folded_constants, severed
+from .removal import ChannelReader, Removal, choose, folded_constants, severed
 
 
 @dataclass
@@ -52,8 +52,8 @@ class Trials:
 
         The first trial removes all removable groups, and almost always passes. If it fails, the next trials keep one
         channel in every layer, or the uncertain groups, or both, and the last one keeps all groups. Then the groups
-        of each layer that were kept are removed again, one layer after the other, if the comparison still passes. So
-        only a layer whose width is fixed elsewhere (in a view, or in a buffer per channel) keeps its channels.
+        that were kept are removed again, of half of the layers, of a quarter, and so on, where the comparison still
+        passes. So only a layer whose width is fixed elsewhere, as in a view, keeps its channels.
         """
         no_group, uncertain = torch.zeros_like(self.coupling.fixed), self.coupling.uncertain
         steps = [(no_group, 0), (no_group, 1)]
@@ -73,19 +73,36 @@ class Trials:
                 f"{type(self.model).__name__} cannot be shrunk: the comparison fails even if no channel is removed "
                 f"({reason}); is its output random, or does it depend on earlier calls?"
             ) from reason
-        for slot, groups in self._coupled_layers() if self.comparison.repeats else ():
-            if pinned[groups].any():
-                free = pinned.clone()
-                free[groups] = False
-                try:
-                    trial, pinned = self.attempt(free, at_least), free
-                except Unusable as error:
-                    self.left[slot.name] = str(error)
+        if self.comparison.repeats:
+            trial, _ = self._released(list(self._coupled_layers()), trial, pinned, at_least)
         return trial
+
+    def _released(
+        self, layers: list[tuple[ChannelSlot, Tensor]], trial: Trial, pinned: Tensor, at_least: int
+    ) -> tuple[Trial, Tensor]:
+        """Release the pinned groups of these layers if the comparison passes without them, else of each half."""
+        free = pinned.clone()
+        for _, groups in layers:
+            free[groups] = False
+        if torch.equal(self._removal(free, at_least).gone, self._removal(pinned, at_least).gone):
+            return trial, pinned
+        try:
+            return self.attempt(free, at_least), free
+        except Unusable as error:
+            if len(layers) == 1:
+                self.left[layers[0][0].name] = str(error)
+                return trial, pinned
+        middle = len(layers) // 2
+        for half in (layers[:middle], layers[middle:]):
+            trial, pinned = self._released(half, trial, pinned, at_least)
+        return trial, pinned
+
+    def _removal(self, pinned: Tensor, at_least: int) -> Removal:
+        return choose(self.coupling, self.reading, pinned, self.multiple_of, at_least)
 
     def attempt(self, pinned: Tensor, at_least: int) -> Trial:
         """Remove all removable channels except the pinned groups; raise `Unusable` if the result differs."""
-        removal = choose(self.coupling, self.reading, pinned, self.multiple_of, at_least)
+        removal = self._removal(pinned, at_least)
         removed = removal.channels(self.coupling)
         shifts, counts = folded_constants(self.coupling, self.reading, removal)
         small = numbered(self.model, shifts)
