@@ -284,6 +284,10 @@ CASES: dict[str, Case] = {
         [("linear1.weight", S[:3]), ("linear2.weight", S[:, 8:])], {"linear1": (5, 6), "linear2": (6, 5)},
         {"linear2": 1},  # behind the ReLU, the other two are zero
     ),
+    "a dead layer that is used twice": Case(
+        lambda: nn.Sequential(*[nn.Conv1d(2, 2, 3, padding=1), nn.ReLU()] * 2, nn.Conv1d(2, 3, 1)), (3, 2, 6),
+        [("4.weight", S[:])], {"4": (3, 0)}, partial=True,
+    ),
     # Convolutions in groups.
     "a depthwise chain": Case(
         lambda: nn.Sequential(*conv(2, 6), *conv(6, 6, groups=6), nn.Conv2d(6, 3, 1)), IMAGE,

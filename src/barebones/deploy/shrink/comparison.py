@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from ...running.chance import Replayed
 from ...running.inputs import tensors
-from ...running.outputs import difference, mismatch, outputs, tolerance
+from ...running.outputs import difference, mismatch, outputs, rounded, tolerance
 from ...running.rng import forked
 from ...words import first_line
 from .examples import other_sizes, random_inputs
@@ -32,6 +33,7 @@ class Run:
     inputs: Any
     returned: list[Tensor]
     limit: float
+    rounded: Callable[[], list[Tensor]]  # returns the same up to rounding, to measure how much that matters
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,11 @@ class Comparison:
         with self.random_numbers():
             return [t.clone() for t in tensors(outputs(network, inputs))]  # a later run may overwrite the originals
 
+    def rounded(self, model: nn.Module, train: bool, inputs: Any) -> list[Tensor]:
+        """Return the outputs of a network whose weights and inputs differ by one rounding."""
+        with self.random_numbers():
+            return list(tensors(rounded(copy_sharing_parameters(model).train(train), inputs)))
+
     def random_numbers(self) -> AbstractContextManager[Any]:
         """Return a context in which every network gets the same random numbers."""
         return Replayed(seed=0) if self.replayed else nullcontext()
@@ -122,7 +129,10 @@ class Comparison:
         result: list[Run] = []
         for train in self.modes:
             for inputs in self.inputs[1:] if result else (*self.inputs, *self.other_sizes):
-                result.append(Run(train, inputs, self.run(network.train(train), inputs), tolerance(model, train)))
+                returned = self.run(network.train(train), inputs)
+                result.append(
+                    Run(train, inputs, returned, tolerance(model, train), partial(self.rounded, model, train, inputs))
+                )
         return result
 
     def check(self, network: nn.Module, expected: list[Run], change: str) -> None:
@@ -134,7 +144,7 @@ class Comparison:
         for known in expected:
             with runnable(change):
                 returned = self.run(network.train(known.train), known.inputs)
-            if reason := mismatch(known.returned, returned, known.limit):
+            if reason := mismatch(known.returned, returned, known.limit, known.rounded):
                 raise Unusable(f"{change}, in {'train' if known.train else 'eval'} mode, {reason}")
 
 

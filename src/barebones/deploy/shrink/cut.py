@@ -49,7 +49,7 @@ def cut(model: nn.Module, removed: RemovedChannels) -> None:
         if name not in layers:
             _cut_parameter(model, name, sides["both"])
         elif any(bool(mask.all()) for mask in sides.values()):
-            _replace_by_blank(model, name, layers[name], sides)
+            _replace_by_blank(model, layers[name], sides)
         elif getattr(layers[name], "groups", 1) > 1 and "both" not in sides:
             _cut_grouped(layers[name], sides)
         else:
@@ -84,7 +84,7 @@ def _cut_layer(layer: Any, side: str, kept: Tensor) -> None:
             setattr(layer, name, len(kept))
 
 
-def _replace_by_blank(model: nn.Module, name: str, layer: Any, sides: Mapping[str, Tensor]) -> None:
+def _replace_by_blank(model: nn.Module, layer: Any, sides: Mapping[str, Tensor]) -> None:
     replacement: nn.Module
     if "both" in sides:  # no channel is left, but a convolution still changes the size of its input
         replacement = Blank(layer, 0, None) if isinstance(layer, nn.modules.conv._ConvNd) else nn.Identity()
@@ -96,8 +96,10 @@ def _replace_by_blank(model: nn.Module, name: str, layer: Any, sides: Mapping[st
             bias = nn.Parameter(bias.data[kept]) if kept.any() else None
         replacement = Blank(layer, width if kept is None else int(kept.sum()), bias)
     replacement.training = layer.training
-    owner, _, last = name.rpartition(".")
-    setattr(model.get_submodule(owner), last, replacement)
+    for module in list(model.modules()):  # the layer may be used, and named, more than once
+        for last, child in module._modules.items():
+            if child is layer:
+                module._modules[last] = replacement
 
 
 def _cut_parameter(model: nn.Module, name: str, mask: Tensor) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,7 +118,8 @@ def _check(
     with runnable(CHANGE):
         returned, found = run(small, of_small)
     mode = f"{CHANGE}, in {'train' if large.training else 'eval'} mode,"
-    if reason := mismatch(expected, returned, tolerance(large, large.training)):
+    again = partial(comparison.rounded, large, large.training, inputs)
+    if reason := mismatch(expected, returned, tolerance(large, large.training), again):
         raise Unusable(f"{mode} {reason}")
     gathered = [
         None if flow is None else flow.flatten()[origin[name].to(flow.device)]
