@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import barebones as bb
+from barebones.cli import experiments
 from barebones.data import DATA
 from barebones.files.masks import load_masks, save_masks
 from barebones.lab import demo
@@ -19,6 +20,7 @@ from barebones.lab.experiment import Experiment
 from barebones.lab.folder import finished, write_json
 from barebones.lab.network import cached_data
 from barebones.lab.seal import Identity
+from barebones.lab.sweep import SweepResult
 
 TINY = ["--model", "nets_for_cli:tiny", "--data", "digits", "--batch", "256", "--device", "cpu"]
 FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--epochs", "1"]
@@ -75,6 +77,22 @@ def test_trouble_is_one_line(prepare, words, expected, mistake, tiny, monkeypatc
         prepare(monkeypatch)
     mistake(expected, "run", *FORCE, *words.split())
     assert not list(tiny.rglob("result.json"))
+
+
+@pytest.mark.parametrize(("numbers", "code"), [((2, 0, 0, 1), 0), ((2, 1, 0, 0), 1), ((2, 0, 1, 0), 1)])
+def test_a_sweep_with_failed_or_unfinished_runs_says_so_by_its_exit_code(numbers, code, command, monkeypatch):
+    monkeypatch.setattr(experiments, "run_sweep", lambda *args, **options: SweepResult(*numbers, tables=[]))
+    assert command("sweep", "smoke", "--device", "cpu").code == code
+
+
+def test_a_dry_run_of_a_sweep_names_a_damaged_file_and_goes_on(command):
+    words = ("sweep", "smoke", "--device", "cpu", "--dry-run")
+    names = [line.partition(":")[0] for line in command(*words).out.splitlines()[:-1]]
+    Path("runs", names[0]).mkdir(parents=True)
+    Path("runs", names[0], "metrics.jsonl").write_text("{}\n")
+    done = command(*words)
+    assert (done.code, done.out.count("not begun")) == (0, len(names) - 1)
+    assert "metrics.jsonl is damaged (line 1 is not a sealed line); delete its folder" in done.out
 
 
 # what the commands do

@@ -1,12 +1,13 @@
 """Fixtures of the lab's tests: a tiny network, a short experiment, undisturbed runs, fast workers."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
-from lab_runs import NETWORK
+from lab_runs import NETWORK, interrupted
 
 from barebones.lab import worker
 from barebones.lab.experiment import Experiment
@@ -43,6 +44,29 @@ def undisturbed(tmp_path_factory) -> Callable[[Experiment], Path]:
         return options.folder(experiment)
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def staged(networks, tmp_path_factory) -> Callable[..., dict[str, Path]]:
+    """A function that returns the folders of one run in all its stages: pretrain, prune, train (all stopped), done."""
+    folders: dict[Experiment, dict[str, Path]] = {}
+
+    def of(**settings) -> dict[str, Path]:
+        chosen: dict = dict(model=networks, data="digits", method="force", sparsity=0.6, rounds=3, pretrain=1, epochs=1)
+        experiment = Experiment(**chosen | dict(batch=256) | settings).resolved()
+        if experiment not in folders:
+            root = tmp_path_factory.mktemp("staged")
+            options, folders[experiment] = RunOptions(root / "run", save_every=0), {}
+            for stage, stop in {"pretrain": 3, "prune": 5, "train": 4, "done": None}.items():
+                if stop is None:
+                    result_of(run(experiment, options))
+                else:
+                    interrupted(experiment, options, stop)
+                copied = shutil.copytree(options.folder(experiment), root / stage / experiment.folder)
+                folders[experiment][stage] = Path(copied)
+        return folders[experiment]
+
+    return of
 
 
 @pytest.fixture

@@ -5,13 +5,16 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from lab_runs import assert_same_run, interrupted
 
 from barebones.files import container as files
+from barebones.lab import run as lab
 from barebones.lab import stages
-from barebones.lab.folder import progress
+from barebones.lab.folder import Busy, finished, progress
+from barebones.lab.network import Network
 from barebones.lab.run import result_of, run
 
 
@@ -22,6 +25,71 @@ def test_two_runs_of_one_process_share_no_folder(short, options):
         next(run(short, options))
     result_of(steps)
     assert (options.folder(short) / "result.json").exists()
+
+
+@pytest.mark.parametrize("stage", ["prune", "train"])
+@pytest.mark.parametrize("fate", ["deleted", "replaced", "moved"])
+def test_a_run_whose_folder_is_gone_stops_and_writes_nothing_more(stage, fate, short, options, tmp_path, undisturbed):
+    folder, began = options.folder(short), []
+
+    def lose(line: dict) -> None:
+        if line["stage"] == stage and not began:
+            if fate == "moved":
+                folder.rename(tmp_path / "elsewhere")
+            else:
+                shutil.rmtree(folder)
+            if fate == "replaced":  # by another process with the same command
+                began.append(run(short, options))
+                next(began[0])
+            began.append(line)
+
+    expected = re.escape(f"{folder} was deleted, moved or replaced while this run was working in it, so this run stops")
+    with pytest.raises(Busy, match=expected):
+        result_of(run(short, replace(options, save_every=1e9), lose))
+    assert folder.exists() == (fate == "replaced")
+    if fate == "replaced":
+        result_of(began[0])
+        assert_same_run(folder, undisturbed(short))
+
+
+def test_a_run_that_another_process_has_finished_meanwhile_is_not_repeated(short, options, monkeypatch):
+    def slow(*arguments) -> Network:
+        monkeypatch.undo()
+        result_of(run(short, options))  # while this process builds its network
+        monkeypatch.setattr(stages, "pruned", lambda *args: pytest.fail("work is done again"))
+        monkeypatch.setattr(stages, "Training", lambda *args, **more: pytest.fail("work is done again"))
+        return Network(*arguments)
+
+    monkeypatch.setattr(lab, "Network", slow)
+    assert result_of(run(short, options)) == finished(options.folder(short))
+
+
+class ReadOnly:
+    """Stands for `os.open`, `os.mkdir` and the like on a file system that cannot be written to."""
+
+    def __init__(self, real) -> None:
+        self.real = real
+
+    def __call__(self, path, *args, **options):
+        flags = args[0] if args and isinstance(args[0], int) else os.O_RDWR
+        if self.real is os.open and not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            return self.real(path, *args, **options)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
+@pytest.mark.parametrize("until", ["train", "prune"])
+def test_a_finished_run_in_a_read_only_folder_gives_its_result(until, short, options, monkeypatch):
+    first = result_of(run(short, options))
+    folder = options.folder(short)
+    (folder / "lock").unlink()  # as in a copy
+    (folder / "checkpoint.safetensors").write_bytes(b"left over")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name in ("open", "mkdir", "unlink", "replace", "rename", "remove"):
+        monkeypatch.setattr(os, name, ReadOnly(getattr(os, name)))
+    ending = result_of(run(short, options, until=until))
+    monkeypatch.undo()
+    assert ending["test" if until == "train" else "kept"] == first["test" if until == "train" else "kept"]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_full_disk_is_an_error_before_any_work(short, options, monkeypatch):

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
+from lab_runs import made_up_result, write_file
 from rich.console import Console
 
 from barebones.lab import crew, recipes, records
 from barebones.lab.experiment import Experiment
 from barebones.lab.options import RunOptions
+from barebones.lab.run import result_of, run
 from barebones.lab.sweep import SweepResult, sweep
 from barebones.pruning.methods import METHODS, Method
 
@@ -66,13 +68,47 @@ def counts(result: SweepResult) -> tuple[int, int, int, int]:
 @pytest.mark.slow
 def test_a_run_that_another_process_has_locked_is_left_alone(tmp_path, forkserver):
     options = RunOptions(tmp_path / "runs")
-    run = folder(options, short())
-    run.mkdir(parents=True)
-    with FileLock(run / "lock"):
+    locked = folder(options, short())
+    locked.mkdir(parents=True)
+    with FileLock(locked / "lock"):
         result, text = swept([short()], options, jobs=1)
     assert counts(result) == (0, 0, 1, 0)
     assert "another process is running" in text
-    assert not (run / "failure.json").exists()
+    assert not (locked / "failure.json").exists()
+
+
+@pytest.mark.slow
+def test_what_another_process_finishes_meanwhile_is_done(tmp_path, forkserver):
+    options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
+    mine = run(short().resolved(), options)
+    next(mine)  # this process holds the folder
+    results: list[dict] = []
+
+    def finish() -> bool:
+        if "another process is running" in console.file.getvalue() and not results:
+            results.append(result_of(mine))
+        return False
+
+    result = sweep([short(), short(seed=1)], options, jobs=1, console=console, stopping=finish)
+    assert counts(result) == (1, 0, 0, 1)
+    assert "1 done, 1 done before or by another process, 0 failed" in console.file.getvalue()
+    assert "unfinished" not in console.file.getvalue()
+    assert len(result.tables[0].read_text().splitlines()) == 3
+
+
+def test_the_table_holds_runs_that_end_while_it_is_written(tmp_path, monkeypatch):
+    first, second = short().resolved(), short(seed=1).resolved()
+    write_file(tmp_path / first.folder, first, "result.json", made_up_result(first))
+    real = records.write
+
+    def write(rows, folder):
+        write_file(tmp_path / second.folder, second, "result.json", made_up_result(second))
+        return real(rows, folder)
+
+    monkeypatch.setattr(records, "write", write)
+    rows, tables = records.update(tmp_path)
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert len(tables[0].read_text().splitlines()) == 3
 
 
 ALL = [short(), short("odd_models:fails"), short("odd_models:kills"), short("odd_models:kills_once"), short()]
@@ -177,13 +213,13 @@ def test_when_asked_to_stop_the_runs_save_a_checkpoint(tmp_path, forkserver):
 def test_workers_save_a_checkpoint_when_the_parent_is_interrupted_or_dead(sent, tmp_path):
     long = short(epochs=1000)
     (tmp_path / "grid.json").write_text(json.dumps({k: v for k, v in long.to_dict().items() if v is not None}))
-    run = folder(RunOptions(tmp_path / "runs"), long)
+    place = folder(RunOptions(tmp_path / "runs"), long)
     with subprocess.Popen(
-        [sys.executable, "-m", "barebones", "sweep", str(tmp_path / "grid.json"), "--runs", str(run.parent)],
+        [sys.executable, "-m", "barebones", "sweep", str(tmp_path / "grid.json"), "--runs", str(place.parent)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
     ) as parent:  # fmt: skip
         try:
-            until(lambda: trains(run))
+            until(lambda: trains(place))
             workers = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
             if sent == signal.SIGINT:
                 os.killpg(parent.pid, sent)  # as the terminal does on Ctrl-C
@@ -193,15 +229,15 @@ def test_workers_save_a_checkpoint_when_the_parent_is_interrupted_or_dead(sent, 
         finally:
             parent.kill()
     until(lambda: not any(map(alive, workers)))
-    assert (run / "checkpoint.safetensors").exists()
+    assert (place / "checkpoint.safetensors").exists()
     if sent == signal.SIGINT:
         assert printed.endswith("1 unfinished; run the same command again to resume.\n")
         assert "Traceback" not in printed
         assert parent.returncode == 130
 
 
-def trains(run: Path) -> bool:
-    return (run / "metrics.jsonl").exists() and '"stage": "train"' in (run / "metrics.jsonl").read_text()
+def trains(place: Path) -> bool:
+    return (place / "metrics.jsonl").exists() and '"stage": "train"' in (place / "metrics.jsonl").read_text()
 
 
 def until(condition, seconds: float = 90.0) -> None:

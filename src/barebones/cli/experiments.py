@@ -150,7 +150,10 @@ def sweep(
     experiments = dict.fromkeys(experiment.resolved(run_options.device) for experiment in listed)
     if dry_run:
         for experiment in experiments:
-            say(f"{experiment.folder}: {progress(run_options.folder(experiment))}")
+            try:
+                say(f"{experiment.folder}: {progress(run_options.folder(experiment))}")
+            except ValueError as error:  # a damaged file of one run does not hide the others
+                say(f"{experiment.folder}: {error}")
         say(f"{len(experiments)} experiments in {run_options.runs}")
         return
     with stoppable("") as stopping:

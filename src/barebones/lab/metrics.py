@@ -49,16 +49,22 @@ class Metrics:
         self.lines, self.seals, self.problem = _parsed(path, identity)
         self.seals = self.seals or [_seal("", self.stamp)]  # of the first line and of each of `lines`
 
-    def rewind(self, mark: Mark | None = None) -> None:
-        """Remove the lines after a mark, without one all lines. Lines that are lost since then raise a `ValueError`."""
-        count = mark["lines"] if mark else 0
+    def check(self, mark: Mark) -> None:
+        """Raise a `ValueError` unless the lines up to a mark are there."""
+        count = mark["lines"]
         if count > len(self.lines):
             since = f" after {_words(self.lines[-1])}" if self.lines else ""
             why = f", because {self.problem}" if self.problem else ""
             lost = f"{count - len(self.lines)} of {count} lines{since}{why}"
             raise ValueError(f"{self.path} has lost {lost}; {REMEDY}")
-        if mark and mark["seal"] != self.seals[count]:
+        if mark["seal"] != self.seals[count]:
             raise ValueError(f"{self.path} has other lines than those that the run had written; {REMEDY}")
+
+    def rewind(self, mark: Mark | None = None) -> None:
+        """Remove the lines after a mark; without one, all lines. The lines before it are checked."""
+        count = mark["lines"] if mark else 0
+        if mark:
+            self.check(mark)
         if self.file is None or count < len(self.lines):
             self.owned()
             del self.lines[count:], self.seals[count + 1 :]

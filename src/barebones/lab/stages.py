@@ -82,7 +82,7 @@ class Stages:
             yield from self._training("pretrain", plan, None, PRETRAINING)
             save_weights(self.model, {}, path, **self._stamp(PRETRAINED))
         self._delete(PRETRAINING)
-        self.mark = self._marked(PRETRAINED)
+        self._passed(self.folder.about(PRETRAINED)["metrics"])
         with explained(path):
             load_weights(path, self.model)
 
@@ -102,7 +102,7 @@ class Stages:
         with explained(path):
             if experiment.mask not in (None, maskfile.masks_digest(masks)):
                 raise ValueError(f"{path} holds other masks than the file that the run was begun with")
-        self.mark = about["metrics"]
+        self._passed(about["metrics"])
         if experiment.method == FILE or about.get("account") is None:  # what a file says is counted here again
             about["account"], about["collapsed"] = _account(self.model, masks, self.data)
         if experiment.method == FILE:  # training other initial weights is allowed, but reported
@@ -254,6 +254,11 @@ class Stages:
     def _marked(self, name: str) -> Mark | None:
         """Return up to where the metrics were written when this file was; None if there is no such file."""
         return self.folder.about(name)["metrics"] if (self.folder.path / name).exists() else None
+
+    def _passed(self, mark: Mark) -> None:
+        """Note up to where the metrics of the stage that has ended go; they must be there."""
+        self.metrics.check(mark)
+        self.mark = mark
 
     def _delete(self, name: str) -> None:
         """Delete a file that is not needed any more."""

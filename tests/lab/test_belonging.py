@@ -1,0 +1,153 @@
+"""Files of other runs: a valid file in the wrong place is refused, with the run it belongs to and how to go on."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lab_runs import assert_same_run, interrupted, made_up_result, write_file
+
+from barebones.lab import network, stored
+from barebones.lab.experiment import Experiment
+from barebones.lab.folder import recorded
+from barebones.lab.records import record, records
+from barebones.lab.report import gather
+from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.sweep import _listed
+
+MASK, WEIGHTS, PRETRAINED = "mask.safetensors", "weights.safetensors", "pretrained.safetensors"
+PRETRAINING, ROUND, CHECKPOINT = "pretraining.safetensors", "round.safetensors", "checkpoint.safetensors"
+
+
+def resume(folder: Path) -> None:
+    """Run the experiment of the folder's name, whatever is in the folder."""
+    settings = json.loads((folder.parent.parent / "settings.json").read_text())
+    result_of(run(Experiment.from_dict(settings), RunOptions(folder.parent, save_every=0)))
+
+
+def export(folder: Path) -> None:
+    stored.load(folder, trust=True)
+
+
+def shrink(folder: Path) -> None:
+    stored.load(folder / MASK, trust=True)
+
+
+def table(folder: Path) -> None:
+    row = record(folder)
+    assert row is not None
+    if row["status"] == "unreadable":
+        raise ValueError(row["reason"])
+
+
+def report(folder: Path) -> None:
+    [row] = gather(folder, effective=False)["runs"]
+    if row["problems"]:
+        raise ValueError(row["problems"][0])
+
+
+@pytest.fixture
+def copied(staged, tmp_path) -> Callable[..., Path]:
+    """A function that copies the folder of a run in some stage, and returns the copy."""
+
+    def copy(stage: str, **settings) -> Path:
+        folder = staged(**settings)[stage]
+        (tmp_path / "settings.json").write_text(json.dumps(recorded(folder)[0]))
+        return Path(shutil.copytree(folder, tmp_path / "runs" / folder.name))
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "use", "remedy"),
+    [
+        ("pretrain", PRETRAINING, resume, "delete it and run the experiment again, which pretrains from the start"),
+        ("prune", PRETRAINED, resume, "delete its folder and run the experiment again"),
+        ("prune", ROUND, resume, "delete it and run the experiment again, which prunes from the start"),
+        ("prune", "metrics.jsonl", resume, "delete its folder and run the experiment again"),
+        ("train", CHECKPOINT, resume, "delete it and run the experiment again, which trains from the start"),
+        ("train", MASK, resume, "delete its folder and run the experiment again"),
+        ("train", "experiment.json", resume, "move its folder away and run the experiment again"),
+        ("train", MASK, shrink, "delete its folder and run the experiment again"),
+        ("train", MASK, report, "delete its folder and run the experiment again"),
+        ("done", "result.json", resume, "delete it and run the experiment again, which trains from the start"),
+        ("done", "experiment.json", resume, "move its folder away and run the experiment again"),
+        ("done", WEIGHTS, export, "delete the result.json beside it and run the experiment again"),
+        ("done", MASK, export, "delete its folder and run the experiment again"),
+        ("done", "result.json", export, "delete it and run the experiment again"),
+        ("done", "result.json", table, "delete it and run the experiment again"),
+        ("done", "result.json", report, "delete it and run the experiment again"),
+        ("done", "metrics.jsonl", report, "delete its folder and run the experiment again"),
+    ],
+)
+@pytest.mark.parametrize("other", [{"seed": 1}, {"method": "iter-snip", "sparsity": 0.5}], ids=str)
+def test_a_file_of_another_run_is_refused(stage, name, use, remedy, other, staged, copied):
+    strangers = staged(**other)
+    there = next(f for f in (strangers[stage], *strangers.values()) if (f / name).exists())
+    folder = copied(stage)
+    shutil.copy(there / name, folder / name)
+    with pytest.raises(ValueError, match=re.escape(remedy)) as refused:
+        use(folder)
+    assert f"{name} belongs to another run, {there.name};" in str(refused.value)
+
+
+def test_the_record_of_another_run_makes_the_result_a_strangers(staged, copied):
+    folder, there = copied("done"), staged(seed=1)["done"]
+    shutil.copy(there / "experiment.json", folder)
+    with pytest.raises(ValueError, match=f"result.json belongs to another run, {folder.name}; delete it and run"):
+        table(folder)
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "source", "use"),
+    [
+        ("prune", PRETRAINED, WEIGHTS, resume),
+        ("train", CHECKPOINT, PRETRAINING, resume),
+        ("pretrain", PRETRAINING, CHECKPOINT, resume),
+        ("done", WEIGHTS, PRETRAINED, export),
+    ],
+)
+def test_another_file_of_the_same_run_is_refused(stage, name, source, use, staged, copied):
+    there = next(f for f in staged().values() if (f / source).exists())
+    folder = copied(stage)
+    shutil.copy(there / source, folder / name)
+    with pytest.raises(ValueError, match=f"{name} is another file of this run, {source}; delete"):
+        use(folder)
+
+
+def test_a_sweep_does_not_take_the_result_of_another_run_for_its_own(short, tmp_path):
+    other = replace(short, seed=9)
+    folder = tmp_path / short.folder
+    write_file(folder, other, "experiment.json", other.to_dict())
+    write_file(folder, other, "result.json", made_up_result(other))
+    [job] = _listed([short], RunOptions(tmp_path), retry_failed=True)
+    assert job.state == "failed"
+    assert f"belongs to another run, {other.folder}" in job.reason
+    [row] = records(tmp_path)  # by itself it is the folder of the other run, under another name
+    assert (row["status"], row["seed"]) == ("done", 9)
+
+
+def test_a_network_that_begins_with_other_weights_is_another_run(short, options, monkeypatch):
+    interrupted(short, options, 2)
+    monkeypatch.setattr(network, "initialize", lambda model, scheme, generator: None)
+    with pytest.raises(
+        ValueError, match=r"experiment.json belongs to a run from other initial weights \(\w+, not \w+\)"
+    ):
+        result_of(run(short, options))
+
+
+def test_the_files_of_two_executions_do_not_mix(short, options, tmp_path, undisturbed):
+    """Also where both have the same settings: on another device they may have other masks and weights."""
+    interrupted(short, options, 8)
+    again = RunOptions(tmp_path / "again", save_every=0)
+    interrupted(short, again, 8)
+    for name in ("mask.safetensors", "checkpoint.safetensors"):
+        shutil.copy(again.folder(short) / name, options.folder(short))
+        with pytest.raises(ValueError, match=r"metrics.jsonl has other lines than those that the run had written"):
+            result_of(run(short, options))
+    shutil.copy(again.folder(short) / "metrics.jsonl", options.folder(short))  # now all are of one execution
+    result_of(run(short, options))
+    assert_same_run(options.folder(short), undisturbed(short))
