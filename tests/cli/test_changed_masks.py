@@ -9,6 +9,8 @@ from fuzzing import cases
 from mutations import mutated
 
 import barebones as bb
+from barebones.files import container
+from barebones.files.masks import KIND, VERSION
 from barebones.lab import stored
 from barebones.lab.experiment import Experiment
 from barebones.lab.stages import COUNTS
@@ -38,6 +40,17 @@ def test_no_text_of_a_file_controls_the_terminal(text, command):
         assert (done.out + done.err).replace("\n", "").isprintable()
         assert done.err.count("\n") == (done.code > 0)
     assert "\x1b" not in command("inspect", "mask").out
+
+
+def test_masks_of_a_run_without_an_account_are_shown(command):
+    words = ["prune", "--model", "small-vgg", "--data", "digits", "--method", "magnitude", "--sparsity", "0.5"]
+    assert command(*words).code == 0
+    (path,) = Path("runs").glob("*/mask.safetensors")
+    tensors, about = container.read(path, KIND, VERSION)
+    container.write(path, tensors, KIND, VERSION, {k: v for k, v in about.items() if k not in ("account", "collapsed")})
+    done = command(*words)
+    assert done.code == 0
+    assert "prunable weights are left: sparsity 50.000%." in done.out
 
 
 @pytest.mark.parametrize("words", ["inspect mask", "inspect mask --json", "train --mask mask --dry-run --device cpu"])

@@ -90,6 +90,8 @@ def test_a_recipe_may_be_a_function(tmp_path, monkeypatch):
         ("a.toml", "seed = 'one'", "not a whole number"),
         ("a.toml", "grid = 3", "not a list of tables"),
         ("a.toml", "grid = []", "is empty"),
+        ("a.json", '{"seed": ' + 10**5 * "[", "not valid JSON"),
+        ("a.toml", "".join(f"{n} = {[*range(1, 99)]}\n" for n in ("seed", "rounds", "epochs")), "941,192 combinations"),
     ],
 )
 def test_what_is_wrong_with_a_recipe_is_said(tmp_path, monkeypatch, recipe, content, words):

@@ -52,7 +52,7 @@ def prune(
     if out is not None:
         with atomically(out) as file:
             file.write(path.read_bytes())
-    for sentence in kept(about["account"] | {"collapsed": about["collapsed"]}):
+    for sentence in kept(about | (about.get("account") or {})):
         say(sentence)
     say(f"The masks are in {out or path}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ NETWORKS = ("resnet50", "vgg19")
 SPARSITIES = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 COMPARED = ("random", "snip", "snip-mb", "grasp", "grasp-mb", "iter-snip", "force")
 SEEDS = range(3)
+MOST = 100_000  # experiments of a grid; a few short lists would otherwise fill the memory
 
 
 def smoke() -> Iterator[Experiment]:
@@ -104,6 +106,8 @@ def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
     for name, choices in zip(values, lists, strict=True):
         if not choices:
             raise ValueError(f"{name} is an empty list; give it a value, or leave it out for the default")
+    if (count := math.prod(map(len, lists))) > MOST:
+        raise ValueError(f"its lists have {count:,} combinations; a grid has at most {MOST:,}")
     for choice in product(*lists):
         yield Experiment.from_dict(dict(zip(values, choice, strict=True)))
 
@@ -126,7 +130,7 @@ def _from_file(path: Path) -> Iterator[Experiment]:
         content = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
     except OSError as error:
         raise ValueError(f"the recipe {path} cannot be read ({error.strerror}); check its name") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the recipe {path} is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"the recipe {path} has no fields of an experiment; write a name and a value for each")
