@@ -1,0 +1,243 @@
+"""Run folders with damaged, lost, foreign and exchanged files: the truth or an error in one sentence, nothing else."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzzing import cases
+from lab_runs import timeless
+
+from barebones.files import container
+from barebones.files.masks import masks_digest
+from barebones.lab import metrics, show, stored
+from barebones.lab.experiment import Experiment
+from barebones.lab.folder import FORMATS, finished, progress, recorded
+from barebones.lab.metrics import Metrics, read
+from barebones.lab.records import record
+from barebones.lab.report import gather
+from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.seal import sealed
+from barebones.running import digest
+
+FINISHED, UNFINISHED = cases(120), cases(30)  # a run that goes on takes longer
+STRANGERS = ({"seed": 1}, {"method": "iter-snip", "sparsity": 0.5}, {"rounds": 4}, {"pretrain": 2})
+
+
+def flip(draw: random.Random, path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(draw.choice([1, 1, 1, 2, 8])):
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def cut(draw: random.Random, path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: draw.randrange(len(content))])
+
+
+def lose_lines(draw: random.Random, path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    first = draw.randrange(len(lines))
+    path.write_bytes(b"".join(lines[:first] + lines[first + draw.randint(1, 3) :]))
+
+
+def shuffle_lines(draw: random.Random, path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    a, b = draw.randrange(len(lines)), draw.randrange(len(lines))
+    lines[a], lines[b] = lines[b], lines[a]
+    path.write_bytes(b"".join(lines))
+
+
+def edit(draw: random.Random, path: Path) -> None:
+    """Change a digit, as a hand or a script may do it."""
+    content = bytearray(path.read_bytes())
+    digits = [place for place, byte in enumerate(content) if chr(byte).isdecimal()] or [0]
+    content[draw.choice(digits)] = ord(draw.choice("0123456789"))
+    path.write_bytes(content)
+
+
+def remove(draw: random.Random, path: Path) -> None:
+    path.unlink()
+
+
+def mutated(draw: random.Random, folder: Path, others: list[Path]) -> str:
+    """Damage a file of the folder, or put a file of another run, stage or name in its place; say what was done."""
+    way = draw.choice([flip, flip, flip, edit, cut, lose_lines, shuffle_lines, remove, None, None, None])
+    if way is not None:
+        name = draw.choice(names(folder))
+        way(draw, folder / name)
+        return f"{way.__name__} {name}"
+    source = draw.choice(others)
+    taken = draw.choice(names(source))
+    name = taken if draw.random() < 0.7 else draw.choice(names(folder))
+    shutil.copy(source / taken, folder / name)
+    return f"{name} replaced by {source.parent.name}/{source.name}/{taken}"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "lock")
+
+
+def exported(folder: Path) -> Any:
+    _, model, masks = stored.load(folder, trust=True)
+    return digest.hexadecimal(model.parameters()), masks_digest(masks)
+
+
+def lines(folder: Path) -> Any:
+    result = finished(folder)
+    return result and (read(folder / "metrics.jsonl", recorded(folder)[1], result["metrics"]) or None)
+
+
+def row(folder: Path) -> Any:
+    told = record(folder)
+    return told if told and told["status"] == "done" else None
+
+
+def page(folder: Path) -> Any:
+    [told] = gather(folder, effective=False)["runs"]
+    return None if told["problems"] or told["status"] != "done" else {name: told[name] for name in SHOWN}
+
+
+SHOWN = ("settings", "accuracy", "best_validation", "seconds", "kept", "effective_sparsity", "collapsed")
+READERS = (finished, row, page, lines, exported)  # None: the file is not there, or is reported as unreadable
+
+
+def outcome(reader: Callable[[Path], Any], folder: Path) -> Any:
+    """Return what a reader tells; None if it raises an error of one line."""
+    try:
+        return reader(folder)
+    except (ValueError, OSError) as error:
+        message = str(error)
+    assert len(message.splitlines()) == 1
+    return None
+
+
+def test_no_reader_of_a_finished_run_tells_anything_but_the_truth(staged, tmp_path):
+    whole = staged()["done"]
+    others = [folder for settings in ({}, *STRANGERS) for folder in staged(**settings).values()]
+    truth = [reader(whole) for reader in READERS]
+    assert None not in truth
+    for case in range(FINISHED):
+        draw = random.Random(f"finished {case}")
+        folder = Path(shutil.copytree(whole, tmp_path / str(case) / whole.name))
+        done = mutated(draw, folder, others)
+        for reader, expected in zip(READERS, truth, strict=True):
+            assert outcome(reader, folder) in (None, expected), (case, done, reader.__name__)
+        shutil.rmtree(tmp_path / str(case))
+
+
+def resumed(folder: Path, settings: dict[str, Any]) -> Any:
+    """Run to the end, and return what does not depend on the clock."""
+    result = result_of(run(Experiment.from_dict(settings), RunOptions(folder.parent, save_every=1e9)))
+    told = {name: result[name] for name in ("test", "best_validation", "weights", "kept", "effective", "collapsed")}
+    return told, *(timeless(lines(folder)), exported(folder))
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "prune", "train"])
+def test_no_run_goes_on_from_anything_but_its_own_files(stage, staged, tmp_path):
+    whole = staged()
+    others = [folder for settings in ({}, *STRANGERS) for folder in staged(**settings).values()]
+    settings, truth = recorded(whole["done"])[0], None
+    accepted = 0
+    for case in range(UNFINISHED // 3):
+        draw = random.Random(f"{stage} {case}")
+        folder = Path(shutil.copytree(whole[stage], tmp_path / str(case) / whole[stage].name))
+        done = "nothing" if truth is None else mutated(draw, folder, others)
+        outcome(progress, folder)
+        outcome(lambda folder: gather(folder, effective=False), folder)
+        told = outcome(lambda folder: resumed(folder, settings), folder)
+        truth = truth or told
+        assert told in (None, truth), (case, done)
+        accepted += told is not None
+        shutil.rmtree(tmp_path / str(case))
+    assert truth is not None
+    assert accepted < UNFINISHED // 3
+
+
+ODD = (
+    None,
+    True,
+    -1,
+    0,
+    2**40,
+    10**400,
+    1.5,
+    1e308,
+    -0.5,
+    "",
+    "x",
+    "\x1b[2J",
+    [],
+    [1],
+    ["x"],
+    {},
+    {"x": 1},
+    {"epoch": -1},
+)
+
+
+def odd(draw: random.Random, content: Any) -> Any:
+    """Return the content with one value at any depth replaced, removed or added."""
+    if isinstance(content, dict) and content and draw.random() < 0.85:
+        name = draw.choice(sorted(content))
+        if draw.random() < 0.2:
+            return {key: value for key, value in content.items() if key != name}
+        return content | {name: odd(draw, content[name])}
+    if isinstance(content, list) and content and draw.random() < 0.5:
+        place = draw.randrange(len(content))
+        return [*content[:place], odd(draw, content[place]), *content[place + 1 :]]
+    return draw.choice(ODD)
+
+
+def forged(draw: random.Random, folder: Path) -> str:
+    """Change a value of a file, and its seals and checksums with it."""
+    name = draw.choice(names(folder))
+    path = folder / name
+    if name in FORMATS:
+        tensors, about = container.read(path, *FORMATS[name])
+        changed = odd(draw, about)
+        container.write(path, tensors, *FORMATS[name], changed if isinstance(changed, dict) else {})
+    elif name == "metrics.jsonl":
+        log = Metrics(path, recorded(folder)[1])
+        changed = [odd(draw, line) if draw.random() < 0.3 else line for line in log.lines]
+        log.rewind()
+        for line in changed:
+            if isinstance(line, dict):
+                log.lines.append(line)
+                log.seals.append(metrics._seal(log.seals[-1], line))
+        log._rewrite()
+        log.close()
+    else:
+        value = json.loads(path.read_text())
+        stamp = {key: inner for key, inner in value.pop("seal").items() if key != "digest"}
+        changed, stamp = (odd(draw, value), stamp) if draw.random() < 0.8 else (value, odd(draw, stamp))
+        if isinstance(changed, dict) and isinstance(stamp, dict):
+            path.write_text(json.dumps(sealed(changed, stamp)))
+    return name
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "prune", "train", "done"])
+def test_odd_values_under_valid_seals_are_errors_of_one_line(stage, staged, tmp_path):
+    whole = staged()[stage]
+    settings = recorded(whole)[0]
+
+    def shown(folder: Path) -> None:
+        result = finished(folder, Experiment.from_dict(settings))
+        assert list(show.summary(result, folder)) if result else True
+
+    for case in range((FINISHED if stage == "done" else UNFINISHED) // 4):
+        draw = random.Random(f"forged {stage} {case}")
+        folder = Path(shutil.copytree(whole, tmp_path / str(case) / whole.name))
+        name = forged(draw, folder)
+        try:
+            for reader in (*READERS, progress, shown):
+                outcome(reader, folder)
+            outcome(lambda folder: resumed(folder, settings), folder)
+        except Exception as error:
+            error.add_note(f"case {case} of {stage}: {name}")
+            raise
+        shutil.rmtree(tmp_path / str(case))
