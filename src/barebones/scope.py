@@ -10,6 +10,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
+from torch.utils._pytree import tree_leaves
 
 from .words import first_line, shape_of, shortened
 
@@ -218,8 +219,9 @@ def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     """
     model = bare(model)
     _refuse_views(model, matched(model, masks))
-    # torch does not copy tensors that were computed with gradients, as from a parameter that was expanded.
-    computed = {id(t): t.detach().clone() for t in model.buffers() if not t.is_leaf}
+    # torch does not copy tensors that were computed with gradients, and some networks keep such tensors in attributes.
+    attributes = tree_leaves([vars(module) for module in model.modules()])
+    computed = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
     try:
         copy = deepcopy(model, computed)
     except RuntimeError as error:

@@ -209,6 +209,7 @@ def test_buffers_may_be_expanded_and_weights_may_not_share_memory():
     shared = nn.Parameter(torch.randn(1, 4))
     model = zoo.Net(lambda net, x: net.a(x) + net.rows + net.zeros, a=nn.Linear(4, 4), shared=shared,
                     rows=shared.expand(2, 4), zeros=torch.zeros(1).expand(2, 4))  # fmt: skip
+    model.results = {"last": [shared * 2]}
     masks, x = zoo.random_masks(model.a, 0.5), torch.randn(2, 4)
     masks = {f"a.{name}": mask for name, mask in masks.items()}
     sparse = sparsify_for_cpu(model, masks, x)

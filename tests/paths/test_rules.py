@@ -252,6 +252,11 @@ def test_results_written_in_place_by_position_and_into_out_are_followed():
     assert on_paths["second.weight"].equal(masks["second.weight"])
 
 
+def test_results_of_a_reduction_may_be_changed_in_place():
+    net = Net(lambda net, x: net.a(x).topk(2).values.div_(x.sum(1, keepdim=True)), a=nn.Linear(3, 4))
+    assert all(effective(net, {"a.weight": torch.ones(4, 3) > 0}, torch.ones(2, 3))["a.weight"].flatten())
+
+
 def test_complex_values_mix_everything_and_factors_may_have_names():
     def forward(net, x):
         h = net.first(x)

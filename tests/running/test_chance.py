@@ -25,6 +25,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "feature alpha dropout": lambda x: F.feature_alpha_dropout(x.unsqueeze(-1), 0.3, training=True)[..., 0],
     "drop path": drop_path,
     "stochastic depth": lambda x: x * (torch.rand(len(x), 1) + 0.7).floor(),
+    "one number": lambda x: x + torch.rand([]),
     "noise": lambda x: x + torch.randn_like(x),
     "noise of a normal": lambda x: torch.normal(x, 0.1),
     "noise of floats": lambda x: x + torch.normal(1.0, 0.1, x.shape),

@@ -235,6 +235,8 @@ class Bits(TorchFunctionMode):
                 return result
             bits = result.clone()
         else:
+            if rule is not as_it_is and 0 in result.stride():  # the model may write to it in place
+                result = result.clone()
             bits = result if result._is_view() or result.is_complex() else alive(result)
         if call.weight is not None:
             self.weights[bits] = call.weight

@@ -77,7 +77,7 @@ class Replayed(TorchDispatchMode):
     def _draws(self, shape: torch.Size, method: str, *args: Any) -> Tensor:
         """Return one draw for each index along the first dimension, in a shape that broadcasts."""
         self.seed += 1
-        rows = torch.empty(*shape[:1], *[1] * (len(shape) - 1), dtype=torch.double, device="cpu")
+        rows = torch.empty((*shape[:1], *[1] * (len(shape) - 1)), dtype=torch.double, device="cpu")
         return getattr(rows, method)(*args, generator=torch.Generator("cpu").manual_seed(self.seed))
 
     def _seed_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

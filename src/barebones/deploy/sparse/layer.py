@@ -58,6 +58,8 @@ class SparseLayer(nn.Module):
         self.relu = False
         self.spatial = SPATIAL[type(layer)]
         self.geometry = _geometry(layer)
+        for attribute in type(layer).__constants__:  # sizes and strides: a network may read them
+            setattr(self, attribute, getattr(layer, attribute))
         linear = isinstance(layer, nn.Linear)
         self.dense_options = () if linear else (layer.stride, layer.padding, layer.dilation, layer.groups)
         self.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
