@@ -80,6 +80,11 @@ STAYS: dict[str, Callable[[Any, Tensor], Any]] = {
     "a view of it is read": lambda net, x: net.m(y := net.a(x)) + y[:, :1],
     "its data are read through NumPy": lambda net, x: net.m(y := net.a(x)) + torch.from_numpy(y.detach().numpy()),
     "it is changed in place": lambda net, x: net.m(net.a(x).relu_()),
+    "it is changed in place by position": lambda net, x: net.m(F.relu(net.a(x), True)),
+    "it is changed through a view": lambda net, x: ((y := net.a(x)).view(-1).mul_(2), net.m(y))[1],
+    "it is changed through its data": lambda net, x: ((y := net.a(x)).data.neg_(), net.m(y))[1],
+    "it is written to by out=": lambda net, x: (y := net.a(x), torch.neg(y.clone(), out=y), net.m(y))[2],
+    "it is read after the result changed in place": lambda net, x: F.relu(net.m(y := net.a(x)), True) + y,
     "it is returned": lambda net, x: (net.m(y := net.a(x)), {"features": y}),
     "a ReLU stands between": lambda net, x: net.m(F.relu(net.a(x))),
     "its weight is read elsewhere": lambda net, x: net.m(F.conv2d(net.a(x), net.a.weight)),
@@ -100,6 +105,31 @@ def two_pairs(forward: Callable[[Any, Tensor], Any], **layers: nn.Module) -> nn.
 def test_what_cannot_be_folded_stays(why):
     left = ["m"] if why.startswith("the other pair folds") else ["m", "n"]
     check(two_pairs(STAYS[why]), torch.randn(2, 3, 5, 5), left)
+
+
+def test_a_result_that_changes_in_place_folds():
+    check(
+        two_pairs(lambda net, x: F.relu(net.m(net.a(x)), True) + net.n(net.b(x)).mul_(2)), torch.randn(2, 3, 5, 5), []
+    )
+
+
+def test_a_batch_norm_that_stays_in_train_mode_is_not_folded():
+    class Stubborn(nn.Sequential):
+        def train(self, mode: bool = True) -> nn.Module:
+            return super().train()
+
+    model = nn.Sequential(Stubborn(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    nn.init.zeros_(model[0][1].weight)  # it hides the statistics
+    assert norms(folded(model, torch.randn(4, 3))) == ["0.1"]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-7, 1.0])
+def test_the_comparison_does_not_depend_on_the_present_values(scale):
+    """A layer is read in a way that folding does not see, behind a scale that hides it or makes it tiny."""
+    model = zoo.Net(lambda net, x: (net.norm(y := net.layer(x)) + torch.tensor(y.tolist())) * net.scale,
+                    layer=nn.Linear(3, 2), norm=nn.BatchNorm1d(2), scale=nn.Parameter(torch.tensor(scale)))  # fmt: skip
+    with pytest.raises(ValueError, match=r"batch-norm cannot be folded in Net: .*the outputs differ by"):
+        folded(worn(model), torch.randn(4, 3))
 
 
 def test_a_weight_of_two_layers_stays():

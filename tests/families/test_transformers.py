@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from family_checks import CHECKS, PARAMETERS
+from family_checks import CHECKS, PARAMETERS, loss
+from references import equal, few
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import remove_parametrizations
+
+from barebones import prune
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'barebones[families]'")
@@ -138,6 +141,24 @@ def quietly() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     transformers.logging.set_verbosity(level)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' own
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("name", "method"), [("vit", "synflow"), ("vit", "snip"), ("bert", "grasp"), ("llama", "force")]
+)
+def test_gradient_checkpointing_changes_no_score(name: str, method: str, reentrant: bool):
+    build, example = FAMILIES[name]
+    masks = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        network = build().train()
+        if checkpointing:
+            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        options = {"objective": loss, "example": example, "on_collapse": "ignore"}
+        masks.append(prune(network, [example], 0.9, few(method, rounds=2), **options).masks)
+    assert equal(*masks)
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers' own
