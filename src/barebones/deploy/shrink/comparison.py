@@ -144,7 +144,7 @@ class Comparison:
         for known in expected:
             with runnable(change):
                 returned = self.run(network.train(known.train), known.inputs)
-            if reason := mismatch(known.returned, returned, known.limit, known.rounded):
+            if reason := mismatch(known.returned, returned, known.limit, known.rounded if self.repeats else None):
                 raise Unusable(f"{change}, in {'train' if known.train else 'eval'} mode, {reason}")
 
 

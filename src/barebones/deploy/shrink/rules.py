@@ -138,6 +138,7 @@ def cast(labels: Labels, call: Call) -> Any:
 
 def fresh(labels: Labels, call: Call) -> Any:
     """A new tensor, of which its maker gives only the type: what is computed with its channels must keep them."""
+    labels.of(call.args[0])
     return labels.like_input(plain(call))
 
 
