@@ -86,7 +86,7 @@ def consistent(blob: bytes) -> bytes:
         content = json.loads(header)
         about = json.loads(content["__metadata__"]["about"])
         entries = about["layout"]
-        about["prunable"] = sum(math.prod(entry["shape"]) for entry in entries.values())
+        about["prunable"] = sum(math.prod(map(int, entry["shape"])) for entry in entries.values())
         about["kept"] = sum(entry["kept"] for entry in entries.values())
         about["sparsity"] = 1 - about["kept"] / max(about["prunable"], 1)
         shapes = {name: entry["shape"] for name, entry in entries.items()}
