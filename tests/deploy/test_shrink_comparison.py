@@ -136,7 +136,7 @@ def test_gradients_are_compared():
     origin = {"first.weight": index["first.weight"][2:], "first.bias": index["first.bias"][2:]}
     origin |= {"second.weight": index["second.weight"][:, 2:], "second.bias": index["second.bias"]}
     comparison = Comparison.for_network(large, torch.randn(4, 4).double())
-    with pytest.raises(Unusable, match="with other values, in eval mode, the gradients differ by"):
+    with pytest.raises(Unusable, match="with other values, in train mode, the gradients differ by"):
         check_redrawn(large, small, masks, origin, {}, comparison)
 
 

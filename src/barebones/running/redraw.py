@@ -54,8 +54,8 @@ def _drawn(name: str, parameter: Tensor, mask: Tensor | None, generator: torch.G
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=torch.double, device="cpu")
+    return torch.randn(like.shape, generator=generator, dtype=torch.float, device="cpu")
 
 
 def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(like.shape, generator=generator, dtype=torch.double, device="cpu") + 0.5
+    return torch.rand(like.shape, generator=generator, dtype=torch.float, device="cpu") + 0.5

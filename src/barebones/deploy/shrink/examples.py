@@ -20,7 +20,7 @@ SCALES: tuple[Draw, ...] = (
     lambda like: 255 * torch.rand_like(like),
     lambda like: 1000 * torch.randn_like(like),
 )
-SAMPLES = 4  # in an input of each scale: enough for batch-norms
+SAMPLES, IMAGES = 4, 2  # in an input of each scale: enough for batch-norms
 
 
 def random_inputs(model: nn.Module, example: Any, accepts: Callable[[Any], bool]) -> Iterator[Any]:
@@ -45,14 +45,15 @@ def random_inputs(model: nn.Module, example: Any, accepts: Callable[[Any], bool]
 
     yield drawn(torch.randn_like, lambda leaf: torch.cat([leaf, leaf]))
     yield drawn(torch.randn_like, torch.clone)
-    one_batch = len({len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}) == 1
+    one_batch = len({(len(leaf), leaf.dim() > 3) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}) == 1
     rows = _few if one_batch and accepts(drawn(torch.randn_like, _few)) else torch.clone
     for draw in SCALES:
         yield drawn(draw, rows)
 
 
 def _few(leaf: Tensor) -> Tensor:
-    return torch.cat([leaf] * SAMPLES)[:SAMPLES]
+    count = IMAGES if leaf.dim() > 3 else SAMPLES
+    return torch.cat([leaf] * count)[:count]
 
 
 def _values(leaf: Any, draw: Draw, limit: int | None) -> Any:

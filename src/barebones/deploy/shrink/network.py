@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...masks import Masks, kept
+from ...running.inputs import call, tensors
 from ...running.outputs import outputs
 from ...scope import bare, matched
 from ...words import first_line
@@ -193,7 +194,8 @@ def _observe(
     if peeked:
         reasons["every layer"] = "channels with a constant value, since the forward pass looks at values in Python"
     random = comparison.inputs[1]
-    runs = [(False, inputs) for inputs in (*comparison.other_sizes, *comparison.scaled, random)]
+    tokens = any(not t.is_floating_point() for t in tensors(call(example)))
+    runs = [(False, inputs) for inputs in (*comparison.other_sizes, *comparison.scaled[: 4 * tokens], random)]
     runs += [(True, random)] * comparison.trains
     return readers(coupling, model, masks, arrives, constants(copy, runs, layers))
 

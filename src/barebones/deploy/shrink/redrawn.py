@@ -63,19 +63,30 @@ def check_redrawn(
     # what is frozen, keep their values.
     new_bias = bool(parameters(small).keys() - parameters(large).keys())
     frozen = [(p, p.detach().clone()) for p in small.parameters() if new_bias and not p.requires_grad]
+    if not new_bias:
+        redraw_(large, len(comparison.scaled), matched(large, connected))
     telling = False
     for seed, inputs in enumerate(comparison.scaled):
-        redraw_(small, 2 * seed, matched(small, kept))
+        redraw_(small, seed, matched(small, kept))
         with torch.no_grad():
             for parameter, value in frozen:
                 parameter.copy_(value)
-        if not new_bias:
-            redraw_(large, 2 * seed + 1, matched(large, connected))
         scatter(large, small, origin)
         with restored(large), restored(small):
-            for train in dict.fromkeys(comparison.modes):
-                telling |= _check(large.train(train), small.train(train), inputs, origin, kept, comparison)
+            for train, backward in _passes(seed, comparison.trains):
+                flowing = kept if backward else None
+                telling |= _check(large.train(train), small.train(train), inputs, origin, flowing, comparison)
     return telling
+
+
+def _passes(draw: int, trains: bool) -> list[tuple[bool, bool]]:
+    """Return how networks run with each draw of their values, as (in train mode, with gradients).
+
+    A backward pass costs twice as much as a forward pass, so gradients are compared once in each mode.
+    """
+    if not trains:
+        return [(False, draw == 0)]
+    return [(False, draw == 1), (True, draw == 0)] if draw < 2 else [(False, False)]
 
 
 def _connected(large: nn.Module, masks: Mapping[str, Tensor], severed: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -90,28 +101,32 @@ def _connected(large: nn.Module, masks: Mapping[str, Tensor], severed: Mapping[s
 
 
 def _check(
-    large: nn.Module, small: nn.Module, inputs: Any, origin: Mapping[str, Tensor], kept: Masks, comparison: Comparison
+    large: nn.Module,
+    small: nn.Module,
+    inputs: Any,
+    origin: Mapping[str, Tensor],
+    kept: Masks | None,
+    comparison: Comparison,
 ) -> bool:
-    """Compare the outputs of two networks, and the gradients of the weights that both have.
+    """Compare the outputs of two networks, and (with masks) the gradients of the kept weights that both have.
 
     Return whether the outputs tell anything. Nothing is compared if the large network does not run with these values,
     or returns numbers that are not finite.
     """
     of_large, of_small = parameters(large), parameters(small)
     both = [name for name, p in of_small.items() if p.requires_grad and name in of_large and name in origin]
+    both = [] if kept is None else both
 
     def run(network: nn.Module, named: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+        if not both:
+            return comparison.run(network, inputs), []
         with comparison.random_numbers():
             return gradients(network, inputs, [named[name] for name in both])
 
     try:
         expected, flows = run(large, of_large)
-    except Exception:
-        both = []  # perhaps it runs, but has no gradients
-        try:
-            expected, flows = comparison.run(large, inputs), []
-        except Exception:  # it does not run with these values
-            return False
+    except Exception:  # it does not run with these values, or has no gradients
+        return kept is not None and _check(large, small, inputs, origin, None, comparison)
     floats = [t for t in expected if t.is_floating_point() or t.is_complex()]
     if any(bool(t.isnan().any()) for t in floats):
         return False
@@ -125,7 +140,7 @@ def _check(
         None if flow is None else flow.flatten()[origin[name].to(flow.device)]
         for name, flow in zip(both, flows, strict=True)
     ]
-    gap = _gap(gathered, found, [kept.get(name) for name in both])
+    gap = _gap(gathered, found, [None if kept is None else kept.get(name) for name in both])
     if gap > tolerance(large, train=True):
         raise Unusable(f"{mode} the gradients differ by {gap:.2g} of their largest value")
     return any(bool((t[t.isfinite()] != t[t.isfinite()][:1]).any()) for t in floats)
