@@ -31,9 +31,9 @@ def unequal(network: nn.Module, changed: nn.Module, example: Any, change: Callab
     """
     if problem := _difference(network, changed, example):
         return problem
-    exact, example = _in_float64(network, call(example))
+    redrawn, example = _in_float64(network, call(example))
     for seed, (low, high) in enumerate(RANGES):
-        redrawn = redraw_(deepcopy(exact), seed)
+        redraw_(redrawn, seed)
         inputs = mapped(example, partial(_random, seed=seed, low=low, high=high))
         if not _runs(redrawn, inputs):
             inputs = example
@@ -49,7 +49,7 @@ def with_values(network: nn.Module, source: nn.Module) -> nn.Module:
     >>> with_values(nn.Linear(2, 2), source).weight is source.weight
     True
     """
-    copy = deepcopy(network)
+    copy = deepcopy(network, {id(t): t for t in (*network.parameters(), *network.buffers())})
     given = dict(source.named_parameters(remove_duplicate=False)) | dict(source.named_buffers(remove_duplicate=False))
     for path, module in copy.named_modules(remove_duplicate=False):
         for table in (module._parameters, module._buffers):
@@ -70,12 +70,12 @@ def _difference(network: nn.Module, changed: nn.Module, example: Any, seed: int 
 
 
 def _in_float64(network: nn.Module, example: Any) -> tuple[nn.Module, Any]:
-    """Return the network and the example in float64, or as they are if the network runs only in its own precision."""
+    """Return a copy and the example in float64, or in its own precision if the network runs only in that."""
     double, doubles = (
         deepcopy(network).double(),
         mapped(example, lambda leaf: leaf.double() if _is_real(leaf) else leaf),
     )
-    return (double, doubles) if _runs(double, doubles) else (network, example)
+    return (double, doubles) if _runs(double, doubles) else (deepcopy(network), example)
 
 
 def _runs(network: nn.Module, example: Any) -> bool:
