@@ -1,5 +1,6 @@
 """Files of other runs: a valid file in the wrong place is refused, with the run it belongs to and how to go on."""
 
+import io
 import json
 import re
 import shutil
@@ -9,14 +10,16 @@ from pathlib import Path
 
 import pytest
 from lab_runs import assert_same_run, interrupted, made_up_result, write_file
+from rich.console import Console
 
 from barebones.lab import network, stored
 from barebones.lab.experiment import Experiment
-from barebones.lab.folder import recorded
+from barebones.lab.folder import progress, recorded
 from barebones.lab.records import record, records
 from barebones.lab.report import gather
 from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.sweep import _listed
+from barebones.lab.sources import FigureContext, Runs
+from barebones.lab.sweep import sweep
 
 MASK, WEIGHTS, PRETRAINED = "mask.safetensors", "weights.safetensors", "pretrained.safetensors"
 PRETRAINING, ROUND, CHECKPOINT = "pretraining.safetensors", "round.safetensors", "checkpoint.safetensors"
@@ -34,6 +37,10 @@ def export(folder: Path) -> None:
 
 def shrink(folder: Path) -> None:
     stored.load(folder / MASK, trust=True)
+
+
+def train(folder: Path) -> None:
+    stored.experiment_for_mask(folder / MASK, {}, trust=True)
 
 
 def table(folder: Path) -> None:
@@ -72,6 +79,8 @@ def copied(staged, tmp_path) -> Callable[..., Path]:
         ("train", MASK, resume, "delete its folder and run the experiment again"),
         ("train", "experiment.json", resume, "move its folder away and run the experiment again"),
         ("train", MASK, shrink, "delete its folder and run the experiment again"),
+        ("train", MASK, train, "delete its folder and run the experiment again"),
+        ("train", "metrics.jsonl", progress, "delete its folder and run the experiment again"),
         ("train", MASK, report, "delete its folder and run the experiment again"),
         ("done", "result.json", resume, "delete it and run the experiment again, which trains from the start"),
         ("done", "experiment.json", resume, "move its folder away and run the experiment again"),
@@ -123,9 +132,14 @@ def test_a_sweep_does_not_take_the_result_of_another_run_for_its_own(short, tmp_
     folder = tmp_path / short.folder
     write_file(folder, other, "experiment.json", other.to_dict())
     write_file(folder, other, "result.json", made_up_result(other))
-    [job] = _listed([short], RunOptions(tmp_path), retry_failed=True)
-    assert job.state == "failed"
-    assert f"belongs to another run, {other.folder}" in job.reason
+    console = Console(file=io.StringIO(), width=500)
+    result = sweep([short], RunOptions(tmp_path), retry_failed=True, console=console)
+    assert (result.done, result.failed, result.skipped) == (0, 1, 0)
+    assert f"belongs to another run, {other.folder}; move its folder away" in console.file.getvalue()
+    assert "90.00" not in console.file.getvalue()
+    figure = Runs(lambda scale: [short], list)
+    with pytest.raises(ValueError, match="holds no finished run of the figure mine"):
+        figure.compute("mine", "smoke", FigureContext(RunOptions(tmp_path), console))
     [row] = records(tmp_path)  # by itself it is the folder of the other run, under another name
     assert (row["status"], row["seed"]) == ("done", 9)
 

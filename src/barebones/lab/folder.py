@@ -221,9 +221,9 @@ def progress(folder: Path) -> str:
     >>> progress(Path("no/such/folder"))
     'not begun'
     """
-    if (folder / RESULT).exists():
+    if finished(folder) is not None:
         return "finished"
-    lines = read_metrics(folder / METRICS)
+    lines = read_metrics(folder / METRICS, recorded(folder)[1] if (folder / EXPERIMENT).exists() else None)
     if (folder / MASK).exists():
         epochs = [line for line in lines if line["stage"] == "train"]
         return f"pruned; trained {epochs[-1]['epoch'] + 1} of {epochs[-1]['epochs']} epochs" if epochs else "pruned"

@@ -52,10 +52,13 @@ def records(runs: Path) -> list[Row]:
     runs = Path(runs)
     if not runs.is_dir():
         raise ValueError(f"there is no folder {runs}; name the one that holds the run folders")
-    rows = [row for folder in runs.iterdir() if folder.is_dir() and (row := record(folder))]
+    return arranged(row for folder in runs.iterdir() if folder.is_dir() and (row := record(folder)))
+
+
+def arranged(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows sorted by their settings, with the statistics of their groups."""
     order = ("data", "model", "method", "sparsity", "seed", "folder")
-    rows.sort(key=lambda row: [(row[name] is None, row[name]) for name in order])
-    return with_statistics(rows)
+    return with_statistics(sorted(rows, key=lambda row: [(row[name] is None, row[name]) for name in order]))
 
 
 def record(folder: Path, experiment: Experiment | None = None) -> Row | None:

@@ -89,8 +89,9 @@ class Runs:
             raise Stopped
         if outcome.failed:
             context.failed.append(name)
-        folders = {experiment.folder for experiment in listed}
-        stored = [row for row in records.records(options.runs) if row["folder"] in folders]
+        wanted = {experiment.folder: experiment.to_dict() for experiment in listed}
+        rows = records.records(options.runs)
+        stored = [row for row in rows if row["folder"] in wanted and wanted[row["folder"]].items() <= row.items()]
         return self._finished_rows(name, stored, options.runs)
 
     def load(self, name: str, scale: str, folder: Path, context: FigureContext) -> Rows:

@@ -36,8 +36,6 @@ def load(
         raise ValueError(f"there is no file or folder {source}; name a run's folder or a mask file")
     if source.is_dir():
         return trained(source, model, data, trust)
-    if source.name == MASK and (source.parent / EXPERIMENT).exists():
-        verified(source, recorded(source.parent)[1])
     experiment = experiment_for_mask(source, {k: v for k, v in (("model", model), ("data", data)) if v}, trust)
     network = initial(experiment)
     return experiment, network, load_masks(source, network)[0]
@@ -48,6 +46,8 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
 
     Unless the file is trusted, its network must be one of `MODELS` or named in the changes.
     """
+    if path.name == MASK and (path.parent / EXPERIMENT).exists():  # the masks in a run's folder are those of the run
+        verified(path, recorded(path.parent)[1])
     masks, about = load_masks(path)
     record = about.get("experiment") or {}
     if not record and not {"model", "data"} <= changes.keys():

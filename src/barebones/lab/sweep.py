@@ -19,6 +19,7 @@ from .display import clock, live_table, sentence
 from .experiment import Experiment
 from .folder import FAILURE
 from .options import RunOptions
+from .tidy import Row
 
 PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep is stopped
 
@@ -83,10 +84,8 @@ def sweep(
             crew.dismiss(10.0)
             raise
         crew.dismiss(PATIENCE)
-    rows, tables = records.update(options.runs)
-    for job in listed:
-        if job.state != DONE:  # another process may have ended it
-            _look(job, options)
+    _, tables = records.update(options.runs)
+    swept = [row for job in listed if (row := _look(job, options)) is not None]  # also what another process has ended
     result = SweepResult(
         done=crew.count(DONE),
         failed=crew.count(FAILED),
@@ -95,8 +94,8 @@ def sweep(
         tables=tables,
     )
     if summarize:
-        if swept := [row for row in rows if row["folder"] in crew.jobs]:
-            console.print(records.summary(swept))
+        if swept:
+            console.print(records.summary(records.arranged(swept)))
         for text in _sentences(crew, result):
             say(text)
     return result
@@ -106,19 +105,19 @@ def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed
     """Make a job for each different experiment, in the state that its run folder shows."""
     jobs = [Job(resolved) for resolved in dict.fromkeys(each.resolved(options.device) for each in experiments)]
     for job in jobs:
-        if _look(job, options) == records.FAILED and retry_failed:
+        row = _look(job, options)
+        if retry_failed and row is not None and row["status"] == records.FAILED:
             job.state, job.reason = QUEUED, ""
     return jobs
 
 
-def _look(job: Job, options: RunOptions) -> str | None:
-    """Give a job the state that its run folder shows, if the run has ended; return the status of its record."""
+def _look(job: Job, options: RunOptions) -> Row | None:
+    """Return the record of a job's run, if the run has ended, and give the job the state that it shows."""
     row = records.record(options.runs / job.folder, job.experiment)
-    if row is None:
-        return None
-    job.state = SKIPPED if row["status"] == records.DONE else FAILED
-    job.reason, job.accuracy = row["reason"] or "", row["top1"]
-    return row["status"]
+    if row is not None and not (job.state == DONE and row["status"] == records.DONE):
+        job.state = SKIPPED if row["status"] == records.DONE else FAILED
+        job.reason, job.accuracy = row["reason"] or "", row["top1"]
+    return row
 
 
 def _check(experiments: Sequence[Experiment], options: RunOptions) -> None:
