@@ -238,6 +238,17 @@ def test_what_cannot_be_stored_is_told(model, masks, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_expanded_tensor_is_stored_but_not_loaded_into(tmp_path):
+    model = nn.Linear(2, 2)
+    model.register_buffer("same", torch.ones(1).expand(3))
+    save_weights(model, {}, path := tmp_path / "weights")
+    assert torch.equal(load_weights(path).state["same"], torch.ones(3))
+    with pytest.raises(ValueError, match=r"same: expanded, so many values are one number; clone\(\) it before loading"):
+        load_weights(path, model)
+    model.same = model.same.clone()
+    load_weights(path, model)
+
+
 DAMAGED = {  # tensors and header of a file that contradicts itself, and what is said about it
     "no values": (lambda t, about: t.pop(VALUES + "weight"), "values of weight are damaged"),
     "few values": (lambda t, about: t.update({VALUES + "weight": torch.ones(19)}), "values of weight are damaged"),

@@ -117,6 +117,10 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
         raise ValueError(f"{path} does not match the model: {shortened(differing)}")
     if meta := [name for name, tensor in named.items() if tensor.is_meta]:
         raise ValueError(f"{shortened(meta)}: on the meta device; move the model with to_empty() before loading {path}")
+    if shared := [name for name, tensor in named.items() if _is_expanded(tensor)]:
+        raise ValueError(
+            f"{shortened(shared)}: expanded, so many values are one number; clone() it before loading {path}"
+        )
     with container.named(path):
         state, masks = _decoded(tensors, stored, header.tied)
     with torch.no_grad():
@@ -213,6 +217,12 @@ def _why_not(tensor: Tensor) -> str:
     if tensor.layout != torch.strided or tensor.is_quantized:
         return f"its layout is {tensor.layout}, or it is quantized"
     return "it is complex" if tensor.is_complex() else ""
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return tensor.numel() > 0 and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _shape_and_type(tensor: Tensor | _Form) -> str:
