@@ -116,9 +116,11 @@ def check_shrink(model: nn.Module, example: Any, folder: Path) -> None:
         loss(small.module.train(), example).backward()
         optimizer.step()
     optimizer.zero_grad()
-    small.module.double().eval()
-    large = small.expand().double().eval()
-    example = tree_map(lambda t: t.double() if t.is_floating_point() else t, example)
+    small.module.eval()
+    large = small.expand().eval()
+    if "Mixtral" not in type(model).__name__:  # torch has no product of many matrices in float64
+        small.module.double(), large.double()
+        example = tree_map(lambda t: t.double() if t.is_floating_point() else t, example)
     assert difference(outputs(large, example), outputs(small.module, example)) < 1e-5
     for network in (large, small.module):
         loss(network, example).backward()
@@ -134,7 +136,7 @@ def check_shrink(model: nn.Module, example: Any, folder: Path) -> None:
     for name, parameter in parameters(large).items():
         if parameter.grad is not None:
             there = (marks[name] == 7) & (placed[name] == -others[name])
-            torch.testing.assert_close(parameter.grad[there], placed[name][there], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(parameter.grad[there].double(), placed[name][there], rtol=1e-4, atol=1e-6)
 
 
 def _expanded(small: bb.Shrunk, values: dict[str, Tensor]) -> dict[str, Tensor]:

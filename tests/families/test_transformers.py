@@ -130,7 +130,6 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         {"input_features": torch.randn(2, 8, 20), "decoder_input_ids": TOKENS[:, :5]},
     ),
 }  # fmt: skip
-REFUSED = {("mixtral", "shrink"): "its experts are one product of many matrices, which torch has not in float64"}
 
 
 @pytest.fixture(autouse=True)
@@ -164,8 +163,6 @@ def test_gradient_checkpointing_changes_no_score(name: str, method: str, reentra
 @pytest.mark.filterwarnings("ignore")  # transformers' own
 @pytest.mark.parametrize("check", PARAMETERS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family(name: str, check: str, tmp_path: Path, request: pytest.FixtureRequest):
-    if reason := REFUSED.get((name, check)):
-        request.applymarker(pytest.mark.xfail(reason=reason, raises=ValueError, strict=False))
+def test_a_family(name: str, check: str, tmp_path: Path):
     build, example = FAMILIES[name]
     CHECKS[check](build(), example, tmp_path)

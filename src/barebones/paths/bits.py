@@ -78,6 +78,12 @@ class Call:
         self.weight: str | None = None  # if the result is a weight: the name of the first parameter in it
         self.share = False  # whether the result is a share
 
+    @property
+    def returns_integers(self) -> bool:
+        """Whether the call asks for a result that is not a float, as `torch.cumsum(x, 0, dtype=torch.int)` does."""
+        dtype = self.kwargs.get("dtype")
+        return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
+
     def named(self, *slots: str) -> dict[str, Any]:
         """Return the arguments by name, given the names of the positional ones."""
         return dict(zip(slots, self.args, strict=False)) | self.kwargs
@@ -170,6 +176,8 @@ class Bits(TorchFunctionMode):
             return tree_map(partial(self._constant, call), call.func(*call.args, **call.kwargs))
         if call.inplace and rule is pass_on:
             return call.args[0]
+        if call.returns_integers:  # which autograd does not track
+            return self._note(call, call.plain()) if self.strict else call.plain()
         if call.live and all(t in self.weights for t in call.live):
             call.weight = self.weights[call.live[0]]
         call.share = all(t in self.shares for t in call.live)

@@ -253,10 +253,16 @@ def mixed(labels: Labels, call: Call) -> Any:
 
 def plain(call: Call) -> Any:
     """Return the function's result on the numbers as bare values, which is used for its shape and type."""
-    return call.func(*tree_map(_bare, call.args), **tree_map(_bare, call.kwargs))
 
+    def result(dtype: torch.dtype) -> Any:
+        def bare(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.detach().to(dtype) if value.is_floating_point() else value.detach()
 
-def _bare(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().double() if value.is_floating_point() else value.detach()
+        return call.func(*tree_map(bare, call.args), **tree_map(bare, call.kwargs))
+
+    try:
+        return result(torch.double)
+    except RuntimeError:  # some functions do not exist in float64
+        return result(torch.float)
