@@ -162,7 +162,8 @@ def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) 
     """Count what masks keep in a model; with an example input, also count paths and FLOPs. The model is not changed.
 
     The example is what the model is called with: an input, a tuple of arguments, a dict of arguments by name, or
-    (args, kwargs). Only the shapes of its tensors, and integers, matter.
+    (args, kwargs). Only the shapes of its tensors, and integers, matter. Rows of a table that the example does not use,
+    such as other tokens or later positions, count like those that it uses.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 1, bias=False))

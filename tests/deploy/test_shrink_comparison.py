@@ -26,6 +26,7 @@ from barebones.deploy.shrink.redrawn import check_redrawn
 from barebones.deploy.shrink.removal import Removal
 from barebones.running.chance import Replayed
 from barebones.running.redraw import redraw_
+from barebones.scope import matched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -292,3 +293,84 @@ def test_no_group_norm_ends_the_process(name):
     code = "\n".join([*lines, textwrap.dedent(GROUP_NORMS[name])])
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+# ---- embeddings and tables ----
+
+
+def by_slice(net: Any, n: int) -> Tensor:
+    return net.table[:n]
+
+
+def by_relation(net: Any, n: int) -> Tensor:
+    return net.table[net.index[:n, :n]].sum(1)
+
+
+TABLES: dict[str, Callable[[Any, int], Tensor]] = {
+    "slice": by_slice,
+    "embedding": lambda net, n: F.embedding(torch.arange(n), net.table),
+    "bag": lambda net, n: F.embedding_bag(torch.arange(n).view(n, 1), net.table),
+    "indices": lambda net, n: net.table[torch.arange(n)],
+    "index_select": lambda net, n: net.table.index_select(0, torch.arange(n)),
+    "gather": lambda net, n: net.table.gather(0, torch.arange(n).view(n, 1).expand(n, 6)),
+    "take_along_dim": lambda net, n: torch.take_along_dim(net.table, torch.arange(n).view(n, 1).expand(n, 6), 0),
+    "one_hot": lambda net, n: F.one_hot(torch.arange(n), 12).to(net.table.dtype) @ net.table,
+    "narrow": lambda net, n: net.table.narrow(0, 0, n),
+    "buffer of indices": by_relation,
+}
+
+
+def with_positions(look: Callable[[Any, int], Tensor]) -> nn.Module:
+    """Words and positions; the index for relations is that of relative positions."""
+    places = torch.arange(12)
+    index = (places[:, None] - places).clamp(min=0)
+
+    def forward(net: Any, ids: Tensor) -> Tensor:
+        return net.out(torch.relu(net.first(net.words(ids)) + look(net, ids.shape[1])))
+
+    return Net(forward, words=nn.Embedding(9, 5), first=nn.Linear(5, 6, bias=False), out=nn.Linear(6, 3),
+               table=nn.Parameter(torch.randn(12, 6)), index=index)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_positions_that_the_example_does_not_use_keep_their_channels(name):
+    model, ids = with_positions(TABLES[name]), torch.randint(9, (2, 3))
+    masks = keep_all(model)
+    masks["first.weight"][:2] = False  # what is left of channels 0 and 1 are positions
+    masks["table"][:, 0] = False
+    masks["table"][:8, 1] = False  # longer sequences see this one
+    small = bb.shrink(model, masks, ids)
+    assert widths(small.module, "first")[0] >= 5
+    for length in (3, 5, 10, 12):
+        assert_alike(torch.randint(9, (2, length)), zoo.masked(model, masks), small.module, small.expand())
+    redraw_(small.module, 0, matched(small.module, small.masks))
+    assert_alike(torch.randint(9, (2, 12)), small.module, small.expand())
+
+
+@pytest.mark.parametrize("lookup", [F.embedding, F.embedding_bag, lambda ids, table: table[ids],
+                                    lambda ids, table: F.one_hot(ids, 9).to(table.dtype) @ table])  # fmt: skip
+def test_columns_that_the_tokens_of_the_example_do_not_use_stay(lookup):
+    forward = lambda net, ids: net.out(torch.relu(net.first(lookup(ids, net.table))))
+    model = Net(forward, table=nn.Parameter(torch.randn(9, 6)), first=nn.Linear(6, 4), out=nn.Linear(4, 3))
+    masks = keep_all(model)
+    masks["table"][:5, :2] = False
+    masks["first.weight"][0, 2:] = False  # its unit reads only columns that are zero for the example's tokens
+    ids = torch.randint(5, (2, 4))
+    small = bb.shrink(model, masks, ids)
+    assert widths(small.module, "first") == (4, 6)
+    others = torch.arange(8).view(2, 4) + 1
+    assert_alike(others, zoo.masked(model, masks), small.module, small.expand())
+    assert bb.account(model, masks, ids).effective == bb.account(model, masks, others).effective
+
+
+def test_a_buffer_of_positions_is_no_constant():
+    """For one token the row of the buffer is constant, but longer sequences see others."""
+    waves = torch.zeros(12, 6)
+    waves[:4, 1] = 0.5
+    forward = lambda net, x: net.out(torch.relu(net.first(x) + net.waves[: x.shape[1]]))
+    model = Net(forward, first=nn.Linear(5, 6), out=nn.Linear(6, 3), waves=waves)
+    masks = keep_all(model)
+    masks["first.weight"][:2] = False
+    small = bb.shrink(model, masks, torch.randn(2, 1, 5))
+    for length in (1, 2, 8):
+        assert_alike(torch.randn(2, length, 5), zoo.masked(model, masks), small.module, small.expand())

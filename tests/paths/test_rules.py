@@ -269,3 +269,59 @@ def test_complex_values_mix_everything_and_factors_may_have_names():
     assert all(kept.equal(masks[name]) for name, kept in effective(model, masks, torch.randn(2, 3)).items())
     masks["first.weight"][0] = False
     assert not any(kept.any() for kept in effective(model, masks, torch.randn(2, 3)).values())
+
+
+ORDER = torch.tensor([3, 1, 0])
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "slice": lambda table: table[:3],
+    "slice of more dims": lambda table: table[None][:, :3][0],
+    "slice of a transpose": lambda table: table.t()[:, :3].t(),
+    "ellipsis": lambda table: table[:3, ...],
+    "indices": lambda table: table[ORDER],
+    "embedding": lambda table: F.embedding(torch.arange(3), table),
+    "bag": lambda table: F.embedding_bag(torch.arange(3).view(3, 1), table),
+    "index_select": lambda table: table.index_select(0, ORDER),
+    "narrow": lambda table: table.narrow(0, 1, 3),
+    "gather": lambda table: table.gather(0, ORDER.view(3, 1).expand(3, 4)),
+    "take_along_dim": lambda table: torch.take_along_dim(table, ORDER.view(3, 1).expand(3, 4), 0),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_rows_of_a_table_that_longer_inputs_use_count_as_used(part: str) -> None:
+    """The table has a value in column 2 of one row that the example uses, and of one that it does not use."""
+    net = Net(
+        lambda net, x: net.a(net.b(x) + PARTS[part](net.table)), table=nn.Parameter(torch.randn(7, 4)), **linears()
+    )
+    mask = torch.zeros(7, 4, dtype=torch.bool)
+    mask[1, 2] = mask[6, 2] = mask[6, 3] = True
+    last = half.clone()
+    last[:] = torch.tensor([True, True, True, False])  # nothing reads column 3
+    used = effective(net, {"table": mask, "a.weight": last, "b.weight": half}, torch.ones(3, 4))["table"]
+    assert used.nonzero().tolist() == [[1, 2], [6, 2]]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("stored", ["parameter", "buffer"])
+def test_in_a_strict_run_what_an_index_selects_is_reached(part: str, stored: str) -> None:
+    values = torch.zeros(7, 4)
+    values[6, 2] = 1  # the example does not use this row
+    table = nn.Parameter(values) if stored == "parameter" else values
+    net = Net(lambda net, x: net.a(net.b(x) * 0 + PARTS[part](net.table)), table=table, **linears())
+    reached: list[Tensor] = []
+
+    def watch(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        with torch._C.DisableTorchFunction():
+            reached.append((args[0].detach() != 0).any(0))
+
+    net.a.register_forward_pre_hook(watch)
+    masks = {"table": values != 0} if stored == "parameter" else {}
+    trace(net, masks, torch.ones(3, 4), backward=False, strict=True)
+    assert reached[0].tolist() == [False, False, True, False]
+
+
+def test_parts_of_a_weight_that_are_all_used_stay_exact() -> None:
+    forward = lambda net, x: F.linear(x, net.w[:2]) + F.linear(x, net.w[2:4]) * F.linear(x, net.w[4:])
+    net = Net(forward, w=nn.Parameter(torch.randn(6, 4)))
+    mask = torch.rand(6, 4) > 0.5
+    assert effective(net, {"w": mask}, torch.ones(3, 4))["w"].equal(mask)

@@ -25,6 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .tables import selection
+
 
 class _Alive(torch.autograd.Function):
     @staticmethod
@@ -112,6 +114,10 @@ PEEKS = frozenset("item tolist bool int float complex index numpy equal allclose
 COUNTS = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount".split())  # noqa: SIM905
 
 
+# Functions that number things, such as positions: other inputs may have more of them.
+LENGTHS = ("arange", "linspace", "one_hot")
+
+
 class Bits(TorchFunctionMode):
     """The mode, for a model whose parameters were replaced by `weights`; `uses` returns what was done with each.
 
@@ -126,6 +132,8 @@ class Bits(TorchFunctionMode):
         self.rules, self.strict, self.counting, self.peeked = rules, strict, counting, False
         # One row per use of a weight: its name, how often each element is used, its size, (kept count, whether it ends)
         self._used: list[tuple[str, int, int, Tensor]] = []
+        self._leaves = dict(weights)
+        self._parts: dict[str, Tensor] = {}  # by parameter: how often each value is selected, if it is a table
         self.weights: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self.shares: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.from_input: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # integers and bools from the input
@@ -170,7 +178,10 @@ class Bits(TorchFunctionMode):
         rule = self.rules.get(call.name, as_it_is if call.name.endswith("__get__") else mixed)
         if any(t.is_complex() for t in call.live) and rule not in (as_it_is, skip, blank):
             rule = mixed
-        if self.strict and rule not in (skip, blank) and any(t in self.from_input for t in call.tensors):
+        if (found := selection(call)) and (result := self._selected(call, *found)) is not None:
+            return result
+        depends = call.name in LENGTHS or any(t in self.from_input for t in call.tensors)
+        if self.strict and rule not in (skip, blank) and depends:
             return self._flooded(call)
         if not call.live and rule not in (skip, blank):
             return tree_map(partial(self._constant, call), call.func(*call.args, **call.kwargs))
@@ -199,6 +210,34 @@ class Bits(TorchFunctionMode):
         selected = call.name == "getitem" and any(t.dtype == torch.bool for t in call.tensors)
         self.peeked |= selected or call.name in COUNTS
         return result
+
+    def _selected(self, call: Call, table: Tensor, dims: tuple[int, ...]) -> Tensor | None:
+        """Follow a part of a table that does not come from the input, such as positions.
+
+        In a strict run, other inputs may select other parts, so a value is reached if any row has one there. Otherwise
+        only record which values of a parameter are selected, for `unselected`.
+        """
+        if self.strict and (table in self.weights or not table.requires_grad):
+            spread = (table.detach() != 0).to(table.dtype).amax(dims, keepdim=True).expand(table.shape).contiguous()
+            result = _with_table(call, table, spread)
+            return (result != 0).to(result.dtype).requires_grad_()
+        if table in self.weights and not any(t in self.from_input for t in call.tensors):
+            name, part = self.weights[table], _with_table(call, table, table).sum()
+            (selected,) = torch.autograd.grad(part, self._leaves[name], retain_graph=True, allow_unused=True)
+            if selected is not None:
+                self._parts[name] = self._parts.get(name, 0) + selected
+        return None
+
+    def unselected(self, name: str, flow: Tensor) -> Tensor:
+        """Return the gradient that the rows of a table would have which the model has not selected: that of the others.
+
+        It is zero for a parameter that is not a table.
+        """
+        if name not in self._parts:
+            return torch.zeros_like(flow)
+        selected = self._parts[name] != 0
+        dims = [d for d in range(flow.dim()) if not selected.all(d).equal(selected.any(d))]
+        return (flow.sum(dims, keepdim=True) if dims else flow) * ~selected
 
     def _flooded(self, call: Call) -> Any:
         """Return a result whose every value counts as reached, because integers or bools from the input change it."""
@@ -312,6 +351,12 @@ class Bits(TorchFunctionMode):
         b = None if bias is None else silent(bias).float()
         operands = (signal(x), weight)
         return alive(self.product(lambda x, w: F.linear(x, w, b), operands, lambda y: y.numel() // weight.shape[0]))
+
+
+def _with_table(call: Call, table: Tensor, other: Tensor) -> Tensor:
+    """Return what a call selects from another table."""
+    args, kwargs = tree_map(lambda a: other if a is table else a, (call.args, call.kwargs))
+    return call.func(*args, **kwargs)
 
 
 def _itself(x: Tensor) -> Tensor:

@@ -123,7 +123,9 @@ def trace(
             if backward:
                 for name, mask in kept.items():
                     flow = bits[name].grad
-                    on_path = torch.zeros_like(mask) if flow is None else mask & (flow != 0)
+                    on_path = torch.zeros_like(mask)
+                    if flow is not None:
+                        on_path = mask & (flow + mode.unselected(name, flow) != 0)
                     on_paths[name] = on_path.to(masks[name].device)
             return Trace(reached, mode.uses(), on_paths, mode.peeked)
     except Exception as error:

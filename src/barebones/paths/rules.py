@@ -8,14 +8,14 @@
 - Values that do not come from the input (biases, positions, class tokens, buffers) carry no signal, but a constant
   factor of 0 cuts a signal.
 - What integers of the input look up in a table or embedding is a signal: any row may be meant, not only those that
-  the example's integers name.
+  the example's integers name. If a part of a table is chosen by a length or by fixed indices, as positions are, the
+  rest counts as used like that part: longer inputs will use it.
 - A function that is not in the table mixes everything: each output depends on each input.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .bits import Bits, Call, Rule, alive, as_it_is, blank, pass_on, signal, silent, skip
+from .bits import Bits, Call, Rule, alive, as_it_is, blank, mixed, pass_on, signal, silent, skip
+from .tables import selection
 
 
 def add(bits: Bits, call: Call) -> Tensor:
@@ -98,26 +99,13 @@ def lookup(bits: Bits, call: Call) -> Any:
     if not any(t in bits.from_input for t in call.tensors):
         return as_it_is(bits, call)
     call.weight = None
-    table = call.live[0]
-    for dim in _looked_up(bits, call):
-        table = table.sum(dim, keepdim=True).expand(call.live[0].shape)
-    args, kwargs = tree_map(lambda a: table if a is call.live[0] else a, (call.args, call.kwargs))
+    found = selection(call)
+    if found is None:  # one number of the input chooses
+        return mixed(bits, call)
+    table, dims = found
+    spread = table.sum(dims, keepdim=True).expand(table.shape)
+    args, kwargs = tree_map(lambda a: spread if a is table else a, (call.args, call.kwargs))
     return call.func(*args, **kwargs)
-
-
-def _looked_up(bits: Bits, call: Call) -> Sequence[int]:
-    """Return the dimensions of a table in which integers of the input choose: all of them if that is hard to tell."""
-    every = range(call.live[0].dim())
-    if call.name.startswith("embedding"):
-        return [0]
-    if call.name in ("index_select", "gather"):
-        return [call.named("input", "dim")["dim"]]
-    if call.name != "getitem":
-        return every
-    index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
-    if any(part is None or part is ... or (isinstance(part, Tensor) and part.dtype == torch.bool) for part in index):
-        return every
-    return [i for i, part in enumerate(index) if isinstance(part, Tensor) and part in bits.from_input]
 
 
 def softmax(bits: Bits, call: Call) -> Tensor:
