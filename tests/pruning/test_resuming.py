@@ -104,6 +104,15 @@ def test_what_cannot_be_continued(sparsity, after, match):
         prune(tiny(), BATCHES, sparsity, FORCE, after=after)
 
 
+@pytest.mark.parametrize("index", [-1, 1, 2, 3, 10**12])
+def test_a_round_with_another_index_is_not_continued(index):
+    first = steps_of("force")[0]
+    with pytest.raises(
+        ValueError, match=f"this round keeps {first.keep} weights, but round {index} of this run does not"
+    ):
+        run("force", after=replace(first, index=index))
+
+
 def test_masks_in_another_order_are_the_same_masks():
     first, *rest = steps_of("grasp-taylor")
     turned = replace(first, masks=dict(reversed(first.masks.items())))

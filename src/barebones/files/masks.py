@@ -124,21 +124,29 @@ def _check(about: Mapping[str, Any], stored: Mapping[str, Layer]) -> dict[str, A
     """Parse the entries of `about` that the library reads, check them against the masks, and return them."""
     header = record(Header, about, "its header", others=True)
     check_counts(header.prunable, header.kept, header.sparsity, stored)
+    if (header.seconds or 0) < 0:
+        raise ValueError(f"its header is damaged: seconds {shown(header.seconds)} is negative")
     if header.fingerprint != fingerprint(stored):
         raise ValueError("its fingerprint is not that of the names and shapes of its masks")
-    if header.account is None:
-        return {}
-    counts = record(Counts, header.account, "its account")
+    return {} if header.account is None else {"account": asdict(_account(header.account, stored))}
+
+
+def _account(values: dict[str, Any], stored: Mapping[str, Layer]) -> Counts:
+    """Parse the account of a run, and check it against the masks as far as they tell."""
+    counts = record(Counts, values, "its account")
     check_counts(counts.prunable, counts.kept, counts.sparsity, stored)
-    effective, sparsity = counts.effective or 0, counts.effective_sparsity
-    if counts.effective is None:
-        fits = sparsity is None
+    effective, sparsity = counts.effective, counts.effective_sparsity
+    if effective is None or sparsity is None:
+        fits = effective is sparsity
     else:
-        known = (counts.prunable - effective) / max(counts.prunable, 1)
-        fits = sparsity is not None and 0 <= effective <= counts.kept and abs(sparsity - known) < 1e-9
+        fits = effective <= counts.kept and abs((1 - sparsity) * counts.prunable - effective) < 0.5
     if not fits:
-        raise ValueError(f"its account has {effective:,} effective weights and effective sparsity {shown(sparsity)}")
-    return {"account": asdict(counts)}
+        raise ValueError(
+            f"its account has {shown(effective)} effective weights, and sparsity {shown(sparsity)} of them"
+        )
+    if any(value < 0 for value in asdict(counts).values() if isinstance(value, int | float)):
+        raise ValueError("its account is damaged: a count is negative")
+    return counts
 
 
 def masks_digest(masks: Mapping[str, Tensor]) -> str:

@@ -52,6 +52,9 @@ def check_same_run(after: Round, plan: dict[str, Any], weights_digest: int, prob
     if differing := [key for key in plan if plan[key] != after.plan.get(key)]:
         then, now = ({key: str(settings.get(key))[:40] for key in differing} for settings in (after.plan, plan))
         raise ValueError(f"this round was made with other settings: {', '.join(differing)} (then {then}, now {now})")
+    counts = plan["counts"]  # before the first round, and after each
+    if not 0 <= after.index < len(counts) - 1 or counts[after.index + 1] != after.keep:
+        raise ValueError(f"this round keeps {after.keep} weights, but round {after.index} of this run does not")
     shapes = {name: weight.shape for name, weight in probe.weights.items()}
     if shapes != {name: mask.shape for name, mask in after.masks.items()} or after.weights_digest != weights_digest:
         raise ValueError("this round was made with other weights; start from the same initialization to continue it")
