@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_map
 
 from ...paths.follow import guards, standing_in
 from ...running.inputs import call, tensors
-from .labels import ChannelSlot, Labels
-from .rules import CONVOLUTIONS, NORMS, OF_LAYERS, RULES
+from .channels import CONVOLUTIONS, NORMS, OF_LAYERS, RULES, ChannelSlot, Labels
 
 __all__ = ["ChannelSlot", "Coupling", "find_coupling"]
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...paths.bits import Call
+from ....paths.bits import Call
 
 NOTHING, INPUT = 0, 1
 Rule = Callable[["Labels", Call], Any]
@@ -131,6 +131,11 @@ class Labels(TorchFunctionMode):
         with torch.no_grad():
             value = value.real if value.is_complex() else value
             return self.groups()[value.detach().cpu().long()]
+
+    def groups_of(self, x: Tensor) -> Tensor:
+        """Return the group of each value of a tensor; the values of a constant belong to no channel."""
+        groups = self.of(x)
+        return torch.full(x.shape, NOTHING) if groups is None else groups
 
     def shape_or_groups(self, value: Tensor) -> Tensor | tuple[int, ...]:
         """Return the groups of a tensor, or the shape of a constant, as `join` takes them."""
@@ -266,3 +271,10 @@ def plain(call: Call) -> Any:
         return result(torch.double)
     except RuntimeError:  # some functions do not exist in float64
         return result(torch.float)
+
+
+def couple_parts(labels: Labels, groups: Tensor, dim: int, size: int) -> None:
+    """Couple the channels at the same places of equal parts."""
+    first, *others = groups.split(size, dim)
+    for other in others:
+        labels.couple(first, other)
