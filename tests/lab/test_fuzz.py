@@ -158,26 +158,8 @@ def test_no_run_goes_on_from_anything_but_its_own_files(stage, staged, tmp_path)
     assert accepted < UNFINISHED // 3
 
 
-ODD = (
-    None,
-    True,
-    -1,
-    0,
-    2**40,
-    10**400,
-    1.5,
-    1e308,
-    -0.5,
-    "",
-    "x",
-    "\x1b[2J",
-    [],
-    [1],
-    ["x"],
-    {},
-    {"x": 1},
-    {"epoch": -1},
-)
+NUMBERS = (True, -1, -100, 0, 2**40, 10**400, 1.5, 1e308, -0.5)
+ODD = (None, *NUMBERS, "", "x", "\x1b[2J", [], [1], ["x"], {}, {"x": 1}, {"epoch": -1})
 
 
 def odd(draw: random.Random, content: Any) -> Any:

@@ -57,7 +57,7 @@ class Metrics:
             why = f", because {self.problem}" if self.problem else ""
             lost = f"{count - len(self.lines)} of {count} lines{since}{why}"
             raise ValueError(f"{self.path} has lost {lost}; {REMEDY}")
-        if mark["seal"] != self.seals[count]:
+        if count < 0 or mark["seal"] != self.seals[count]:
             raise ValueError(f"{self.path} has other lines than those that the run had written; {REMEDY}")
 
     def rewind(self, mark: Mark | None = None) -> None:

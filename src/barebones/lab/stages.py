@@ -81,10 +81,10 @@ class Stages:
             plan = replace(self.experiment.plan(), epochs=self.experiment.pretrain, milestones=())
             yield from self._training("pretrain", plan, None, PRETRAINING)
             save_weights(self.model, {}, path, **self._stamp(PRETRAINED))
-        self._delete(PRETRAINING)
         self._passed(self.folder.about(PRETRAINED)["metrics"])
         with explained(path):
             load_weights(path, self.model)
+        self._delete(PRETRAINING)
 
     def prune(self) -> tuple[Masks, dict[str, Any]]:
         """Prune, and return the masks and the metadata of their file."""
@@ -97,12 +97,12 @@ class Stages:
                 self._save_masks(everything(prunable(self.model)), [], 0.0, method=DENSE)
             else:
                 self._prune()
-        self._delete(ROUND)
         masks, about = load_mask(self.folder.path, self.folder.identity, self.model)
         with explained(path):
             if experiment.mask not in (None, maskfile.masks_digest(masks)):
                 raise ValueError(f"{path} holds other masks than the file that the run was begun with")
         self._passed(about["metrics"])
+        self._delete(ROUND)
         if experiment.method == FILE or about.get("account") is None:  # what a file says is counted here again
             about["account"], about["collapsed"] = _account(self.model, masks, self.data)
         if experiment.method == FILE:  # training other initial weights is allowed, but reported
