@@ -329,12 +329,15 @@ def residual(at: At) -> nn.Module:
         parts["scale"] = nn.Parameter(at.per_channel(torch.full((c,), value)))
     if zero == "scalar":
         parts["scale"] = nn.Parameter(torch.zeros(()))
+    drops = at("drop path", *BOTH)
     how, resized = at("sum", "x + y", "y += x", "add_", "torch.add"), shape[1:] != at.shape[1:] and at.kind == "image"
 
     def forward(net: Any, x: Tensor) -> Tensor:
         y = net.last(net.body(x))
         if hasattr(net, "scale"):
             y = y * net.scale
+        if drops:
+            y = y * F.dropout(y.new_ones(len(y), *[1] * (y.dim() - 1)), 0.2, net.training)
         if resized:
             x = F.interpolate(x, size=y.shape[2:])
         if how == "y += x":
@@ -410,17 +413,113 @@ def buffer(at: At) -> nn.Module:
 def low_rank(at: At) -> nn.Module:
     """A linear layer plus a product of two small ones, the second of which is zero at first (LoRA)."""
     width = at("width", *WIDTHS)
-    a, b = nn.Parameter(torch.randn(2, at.channels)), nn.Parameter(torch.zeros(width, 2))
-    layer = nn.Linear(at.channels, width)
-    how = at("how", "parameters", "layers", "merged")
-    if how == "layers":
-        up = nn.Linear(2, width, bias=False)
-        nn.init.zeros_(up.weight)
-        return Net(lambda net, x: net.layer(x) + net.up(net.down(x)), layer=layer,
-                   down=nn.Linear(at.channels, 2, bias=False), up=up)  # fmt: skip
-    if how == "merged":
-        return Net(lambda net, x: F.linear(x, net.layer.weight + net.b @ net.a, net.layer.bias), layer=layer, a=a, b=b)
-    return Net(lambda net, x: net.layer(x) + x @ net.a.T @ net.b.T, layer=layer, a=a, b=b)
+    layer, down, up = (
+        nn.Linear(at.channels, width),
+        nn.Linear(at.channels, 2, bias=False),
+        nn.Linear(2, width, bias=False),
+    )
+    nn.init.zeros_(up.weight)
+    if at("how", "layers", "parameters") == "layers":
+        return Net(lambda net, x: net.layer(x) + net.up(net.down(x)), layer=layer, down=down, up=up)
+    return Net(lambda net, x: net.layer(x) + x @ net.a.T @ net.b.T, layer=layer, a=down.weight, b=up.weight)
+
+
+def merged(at: At) -> nn.Module:
+    """The same, as one layer: its weight is the sum of both, so the layer itself is never called."""
+    layer, a, b = nn.Linear(at.channels, 4), nn.Parameter(torch.randn(2, at.channels)), nn.Parameter(torch.zeros(4, 2))
+    return Net(lambda net, x: F.linear(x, net.layer.weight + net.b @ net.a, net.layer.bias), layer=layer, a=a, b=b)
+
+
+def branches(at: At) -> nn.Module:
+    """Two layers that meet in a function of two values."""
+    width = at("width", *WIDTHS)
+    functions: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "maximum": torch.maximum,
+        "product": lambda a, b: a * b,
+        "difference": lambda a, b: a - b,
+        "where": lambda a, b: torch.where(a > b, a, b.tanh()),
+        "lerp": lambda a, b: torch.lerp(a, b, 0.3),
+        "quotient": lambda a, b: a / (1 + b.abs()),
+        "addcmul": lambda a, b: torch.addcmul(a, a, b, value=0.5),
+        "stack": lambda a, b: torch.stack([a, b], 1).amax(1),
+        "mean": lambda a, b: torch.stack([a, b]).mean(0),
+    }
+    meet = functions[at("how", *functions)]
+    return Net(lambda net, x: meet(net.first(x), net.second(x)), first=at.layer(at.channels, width, 3),
+               second=at.layer(at.channels, width, bias=at("bias", *BOTH)))  # fmt: skip
+
+
+def functional(at: At) -> nn.Module:
+    """A layer as a function of parameters, which may be computed from others."""
+    width, n = at("width", *WIDTHS), len(at.pixels)
+    weight = nn.Parameter(torch.randn(width, at.channels, *[3] * n) / 4)
+    how = at("how", "plain", "standardized", "normed", "gain", "frozen")
+    apply = {0: F.linear, 1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[n]
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        weight = net.weight
+        if how == "standardized":
+            weight = weight - weight.mean(tuple(range(1, weight.dim())), keepdim=True)
+        elif how == "normed":
+            weight = F.normalize(weight.flatten(1), dim=1).view(weight.shape)
+        elif how == "gain":
+            weight = weight * net.gain
+        y = apply(x, weight, net.bias, padding=1) if n else F.linear(x, weight, net.bias)
+        return F.batch_norm(y, net.running_mean, net.running_var, training=net.training) if how == "frozen" and n else y
+
+    return Net(forward, weight=weight, bias=nn.Parameter(torch.zeros(width)),
+               gain=nn.Parameter(torch.ones(width, *[1] * (weight.dim() - 1))), running_mean=torch.zeros(width),
+               running_var=torch.ones(width))  # fmt: skip
+
+
+def channels_last(at: At) -> nn.Module:
+    """Layers for the last dimension of an image whose channels were moved there, as in a ConvNeXt."""
+    c, width = at.channels, at("width", *WIDTHS)
+    last = [nn.LayerNorm(c)] if at("normed", *BOTH) else []
+    body = nn.Sequential(*last, nn.Linear(c, width), nn.GELU(), nn.Linear(width, c))
+    how = at("how", "permute", "movedim", "flatten")
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        if how == "flatten":
+            return net.body(x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
+        if how == "movedim":
+            return x + net.body(x.movedim(1, -1)).movedim(-1, 1)
+        dims = range(2, x.dim())
+        return net.body(x.permute(0, *dims, 1)).permute(0, x.dim() - 1, *range(1, x.dim() - 1))
+
+    return Net(forward, body=body)
+
+
+def class_token(at: At) -> nn.Module:
+    """A token of parameters before the others."""
+    return Net(lambda net, x: torch.cat([net.position.expand(len(x), -1, -1), x], 1),
+               position=nn.Parameter(torch.randn(1, 1, at.channels)))  # fmt: skip
+
+
+def grouped_queries(at: At) -> nn.Module:
+    """Four heads of queries for two heads of keys and values, which are expanded, and a bias for each head."""
+    c, t = at.channels, at.shape[0]
+    how = at("how", "expand", "repeat_interleave", "einsum")
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, (k, v) = (
+            net.q(x).view(b, t, 4, 2).transpose(1, 2),
+            (f(x).view(b, t, 2, 2).transpose(1, 2) for f in (net.k, net.v)),
+        )
+        if how == "expand":
+            k, v = (y[:, :, None].expand(-1, -1, 2, -1, -1).reshape(b, 4, t, 2) for y in (k, v))
+        else:
+            k, v = (y.repeat_interleave(2, 1) for y in (k, v))
+        if how == "einsum":
+            weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) + net.position).softmax(-1)
+            y = torch.einsum("bhqk,bhkd->bhqd", weights, v)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=net.position)
+        return x + net.out(y.transpose(1, 2).reshape(b, t, 8))
+
+    return Net(forward, q=nn.Linear(c, 8), k=nn.Linear(c, 4), v=nn.Linear(c, 4), out=nn.Linear(8, c),
+               position=nn.Parameter(torch.randn(4, t, t)))  # fmt: skip
 
 
 # ---- gates ----
@@ -546,6 +645,15 @@ def mixing(at: At) -> nn.Module:
         "pad": lambda net, x: F.pad(x, [0, 0] * len(at.pixels) + [1, 1]),
         "repeat": lambda net, x: torch.cat([x, x], d),
         "slice": lambda net, x: x.narrow(d, c // 2, c - c // 2),
+        "interleave": lambda net, x: x.repeat_interleave(2, d),
+        "halves": lambda net, x: torch.cat(x.chunk(2, d)[::-1], d),
+        "one for all": lambda net, x: x * torch.sigmoid(x.mean(d, keepdim=True)),
+        "stack": lambda net, x: torch.stack([x, x.roll(1, d)]).sum(0),
+        "square": lambda net, x: x * x.roll(1, d),
+        "where": lambda net, x: torch.where(x > 0, x, x.roll(1, d)),
+        "in order": lambda net, x: x.index_select(
+            d, torch.arange(c).view(-1, 2).t().flatten() if c % 2 == 0 else torch.arange(c)
+        ),
         "logsumexp": lambda net, x: x - x.logsumexp(d, keepdim=True),
     }
     return Net(functions[at("how", *functions)])
@@ -581,6 +689,11 @@ def regroup(at: At) -> nn.Module:
         functions["-1 to pixels"] = lambda net, x: x.reshape(len(x), -1, x.shape[2] * 2, *x.shape[3:])
         if len(at.pixels) == 2 and c % 4 == 0:
             functions["pixel_shuffle"] = lambda net, x: F.pixel_shuffle(x, 2)
+        if len(at.pixels) == 2 and not any(size % 2 for size in at.pixels) and c <= 4:
+            functions["pixel_unshuffle"] = lambda net, x: F.pixel_unshuffle(x, 2)
+            functions["patches"] = lambda net, x: F.unfold(x, 2, stride=2).view(
+                len(x), 4 * c, *(n // 2 for n in at.pixels)
+            )
     if at.kind == "sequence":
         functions["to tokens"] = lambda net, x: x.reshape(len(x), x.shape[1] * 2, -1)
     return Net(functions[at("how", *functions)])
@@ -681,20 +794,19 @@ def head(at: At) -> nn.Module:
     return layer
 
 
-EVERYTHING = "image sequence vector"
-TABLE: dict[Callable[[At], nn.Module], str] = {
-    conv: EVERYTHING, block: EVERYTHING, depthwise: "image", transposed: "image", product: "sequence vector",
-    tokens_mixed: "sequence", conv_of_tokens: "sequence", recurrent: "sequence", shared: EVERYTHING,
-    acts: EVERYTHING, norm: EVERYTHING, dropout: EVERYTHING, pool: "image", upsampling: "image",
-    residual: EVERYTHING, concatenation: EVERYTHING, split: EVERYTHING, position: EVERYTHING, buffer: EVERYTHING,
-    low_rank: "sequence vector", gate: EVERYTHING, excitation: "image", attention: "sequence", multihead: "sequence",
-    mixing: EVERYTHING, shuffle: "image", regroup: EVERYTHING, views: EVERYTHING, written: EVERYTHING,
-    to_vector: "image sequence", to_sequence: "image", to_image: "sequence", words: "tokens", head: EVERYTHING,
+TABLE: dict[str, list[Callable[[At], nn.Module]]] = {
+    "image sequence vector": [conv, block, shared, acts, norm, dropout, residual, concatenation, split, position,
+                              buffer, gate, branches, functional, mixing, regroup, views, written, head],
+    "image": [depthwise, transposed, pool, upsampling, excitation, channels_last, shuffle, to_sequence],
+    "sequence": [tokens_mixed, conv_of_tokens, recurrent, attention, multihead, class_token, grouped_queries, to_image],
+    "sequence vector": [product, low_rank, merged],
+    "image sequence": [to_vector],
+    "tokens": [words],
 }  # fmt: skip
-MAKERS = {function.__name__: function for function in TABLE}
-KINDS = {function.__name__: kinds.split() for function, kinds in TABLE.items()}
+MAKERS = {function.__name__: function for functions in TABLE.values() for function in functions}
+KINDS = {function.__name__: kinds.split() for kinds, functions in TABLE.items() for function in functions}
 BECOMES = {"to_vector": "vector", "to_sequence": "sequence", "to_image": "image", "words": "sequence"}
-LAYERS = ("conv", "block", "block", "depthwise", "transposed", "attention", "product", "low_rank")
+LAYERS = ("conv", "block", "block", "depthwise", "transposed", "attention", "product", "low_rank", "functional")
 EVEN = (
     "split",
     "shuffle",
@@ -704,7 +816,15 @@ EVEN = (
     "views",
     "norm",
 )  # they need an even number of channels
-NESTING = ("residual", "concatenation", "split", "recurrent", "multihead")  # not within other blocks
+OUTER = (
+    "residual",
+    "concatenation",
+    "split",
+    "recurrent",
+    "multihead",
+    "grouped_queries",
+    "class_token",
+)  # never inside
 ANY = "any"  # stands for a block that is still to be drawn
 
 
@@ -757,7 +877,7 @@ def _grow(
 ) -> tuple[nn.Module, str, tuple[int, ...]]:
     """Return blocks one after the other, and the kind and shape of what they return."""
     modules: list[nn.Module] = []
-    within = [name for name in names if name not in NESTING]
+    within = [name for name in names if name not in OUTER]
     for i, (name, options) in enumerate(blocks):
         at = At(rng, kind, shape, options, within)
         if name == ANY:
