@@ -154,6 +154,13 @@ def test_the_summary_has_a_line_for_each_group(tmp_path):
     ]
 
 
+def test_no_name_in_the_summary_controls_the_terminal(tmp_path):
+    row = dict.fromkeys(records.COLUMNS) | Experiment(model="a\x1b[2J[/]:b\r").resolved().to_dict() | {"status": "done"}
+    console = Console(width=200, file=io.StringIO())
+    console.print(records.summary(records.with_statistics([row | {"folder": "x", "top1": 0.5}])))
+    assert r"a\x1b[2J[/]:b\r" in console.file.getvalue()
+
+
 def test_the_summary_tells_alike_groups_apart(tmp_path):
     for epochs in (1, 5):
         written(tmp_path, seeded(0, epochs=epochs))

@@ -112,7 +112,7 @@ def _perform(
     if dry_run:
         console = Console(soft_wrap=True)
         for part in explain(requested, run_options):
-            console.print(part, highlight=False)
+            console.print(part, highlight=False, markup=False)
         return None
     experiment = requested.resolved(run_options.device)
     hint = f"stopped and saved in {run_options.folder(experiment)}; the same command resumes from there"

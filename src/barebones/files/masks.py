@@ -57,7 +57,8 @@ def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) 
 
     The header also holds the number of weights, a fingerprint of their names and shapes, the version of the library,
     and `about`: how the masks were made (method, rounds, seed, ...), in values that JSON can represent. `sparsity` is
-    computed unless given. The file is written atomically.
+    computed unless given, and must fit the masks. `experiment`, `account`, `collapsed` and `seconds` must be as a run
+    writes them (see `Header`). The file is written atomically.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..files.container import atomically
+from ..words import printable
 from . import tidy
 from .experiment import TYPES, Experiment
 from .folder import failed, finished, recorded
@@ -162,7 +163,7 @@ def summary(rows: Sequence[Row]) -> Table:
         row, lost = members[0], sum(row["status"] != DONE for row in members)
         cells = [row["data"], row["model"], row["method"], f"{100 * row['sparsity']:g}", _spread(row)]
         cells += [str(row["seeds"])] + [differences(row, firsts)] * with_more + [str(lost) if lost else ""]
-        shown.add_row(*map(Text, cells[: len(shown.columns)]))
+        shown.add_row(*(Text(printable(cell)) for cell in cells[: len(shown.columns)]))
     return shown
 
 

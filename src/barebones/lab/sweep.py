@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ..data import load
 from ..models import MODELS, build
+from ..words import printable
 from . import records
 from .crew import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
 from .display import clock, live_table, sentence
@@ -65,7 +66,7 @@ def sweep(
     options.runs.mkdir(parents=True, exist_ok=True)
 
     def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     crew = Crew(listed, options, jobs, lambda job: None if console.is_terminal else say(sentence(job)))
     ended = crew.count(DONE, FAILED)
