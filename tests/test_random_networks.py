@@ -56,17 +56,18 @@ def inputs_like(example: Tensor, seed: int = 0, batch: int = 4) -> list[Tensor]:
     return [noise, 100 * noise, torch.rand(shape, generator=rng).to(example.dtype)]
 
 
-def returned(model: nn.Module, x: Tensor, train: bool = False) -> list[Tensor]:
+def returned(model: Callable[[Tensor], object], x: Tensor) -> list[Tensor]:
     with torch.no_grad():
-        return [t.clone() for t in tensors(deepcopy(model).train(train)(x.clone()))]
+        return [t.clone() for t in tensors(model(x.clone()))]
 
 
 def assert_same(expected: nn.Module, actual: nn.Module, example: Tensor, limit: float = 1e-6) -> None:
-    """Check that two networks return the same in both modes."""
+    """Check that two networks return the same in both modes, and collect the same statistics."""
+    first, second = deepcopy(expected), deepcopy(actual)
     with no_dropout():
         for x in (example, *inputs_like(example)):
             for train in (False, True):
-                gap = difference(returned(expected, x, train), returned(actual, x, train))
+                gap = difference(returned(first.train(train), x), returned(second.train(train), x))
                 assert gap <= limit, f"they differ by {gap:.1e} in {'train' if train else 'eval'} mode"
 
 
@@ -134,15 +135,10 @@ def check_sparse(network: Network) -> None:
     for model in (network.model, redraw(deepcopy(network.model), 2)):
         with references.Trace(model), mock.patch.object(SparseLayer, "implementations", last_implementation):
             fast = bb.sparsify_for_cpu(model, network.masks, network.example)
-            masked = zoo.masked(model, network.masks)
+            masked = zoo.masked(model, network.masks).eval()
             for x in (network.example, *inputs_like(network.example)):
-                gap = difference(returned(masked, x), returned_as_it_is(fast, x))
+                gap = difference(returned(masked, x), returned(fast, x))
                 assert gap <= 1e-3, f"they differ by {gap:.1e}"
-
-
-def returned_as_it_is(model: Callable, x: Tensor) -> list[Tensor]:
-    with torch.no_grad():
-        return list(tensors(model(x.clone())))
 
 
 def check_folded(network: Network) -> None:
@@ -151,8 +147,9 @@ def check_folded(network: Network) -> None:
         masked = zoo.masked(variant, network.masks)
         with references.Trace(masked):
             copy = folded(masked, example)
+        masked.eval()
         for x in (example, *inputs_like(example)):
-            gap = difference(returned(masked, x), returned_as_it_is(copy, x))
+            gap = difference(returned(masked, x), returned(copy, x))
             assert gap <= 1e-7, f"they differ by {gap:.1e}"
 
 
@@ -161,7 +158,7 @@ UNSUPPORTED = ("cannot be exported for batches", "cannot be written as ONNX", "o
 
 def check_onnx(network: Network, path: Path) -> None:
     for model in (network.model, redraw(deepcopy(network.model), 4)):
-        masked = zoo.masked(model, network.masks)
+        masked = zoo.masked(model, network.masks).eval()
         try:
             with references.Trace(model):
                 to_onnx(model, network.masks, network.example, path)
