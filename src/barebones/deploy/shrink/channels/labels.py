@@ -237,7 +237,7 @@ class Labels(TorchFunctionMode):
 
 def varies(groups: Tensor, dim: int) -> bool:
     """Whether two channels of different groups lie along a dimension."""
-    if groups.numel() == 0 or groups.shape[dim] == 1:
+    if groups.numel() == 0 or groups.shape[dim] == 1 or torch.equal(groups, groups.narrow(dim, 0, 1).expand_as(groups)):
         return False
     high = groups.amax(dim)
     low = torch.where(groups == NOTHING, high.unsqueeze(dim), groups).amin(dim)
