@@ -57,18 +57,9 @@ class Comparison:
     def for_network(model: nn.Module, example: Any) -> Comparison:
         """Find the inputs and modes in which this network runs."""
         device = next((t.device for t in (*model.parameters(), *tensors(example))), torch.device("cpu"))
-        # Inputs are tried on the CPU: on a GPU, an index out of range would end the process.
         probe = copy_sharing_parameters(model) if device.type == "cpu" else deepcopy(model).cpu()
-
-        def accepts(inputs: Any) -> bool:
-            try:
-                outputs(probe.eval(), tree_map(lambda t: t.cpu() if isinstance(t, Tensor) else t, inputs))
-            except Exception:
-                return False
-            return True
-
         with forked(device, seed=0):
-            wide, same_size, *scaled = random_inputs(probe, example, accepts)
+            wide, same_size, *scaled = random_inputs(probe, example, partial(accepts, probe))
         replays: list[Replayed] = []
 
         def replayed(train: bool, inputs: Any) -> Any:
@@ -90,7 +81,7 @@ class Comparison:
             unchecked = "" if repeats else "in train mode: its outputs are random"
             break
         with forked(device, seed=1):
-            sizes = other_sizes(inputs, accepts)
+            sizes = other_sizes(inputs, partial(accepts, probe))
         return Comparison([example, inputs], scaled, sizes, modes, unchecked, repeats, any(r.used for r in replays))
 
     @property
@@ -146,6 +137,15 @@ class Comparison:
                 returned = self.run(network.train(known.train), known.inputs)
             if reason := mismatch(known.returned, returned, known.limit, known.rounded if self.repeats else None):
                 raise Unusable(f"{change}, in {'train' if known.train else 'eval'} mode, {reason}")
+
+
+def accepts(network: nn.Module, inputs: Any) -> bool:
+    """Whether a network on the CPU runs in eval mode. On a GPU, an index out of range would end the process."""
+    try:
+        outputs(network.eval(), tree_map(lambda t: t.cpu() if isinstance(t, Tensor) else t, inputs))
+    except Exception:
+        return False
+    return True
 
 
 @contextmanager
