@@ -22,6 +22,7 @@ from zoo import Net, keep_all
 import barebones as bb
 from barebones.deploy.shrink import trials
 from barebones.deploy.shrink.comparison import Comparison, Unusable
+from barebones.deploy.shrink.examples import random_inputs
 from barebones.deploy.shrink.redrawn import check_redrawn
 from barebones.deploy.shrink.removal import Removal
 from barebones.running.chance import Replayed
@@ -374,3 +375,31 @@ def test_a_buffer_of_positions_is_no_constant():
     small = bb.shrink(model, masks, torch.randn(2, 1, 5))
     for length in (1, 2, 8):
         assert_alike(torch.randn(2, length, 5), zoo.masked(model, masks), small.module, small.expand())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.long])
+def test_images_of_integers_vary(dtype):
+    forward = lambda net, x: net.out(torch.relu(net.first(x.float() / 255)).mean((2, 3)))
+    model = Net(forward, first=nn.Conv2d(2, 300, 3), out=nn.Linear(300, 3))
+    example = torch.randint(200, (2, 2, 5, 5), dtype=dtype)
+    wide, *others = random_inputs(model, example, lambda inputs: True)
+    assert wide.shape == (4, 2, 5, 5)
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(others, 2))
+    assert {t.dtype for t in others} == {dtype}
+    masks = keep_all(model)
+    masks["out.weight"][:, 10:] = False
+    assert widths(bb.shrink(model, masks, example).module, "first") == (10, 2)
+
+
+def test_tokens_vary_below_the_size_of_their_table_and_lengths_do_not():
+    forward = lambda net, ids, kinds, lengths: (net.words(ids) + net.kinds(kinds))[:, : int(lengths.max())]
+    model = Net(forward, words=nn.Embedding(50, 4), kinds=nn.Embedding(3, 4))
+    example = (torch.randint(5, (2, 6)), torch.randint(1, 3, (2, 6)), torch.tensor([-1, 6]))
+
+    def accepts(inputs: Any) -> bool:
+        ids, kinds, lengths = inputs
+        return bool(ids.max() < 50 and kinds.max() < 3 and lengths[0] == -1)
+
+    drawn = list(random_inputs(model, example, accepts))
+    assert max(int(ids.max()) for ids, _, _ in drawn) > 5
+    assert all(accepts(inputs) for inputs in drawn)

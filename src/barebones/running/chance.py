@@ -52,7 +52,7 @@ class Replayed(TorchDispatchMode):
             chance = args[1] if len(args) > 1 and args[1] is not None else args[0] if name == "bernoulli" else 0.5
             target = args[0] if name == "bernoulli_" else torch.empty_like(args[0])
             return target.copy_(torch.as_tensor(chance) > 0)
-        if name == "native_dropout" and args[1] < 1:
+        if name == "native_dropout" and args[1] < 1 and args[2] is not False:
             return args[0] / (1 - args[1]), torch.ones_like(args[0], dtype=torch.bool)
         if name == "_fused_dropout" and args[1] > 0:  # its argument is the chance to stay
             return args[0] / args[1], torch.ones_like(args[0], dtype=torch.uint8)

@@ -63,9 +63,9 @@ def _values(leaf: Any, draw: Draw, limit: int | None) -> Any:
 
 
 def _limit(leaves: list[Any], place: int, sizes: set[int], accepts: Callable[[list[Any]], bool]) -> int | None:
-    """Return the largest size of a table that an input may be an index of.
+    """Return a number below which an integer input may be drawn: the size of the largest table that it may index.
 
-    It is None for floats and masks, and for integers that are no indices.
+    It is None for floats and masks, and for integers that the model does not let vary.
     """
     leaf = leaves[place]
     if not isinstance(leaf, Tensor) or leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool:
@@ -73,7 +73,8 @@ def _limit(leaves: list[Any], place: int, sizes: set[int], accepts: Callable[[li
     first = next(value for value in leaves if isinstance(value, Tensor))
     if leaf.dim() == 0 or (leaf is not first and int(leaf.min()) >= 0 and int(leaf.max()) <= 1):
         return None
-    for size in sorted((size for size in sizes if size > max(1, int(leaf.max()))), reverse=True):
+    fewest, most = int(leaf.max()) + 1, torch.iinfo(leaf.dtype).max  # the values of the example are allowed, at least
+    for size in sorted({fewest, *(size for size in sizes if fewest < size <= most)} - {0, 1}, reverse=True):
         draws = (torch.full_like(leaf, size - 1), torch.randint_like(leaf, size))
         if all(accepts([*leaves[:place], draw, *leaves[place + 1 :]]) for draw in draws):
             return size
