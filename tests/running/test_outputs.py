@@ -82,6 +82,14 @@ def test_rounding_is_measured_where_large_values_cancel():
     assert mismatch(torch.ones(2), torch.ones(2) * 2, 0.1, lambda: torch.ones(2) * NAN)  # a limit that is no number
 
 
+def test_randomness_is_not_taken_for_rounding():
+    generator = torch.Generator().manual_seed(0)
+    model = zoo.Net(lambda net, x: x + torch.rand(2, generator=generator))
+    model.__deepcopy__ = lambda memo: model  # a generator cannot be copied
+    expected, actual = outputs(model, torch.ones(2)), outputs(model, torch.ones(2))
+    assert mismatch(expected, actual, 1e-4, lambda: rounded(model, torch.ones(2), expected=expected))
+
+
 def test_one_rounding_changes_every_weight_and_input_by_one_rounding():
     seen = []
     model = zoo.Net(

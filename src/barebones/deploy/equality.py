@@ -66,7 +66,7 @@ def _difference(network: nn.Module, changed: nn.Module, example: Any, seed: int 
             actual = outputs(changed, example, seed)
     except Exception as error:  # a user's forward may raise anything when its modules are others
         return f"the changed network does not run ({first_line(error)})"
-    return mismatch(expected, actual, tolerance(network), lambda: rounded(network, example, seed))
+    return mismatch(expected, actual, tolerance(network), lambda: rounded(network, example, seed, expected))
 
 
 def _in_float64(network: nn.Module, example: Any) -> tuple[nn.Module, Any]:

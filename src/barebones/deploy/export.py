@@ -218,7 +218,7 @@ def _checked(plain: nn.Module, examples: list[Any], run: Callable[..., Any], whe
         with torch.no_grad(), _quietly():
             exported = run(*args, **kwargs)
         expected = outputs(plain, (args, kwargs))
-        noise = partial(rounded, plain, (args, kwargs))
+        noise = partial(rounded, plain, (args, kwargs), expected=expected)
         if problem := mismatch(expected, exported, tolerance(plain), noise):
             raise ValueError(f"{where} does not compute what {_name(plain)} does: {problem}; nothing was written")
         gap = max(gap, difference(expected, exported))
