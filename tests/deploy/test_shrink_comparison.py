@@ -403,3 +403,35 @@ def test_tokens_vary_below_the_size_of_their_table_and_lengths_do_not():
     drawn = list(random_inputs(model, example, accepts))
     assert max(int(ids.max()) for ids, _, _ in drawn) > 5
     assert all(accepts(inputs) for inputs in drawn)
+
+
+def test_a_tensor_that_is_written_in_parts_depends_on_the_input():
+    """Each part is a view: what is written to it is in the whole."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.start.expand(len(x), 6).clone()
+        part = h[:, :4]
+        part += net.first(x)
+        return net.out(torch.relu(net.second(h)))
+
+    model = Net(forward, first=nn.Linear(5, 4), second=nn.Linear(6, 8), out=nn.Linear(8, 3), start=torch.ones(6))
+    masks = keep_all(model)
+    masks["second.weight"][:3, :4] = False  # these units read only what is constant
+    x = torch.randn(4, 5)
+    small = bb.shrink(model, masks, x)
+    assert_alike(x, zoo.masked(model, masks), small.module, small.expand())
+
+
+def test_positions_that_are_computed_in_place_are_no_constants():
+    def forward(net: Any, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], dtype=x.dtype)
+        places += 1
+        places.mul_(0.1).clamp_(max=0.5)
+        return net.out(torch.relu(net.first(x) + places[:, None] * net.slopes))
+
+    model = Net(forward, first=nn.Linear(5, 6), out=nn.Linear(6, 3), slopes=nn.Parameter(torch.randn(6)))
+    masks = keep_all(model)
+    masks["first.weight"][:2] = False
+    small = bb.shrink(model, masks, torch.randn(2, 1, 5))
+    assert widths(small.module, "first") == (6, 5)
+    assert_alike(torch.randn(2, 7, 5), zoo.masked(model, masks), small.module, small.expand())

@@ -136,6 +136,7 @@ class Bits(TorchFunctionMode):
         self._parts: dict[str, Tensor] = {}  # by parameter: how often each value is selected, if it is a table
         self.weights: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self.shares: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        self.stored: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # buffers, and views of them
         self.from_input: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # integers and bools from the input
         for name, weight in weights.items():
             self.weights[weight] = name
@@ -217,10 +218,10 @@ class Bits(TorchFunctionMode):
         In a strict run, other inputs may select other parts, so a value is reached if any row has one there. Otherwise
         only record which values of a parameter are selected, for `unselected`.
         """
-        if self.strict and (table in self.weights or not table.requires_grad):
+        if self.strict and (table in self.weights or (table in self.stored and bool(table.any()))):
             spread = (table.detach() != 0).to(table.dtype).amax(dims, keepdim=True).expand(table.shape).contiguous()
             result = _with_table(call, table, spread)
-            return (result != 0).to(result.dtype).requires_grad_()
+            return alive(result.detach().requires_grad_())
         if table in self.weights and not any(t in self.from_input for t in call.tensors):
             name, part = self.weights[table], _with_table(call, table, table).sum()
             (selected,) = torch.autograd.grad(part, self._leaves[name], retain_graph=True, allow_unused=True)
@@ -245,7 +246,7 @@ class Bits(TorchFunctionMode):
         def flood(value: Any) -> Any:
             self._note(call, value)
             floats = isinstance(value, Tensor) and value.is_floating_point()
-            return torch.ones_like(value, requires_grad=True) if floats else value
+            return _reached(value) if floats else value
 
         result = call.plain()
         if not call.inplace:
@@ -253,9 +254,7 @@ class Bits(TorchFunctionMode):
         target = call.args[0]
         self._note(call, target)
         if target.is_floating_point():
-            with torch.no_grad():
-                target.fill_(1)
-            target.requires_grad_()
+            target.copy_(_reached(target))
         return target
 
     def _constant(self, call: Call, result: Any) -> Any:
@@ -263,9 +262,11 @@ class Bits(TorchFunctionMode):
 
         If it is computed from integers of the input, every value of it counts as reached; otherwise it is unchanged.
         """
+        if isinstance(result, Tensor) and result._is_view() and any(t in self.stored for t in call.tensors):
+            self.stored[result] = True
         if isinstance(result, Tensor) and any(t in self.from_input for t in call.tensors):
             if result.is_floating_point():
-                return torch.ones_like(result, requires_grad=True)
+                return _reached(result)
             if result.dtype != torch.bool:
                 self.from_input[result] = True
         return result
@@ -357,6 +358,11 @@ def _with_table(call: Call, table: Tensor, other: Tensor) -> Tensor:
     """Return what a call selects from another table."""
     args, kwargs = tree_map(lambda a: other if a is table else a, (call.args, call.kwargs))
     return call.func(*args, **kwargs)
+
+
+def _reached(like: Tensor) -> Tensor:
+    """Return ones that the model may write to, as it may not write to a leaf of the graph."""
+    return alive(torch.ones_like(like, requires_grad=True))
 
 
 def _itself(x: Tensor) -> Tensor:

@@ -110,7 +110,10 @@ def trace(
             }
             mode = Bits(bits, RULES, strict, counting)
             args, kwargs = mode.inputs(call(example), devices[0] if len(devices) == 1 else None)
-            with standing_in(model, {id(named[name]): bit for name, bit in bits.items()}):
+            stand_ins = {id(named[name]): bit for name, bit in bits.items()}
+            with standing_in(model, stand_ins):
+                buffers = [t for t in stand_ins.values() if t.is_floating_point() and not t.requires_grad]
+                mode.stored.update(dict.fromkeys(buffers, True))
                 with mode:
                     outputs = [t for t in tensors(model(*args, **kwargs)) if t.is_floating_point()]
                 ends = [t.sum() for t in outputs if t.requires_grad]
