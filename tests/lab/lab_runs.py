@@ -39,6 +39,7 @@ def interrupted(experiment: Experiment, options: RunOptions, after: int) -> None
 
 def command(argv: list[str], printed: Path, die: tuple[int, bool] | None = None) -> None:
     """Run `barebones`; with `die` its process kills itself before or after the n-th file that it puts in place."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a sweep starts the fork server with Ctrl-C blocked
     for number in (1, 2):
         os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     count, after = die or (0, False)
