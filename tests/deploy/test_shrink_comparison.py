@@ -124,6 +124,19 @@ def test_a_right_cut_behind_zeros_passes(name):
     assert_alike(example, redraw_(small.module, 0), small.expand())
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_constants_that_a_layer_without_bias_reads_through_zeros_pass(seed):
+    torch.manual_seed(seed)
+    layers = [nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)]
+    model = nn.Sequential(*layers)
+    zero(model[2].weight)
+    masks = keep_all(model)
+    masks["0.weight"][:2] = False
+    small = bb.shrink(model, masks, torch.randn(4, 4))
+    assert widths(small.module, "2") == (5, 4)
+    assert_trains_and_expands(small, torch.randn(4, 4))
+
+
 def swapped(net: Any, x: Tensor) -> Tensor:
     """The gradient of a channel is also that of another one; no output shows it."""
     h = torch.relu(net.first(x))
@@ -139,7 +152,7 @@ def test_gradients_are_compared():
     origin |= {"second.weight": index["second.weight"][:, 2:], "second.bias": index["second.bias"]}
     comparison = Comparison.for_network(large, torch.randn(4, 4).double())
     with pytest.raises(Unusable, match="with other values, in train mode, the gradients differ by"):
-        check_redrawn(large, small, masks, origin, {}, comparison)
+        check_redrawn(large, small, masks, origin, {}, False, comparison)
 
 
 def test_outputs_that_tell_nothing_are_reported():

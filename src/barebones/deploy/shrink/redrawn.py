@@ -48,22 +48,21 @@ def check_redrawn(
     masks: Mapping[str, Tensor],
     origin: Mapping[str, Tensor],
     severed: Mapping[str, Tensor],
+    rests_on_values: bool,
     comparison: Comparison,
 ) -> bool:
     """Raise `Unusable` unless a cut network and the model agree for random values, in outputs and gradients.
 
     The values are as after training: those of the cut network are in the model, at the indices of `origin`, and the
-    `severed` connections are zero. Return whether the comparison tells anything: whether outputs differ at all.
+    `severed` connections are zero. If the model computes constants from removed channels (`rests_on_values`), these
+    and what is frozen keep their values. Return whether the comparison tells anything: whether outputs differ at all.
     """
     kept = cut_masks(masks, origin, small)
     large, small = deepcopy(model), deepcopy(small)
     sever(large, severed)
     connected = _connected(large, masks, severed)
-    # A bias that the model does not have holds constants, which the model computes from removed channels. So these, and
-    # what is frozen, keep their values.
-    new_bias = bool(parameters(small).keys() - parameters(large).keys())
-    frozen = [(p, p.detach().clone()) for p in small.parameters() if new_bias and not p.requires_grad]
-    if not new_bias:
+    frozen = [(p, p.detach().clone()) for p in small.parameters() if rests_on_values and not p.requires_grad]
+    if not rests_on_values:
         redraw_(large, len(comparison.scaled), matched(large, connected))
     telling = False
     for seed, inputs in enumerate(comparison.scaled):

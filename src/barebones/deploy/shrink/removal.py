@@ -218,6 +218,15 @@ def severed(coupling: Coupling, reading: list[ChannelReader], removal: Removal) 
     return result
 
 
+def rests_on_values(coupling: Coupling, reading: list[ChannelReader], removal: Removal) -> bool:
+    """Whether `expand` computes constants again from removed channels, since a layer that reads them has no bias."""
+    return any(
+        bool((removal.gone[coupling.groups(reader.inputs)] & reader.foldable & ~reader.zero).any())
+        for reader in reading
+        if not reader.has_bias
+    )
+
+
 def folded_constants(
     coupling: Coupling, reading: list[ChannelReader], removal: Removal
 ) -> tuple[dict[str, Tensor], dict[str, int]]:

@@ -15,7 +15,7 @@ from .comparison import Comparison, Unusable
 from .coupling import ChannelSlot, Coupling
 from .cut import RemovedChannels, cut, fill, numbered
 from .redrawn import check_redrawn
-from .removal import ChannelReader, Removal, choose, folded_constants, severed
+from .removal import ChannelReader, Removal, choose, folded_constants, rests_on_values, severed
 
 
 @dataclass
@@ -117,7 +117,8 @@ class Trials:
         cells = severed(self.coupling, self.reading, removal)
         telling = True
         if removal.gone.any():
-            telling = check_redrawn(self.model, small, self.masks, origin, cells, self.comparison)
+            rests = rests_on_values(self.coupling, self.reading, removal)
+            telling = check_redrawn(self.model, small, self.masks, origin, cells, rests, self.comparison)
         return Trial(small, origin, removed, cells, counts, telling)
 
     def _coupled_layers(self) -> Iterator[tuple[ChannelSlot, Tensor]]:
