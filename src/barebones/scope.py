@@ -224,9 +224,9 @@ def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     computed = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
     try:
         copy = deepcopy(model, computed)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # a tensor with a history, or an object such as a lock
         reason = f"{type(model).__name__} cannot be copied ({first_line(error)})"
-        raise ValueError(f"{reason}; detach() the tensors that it keeps in its attributes") from error
+        raise ValueError(f"{reason}; remove the attribute that holds such an object") from error
     with torch.no_grad():
         for _, parameter, mask in matched(copy, masks):
             parameter.masked_fill_(~mask, 0)

@@ -3,8 +3,10 @@
 import io
 import itertools
 import json
+import threading
 from collections.abc import Callable
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -275,8 +277,9 @@ def test_what_cannot_be_done_is_an_error_of_one_sentence(monkeypatch):
     for multiple in (0, -8, 1.5):
         refused("multiple_of must be a whole number", model, masks, x, multiple_of=multiple)
     uncopied = Net(lambda net, x: net.layer(x), layer=nn.Linear(4, 6))
-    uncopied.cache = uncopied.layer(x)
-    refused("cannot be copied", uncopied, {}, x)
+    for held in (SimpleNamespace(last=uncopied.layer(x)), threading.Lock()):
+        uncopied.held = held
+        refused("cannot be copied", uncopied, {}, x)
     calls = itertools.count()
     counting = lambda net, x: net.second(torch.relu(net.first(x))) + next(calls)
     random = Net(counting, first=nn.Linear(4, 6), second=nn.Linear(6, 3))

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...masks import Masks, kept
 from ...running.inputs import call, tensors
 from ...running.outputs import outputs
-from ...scope import bare, matched
+from ...scope import bare, masked_copy, matched
 from ...words import first_line
 from .comparison import Comparison, copy_sharing_parameters
 from .coupling import Coupling, find_coupling
@@ -99,7 +99,8 @@ def shrink(
         model = bare(model)
         _refuse_without_values(model, example)
         cpu_masks = Masks({name: mask.cpu() for name, _, mask in matched(model, masks)})
-        large = _masked_copy(model, cpu_masks)
+        large = masked_copy(model, cpu_masks)
+        large.zero_grad(set_to_none=True)
         exact, exact_example = _in_float64(large, example)
         comparison = Comparison.for_network(exact, exact_example)
         try:
@@ -141,19 +142,6 @@ def _refuse_without_values(model: nn.Module, example: Any) -> None:
         raise ValueError("the model is on the meta device and has no weights; give it some first, with to_empty()")
     if any(t.numel() == 0 for t in tree_leaves(example) if isinstance(t, Tensor)):
         raise ValueError("the example holds a tensor without elements; pass a batch of two")
-
-
-def _masked_copy(model: nn.Module, masks: Masks) -> nn.Module:
-    """Return a copy with its pruned weights at zero."""
-    try:
-        copy = deepcopy(model)
-    except RuntimeError as error:
-        raise ValueError(f"{type(model).__name__} cannot be copied ({first_line(error)})") from error
-    with torch.no_grad():
-        for _, parameter, mask in matched(copy, masks):
-            parameter.masked_fill_(~mask, 0)
-    copy.zero_grad(set_to_none=True)
-    return copy
 
 
 def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:
