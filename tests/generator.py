@@ -899,15 +899,17 @@ def draw_masks(model: nn.Module, seed: int) -> dict[str, Tensor]:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     density = rng.choice([0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
     everything, empty = rng.random() < 0.25, rng.choice([0.0, 0.0, 0.1, 0.3])
+    aligned, lost = rng.random() < 0.5, {}  # whether all rows and columns of one number lose the same
     masks = {}
     for name, p in parameters(model).items():
         small = p.dim() < 2 or any(part in name for part in ("table", "position", "scale"))
         if p.dim() == 0 or (small and not everything) or rng.random() < 0.05:
             continue
         mask = torch.rand(p.shape, generator=generator) < density
-        for dim in range(min(p.dim(), 2)):
-            lost = torch.rand(p.shape[dim], generator=generator) < rng.choice([0.0, 0.3, 0.6])
-            mask.index_fill_(dim, lost.nonzero().flatten(), False)
+        for dim, size in enumerate(p.shape[:2]):
+            if not aligned or size not in lost:
+                lost[size] = torch.rand(size, generator=generator) < rng.choice([0.0, 0.3, 0.6])
+            mask.index_fill_(dim, lost[size].nonzero().flatten(), False)
         masks[name] = torch.zeros_like(mask) if rng.random() < empty else mask
     return masks
 

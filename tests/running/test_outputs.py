@@ -10,6 +10,7 @@ from references import Trace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from barebones.running.chance import Replayed
 from barebones.running.inputs import call, tensors
 from barebones.running.outputs import difference, mismatch, outputs, rounded, tolerance
 
@@ -133,3 +134,10 @@ def test_a_mismatch_is_a_phrase_and_equal_outputs_have_none():
     assert "differ by 0.05 of their largest value" in mismatch(a, b, 0.01)
     assert "shapes [(1,)] instead of [(2,)]" in mismatch(a, b[:1], 0.01)
     assert "differ by inf" in mismatch(a, b * NAN, 0.01)
+
+
+def test_rounding_leaves_the_random_state_alone_where_random_numbers_are_replayed():
+    model, before = nn.Linear(2, 2), torch.get_rng_state()
+    with Replayed(seed=0):
+        rounded(model, torch.ones(2))
+    assert torch.equal(before, torch.get_rng_state())
