@@ -237,6 +237,12 @@ def test_the_slopes_of_a_prelu_do_not_stand_for_its_input():
     assert on_paths.any(1).tolist() == [True, True, False, False]
 
 
+def test_a_slope_of_a_prelu_is_used_where_its_channel_is_reached():
+    net = nn.Sequential(nn.Linear(4, 4), nn.PReLU(4), nn.Linear(4, 4))
+    masks = {"0.weight": half, "1.weight": torch.ones(4) > 0, "2.weight": eye}
+    assert effective(net, masks, x4)["1.weight"].tolist() == [True, True, False, False]
+
+
 def test_results_written_in_place_by_position_and_into_out_are_followed():
     def forward(net, x):
         h = net.first(x)

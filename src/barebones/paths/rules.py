@@ -90,8 +90,11 @@ def norm(bits: Bits, call: Call) -> Tensor:
 
 
 def slope(bits: Bits, call: Call) -> Tensor:
-    """PReLU passes its input on; its slopes do not matter."""
-    return bits.quiet(call, call.named("input", "weight")["input"])
+    """PReLU passes its input on, whatever its slopes are; each slope is used where its channel is reached."""
+    arguments = call.named("input", "weight")
+    x, weight = bits.quiet(call, arguments["input"]), arguments["weight"]
+    slopes = silent(weight).view(-1, *[1] * (x.dim() - 2)) if weight.numel() > 1 else silent(weight)
+    return x + x.detach() * slopes
 
 
 def lookup(bits: Bits, call: Call) -> Any:
