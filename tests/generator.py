@@ -838,13 +838,13 @@ class Network:
     masks: dict[str, Tensor]
 
 
-def draw(seed: int, without: Sequence[str] = ()) -> Network:
-    """Return the network of a seed; `without` names blocks that it must not have."""
+def draw(seed: int) -> Network:
+    """Return the network of a seed."""
     rng = random.Random(seed)
     kind, shape = rng.choice([("image", (2, 6)), ("image", (3, 4, 4)), ("image", (2, 5, 3)), ("image", (4, 4, 4)),
                               ("image", (2, 3, 3, 2)), ("sequence", (4, 6)), ("sequence", (3, 4)), ("tokens", (4,)),
                               ("vector", (6,)), ("vector", (4,))])  # fmt: skip
-    names = [name for name in MAKERS if name not in ("words", "head", *without, *BECOMES)]
+    names = [name for name in MAKERS if name not in ("words", "head", *BECOMES)]
     blocks: Blocks = [("words", {})] if kind == "tokens" else []
     here = "sequence" if kind == "tokens" else kind
     turns = {"image": ["to_vector", "to_vector", "to_sequence"], "sequence": ["to_vector", "to_image"], "vector": []}

@@ -33,7 +33,6 @@ from barebones.running.outputs import difference
 from barebones.scope import parameters
 
 NETWORKS = range(cases(24))
-NOT_YET = ("merged",)  # blocks that some part of the library cannot handle yet
 
 
 @contextmanager
@@ -301,21 +300,21 @@ def check_account(network: Network, sample: int = 25) -> None:
 
 @pytest.mark.parametrize("seed", NETWORKS)
 def test_shrunk_networks_compute_what_the_masked_ones_do(seed: int) -> None:
-    network = generator.draw(seed, NOT_YET)
+    network = generator.draw(seed)
     with described(network):
         check_shrink(network)
 
 
 @pytest.mark.parametrize("seed", NETWORKS)
 def test_sparse_networks_compute_what_the_masked_ones_do(seed: int) -> None:
-    network = generator.draw(seed, NOT_YET)
+    network = generator.draw(seed)
     with described(network):
         check_sparse(network)
 
 
 @pytest.mark.parametrize("seed", NETWORKS)
 def test_folded_networks_compute_what_the_masked_ones_do(seed: int) -> None:
-    network = generator.draw(seed, NOT_YET)
+    network = generator.draw(seed)
     with described(network):
         check_folded(network)
 
@@ -325,14 +324,14 @@ def test_folded_networks_compute_what_the_masked_ones_do(seed: int) -> None:
 def test_onnx_files_compute_what_the_masked_networks_do(seed: int, tmp_path: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name)
-    network = generator.draw(seed, NOT_YET)
+    network = generator.draw(seed)
     with described(network):
         check_onnx(network, tmp_path / "network.onnx")
 
 
 @pytest.mark.parametrize("seed", NETWORKS)
 def test_effective_weights_are_those_that_matter(seed: int) -> None:
-    network = generator.draw(seed, NOT_YET)
+    network = generator.draw(seed)
     with described(network):
         check_account(network)
 

@@ -354,3 +354,11 @@ def test_several_threads_call_one_model(sparse):
     with ThreadPoolExecutor(12) as pool:
         for x, y in zip(inputs, pool.map(sparse, inputs), strict=True):
             torch.testing.assert_close(y, F.conv2d(x, sparse.weight, sparse.bias))
+
+
+def test_a_layer_whose_weight_is_only_read_stays_as_it_is():
+    merged = lambda net, x: net.out(F.linear(x, net.layer.weight + net.b @ net.a, net.layer.bias))
+    a, b = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.zeros(4, 2))
+    model, x = zoo.Net(merged, layer=nn.Linear(6, 4), out=nn.Linear(4, 3), a=a, b=b), torch.randn(3, 6)
+    masks = zoo.random_masks(model, 0.5)
+    assert same(sparsify_for_cpu(model, masks, x), model, masks, x)

@@ -100,10 +100,13 @@ def _names(model: nn.Module, masks: Mapping[str, Tensor]) -> set[str]:
 
 
 def _replaced(model: nn.Module, names: Set[str], rectified: Set[str] = frozenset()) -> nn.Module:
-    """Replace the named layers of the model by sparse ones; a layer under two names becomes one sparse layer."""
+    """Replace the named layers of the model by sparse ones; a layer under two names becomes one sparse layer.
+
+    In a traced graph, a layer that is never called, but whose weight is read, is no layer any more, and stays.
+    """
     sparse: dict[nn.Module, SparseLayer] = {}
     for name, layer in model.named_modules():
-        if name in names:
+        if name in names and replaceable(layer):
             sparse[layer] = SparseLayer(layer, name)
             sparse[layer].relu = name in rectified
     if model in sparse:

@@ -1,6 +1,6 @@
 """Files that were changed on purpose, checksums included, are read right or refused in one sentence, in little memory.
 
-`BAREBONES_FUZZ=10000 python -m pytest tests/files/test_fuzz.py` tries 10,000 mutations of each kind of file.
+`BAREBONES_FUZZ=10000 python -m pytest tests/files/test_fuzzed_files.py` tries 10,000 mutations of each kind of file.
 """
 
 import json
