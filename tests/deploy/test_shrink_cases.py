@@ -454,6 +454,33 @@ def test_an_example_of_one_sample_is_enough():
     assert_alike(torch.randn(3, 4), zoo.masked(model, masks), small.module)
 
 
+def test_an_example_without_a_batch_is_enough():
+    model = mlp(4, 6, 3)
+    masks = {"2.weight": torch.arange(18).view(3, 6) % 6 > 1}
+    small = bb.shrink(model, masks, torch.randn(4))
+    assert widths(small.module, "0") == (4, 4)
+    assert_trains_and_expands(small, torch.randn(4))
+
+
+def test_an_expert_that_gets_no_token_is_kept():
+    def route(net: Any, x: Tensor) -> Tensor:
+        y, chosen = torch.zeros_like(x), net.gate(x).argmax(-1)
+        for i, expert in enumerate(net.experts):
+            (rows,) = torch.where(chosen == i)
+            y.index_add_(0, rows, expert(x[rows]))
+        return net.head(y)
+
+    model = Net(route, gate=nn.Linear(4, 3), experts=nn.ModuleList(mlp(4, 6, 4) for _ in range(3)), head=mlp(4, 5, 2))
+    with torch.no_grad():
+        model.gate.bias[0] = 1e6
+    masks = keep_all(model)
+    masks["head.2.weight"][:, :2] = False
+    small = bb.shrink(model, masks, torch.randn(5, 4))
+    assert [widths(small.module, layer) for layer in ("experts.2.0", "head.0")] == [(6, 4), (3, 4)]
+    nn.init.zeros_(small.module.gate.bias)
+    assert_alike(torch.randn(9, 4), small.module, small.expand())
+
+
 def test_a_network_that_runs_in_eval_mode_only_is_compared_there():
     model = two_layers(refusing)().train()
     masks = {"second.weight": torch.arange(12).view(2, 6) % 6 > 1}

@@ -48,6 +48,8 @@ def constants(model: nn.Module, runs: list[tuple[bool, Any]], layers: Mapping[st
     values: dict[str, Tensor] = {}
 
     def watch(name: str, observed: Tensor) -> None:
+        if not observed.numel():  # an expert that gets no token
+            return
         low, high = observed.amin(1), observed.amax(1)
         value = values.setdefault(name, low.clone())
         slack = SLACK * (1 + value.abs())
@@ -70,7 +72,7 @@ def _watched(layers: Mapping[str, nn.Module], watch: Watch) -> Iterator[None]:
             with torch._C.DisableTorchFunction(), torch.no_grad():
                 x = (args[0] if args else kwargs["input"]).detach()
                 dim = -1 if isinstance(module, nn.Linear) else x.dim() - len(module.kernel_size) - 1  # type: ignore[arg-type]
-                watch(name, x.movedim(dim, 0).flatten(1).cpu())
+                watch(name, x.movedim(dim, 0).unsqueeze(-1).flatten(1).cpu())  # a single vector has one value each
 
         return look
 
