@@ -32,6 +32,7 @@ def commands() -> dict[str, Any]:
 @pytest.mark.parametrize("name", commands())
 def test_every_command_explains_itself(name, command):
     done, subject = command(*name.split(), "--help"), commands()[name]
+    assert "<bool>" not in done.out
     assert (done.code, done.err) == (0, "")
     assert subject.help.splitlines()[0] in done.out
     for option in subject.params:
@@ -100,6 +101,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU he
         ("run --data digits --model nets_for_cli:tinny", "did you mean 'tiny'"),
         ("run --data cifar10 --data-root nowhere", "nowhere"),
         (f"{PRUNE} --method dense", "method dense prunes nothing"),
+        ("run --data digits --model small-vgg --method dense --sparsity 0.7", "takes no --sparsity"),
         (f"{PRUNE} --method force -o no/where/mask", "there is no folder no/where"),
         (f"{PRUNE} --method force -o .", "folder"),
         ("train --method force", "--method has no effect; use barebones run"),

@@ -32,6 +32,17 @@ def test_a_file_may_hold_several_grids(tmp_path):
     ]
 
 
+def test_a_grid_of_several_methods_leaves_out_what_one_of_them_does_not_take():
+    grid = {"method": ["dense", "snip", "force"], "rounds": [5, 10], "sparsity": [0.9, 0.95]}
+    listed = [(e.method, e.rounds, e.sparsity) for e in recipes.crossed(grid)]
+    forces = [("force", rounds, sparsity) for rounds in (5, 10) for sparsity in (0.9, 0.95)]
+    assert listed == [("dense", None, Experiment.sparsity), ("snip", None, 0.9), ("snip", None, 0.95), *forces]
+    for experiment in recipes.crossed(grid):
+        experiment.resolved()
+    with pytest.raises(ValueError, match="one round by definition"):
+        next(recipes.crossed({"method": "snip", "rounds": 5})).resolved()
+
+
 RECIPE = """
 from dataclasses import dataclass
 from barebones.lab.experiment import Experiment

@@ -71,6 +71,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("synflow needs a floating-point", dict(model=nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)), **TOKENS)),
     *(("pass objective=", dict(batches=[batch])) for batch in (IMAGES, {"x": 1}, (1, 2, 3), (IMAGES,))),
     # losses
+    (r"loss=CrossEntropyLoss is a class; .*CrossEntropyLoss\(\)", dict(loss=nn.CrossEntropyLoss)),
     ("loss='mse': choose one of cross-entropy, nll-on-logits", dict(loss="mse")),
     (r"scalar tensor, not \(8,\)", dict(loss=lambda output, y: F.cross_entropy(output, y, reduction="none"))),
     ("scalar tensor, not float", dict(loss=lambda output, y: F.cross_entropy(output, y).item())),

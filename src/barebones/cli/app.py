@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
 from ..running import interrupts
 from ..version import __version__
 from ..words import printable
 from . import deployment, experiments, figures
 
+
+class Plain:
+    """A command whose help shows no type beside its flags, which take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options and arguments."""
+        parameters = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class Command(Plain, TyperCommand):
+    """A command of the command line."""
+
+
+class Group(Plain, TyperGroup):
+    """A command that has commands of its own."""
+
+
 app = typer.Typer(
     name="barebones",
+    cls=Group,
     help="Strip a neural network to its bare bones before training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-bench = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
+bench = typer.Typer(cls=Group, help="Measure speed and memory on this machine.", no_args_is_help=True)
 
 for command in (
     experiments.prune,
@@ -32,11 +55,11 @@ for command in (
     experiments.inspect,
     figures.figure,
 ):
-    app.command(rich_help_panel="Experiments")(command)
+    app.command(cls=Command, rich_help_panel="Experiments")(command)
 for command in (figures.report, deployment.shrink, deployment.export, experiments.demo):
-    app.command(rich_help_panel="Results and deployment")(command)
+    app.command(cls=Command, rich_help_panel="Results and deployment")(command)
 app.add_typer(bench, name="bench", rich_help_panel="Results and deployment")
-bench.command()(deployment.speed)
+bench.command(cls=Command)(deployment.speed)
 
 
 def _show_version(requested: bool) -> None:

@@ -132,6 +132,8 @@ def split(options: dict[str, Any]) -> tuple[dict[str, Any], RunOptions]:
     """Split the options of a command into the fields of an experiment and the run options."""
     run_options = {name: options.pop(name) for name in RUN_OPTIONS}
     run_options["device"] = check_device(run_options["device"])
+    if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):
+        raise ValueError("method dense prunes nothing, so it takes no --sparsity; leave it out")
     return options, RunOptions(**run_options)
 
 

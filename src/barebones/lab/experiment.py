@@ -23,7 +23,7 @@ from ..words import did_you_mean, unknown
 from .protocols import protocol
 from .training import PRECISIONS, TrainingPlan
 
-DENSE, FILE = "dense", "file"  # methods of the lab that do not prune: train everything, or the masks of a file
+DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a known method
 PRUNING = ("rounds", "batches", "schedule", "revive_until", "at_least", "pretrain")  # fields that a dense run lacks
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
 
@@ -63,7 +63,7 @@ class Experiment:
     scoring_precision: str | None = _option(None, f"Precision of the scores: {', '.join(SCORING_PRECISIONS)}.")
     pretrain: int = _option(0, "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).")
     rewind: bool = _option(False, "After --pretrain, train from the initial weights instead of the pretrained ones.")
-    mask: str | None = _option(None, "SHA-256 of the mask file to train (method file).")
+    mask: str | None = _option(None, "SHA-256 of the masks to train, if they come from a file.")
 
     epochs: int | None = _option(None, "Number of training epochs; the learning rate's milestones scale with it.")
     batch: int | None = _option(None, "Images per batch, in training and in scoring.")
@@ -121,7 +121,7 @@ class Experiment:
             if wrong := [name for name in (*PRUNING, "rewind", "shrink") if getattr(self, name)]:
                 raise ValueError(f"method dense prunes nothing, so it takes no {', '.join(map(_option_name, wrong))}")
             fixed = {"sparsity": 0.0}
-        elif self.method != FILE:
+        elif self.mask is None:
             row = self.pruning(paper.rounds, paper.batches)
             defaults |= {name: getattr(row, name) for name in ("rounds", "batches", "revive_until", "at_least")}
             defaults["schedule"] = next((name for name, known in SCHEDULES.items() if known is row.schedule), None)

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..pruning.methods import METHODS
 from ..words import did_you_mean, unknown
-from .experiment import DENSE, Experiment
+from .experiment import DENSE, PRUNING, Experiment
 from .trust import check_trusted
 
 Recipe = Callable[[], Iterable[Experiment]]
@@ -99,6 +100,9 @@ def experiments(recipe: str, named: Collection[str] = (), trust: bool = False) -
 def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
     """Yield one experiment for each combination of one value from every list.
 
+    A grid of several methods may have settings that one of them does not take: `rounds` for a method of one round, or
+    a sparsity for dense. This method is run without them, once.
+
     >>> [(e.method, e.seed) for e in crossed({"method": ["snip", "force"], "seed": [0, 1], "epochs": 2})]
     [('snip', 0), ('snip', 1), ('force', 0), ('force', 1)]
     """
@@ -108,8 +112,22 @@ def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
             raise ValueError(f"{name} is an empty list; give it a value, or leave it out for the default")
     if (count := math.prod(map(len, lists))) > MOST:
         raise ValueError(f"its lists have {count:,} combinations; a grid has at most {MOST:,}")
+    several = len(lists[list(values).index("method")]) > 1 if "method" in values else False
+    seen = set()
     for choice in product(*lists):
-        yield Experiment.from_dict(dict(zip(values, choice, strict=True)))
+        settings = dict(zip(values, choice, strict=True))
+        unused = _not_taken(settings["method"]) if several else ()
+        experiment = Experiment.from_dict({name: value for name, value in settings.items() if name not in unused})
+        if experiment not in seen:
+            seen.add(experiment)
+            yield experiment
+
+
+def _not_taken(method: str) -> tuple[str, ...]:
+    """Return the settings that a method does not take, which a grid may have for the others."""
+    if method == DENSE:
+        return ("sparsity", *PRUNING, "rewind", "shrink")
+    return ("rounds",) if method in METHODS and METHODS[method].rounds == 1 else ()
 
 
 def imported(source: str) -> ModuleType:

@@ -26,7 +26,7 @@ from ..pruning.round import Round
 from ..running import digest
 from ..scope import prunable
 from ..version import __version__
-from .experiment import DENSE, FILE, Experiment
+from .experiment import DENSE, Experiment
 from .folder import (
     CHECKPOINT,
     MASK,
@@ -91,7 +91,7 @@ class Stages:
         path, experiment = self.folder.path / MASK, self.experiment
         if not path.exists():
             self.metrics.rewind(self._marked(ROUND) or self.mark)
-            if experiment.method == FILE:
+            if experiment.mask is not None:
                 self._copy_mask(self.options.mask)
             elif experiment.method == DENSE:
                 self._save_masks(everything(prunable(self.model)), [], 0.0, method=DENSE)
@@ -103,9 +103,9 @@ class Stages:
                 raise ValueError(f"{path} holds other masks than the file that the run was begun with")
         self._passed(about["metrics"])
         self._delete(ROUND)
-        if experiment.method == FILE or about.get("account") is None:  # what a file says is counted here again
+        if experiment.mask is not None or about.get("account") is None:  # what a file says is counted here again
             about["account"], about["collapsed"] = _account(self.model, masks, self.data)
-        if experiment.method == FILE:  # training other initial weights is allowed, but reported
+        if experiment.mask is not None:  # training other initial weights is allowed, but reported
             weights = int(Probe(self.model).weights_digest()) % 2**64
             about["found_for_these_weights"] = about.get("weights") == f"{weights:016x}"
         return masks, about

@@ -12,6 +12,7 @@ from ..data import DATA
 from ..files.masks import load_masks, masks_digest
 from ..files.weights import load_weights
 from ..masks import Masks
+from ..pruning.methods import METHODS
 from ..running import digest
 from ..words import printable
 from .experiment import DENSE, FILE, Experiment
@@ -60,7 +61,8 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
         raise ValueError(
             f"{path} was found after pretraining; use barebones run, which repeats the pretraining and then trains"
         )
-    settings = {"method": FILE, "mask": masks_digest(masks), "sparsity": float(about["sparsity"])}
+    method = finder["method"] if record and finder["method"] in METHODS else FILE
+    settings = {"method": method, "mask": masks_digest(masks), "sparsity": float(about["sparsity"])}
     experiment = Experiment.from_dict(finder | dict.fromkeys(FINDING) | settings | changes)
     check_trusted(experiment.model, path, [changes.get("model")], trust)
     return experiment

@@ -68,6 +68,8 @@ class Probe:
             raise ValueError(f"bn={bn!r}: choose 'batch' (statistics of the batch) or 'eval' (running statistics)")
         if precision not in PRECISIONS:
             raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
+        if isinstance(loss, type):
+            raise ValueError(f"loss={loss.__name__} is a class; pass a loss function or an object: {loss.__name__}()")
         if isinstance(loss, str) and loss not in LOSSES:
             raise ValueError(f"loss={loss!r}: choose one of {', '.join(LOSSES)}, or pass a function")
         if torch.is_inference_mode_enabled():
