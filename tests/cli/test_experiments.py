@@ -1,5 +1,6 @@
 """The commands for experiments: dry runs do nothing, and prune, train, run and inspect fit together."""
 
+import importlib
 import json
 import re
 import shutil
@@ -116,7 +117,10 @@ def test_a_run_is_shown_at_every_stage_and_does_nothing_twice(command, tiny):
     assert "train: epoch 1 of 1, loss" in first.err
     assert "Best validation accuracy" in first.out
     assert f"Everything is in {folder}" in first.out
-    assert command("run", *FORCE) == (0, first.out, "")
+    again = command("run", *FORCE)
+    assert (again.code, again.err) == (0, "")
+    assert again.out.startswith("This run was finished before, on 20")
+    assert again.out.endswith(first.out)
     assert f"{folder}: finished." in command("run", *FORCE, "--dry-run").out
     shown = json.loads(command("inspect", folder, "--json").out)
     assert shown["state"] == "finished"
@@ -128,6 +132,29 @@ def test_a_run_is_shown_at_every_stage_and_does_nothing_twice(command, tiny):
 
     assert "119 of 594 prunable weights are left" in command("prune", *FORCE, "-o", "mask").out
     assert Path("mask").read_bytes() == (folder / "mask.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ("3, 2, bias=False)", "3, 2)", "its initial weights are others"),  # the bias has initial values, too
+        ("nn.Linear(54, 10)", "nn.Linear(54, 20), nn.Linear(20, 10)", "it had 594 prunable weights and has 1,334"),
+    ],
+)
+def test_the_result_of_a_network_that_has_changed_is_not_given_as_a_new_one(old, new, change, command, mistake, tiny):
+    network, words = (
+        tiny / "changing_net.py",
+        ("run", *["changing_net:tiny" if ":tiny" in str(w) else w for w in FORCE]),
+    )
+    network.write_text((tiny / "nets_for_cli.py").read_text())
+    assert command(*words).code == 0
+    network.write_text(network.read_text().replace(old, new))
+    sys.modules.pop("changing_net")
+    importlib.invalidate_caches()
+    mistake(f"({change}); delete that folder, or pass --again", *words)
+    assert "finished before" not in command(*words, "--again").out
+    assert "finished before" in command(*words).out
+    sys.modules.pop("changing_net")
 
 
 @pytest.fixture

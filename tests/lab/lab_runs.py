@@ -20,7 +20,7 @@ from barebones.lab.seal import Identity
 
 ALWAYS = {"experiment.json", "metrics.jsonl", "mask.safetensors", "weights.safetensors", "result.json", "lock"}
 CLOCK = ("seconds", "elapsed", "images_per_second")
-UNLIKE = {"seconds": 0, "metrics": 0}  # what differs between runs because of the clock
+UNLIKE = {"made": None, "seconds": 0, "metrics": 0}  # what differs between runs because of the clock
 NETWORK = """
 from torch import nn
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from ..files.container import atomically
 from ..lab import demo as lab_demo
 from ..lab.experiment import DENSE, Experiment
-from ..lab.folder import MASK, progress
+from ..lab.folder import MASK, RESULT, progress
 from ..lab.options import RunOptions
 from ..lab.recipes import RECIPES
 from ..lab.recipes import experiments as from_recipe
@@ -24,7 +24,17 @@ from ..lab.show import kept, mask_file, run_folder, summary, watching
 from ..lab.stored import experiment_for_mask
 from ..lab.sweep import sweep as run_sweep
 from ..pruning.methods import METHODS
-from .options import DryRun, Jobs, RetryFailed, Trust, check_output, import_from_working_folder, split, with_options
+from .options import (
+    Again,
+    DryRun,
+    Jobs,
+    RetryFailed,
+    Trust,
+    check_output,
+    import_from_working_folder,
+    split,
+    with_options,
+)
 from .output import say
 from .stopping import stoppable
 
@@ -32,6 +42,7 @@ from .stopping import stoppable
 @with_options()
 def prune(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the mask file here.")] = None,
+    again: Again = False,
     dry_run: DryRun = False,
     **options: Any,
 ) -> None:
@@ -39,7 +50,7 @@ def prune(
 
     Example: barebones prune --data digits --model small-vgg --sparsity 0.99 -o mask.safetensors
     """
-    settings, run_options = split(options)
+    settings, run_options = split(options, again)
     requested = Experiment(**settings)
     if requested.method not in METHODS:
         raise ValueError(f"method {requested.method} prunes nothing; choose another, or use barebones train")
@@ -64,6 +75,7 @@ def train(
         typer.Option(help="Mask file whose pruned weights stay zero; without one, the dense network is trained."),
     ] = None,
     trust: Trust = False,
+    again: Again = False,
     dry_run: DryRun = False,
     **options: Any,
 ) -> None:
@@ -71,7 +83,7 @@ def train(
 
     Example: barebones train --mask mask.safetensors
     """
-    settings, run_options = split(options)
+    settings, run_options = split(options, again)
     settings = {name: value for name, value in settings.items() if value is not None and value is not False}
     if "method" in settings:
         raise ValueError("train does not prune, so --method has no effect; use barebones run")
@@ -85,22 +97,24 @@ def train(
 
 
 @with_options()
-def run(dry_run: DryRun = False, **options: Any) -> None:
+def run(again: Again = False, dry_run: DryRun = False, **options: Any) -> None:
     """Prune, train and test a network: one experiment from start to end.
 
     Finished stages are skipped, so the same command resumes a run that was stopped or killed.
 
     Example: barebones run --data digits --model small-vgg --method force --sparsity 0.99
     """
-    settings, run_options = split(options)
+    settings, run_options = split(options, again)
     _conclude(Experiment(**settings), run_options, dry_run)
 
 
 def _conclude(requested: Experiment, run_options: RunOptions, dry_run: bool) -> None:
     """Run an experiment to its end and print the result."""
+    folder = run_options.folder(requested.resolved(run_options.device))
+    before = (folder / RESULT).exists() and not run_options.again
     result = _perform(requested, run_options, dry_run)
     if result is not None:
-        for sentence in summary(result, run_options.folder(requested.resolved(run_options.device))):
+        for sentence in summary(result, folder, before):
             say(sentence)
 
 

@@ -41,6 +41,9 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="Import and run code that the file names, such as package.module:factory.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+Again = Annotated[
+    bool, typer.Option("--again", help="Delete what an earlier run of this experiment has left, and run anew.")
+]
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Experiments to run at once.", show_default="one per CPU core; up to 4 on a GPU"),
@@ -128,13 +131,13 @@ def _completion(option: str) -> Callable[[str], list[str]] | None:
     return lambda incomplete: [n for names in tables[option] for n in names if n.startswith(incomplete)]
 
 
-def split(options: dict[str, Any]) -> tuple[dict[str, Any], RunOptions]:
+def split(options: dict[str, Any], again: bool = False) -> tuple[dict[str, Any], RunOptions]:
     """Split the options of a command into the fields of an experiment and the run options."""
     run_options = {name: options.pop(name) for name in RUN_OPTIONS}
     run_options["device"] = check_device(run_options["device"])
     if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):
         raise ValueError("method dense prunes nothing, so it takes no --sparsity; leave it out")
-    return options, RunOptions(**run_options)
+    return options, RunOptions(**run_options, again=again)
 
 
 def check_device(name: str) -> str:

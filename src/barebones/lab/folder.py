@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from torch import nn
 
 from ..files import container, masks, weights
@@ -127,12 +127,7 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
 
     `initial` is the digest of the initial weights.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    try:  # the system releases the lock when the process ends, also by SIGKILL
-        lock = FileLock(path / LOCK, timeout=0, thread_local=False).acquire()
-    except Timeout:
-        raise Busy(f"another process is running in {path}; wait for it, or stop it first") from None
-    with lock, open(path / LOCK, "rb") as locked:
+    with _locked(path), open(path / LOCK, "rb") as locked:
         needed = 5 * weight_bytes + SPARE  # the weights, and two checkpoints of weights and momentum
         free = shutil.disk_usage(path).free
         if free < needed:
@@ -147,6 +142,25 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
             folder.write(EXPERIMENT, experiment.to_dict())
         folder.read(EXPERIMENT)  # raises if it is the record of another run
         yield folder
+
+
+def _locked(path: Path) -> AcquireReturnProxy:
+    """Make a folder and lock it for this process."""
+    path.mkdir(parents=True, exist_ok=True)
+    try:  # the system releases the lock when the process ends, also by SIGKILL
+        return FileLock(path / LOCK, timeout=0, thread_local=False).acquire()
+    except Timeout:
+        raise Busy(f"another process is running in {path}; wait for it, or stop it first") from None
+
+
+def emptied(path: Path) -> None:
+    """Delete the files of a run, if there are any; a folder in which a process works raises `Busy`."""
+    if not path.exists():
+        return
+    with _locked(path):
+        for file in sorted(path.iterdir(), key=lambda file: file.name != RESULT):  # a run without result is unfinished
+            if file.name != LOCK and file.is_file():
+                file.unlink()
 
 
 def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, Any] | None:

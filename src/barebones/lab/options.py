@@ -22,6 +22,7 @@ class RunOptions:
     captured: bool = True  # on a GPU, replay rounds and training steps as CUDA graphs
     save_every: float = 30.0  # seconds between checkpoints
     tensorboard: bool = False
+    again: bool = False  # delete what an earlier run of the same experiment has left, and run anew
     mask: Path | None = None  # the mask file to train, for the method "file"
 
     def folder(self, experiment: Experiment) -> Path:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from .experiment import Experiment
-from .folder import CHECKPOINT, MASK, finished, load_mask, recorded, reserved
+from .folder import CHECKPOINT, MASK, emptied, finished, load_mask, recorded, reserved
 from .metrics import METRICS, Line, Metrics
 from .network import Network
 from .options import RunOptions
 from .stages import Stages, Steps, Stopped
+from .stored import check_unchanged
 
 __all__ = ["RunOptions", "Steps", "Stopped", "result_of", "run"]
 
@@ -32,7 +33,10 @@ def run(
     checkpoint and raises `Stopped`. With `until="prune"` it ends after pruning and returns what the mask file says.
     """
     path = options.folder(experiment)
+    if options.again:
+        emptied(path)
     if (ending := _ending(path, experiment, until)) is not None:
+        check_unchanged(path, experiment)
         return ending
     network = Network(experiment, options, torch.device(options.device))
     with reserved(path, experiment, network.digest, network.bytes) as folder:

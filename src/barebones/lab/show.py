@@ -107,8 +107,11 @@ def run_folder(folder: Path) -> dict[str, Any]:
     return {"experiment": recorded(folder)[0], "state": progress(folder), "result": finished(folder)}
 
 
-def summary(result: dict[str, Any], folder: Path) -> Iterator[str]:
-    """Yield the result of a run in sentences."""
+def summary(result: dict[str, Any], folder: Path, before: bool = False) -> Iterator[str]:
+    """Yield the result of a run in sentences; `before` says that it had ended before this command began."""
+    if before:
+        when = result.get("made", {}).get("finished")
+        yield f"This run was finished before{f', on {when}' if when else ''}; --again runs it anew."
     test, best, seconds = result["test"], result["best_validation"], result["seconds"]
     five = f", {test['top5']:.2%} top-5" if test["top5"] is not None else ""
     yield f"Test accuracy after the last epoch: {test['top1']:.2%}{five}."

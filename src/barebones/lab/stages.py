@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -197,6 +201,7 @@ class Stages:
             "weights": digest.hexadecimal(self.model.parameters()),
             "metrics": self.metrics.mark(),
             "environment": environment(self.options, plan.epochs),
+            "made": made(),
         }
         self.folder.write(RESULT, result)
         self._delete(CHECKPOINT)
@@ -287,6 +292,20 @@ def environment(options: RunOptions, epochs: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "compiled": options.compiles(epochs),
         "captured": options.captured and device.type == "cuda",
+    }
+
+
+def made() -> dict[str, Any]:
+    """Return when, where and by which command a result was made, and the commit of the working folder, if any."""
+    commit, script = None, Path(sys.argv[0]).name
+    with suppress(OSError, subprocess.SubprocessError):
+        git = ["git", "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    return {
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["barebones" if script == "__main__.py" else script, *sys.argv[1:]]),
+        "host": platform.node(),
+        "commit": commit,
     }
 
 

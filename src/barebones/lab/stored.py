@@ -14,6 +14,7 @@ from ..files.weights import load_weights
 from ..masks import Masks
 from ..pruning.methods import METHODS
 from ..running import digest
+from ..scope import prunable
 from ..words import printable
 from .experiment import DENSE, FILE, Experiment
 from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, explained, finished, load_mask, progress, recorded, verified
@@ -102,6 +103,22 @@ def initial(experiment: Experiment) -> nn.Module:
     """Return the experiment's network at its initial weights, on the CPU."""
     data = DATA[experiment.data]
     return initial_network(experiment, data.classes, data.size, data.channels)
+
+
+def check_unchanged(folder: Path, experiment: Experiment) -> None:
+    """Raise a `ValueError` if the experiment's network is not the one that the run in this folder began with."""
+    known, network = recorded(folder, experiment)[1].initial, initial(experiment)
+    if known in (None, digest.hexadecimal(network.parameters())):
+        return
+    before = (finished(folder, experiment) or load_mask(folder, recorded(folder)[1])[1])["prunable"]
+    now = sum(weight.numel() for weight in prunable(network).values())
+    change = "its initial weights are others"
+    if before != now:
+        change = f"it had {before:,} prunable weights and has {now:,}"
+    raise ValueError(
+        f"{experiment.model} has changed since {folder} was written ({change}); "
+        "delete that folder, or pass --again to run anew, or give the network another name"
+    )
 
 
 def example(experiment: Experiment, batch: int = 2) -> Tensor:

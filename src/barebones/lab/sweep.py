@@ -20,6 +20,7 @@ from .display import clock, live_table, sentence
 from .experiment import Experiment
 from .folder import FAILURE
 from .options import RunOptions
+from .stored import check_unchanged
 from .tidy import Row
 
 PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep is stopped
@@ -107,6 +108,8 @@ def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed
     jobs = [Job(resolved) for resolved in dict.fromkeys(each.resolved(options.device) for each in experiments)]
     for job in jobs:
         row = _look(job, options)
+        if job.state == SKIPPED and job.experiment.model not in MODELS:  # its code may have changed since
+            check_unchanged(options.runs / job.folder, job.experiment)
         if retry_failed and row is not None and row["status"] == records.FAILED:
             job.state, job.reason = QUEUED, ""
     return jobs
