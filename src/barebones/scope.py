@@ -233,6 +233,12 @@ def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     return copy
 
 
+def refuse_scripted(model: nn.Module) -> None:
+    """Refuse a network with scripted modules: torch cannot follow them, nor copy their parameters as parameters."""
+    if scripted := [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]:
+        raise ValueError(f"{scripted[0] or 'the model'} is scripted; pass the model before torch.jit.script")
+
+
 def _refuse_views(model: nn.Module, masked: list[tuple[str, nn.Parameter, Tensor]]) -> None:
     """Refuse a masked weight if another tensor of the model shares its memory, because a copy of it would not."""
     extents = {name: (t, *_extent(t)) for name, t in chain(model.named_parameters(), model.named_buffers())}

@@ -2,6 +2,7 @@
 
 import copy
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -362,3 +363,12 @@ def test_a_layer_whose_weight_is_only_read_stays_as_it_is():
     model, x = zoo.Net(merged, layer=nn.Linear(6, 4), out=nn.Linear(4, 3), a=a, b=b), torch.randn(3, 6)
     masks = zoo.random_masks(model, 0.5)
     assert same(sparsify_for_cpu(model, masks, x), model, masks, x)
+
+
+def test_a_scripted_part_is_refused_in_a_sentence():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        scripted = torch.jit.script(nn.Linear(6, 2))
+    model = nn.Sequential(nn.Linear(4, 6), scripted)
+    with pytest.raises(ValueError, match=r"^1 is scripted; pass the model before torch\.jit\.script$"):
+        sparsify_for_cpu(model, {"0.weight": torch.eye(6, 4) > 0})

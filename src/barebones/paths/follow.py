@@ -22,7 +22,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..masks import Masks
 from ..running.inputs import call, tensors
 from ..running.rng import forked
-from ..scope import bare, matched, parameters
+from ..scope import bare, matched, parameters, refuse_scripted
 from .bits import Bits, Use
 from .rules import RULES
 
@@ -167,8 +167,7 @@ def standing_in(model: nn.Module, bits: dict[int, Tensor], training: bool = Fals
     Afterwards all modules have their old attributes, and the dicts, lists and sets among these have their old content.
     """
     modules = list(model.modules())
-    if scripted := [type(m).__name__ for m in modules if isinstance(m, torch.jit.ScriptModule)]:
-        raise ValueError(f"{scripted[0]} is scripted; pass the model before torch.jit.script")
+    refuse_scripted(model)
 
     def stand_in(value: Any) -> Any:
         if isinstance(value, Tensor) and id(value) not in bits:

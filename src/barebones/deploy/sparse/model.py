@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...running.outputs import device_of
 from ...running.rng import forked
-from ...scope import masked_copy, parameters
+from ...scope import masked_copy, parameters, refuse_scripted
 from ..equality import unequal, with_values
 from ..fold import Pairs, foldable, with_folded
 from .graph import fused
@@ -47,6 +47,7 @@ def sparsify_for_cpu(
       (1): ReLU()
     )
     """
+    refuse_scripted(model)
     masked = masked_copy(model, masks).eval().requires_grad_(False)
     names = _names(masked, masks)
     if example is None:
