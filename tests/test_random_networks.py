@@ -136,9 +136,13 @@ def check_sparse(network: Network) -> None:
         with references.Trace(model), mock.patch.object(SparseLayer, "implementations", last_implementation):
             fast = bb.sparsify_for_cpu(model, network.masks, network.example)
             masked = zoo.masked(model, network.masks).eval()
+            wide = deepcopy(masked).double()
             for x in (network.example, *inputs_like(network.example)):
-                gap = difference(returned(masked, x), returned(fast, x))
-                assert gap <= 1e-3, f"they differ by {gap:.1e}"
+                expected = returned(masked, x)
+                # A norm of a constant is nothing but rounding errors.
+                noise = difference(returned(wide, x.double() if x.is_floating_point() else x), expected)
+                gap = difference(expected, returned(fast, x))
+                assert gap <= max(1e-3, 10 * noise), f"they differ by {gap:.1e}"
 
 
 def check_folded(network: Network) -> None:
