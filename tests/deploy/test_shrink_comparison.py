@@ -88,11 +88,19 @@ def tiny_scale() -> nn.Module:
     return net
 
 
+def scheduled() -> nn.Module:
+    net = rezero()
+    del net.alpha
+    net.register_buffer("alpha", torch.zeros(1))  # a schedule raises it later
+    return net
+
+
 ZEROS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "head": (zero_head, (4, 4)),
     "LayerScale": (layer_scale, (4, 4)),
     "tiny LayerScale": (tiny_scale, (4, 4)),
     "ReZero": (rezero, (4, 4)),
+    "scale in a buffer": (scheduled, (4, 4)),
     "gamma": (zero_gamma, (4, 2, 8, 8)),
     "low rank": (low_rank, (4, 4)),
 }

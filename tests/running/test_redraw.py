@@ -16,7 +16,7 @@ from barebones.scope import matched, parameters
 
 
 class Block(nn.Module):
-    """A branch whose scale is zero, with a table, a frequency buffer and an integer parameter."""
+    """A branch whose scales are zero, with a frequency buffer and an integer parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,16 +25,19 @@ class Block(nn.Module):
         self.alpha = nn.Parameter(torch.zeros(()))
         self.steps = nn.Parameter(torch.arange(3), requires_grad=False)
         self.register_buffer("frequencies", torch.ones(4))
+        self.register_buffer("warmup", torch.zeros(1))
         self.register_buffer("absent", None)
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.alpha * self.gamma[:, 0] * self.norm(self.second(self.first(x)))
+        return x + self.warmup * self.alpha * self.gamma[:, 0] * self.norm(self.second(self.first(x)))
 
 
 def test_zero_initialized_parts_get_values_that_are_not_zero() -> None:
     block = redraw_(Block(), seed=0)
-    scales = torch.stack([*block.gamma.flatten(), block.alpha, *block.norm.weight, *block.norm.running_var])
+    scales = torch.stack(
+        [*block.gamma.flatten(), block.alpha, *block.warmup, *block.norm.weight, *block.norm.running_var]
+    )
     assert scales.min() >= 0.5
     assert scales.max() <= 1.5
     assert all((p != 0).all() for p in (block.second.weight, block.second.bias, block.norm.running_mean))

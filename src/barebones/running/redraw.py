@@ -16,12 +16,13 @@ SHIFT_SIZE = 0.5  # the standard deviation of biases and shifts; signals have ab
 
 
 def redraw_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Parameter, Tensor]] = ()) -> nn.Module:
-    """Draw all float parameters and batch-norm statistics of a network anew, in place, and return the network.
+    """Draw all float parameters, batch-norm statistics and zero scalars of a network anew, and return the network.
 
     Weights are normal, with a variance that keeps the size of signals with the weights that are left. Scales, and other
     parameters of one dimension, are between 0.5 and 1.5; biases and shifts are normal. Pruned weights are zero:
-    `masked` has the masks of the network's parameters, as `scope.matched` returns them. Other buffers and integers do
-    not change, and the global random numbers are not used.
+    `masked` has the masks of the network's parameters, as `scope.matched` returns them. A buffer that is a single zero
+    may be a scale that a schedule raises later. Other buffers and integers do not change, and the global random numbers
+    are not used.
 
     >>> layer = redraw_(nn.Linear(2, 2), seed=0)
     >>> bool(torch.equal(layer.weight, redraw_(nn.Linear(2, 2), seed=0).weight))
@@ -37,7 +38,7 @@ def redraw_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Parame
         for name, buffer in network.named_buffers():
             if name.endswith("running_mean"):
                 buffer.copy_(_normal(buffer, generator))
-            elif name.endswith("running_var"):
+            elif name.endswith("running_var") or (buffer.is_floating_point() and buffer.numel() == 1 and not buffer):
                 buffer.copy_(_uniform(buffer, generator))
     return network
 
