@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 WIDTH = 100  # columns of tables as plain text
+LONGEST = 60  # characters of a wrong value that an error shows
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -29,8 +30,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     "there is no method 'forse'; did you mean 'force'? Choose one of force, snip"
     """
     names = list(known)
-    hint = did_you_mean(str(name), names)
-    return f"there is no {kind} {name!r}{hint + ' Choose' if hint else '; choose'} one of {', '.join(names)}"
+    hint = did_you_mean(str(name)[:LONGEST], names)
+    return f"there is no {kind} {shown(name)}{hint + ' Choose' if hint else '; choose'} one of {', '.join(names)}"
 
 
 def shortened(names: Iterable[str], most: int = 5) -> str:
@@ -81,3 +82,13 @@ def plain_text(table: Any) -> str:
     with console.capture() as text:
         console.print(table)
     return "\n".join(line.rstrip() for line in text.get().splitlines())
+
+
+def shown(value: Any) -> str:
+    """Return a value from a file as one short line for an error.
+
+    >>> shown("a\\nb"), shown("x" * 100)[-5:]
+    ("'a\\\\nb'", 'xx...')
+    """
+    text = printable(repr(value))
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

@@ -16,8 +16,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..version import __version__
-from ..words import printable, shape_of
-from .header import shown, typed
+from ..words import printable, shape_of, shown
+from .header import typed
 
 Path = str | os.PathLike[str]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from ..words import printable
+from ..words import shown
 
 T = TypeVar("T")
 
@@ -17,7 +17,6 @@ KINDS: dict[str, tuple[Any, str]] = {  # what JSON can hold, by the annotations 
     "list": (list, "a list"),
     "dict": (dict, "a table"),
 }
-LONGEST = 60  # characters of a wrong value that an error shows
 
 
 def record(kind: type[T], values: Any, what: str, others: bool = False) -> T:
@@ -72,13 +71,3 @@ def typed(name: str, value: Any, annotation: str) -> Any:
         for item in value.values() if outer == "dict" else value:
             typed(f"the entry of {name}", item, inner)
     return value
-
-
-def shown(value: Any) -> str:
-    """Return a value from a file as one short line for an error.
-
-    >>> shown("a\\nb"), shown("x" * 100)[-5:]
-    ("'a\\\\nb'", 'xx...')
-    """
-    text = printable(repr(value))
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

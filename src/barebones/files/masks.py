@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ..masks import Masks, size
 from ..scope import Pattern, parameters, prunable
 from ..version import __version__
-from ..words import shortened
+from ..words import shortened, shown
 from . import container
 from .encoding import Layer, check_size, decoded, layers, pack
-from .header import record, shown
+from .header import record
 
 KIND, VERSION = "barebones-masks", 1
 
