@@ -93,6 +93,7 @@ def made_up_result(experiment: Experiment, top1: float = 0.9, **changes) -> dict
         "best_validation": {"epoch": 12, "validation": 0.92, "test": 0.89},
         "prunable": 1000,
         "kept": 100,
+        "effective": 50,
         "sparsity": 0.9,
         "effective_sparsity": 0.95,
         "collapsed": [],

@@ -65,6 +65,7 @@ FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
         "best_validation": (None, training.BEST),
         "prunable": "int",
         "kept": "int",
+        "effective": "int | None",
         "sparsity": "float",
         "effective_sparsity": "float | None",
         "collapsed": "list[str]",

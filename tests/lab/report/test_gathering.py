@@ -193,16 +193,17 @@ def test_a_broken_file_is_named_and_the_others_go_on(tmp_path: Path, name: str, 
 def test_other_values_than_numbers_do_not_reach_the_page(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     (folder / files.MASK).unlink()
-    changes = {"flops_dense": 10**400, "environment": {"torch": [1]}, "effective": "many"}
+    changes = {"flops_dense": 10**400, "environment": {"torch": [1]}}
     [owner], result = {files.recorded(folder)[1]}, files.finished(folder)
     assert result is not None
     files.write_json(folder / files.RESULT, result | changes, owner)
     [run] = gather(tmp_path)["runs"]
-    assert (run["status"], run["effective"], run["flops_dense"], run["environment"]) == ("done", None, None, {})
-    files.write_json(folder / files.RESULT, result | {"kept": "many"}, owner)
-    [run] = gather(tmp_path)["runs"]
-    assert (run["status"], run["accuracy"]) == ("unreadable", None)
-    assert "kept 'many' is not a whole number" in words_of(run)
+    assert (run["status"], run["flops_dense"], run["environment"]) == ("done", None, {})
+    for name in ("kept", "effective"):
+        files.write_json(folder / files.RESULT, result | {name: "many"}, owner)
+        [run] = gather(tmp_path)["runs"]
+        assert (run["status"], run["accuracy"]) == ("unreadable", None)
+        assert f"{name} 'many' is not a whole number" in words_of(run)
     report.page(gather(tmp_path))
 
 
