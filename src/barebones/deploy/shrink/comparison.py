@@ -143,7 +143,7 @@ def accepts(network: nn.Module, inputs: Any) -> bool:
     """Whether a network on the CPU runs in eval mode. On a GPU, an index out of range would end the process."""
     try:
         outputs(network.eval(), tree_map(lambda t: t.cpu() if isinstance(t, Tensor) else t, inputs))
-    except Exception:
+    except Exception:  # of any class, since it is the user's forward pass: the network does not take such inputs
         return False
     return True
 
