@@ -348,6 +348,7 @@ class Trace:
             "python": random.getstate(),
             "numpy": (name, keys.tolist(), *rest),
             "generators": [g.get_state().tolist() for g in self.generators],
+            "own generators": [repr(_generator_state(v)) for m in modules for v in vars(m).values()],
             "cudnn": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, cuda.matmul.allow_tf32),
             "attention": (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -356,6 +357,17 @@ class Trace:
             "threads": torch.get_num_threads(),
             "autocast": torch.is_autocast_enabled("cpu"),
         }
+
+
+def _generator_state(value: object) -> object:
+    """Return the state of a random generator; None for anything else."""
+    if isinstance(value, numpy.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, numpy.random.RandomState):
+        return [part.tolist() if isinstance(part, numpy.ndarray) else part for part in value.get_state()]
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    return value.getstate() if isinstance(value, random.Random) else None
 
 
 def _tensors(module: nn.Module) -> list[Tensor | None]:

@@ -13,6 +13,7 @@ import zoo
 from references import Trace
 from torch import Tensor, nn
 
+import barebones as bb
 from barebones.deploy.export import to_onnx, to_program, to_sparse
 from barebones.deploy.fold import folded
 from barebones.deploy.sparse import sparsify_for_cpu
@@ -44,3 +45,29 @@ def test_the_random_numbers_of_the_caller_stay(name, noise, tmp_path, request):
     masks, x = zoo.random_masks(model, 0.5), torch.randn(3, 4)
     with Trace(model), suppress(ValueError if noise == "all" else ()):  # exports do not know Python's random numbers
         FUNCTIONS[name](model, masks, x, tmp_path)
+
+
+def noisy(net: Any, x: Tensor) -> Tensor:
+    """Add noise from generators of the network's own."""
+    noise = torch.rand((), generator=net.noise) + net.python.random() + net.numpy.random() + net.older.rand()
+    return net.last(torch.relu(net.first(x))) + 1e-3 * float(noise)
+
+
+BATCHES = [(torch.randn(4, 4), torch.tensor([0, 1, 0, 1]))]
+ALL: dict[str, Callable[[nn.Module, Any, Any, Path], Any]] = FUNCTIONS | {
+    "prune": lambda model, masks, x, path: bb.prune(model, BATCHES, 0.5, "iter-snip", rounds=3),
+    "account": lambda model, masks, x, path: bb.account(model, masks, x),
+    "shrink": lambda model, masks, x, path: bb.shrink(model, masks, x),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_generators_that_the_network_owns_stay(name, tmp_path, request):
+    if name == "to_onnx":
+        request.getfixturevalue("onnx_packages")
+    own = {"noise": torch.Generator(), "python": random.Random(0), "older": numpy.random.RandomState(0)}
+    model = zoo.Net(noisy, first=nn.Linear(4, 6), last=nn.Linear(6, 2), numpy=numpy.random.default_rng(0), **own)
+    masks, x = zoo.keep_all(model), torch.randn(3, 4)
+    # Some refuse a network that draws from them, or cannot export it; they must not have moved them either.
+    with Trace(model), suppress(ValueError):
+        ALL[name](model, masks, x, tmp_path)

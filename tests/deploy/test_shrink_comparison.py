@@ -88,11 +88,21 @@ def tiny_scale() -> nn.Module:
     return net
 
 
-def scheduled() -> nn.Module:
+def scheduled(*scales: float) -> nn.Module:
     net = rezero()
     del net.alpha
-    net.register_buffer("alpha", torch.zeros(1))  # a schedule raises it later
+    net.register_buffer("alpha", torch.tensor(scales))  # a schedule raises it later
     return net
+
+
+def grown(net: Any, x: Tensor) -> Tensor:
+    """Add a second branch behind a scale that a schedule raises later."""
+    return net.skip(x) + net.scales[0] * net.near(x) + net.scales[1] * net.second(torch.relu(net.first(x)))
+
+
+def one_branch_at_a_time() -> nn.Module:
+    return Net(grown, first=nn.Linear(4, 6), second=nn.Linear(6, 4), skip=nn.Linear(4, 4), near=nn.Linear(4, 4),
+               scales=torch.tensor([1.0, 0.0]))  # fmt: skip
 
 
 ZEROS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
@@ -100,7 +110,10 @@ ZEROS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "LayerScale": (layer_scale, (4, 4)),
     "tiny LayerScale": (tiny_scale, (4, 4)),
     "ReZero": (rezero, (4, 4)),
-    "scale in a buffer": (scheduled, (4, 4)),
+    "scale in a buffer": (lambda: scheduled(0.0), (4, 4)),
+    "scales in a buffer": (lambda: scheduled(0.0, 0.0, 0.0, 0.0), (4, 4)),
+    "tiny scales in a buffer": (lambda: scheduled(1e-9, 1e-12, -1e-9, 0.0), (4, 4)),
+    "some scales in a buffer": (one_branch_at_a_time, (4, 4)),
     "gamma": (zero_gamma, (4, 2, 8, 8)),
     "low rank": (low_rank, (4, 4)),
 }
@@ -121,7 +134,7 @@ def test_a_right_cut_behind_zeros_passes(name):
     make, shape = ZEROS[name]
     model, example = make(), torch.randn(shape)
     masks = keep_all(model)
-    first, second = ("down.weight", "up.weight") if name == "low rank" else [n for n in masks if "weight" in n]
+    first, second = ("down.weight", "up.weight") if name == "low rank" else [n for n in masks if "weight" in n][:2]
     masks[first][0] = False
     masks[second][:, 1] = False
     small = bb.shrink(model, masks, example)

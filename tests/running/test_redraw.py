@@ -26,6 +26,7 @@ class Block(nn.Module):
         self.steps = nn.Parameter(torch.arange(3), requires_grad=False)
         self.register_buffer("frequencies", torch.ones(4))
         self.register_buffer("warmup", torch.zeros(1))
+        self.register_buffer("drops", torch.tensor([1.0, 0.0, 1e-6, -2.0]))
         self.register_buffer("absent", None)
         nn.init.zeros_(self.second.weight)
 
@@ -41,6 +42,8 @@ def test_zero_initialized_parts_get_values_that_are_not_zero() -> None:
     assert scales.min() >= 0.5
     assert scales.max() <= 1.5
     assert all((p != 0).all() for p in (block.second.weight, block.second.bias, block.norm.running_mean))
+    assert block.drops[[0, 3]].tolist() == [1, -2]
+    assert block.drops[[1, 2]].min() >= 0.5
     x = torch.randn(3, 4)
     assert not torch.allclose(block.eval()(x), x, atol=0.1)
 

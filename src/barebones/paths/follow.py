@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ..masks import Masks
 from ..running.inputs import call, tensors
-from ..running.rng import forked
+from ..running.rng import forked, own_generators
 from ..scope import bare, matched, parameters, refuse_scripted
 from .bits import Bits, Use
 from .rules import RULES
@@ -101,7 +101,7 @@ def trace(
     devices = list({p.device for p in named.values()}) or [torch.device("cpu")]
     try:
         with ExitStack() as stack:
-            for guard in guards(devices[0]):
+            for guard in (*guards(devices[0]), own_generators(model)):
                 stack.enter_context(guard)
             bits = {
                 name: (kept[name].float() if name in kept else torch.ones(p.shape, device=p.device)).requires_grad_()

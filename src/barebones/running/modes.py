@@ -10,10 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
+from .rng import own_generators
+
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Put the train flags, buffers and gradients of a model back at the end. Inside, its parameters have no gradient.
+    """Put the train flags, buffers, gradients and random generators of a model back at the end.
+
+    Inside, its parameters have no gradient.
 
     >>> model = nn.BatchNorm1d(2)
     >>> with restored(model):
@@ -30,7 +34,8 @@ def restored(model: nn.Module) -> Iterator[None]:
         for parameter, gradient in gradients:
             if gradient is not None:
                 parameter.grad = None  # a loss that calls backward() must not add to the caller's gradients
-        yield
+        with own_generators(model):
+            yield
     finally:
         for parameter, gradient in gradients:
             if parameter.grad is not gradient:

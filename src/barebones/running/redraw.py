@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, nn
 
 SHIFTS = ("bias", "beta", "shift")  # parts of the names of parameters that are added rather than multiplied
+NEARLY_ZERO = 0.01  # a scale below this hides what it is multiplied with
 SHIFT_SIZE = 0.5  # the standard deviation of biases and shifts; signals have about 1
 
 
 def redraw_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Parameter, Tensor]] = ()) -> nn.Module:
-    """Draw all float parameters, batch-norm statistics and zero scalars of a network anew, and return the network.
+    """Draw all float parameters, batch-norm statistics and zeros in buffers anew, and return the network.
 
     Weights are normal, with a variance that keeps the size of signals with the weights that are left. Scales, and other
     parameters of one dimension, are between 0.5 and 1.5; biases and shifts are normal. Pruned weights are zero:
-    `masked` has the masks of the network's parameters, as `scope.matched` returns them. A buffer that is a single zero
-    may be a scale that a schedule raises later. Other buffers and integers do not change, and the global random numbers
-    are not used.
+    `masked` has the masks of the network's parameters, as `scope.matched` returns them. A zero in a buffer, or what is
+    nearly zero, may be a scale that a schedule raises later. Other values of buffers, and integers, do not change. The
+    global random numbers are not used.
 
     >>> layer = redraw_(nn.Linear(2, 2), seed=0)
     >>> bool(torch.equal(layer.weight, redraw_(nn.Linear(2, 2), seed=0).weight))
@@ -38,8 +39,10 @@ def redraw_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Parame
         for name, buffer in network.named_buffers():
             if name.endswith("running_mean"):
                 buffer.copy_(_normal(buffer, generator))
-            elif name.endswith("running_var") or (buffer.is_floating_point() and buffer.numel() == 1 and not buffer):
+            elif name.endswith("running_var"):
                 buffer.copy_(_uniform(buffer, generator))
+            elif buffer.is_floating_point() and (hidden := buffer.abs() < NEARLY_ZERO).any():
+                buffer.copy_(torch.where(hidden, _uniform(buffer, generator).to(buffer), buffer))
     return network
 
 

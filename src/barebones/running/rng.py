@@ -1,15 +1,16 @@
-"""Randomness: the global random number generators, seeded for a while and put back."""
+"""Randomness: the global random number generators and those of a network, seeded for a while and put back."""
 
 from __future__ import annotations
 
 import importlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 
 @contextmanager
@@ -48,6 +49,31 @@ def reseed(device: torch.device, seed: int) -> None:
     random.seed(seed)
     if numpy := _numpy_random():
         numpy.seed(seed % 2**32)
+
+
+@contextmanager
+def own_generators(model: nn.Module) -> Iterator[None]:
+    """Put the generators that modules hold as attributes back at the end: those of torch, Python and NumPy."""
+    kinds = _kinds()
+    held = [value for module in model.modules() for value in vars(module).values() if type(value) in kinds]
+    states = [kinds[type(generator)][0](generator) for generator in held]
+    try:
+        yield
+    finally:
+        for generator, state in zip(held, states, strict=True):
+            kinds[type(generator)][1](generator, state)
+
+
+def _kinds() -> dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]:
+    """Return how to read and to write the state of each kind of generator."""
+    kinds: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+        torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+        random.Random: (random.Random.getstate, random.Random.setstate),
+    }
+    if numpy := _numpy_random():
+        kinds[numpy.RandomState] = (numpy.RandomState.get_state, numpy.RandomState.set_state)
+        kinds[numpy.Generator] = (lambda g: g.bit_generator.state, lambda g, s: setattr(g.bit_generator, "state", s))
+    return kinds
 
 
 def _numpy_random() -> Any:

@@ -69,7 +69,8 @@ def shrink(
     """Return the network without the channels, neurons and branches that carry no signal from input to output.
 
     The small network is a plain `nn.Module`. It returns what the masked model returns, in train and in eval mode. This
-    is checked on the example and on random inputs of its shape, with the present values and with random ones. A channel
+    is checked on the example and on random inputs of its shape, with the present values and with random ones. Random
+    values replace those of parameters, and zeros in buffers; a scale that is a Python number keeps its value. A channel
     whose removal fails the check is kept, and `plan.left` says why. If a network fails the check with all its channels,
     a `ValueError` is raised. The model and the random state do not change.
 
