@@ -12,6 +12,7 @@ from .files.masks import load_masks, save_masks
 from .files.weights import Weights, load_weights, save_weights
 from .holding import Hold, audit, hold
 from .masks import Agreement, Masks, Scores, agreement
+from .pruning.controls import inverted, redrawn, shuffled
 from .pruning.methods import METHODS, Method
 from .pruning.probe import Probe
 from .pruning.prune import Pruned, prune
@@ -46,6 +47,7 @@ __all__ = [
     "exponential",
     "folded",
     "hold",
+    "inverted",
     "keep_top",
     "linear",
     "load_masks",
@@ -53,12 +55,14 @@ __all__ = [
     "one_shot",
     "prunable",
     "prune",
+    "redrawn",
     "rounds",
     "saliency",
     "save_masks",
     "save_weights",
     "settle",
     "shrink",
+    "shuffled",
     "sparsify_for_cpu",
     "to_onnx",
     "to_program",

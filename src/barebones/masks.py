@@ -101,6 +101,12 @@ def copied(masks: Mapping[str, Tensor]) -> Masks:
     return Masks({name: mask.clone() for name, mask in masks.items()})
 
 
+def check_masks(masks: Mapping[str, Tensor]) -> None:
+    """Raise a `ValueError` unless these are masks."""
+    if not isinstance(masks, Mapping) or any(getattr(m, "dtype", None) != torch.bool for m in masks.values()):
+        raise ValueError("masks must be a dict from parameter names to bool tensors; pass result.masks")
+
+
 @dataclass(frozen=True)
 class Agreement:
     """How far two sets of masks keep the same weights, from 0.0 (none) to 1.0 (all)."""
@@ -120,9 +126,8 @@ def agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Agreement:
     >>> float(agreement({"w": torch.tensor([True, True, False])}, {"w": torch.tensor([True, False, True])}))
     0.5
     """
-    for masks in (a, b):
-        if not isinstance(masks, Mapping) or any(m.dtype != torch.bool for m in masks.values()):
-            raise ValueError("masks must be a dict from parameter names to bool tensors; pass result.masks")
+    check_masks(a)
+    check_masks(b)
     if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
         differing = sorted(a.keys() ^ b.keys()) or [name for name in a if a[name].shape != b[name].shape]
         raise ValueError(f"the masks belong to two different models; they differ in {shortened(differing)}")

@@ -17,6 +17,7 @@ from ..data import DATA
 from ..lab.experiment import DENSE, Experiment
 from ..lab.options import RunOptions
 from ..models import MODELS, SCHEMES
+from ..pruning.controls import CONTROLS
 from ..pruning.methods import METHODS
 from ..pruning.schedules import SCHEDULES
 
@@ -125,6 +126,7 @@ def _completion(option: str) -> Callable[[str], list[str]] | None:
         "method": (METHODS, (DENSE,)),
         "schedule": (SCHEDULES,),
         "init": (SCHEMES,),
+        "control": (CONTROLS,),
     }
     if option not in tables:
         return None

@@ -14,6 +14,7 @@ from typing import Any
 from ..data import DATA
 from ..files.header import typed
 from ..models import MODELS, SCHEMES
+from ..pruning.controls import CONTROLS, NONE
 from ..pruning.gradients import LOSSES
 from ..pruning.gradients import PRECISIONS as SCORING_PRECISIONS
 from ..pruning.methods import METHODS, Method, as_method
@@ -24,12 +25,15 @@ from .protocols import protocol
 from .training import PRECISIONS, TrainingPlan
 
 DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a known method
-PRUNING = ("rounds", "batches", "schedule", "revive_until", "at_least", "pretrain")  # fields that a dense run lacks
+PRUNING = (  # fields that a dense run lacks
+    "rounds", "batches", "schedule", "revive_until", "at_least", "pretrain", "rewind", "shrink", "control",
+)  # fmt: skip
+UNSET = (None, 0, False, NONE)
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
 
 # Fields that were added after runs had been recorded. A field at its value here is left out of the hash, so the
 # folders of all earlier runs keep their names. Every new field of `Experiment` must be listed here.
-LATER: dict[str, Any] = {"shrink": False}
+LATER: dict[str, Any] = {"shrink": False, "control": NONE}
 
 
 def _option(default: Any, help: str) -> Any:
@@ -64,6 +68,11 @@ class Experiment:
     pretrain: int = _option(0, "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).")
     rewind: bool = _option(False, "After --pretrain, train from the initial weights instead of the pretrained ones.")
     mask: str | None = _option(None, "SHA-256 of the masks to train, if they come from a file.")
+    control: str = _option(
+        NONE,
+        "What to change as a control: the masks, shuffled within each layer (shuffle) or inverted to the lowest scores "
+        "(invert); or the weights, drawn anew under the same masks (redraw).",
+    )
 
     epochs: int | None = _option(None, "Number of training epochs; the learning rate's milestones scale with it.")
     batch: int | None = _option(None, "Images per batch, in training and in scoring.")
@@ -82,6 +91,7 @@ class Experiment:
             "data": ("data set", DATA),
             "method": ("method", (*METHODS, DENSE, FILE)),
             "init": ("initialization", SCHEMES),
+            "control": ("control", CONTROLS),
             "loss": ("loss", LOSSES),
             "schedule": ("schedule", SCHEDULES),
             "precision": ("precision", PRECISIONS),
@@ -118,7 +128,7 @@ class Experiment:
         defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
         fixed: dict[str, Any] = {}
         if self.method == DENSE:
-            if wrong := [name for name in (*PRUNING, "rewind", "shrink") if getattr(self, name)]:
+            if wrong := [name for name in PRUNING if getattr(self, name) not in UNSET]:
                 raise ValueError(f"method dense prunes nothing, so it takes no {', '.join(map(_option_name, wrong))}")
             fixed = {"sparsity": 0.0}
         elif self.mask is None:
@@ -193,8 +203,9 @@ def folder_of(settings: Mapping[str, Any]) -> str:
     hashed = {name: value for name, value in settings.items() if name not in LATER or value != LATER[name]}
     id = sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:10]
     model = "".join(c if c.isalnum() or c in "-_." else "-" for c in settings["model"])
+    control = "" if settings["control"] == NONE else f"-{settings['control']}"
     sparsity = "" if settings["method"] == DENSE else f"-{100 * settings['sparsity']:g}"
-    return f"{settings['data']}-{model}-{settings['method']}{sparsity}-s{settings['seed']}-{id}"
+    return f"{settings['data']}-{model}-{settings['method']}{control}{sparsity}-s{settings['seed']}-{id}"
 
 
 def _option_name(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..pruning.controls import CONTROLS
 from ..pruning.methods import GREY, METHODS
 from .experiment import DENSE, FILE
 
@@ -32,6 +33,15 @@ def look(method: str) -> Look:
         return LAB_METHODS[method]
     row = METHODS.get(method)
     return Look(row.label or method, row.colour, row.marker) if row else Look(method, GREY, ".")
+
+
+def titled(name: str, control: str) -> str:
+    """Return the name of a method with what a control did to it.
+
+    >>> titled("force", "shuffle"), titled("FORCE", "none")
+    ('force, shuffled', 'FORCE')
+    """
+    return ", ".join(part for part in (name, CONTROLS.get(control, control)) if part)
 
 
 def looks() -> dict[str, Look]:

@@ -12,7 +12,10 @@ from torch import nn
 from ..data import Data
 from ..data import load as load_data
 from ..files.weights import dense_bytes
+from ..masks import Scores
 from ..models import build, initialize
+from ..pruning.controls import redrawn
+from ..pruning.probe import Probe
 from ..pruning.prune import Pruned, prune
 from ..pruning.round import Round
 from ..running import digest
@@ -39,9 +42,12 @@ class Network:
         self._check()
         self.bytes = dense_bytes(self.model)  # raises for a network whose weights cannot be saved
 
-    def initial(self) -> nn.Module:
-        """Build the network again, at the same initial weights."""
-        model = initial_network(self.experiment, self.data.classes, self.data.size, self.data.channels)
+    def initial(self, fresh: bool = False) -> nn.Module:
+        """Build the network again, at the same initial weights; with `fresh`, its prunable weights are drawn anew."""
+        experiment = self.experiment
+        model = initial_network(experiment, self.data.classes, self.data.size, self.data.channels)
+        if fresh:
+            model = redrawn(model, experiment.seed, experiment.init)
         if self.device.type == "cuda":
             return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
@@ -85,6 +91,20 @@ def pruned(
         after=after,
         seed=experiment.seed,
     )
+
+
+def scores(network: Network, experiment: Experiment, keep: int) -> Scores:
+    """Return what the experiment's criterion says about the dense network, which is where the first round begins."""
+    method = experiment.pruning()
+    probe = Probe(
+        network.model,
+        network.data.train.scoring(experiment.plan().batch, experiment.seed),
+        loss=experiment.loss,
+        precision=experiment.scoring_precision or "fp32",
+        seed=experiment.seed,
+    )
+    with probe.at(None, 0, keep, method.batches):
+        return method.criterion(probe)
 
 
 def initial_network(experiment: Experiment, classes: int, size: int, channels: int) -> nn.Module:

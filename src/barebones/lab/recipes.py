@@ -126,7 +126,7 @@ def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
 def _not_taken(method: str) -> tuple[str, ...]:
     """Return the settings that a method does not take, which a grid may have for the others."""
     if method == DENSE:
-        return ("sparsity", *PRUNING, "rewind", "shrink")
+        return ("sparsity", *PRUNING)
     return ("rounds",) if method in METHODS and METHODS[method].rounds == 1 else ()
 
 

@@ -18,13 +18,14 @@ from ..words import printable
 from . import tidy
 from .experiment import TYPES, Experiment
 from .folder import failed, finished, recorded
+from .looks import titled
 from .statistics import over_seeds
 from .tidy import Row
 
 CSV, PARQUET = "records.csv", "records.parquet"
 DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
 
-KEY = ("data", "model", "method", "sparsity")  # the settings that every table shows
+KEY = ("data", "model", "method", "sparsity", "control")  # the settings that every table shows
 
 SETTINGS: dict[str, type] = {f.name: TYPES[str(f.type).partition(" | ")[0]] for f in fields(Experiment)}
 RESULTS: dict[str, type] = {
@@ -58,7 +59,7 @@ def records(runs: Path) -> list[Row]:
 
 def arranged(rows: Iterable[Row]) -> list[Row]:
     """Return the rows sorted by their settings, with the statistics of their groups."""
-    order = ("data", "model", "method", "sparsity", "seed", "folder")
+    order = (*KEY, "seed", "folder")
     return with_statistics(sorted(rows, key=lambda row: [(row[name] is None, row[name]) for name in order]))
 
 
@@ -161,7 +162,8 @@ def summary(rows: Sequence[Row]) -> Table:
         shown.add_column(name)
     for members in groups.values():
         row, lost = members[0], sum(row["status"] != DONE for row in members)
-        cells = [row["data"], row["model"], row["method"], f"{100 * row['sparsity']:g}", _spread(row)]
+        method, sparsity = titled(row["method"], row["control"]), f"{100 * row['sparsity']:g}"
+        cells = [row["data"], row["model"], method, sparsity, _spread(row)]
         cells += [str(row["seeds"])] + [differences(row, firsts)] * with_more + [str(lost) if lost else ""]
         shown.add_row(*(Text(printable(cell)) for cell in cells[: len(shown.columns)]))
     return shown

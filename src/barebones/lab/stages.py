@@ -24,7 +24,8 @@ from ..deploy.shrink import Shrunk
 from ..files import masks as maskfile
 from ..files.weights import load_weights, save_weights
 from ..holding import audit
-from ..masks import Masks, everything
+from ..masks import Masks, everything, kept
+from ..pruning.controls import inverted, shuffled
 from ..pruning.probe import Probe
 from ..pruning.round import Round
 from ..running import digest
@@ -45,7 +46,7 @@ from .folder import (
     load_mask,
 )
 from .metrics import Mark, Metrics
-from .network import Network, pruned
+from .network import Network, pruned, scores
 from .options import RunOptions
 from .shrunk import account_of, images_per_second, laid_out, to_train
 from .training import Training, TrainingPlan
@@ -145,8 +146,13 @@ class Stages:
 
         with _deterministic():
             result = pruned(self.network, self.experiment, self.options, on_round, after)
-        flush()
-        self._save_masks(result.masks, result.collapsed, monotonic() - began, **result.about)
+            flush()
+            masks, collapsed = result.masks, result.collapsed
+            if self.experiment.control == "shuffle":
+                masks, collapsed = shuffled(masks, self.experiment.seed), []
+            elif self.experiment.control == "invert":
+                masks, collapsed = inverted(masks, scores(self.network, self.experiment, kept(masks))), []
+        self._save_masks(masks, collapsed, monotonic() - began, **result.about)
 
     def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
         numbers, dead = _account(self.model, masks, self.data)
@@ -168,6 +174,8 @@ class Stages:
         experiment = self.experiment
         if experiment.rewind:
             self.model = self.network.initial()
+        if experiment.control == "redraw":
+            self.model, about["found_for_these_weights"] = self.network.initial(fresh=True), False
         plan, held = experiment.plan(), None if experiment.method == DENSE else masks
         small = self._shrink(masks) if experiment.shrink else None
         if small is not None:
@@ -180,8 +188,8 @@ class Stages:
         last = training.last
         test = last.test if last is not None else training.evaluate(self.data.test)
         assert test is not None
-        kept = {} if experiment.method == DENSE else masks
-        save_weights(self.model, kept, self.folder.path / WEIGHTS, **self._stamp(WEIGHTS))
+        stored = {} if experiment.method == DENSE else masks
+        save_weights(self.model, stored, self.folder.path / WEIGHTS, **self._stamp(WEIGHTS))
         lines = self.metrics.lines
         result = {
             "experiment": experiment.to_dict(),

@@ -22,7 +22,14 @@ from .network import initial_network
 from .trust import check_trusted
 
 FINDING = ("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision")  # how masks are found
-SETTLED = (*FINDING, "loss", "pretrain", "rewind", "sparsity")  # settings that cannot change once there are masks
+SETTLED = (
+    *FINDING,
+    "loss",
+    "pretrain",
+    "rewind",
+    "sparsity",
+    "control",
+)  # settings that cannot change once there are masks
 
 
 def load(

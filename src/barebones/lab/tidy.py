@@ -15,7 +15,7 @@ from ..words import shortened
 
 Row = dict[str, Any]
 Rows = list[Row]
-TEXTS = ("source", "data", "model", "method", "kind", "widths")  # columns that hold text
+TEXTS = ("source", "data", "model", "method", "control", "kind", "widths")  # columns that hold text
 FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@＝＋－＠]")  # the beginning of a cell that a spreadsheet may compute
 QUOTED = re.compile(rf"'+({FORMULA.pattern})")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..lab import plots
 from ..lab.experiment import DENSE, Experiment
-from ..lab.looks import look, looks
+from ..lab.looks import Look, look, looks
 from ..lab.recipes import SPARSITIES
 from ..lab.sources import COLUMNS
 from ..lab.statistics import over_seeds
@@ -72,7 +72,7 @@ def measured(records: Sequence[Row], *point: str) -> Rows:
         runs = [copies[0] for copies in grouped(tested, "seed").values()]
         mean, deviation, _ = over_seeds((run["seed"], run["top1"]) for run in runs)
         statistics = {"mean": float("nan") if mean is None else mean, "std": deviation, "seeds": len(runs)}
-        rows += [{"source": OURS} | {name: run[name] for name in COLUMNS} | statistics for run in runs]
+        rows += [{"source": OURS} | {name: run[name] for name in (*COLUMNS, *point)} | statistics for run in runs]
     return rows
 
 
@@ -103,18 +103,18 @@ def by_method(rows: Iterable[Row]) -> dict[str, Rows]:
 
 
 def draw_line(
-    axes: Axes, method: str, runs: Rows, column: str, position: Callable[[Any], Any] = lambda value: value
+    axes: Axes, shown: Look, runs: Rows, column: str, position: Callable[[Any], Any] = lambda value: value
 ) -> None:
     """Draw means over a column, with a band of one standard deviation; a single seed has no band."""
     points = sorted(grouped(runs, column).items())
     x = [position(value) for value, _ in points]
     means = [100 * seeds[0]["mean"] for _, seeds in points]
     deviations = [100 * (seeds[0]["std"] or 0) for _, seeds in points]
-    colour = look(method).colour
+    colour = shown.colour
     if any(deviations):
         low, high = ([m + sign * d for m, d in zip(means, deviations, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
-    axes.plot(x, means, color=colour, marker=look(method).marker, markeredgewidth=0, zorder=3)
+    axes.plot(x, means, color=colour, marker=shown.marker, markeredgewidth=0, zorder=3)
 
 
 def draw_reference(axes: Axes, row: Row, x: float) -> None:

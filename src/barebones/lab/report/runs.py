@@ -18,6 +18,7 @@ from ...masks import Masks
 from ...models import MODELS, build
 from ..experiment import DENSE, Experiment
 from ..folder import EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
+from ..looks import titled
 from ..metrics import COUNTED, METRICS, Line, finite
 from ..metrics import read as read_metrics
 from ..records import DONE, FAILED, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
@@ -252,7 +253,7 @@ def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -
     return {name: None if settings is None else settings[name] for name in KEY} | {
         "runs": list(indices),
         "dense": members[0]["dense"],
-        "variant": "" if settings is None else differences(settings, firsts, equal_in=("data", "model", "method")),
+        "variant": "" if settings is None else _variant(settings, firsts),
         "accuracy": accuracy.mean,
         "deviation": accuracy.deviation,
         "seeds": accuracy.number,
@@ -262,6 +263,12 @@ def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -
         "collapsed": sum(bool(run["collapsed"]) for run in members),
         "states": {state: states.count(state) for state in (DONE, UNFINISHED, FAILED, UNREADABLE) if state in states},
     }
+
+
+def _variant(settings: Row, firsts: Sequence[Row]) -> str:
+    """Return what tells a group from others of the same method: its control, and the settings that differ."""
+    more = differences(settings, firsts, equal_in=("data", "model", "method", "control"))
+    return ", ".join(filter(None, (titled("", settings["control"]), more)))
 
 
 def _number(value: Any) -> float | int | None:

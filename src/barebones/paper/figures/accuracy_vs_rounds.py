@@ -60,7 +60,7 @@ def draw(rows: Rows) -> Canvas:
     ours, theirs = ([row for row in rows if row["source"] == source] for source in (OURS, PAPER))
     start = [row for row in ours if row["method"] == ONE_ROUND]
     for method in ITERATED:
-        draw_line(axes, method, [*start, *(row for row in ours if row["method"] == method)], "rounds")
+        draw_line(axes, look(method), [*start, *(row for row in ours if row["method"] == method)], "rounds")
     baseline = [row for row in ours if row["method"] == RANDOM]
     for row in baseline:
         axes.axhline(100 * row["mean"], color=look(RANDOM).colour, linestyle=":", linewidth=1.1)

@@ -94,7 +94,7 @@ def _panel(axes: Axes, rows: Rows, title: str) -> None:
         if row["method"] == DENSE:
             axes.axhline(100 * row["mean"], color=look(DENSE).colour, **DASHED)
     for method, runs in by_method(row for row in pruned if row["source"] == OURS).items():
-        draw_line(axes, method, runs, "sparsity", lambda sparsity: 1 - sparsity)
+        draw_line(axes, look(method), runs, "sparsity", lambda sparsity: 1 - sparsity)
     for row in pruned:
         if row["source"] == PAPER:
             draw_reference(axes, row, 1 - row["sparsity"])

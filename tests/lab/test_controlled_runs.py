@@ -1,0 +1,103 @@
+"""Runs with a control: their names, masks and weights, and that they resume and repeat."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from lab_runs import assert_same_run, interrupted, made_up_result, write_file
+
+import barebones as bb
+from barebones.files.masks import load_masks
+from barebones.lab.experiment import Experiment
+from barebones.lab.folder import finished
+from barebones.lab.recipes import crossed
+from barebones.lab.records import records, summary
+from barebones.lab.report import gather
+from barebones.lab.run import result_of, run
+from barebones.lab.stored import experiment_for_mask, initial, load
+from barebones.pruning.controls import CONTROLS
+
+CHANGED = [control for control in CONTROLS if control != "none"]
+
+
+def masks_of(folder):
+    return load_masks(folder / "mask.safetensors")[0]
+
+
+def test_a_control_changes_the_name_of_a_run_only_if_there_is_one(short):
+    assert short.folder == replace(short, control="none").folder
+    names = {replace(short, control=control).folder for control in CONTROLS}
+    assert len(names) == len(CONTROLS)
+    assert "-force-shuffle-70-s1-" in replace(short, control="shuffle").folder
+    with pytest.raises(ValueError, match="no control 'shufle'; did you mean 'shuffle'"):
+        replace(short, control="shufle")
+    with pytest.raises(ValueError, match="dense prunes nothing, so it takes no control"):
+        Experiment("small-vgg", "digits", "dense", control="shuffle").resolved()
+
+
+def test_a_grid_may_list_controls():
+    grid = {"method": ["dense", "force"], "control": ["none", "shuffle"], "sparsity": 0.9, "epochs": 1}
+    assert [(e.method, e.control) for e in crossed(grid)] == [
+        ("dense", "none"),
+        ("force", "none"),
+        ("force", "shuffle"),
+    ]
+
+
+def test_the_shuffle_of_a_run_shuffles(short, undisturbed):
+    plain, other = (masks_of(undisturbed(replace(short, control=control))) for control in ("none", "shuffle"))
+    assert {name: int(m.sum()) for name, m in plain.items()} == {name: int(m.sum()) for name, m in other.items()}
+    assert all(torch.equal(mask, other[name]) for name, mask in bb.shuffled(plain, short.seed).items())
+    assert float(bb.agreement(plain, other)) < 0.6
+
+
+def test_the_inversion_of_a_run_keeps_the_counts_and_no_best_weight(networks, undisturbed):
+    once = Experiment(networks, "digits", "magnitude", 0.7, epochs=1, batch=256).resolved()
+    plain, other = (masks_of(undisturbed(replace(once, control=control))) for control in ("none", "invert"))
+    weights = {name: weight.detach().abs() for name, weight in bb.prunable(initial(once)).items()}
+    assert {name: int(m.sum()) for name, m in plain.items()} == {name: int(m.sum()) for name, m in other.items()}
+    for name, mask in other.items():
+        assert weights[name][mask].max() <= weights[name][~mask].min()
+
+
+def test_a_redrawn_run_has_the_same_masks_and_other_weights(short, undisturbed):
+    untrained = replace(short, epochs=0)
+    folders = [undisturbed(replace(untrained, control=control)) for control in ("none", "redraw")]
+    plain, other = map(masks_of, folders)
+    assert all(torch.equal(plain[name], other[name]) for name in plain)
+    (_, a, masks), (_, b, _) = (load(folder, model=short.model) for folder in folders)
+    weights = bb.prunable(b)
+    for name, weight in bb.prunable(a).items():
+        assert not (weight == weights[name])[masks[name]].any(), name
+        assert not weights[name][~masks[name]].any()
+    assert [finished(folder)["found_for_these_weights"] for folder in folders] == [True, False]
+
+
+@pytest.mark.parametrize("control", CHANGED)
+@pytest.mark.parametrize("after", [2, 8])
+def test_a_stopped_run_with_a_control_ends_as_if_it_had_not_been_stopped(control, after, short, options, undisturbed):
+    experiment = replace(short, control=control)
+    interrupted(experiment, options, after)
+    result_of(run(experiment, options))
+    assert_same_run(undisturbed(experiment), options.folder(experiment))
+
+
+def test_the_mask_file_of_a_control_is_trained_as_it_is(short, undisturbed):
+    for control in CHANGED:
+        folder = undisturbed(replace(short, control=control))
+        again = experiment_for_mask(folder / "mask.safetensors", {"model": short.model})
+        assert again.control == control
+    with pytest.raises(ValueError, match="found already, so --control has no effect"):
+        experiment_for_mask(folder / "mask.safetensors", {"model": short.model, "control": "shuffle"})
+
+
+def test_records_and_report_name_the_control(tmp_path):
+    base = Experiment("small-vgg", "digits", "force", 0.9, epochs=1).resolved()
+    for control in ("none", "shuffle"):
+        experiment = replace(base, control=control)
+        write_file(tmp_path / experiment.folder, experiment, "experiment.json", experiment.to_dict())
+        write_file(tmp_path / experiment.folder, experiment, "result.json", made_up_result(experiment))
+    rows = records(tmp_path)
+    assert [(row["control"], row["seeds"]) for row in rows] == [("none", 1), ("shuffle", 1)]
+    assert [str(cell) for cell in summary(rows).columns[2].cells] == ["force", "force, shuffled"]
+    assert [group["variant"] for group in gather(tmp_path, effective=False)["groups"]] == ["", "shuffled"]
