@@ -26,7 +26,6 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 IN_TRAIN_MODE = 10  # times the tolerance
 SMALLEST = 1e-30  # a tensor of smaller values is compared as if its largest were this
 ROUNDINGS = 100  # as many times the effect of one rounding of each weight may come from roundings on the way
-MOST_NOISE = 0.1  # what rounding changes by more than this cannot be compared, and does not count as equal
 
 
 def outputs(model: nn.Module, example: Any, seed: int = 0) -> Any:
@@ -102,7 +101,7 @@ def mismatch(expected: Any, actual: Any, limit: float, rounded: Callable[[], Any
     limits = [limit] * len(gaps)
     if rounded is not None and any(gap > limit for gap in gaps):
         noises = _differences(expected, rounded())
-        limits = [max(limit, min(ROUNDINGS * noise, MOST_NOISE)) if math.isfinite(noise) else limit for noise in noises]
+        limits = [max(limit, ROUNDINGS * noise) if math.isfinite(noise) else limit for noise in noises]
     gap, limit = max(zip(gaps, limits, strict=True), key=lambda pair: pair[0] - pair[1], default=(0.0, limit))
     if gap <= limit:
         return ""
