@@ -92,6 +92,15 @@ def kept(masks: Mapping[str, Tensor]) -> int:
     return sum(int(m.count_nonzero()) for m in masks.values())
 
 
+def empty(masks: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the layers that keep no weight.
+
+    >>> empty({"a": torch.tensor([True, False]), "b": torch.tensor([False])})
+    ['b']
+    """
+    return [name for name, mask in masks.items() if mask.numel() and not mask.any()]
+
+
 def copied(masks: Mapping[str, Tensor]) -> Masks:
     """Return a copy of the masks that shares no memory with them."""
     if all(m.device.type == "cuda" for m in masks.values()):  # one kernel launch instead of one per layer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Any
 
@@ -43,6 +43,16 @@ def shortened(names: Iterable[str], most: int = 5) -> str:
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
+
+
+def empty_layers(names: Sequence[str], layers: int) -> str:
+    """Say how many of a network's layers are empty, and name the first of them; an empty string if none is.
+
+    >>> empty_layers(["fc.weight"], 3), empty_layers(["a", "b"], 2), empty_layers([], 3)
+    ('1 of 3 layers keeps no weight: fc.weight', '2 of 2 layers keep no weight: a, b', '')
+    """
+    verb = "keeps" if len(names) == 1 else "keep"
+    return f"{len(names)} of {layers} layers {verb} no weight: {shortened(names)}" if names else ""
 
 
 def shape_of(tensor: Any) -> str:

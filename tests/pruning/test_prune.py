@@ -18,7 +18,9 @@ def test_a_result_prints_in_a_few_lines():
     result = prune(tiny(), BATCHES, 0.75, "force", rounds=3, on_collapse="ignore")
     lines = str(result).splitlines()
     assert lines[0] == "Pruned by force: 28 of 114 weights kept (0.7544 removed)"
-    assert lines[1:] == ["  rounds: 3, layers: 4", f"  collapsed layers: {', '.join(result.collapsed) or 'none'}"]
+    empty = f", empty: {len(result.empty)}" if result.empty else ""
+    collapsed = f"  collapsed layers: {', '.join(result.collapsed) or 'none'}"
+    assert lines[1:] == [f"  rounds: 3, layers: 4{empty}", collapsed]
     assert all(len(repr(part)) < 250 for part in (result, result.last, result.rounds[0], result.masks))
 
 
@@ -60,7 +62,26 @@ def test_collapse_is_warned_about_or_raised_unless_there_is_a_way_around(name, l
         with pytest.raises(ValueError, match=r"0\.weight cut"):
             prune_all_but_last(on_collapse="raise")
     else:
-        prune_all_but_last(on_collapse="raise")
+        with pytest.warns(UserWarning, match=r"1 of 3 layers keeps no weight: .*set at_least="):
+            prune_all_but_last(on_collapse="raise")
+
+
+def test_empty_layers_are_named_in_a_warning_even_where_a_signal_passes_around_them():
+    model, x = zoo.build("around")
+    method = favouring("out.weight")
+    with pytest.warns(UserWarning, match=r"^1 of 3 layers keeps no weight: \w+\.weight; lower the sparsity") as told:
+        result = prune(model, [(x, x)], 0.7, method)
+    assert len(told) == 1
+    assert result.empty == [name for name, mask in result.masks.items() if not mask.any()]
+    assert ", empty: 1" in repr(result)
+    assert prune(model, [(x, x)], 0.7, method, on_collapse="ignore").empty == result.empty
+    again = prune(model, [(x, x)], 0.7, method, on_collapse="ignore", after=result.last)  # no round is left to run
+    assert again.empty == result.empty
+
+
+def test_a_healthy_mask_gets_no_warning():
+    assert prune(tiny(), BATCHES, 0.5, "force", rounds=3).empty == []  # warnings are errors in these tests
+    assert prune(tiny(), BATCHES, 0.0, "force", rounds=3).empty == []
 
 
 def takes_batches(net: Any, x: Tensor) -> Tensor:

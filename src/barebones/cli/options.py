@@ -69,6 +69,9 @@ RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and def
         "--capture/--no-capture", help="On a GPU, run training steps and pruning rounds as CUDA graphs."
     ),
     "save_every": _run_option(min=0, help="Seconds between checkpoints."),
+    "on_collapse": _run_option(
+        help="What to do if no signal passes from input to output after pruning: warn, and train; or raise, and stop."
+    ),
     "tensorboard": _run_option("--tensorboard", help="Also log to TensorBoard."),
 }  # fmt: skip
 

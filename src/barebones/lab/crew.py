@@ -31,6 +31,8 @@ class Job:
     reason: str = ""  # why it failed, stopped or is tried again
     alone: bool = False  # it is tried a second time, and no other job may run beside it in its process
     accuracy: float | None = None  # on the test images when done, else the latest one
+    warning: str = ""  # what is wrong with its masks
+    short: str = ""  # the same in a few words
     line: dict[str, Any] = field(default_factory=dict)  # the latest line of metrics
     began: float = 0.0
     ended: float = 0.0
@@ -52,7 +54,10 @@ class Job:
         return self.line.get(unit, -1) + 1, self.line.get(unit + "s", 0)
 
     def update(self, line: dict[str, Any]) -> None:
-        """Update the job by a line of metrics."""
+        """Update the job by a line of metrics, or by a warning."""
+        if "warning" in line:
+            self.warning, self.short = line["warning"], line["short"]
+            return
         self.line = line
         latest = line.get("validation") or {"top1": line.get("accuracy")}
         self.accuracy = latest["top1"] if latest["top1"] is not None else self.accuracy
@@ -106,7 +111,7 @@ class Crew:
 
     def _begin(self, job: Job, worker: Worker) -> None:
         self.queue.remove(job)
-        job.state, job.began, job.line = RUNNING, monotonic(), {}
+        job.state, job.began, job.line, job.warning, job.short = RUNNING, monotonic(), {}, "", ""
         worker.begin(job.experiment)
 
     def attend(self, seconds: float = REFRESH) -> None:
@@ -124,6 +129,8 @@ class Crew:
         job, about = self.jobs[event.folder], event.about
         if event.kind == "line":
             job.update(about["line"])
+            if "warning" in about["line"]:
+                self.changed(job)
         elif event.kind == "started":
             job.began = monotonic()  # without the time that its process took to start
             self.changed(job)

@@ -33,6 +33,8 @@ def live_table(crew: Crew, console: Console) -> AbstractContextManager[Any]:
 
 def sentence(job: Job) -> str:
     """Return the state of a job in one line."""
+    if job.state == RUNNING and job.warning:
+        return f"warning  {job.label}: {job.warning}"
     if job.state == RUNNING:
         return f"started  {job.label}"
     if job.state == DONE:
@@ -49,17 +51,24 @@ def table(crew: Crew, now: float) -> Group:
     left = crew.left(now)
     times = f"{clock(now - crew.began)} elapsed" + (f", about {clock(left)} left" if left is not None else "")
     rows = Table.grid(padding=(0, 2))
-    for justify in ("left", "left", "left", "right", "right"):
+    for justify in ("left", "left", "left", "right", "right", "left"):
         rows.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
     jobs = {state: [job for job in crew.jobs.values() if job.state == state] for state in (RUNNING, DONE, FAILED)}
     for job in jobs[RUNNING]:
         done, total = job.progress
         progress = f"{done}/{total}" if total else ""
-        rows.add_row("running", Text(job.label), job.line.get("stage", ""), progress, percent(job.accuracy))
+        rows.add_row(
+            "running", Text(job.label), job.line.get("stage", ""), progress, percent(job.accuracy), _alarm(job)
+        )
     for job in sorted(jobs[DONE], key=lambda job: -job.ended)[:LATEST]:
-        rows.add_row("done", Text(job.label), "", clock(job.ended - job.began), percent(job.accuracy), style="green")
+        cells = "done", Text(job.label), "", clock(job.ended - job.began), percent(job.accuracy), _alarm(job)
+        rows.add_row(*cells, style="green")
     failed = [_one_line(sentence(job), "red") for job in sorted(jobs[FAILED], key=lambda job: -job.ended)[:LATEST]]
     return Group(_one_line(counts + before, "bold"), _one_line(times, "bold"), *failed, rows)
+
+
+def _alarm(job: Job) -> Text:
+    return Text(job.short, "red" if job.short.startswith("collapsed") else "yellow")
 
 
 def _one_line(text: str, style: str) -> Text:

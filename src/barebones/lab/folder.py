@@ -15,7 +15,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from torch import nn
 
 from ..files import container, masks, weights
-from ..masks import Masks
+from ..masks import Masks, empty
 from ..pruning import round as rounds
 from . import training
 from .experiment import Experiment, folder_of
@@ -69,6 +69,8 @@ FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
         "sparsity": "float",
         "effective_sparsity": "float | None",
         "collapsed": "list[str]",
+        "empty?": "list[str]",  # missing in the results of older versions
+        "layers?": "int",
         "found_for_these_weights": "bool",
         "seconds": {"pretrain": "float", "prune": "float", "train": "float"},
         "shrunk": (None, SHRUNK_FORM),
@@ -206,7 +208,8 @@ def load_mask(folder: Path, owner: Identity, model: nn.Module | None = None) -> 
     """Return the masks of a run and what their file says about them; they must belong to this run."""
     verified(folder / MASK, owner)
     with explained(folder / MASK):
-        return masks.load_masks(folder / MASK, model)
+        found, about = masks.load_masks(folder / MASK, model)
+    return found, about | {"empty": empty(found), "layers": len(found)}
 
 
 def verified(path: Path, owner: Identity) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from ..files.header import typed
 
-# The annotation of a type, a dictionary of forms (other keys may follow), or a tuple of None and a form.
+# The annotation of a type, a dictionary of forms, or a tuple of None and a form. A dictionary's key with a question
+# mark may be missing, and other keys may follow.
 Form = Any
 
 
@@ -34,7 +35,10 @@ def _check(value: Any, form: Form, name: str) -> None:
         typed(name, value, form)
     else:
         typed(name, value, "dict[str, Any]")
-        for key, inner in form.items():
+        for word, inner in form.items():
+            key = word.rstrip("?")
             if key not in value:
+                if word != key:
+                    continue
                 raise ValueError(f"{name} has no {key}")
             _check(value[key], inner, key)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .experiment import Experiment
+from .trouble import ON_COLLAPSE, WARN
 
 COMPILED_FROM = 100  # epochs; on a GPU, training this long wins back the half minute that compiling takes
 
@@ -22,8 +23,13 @@ class RunOptions:
     captured: bool = True  # on a GPU, replay rounds and training steps as CUDA graphs
     save_every: float = 30.0  # seconds between checkpoints
     tensorboard: bool = False
+    on_collapse: str = WARN  # or "raise": stop before training if no signal passes from input to output
     again: bool = False  # delete what an earlier run of the same experiment has left, and run anew
     mask: Path | None = None  # the mask file to train, for the method "file"
+
+    def __post_init__(self) -> None:
+        if self.on_collapse not in ON_COLLAPSE:
+            raise ValueError(f"on-collapse {self.on_collapse!r} is unknown; choose {' or '.join(ON_COLLAPSE)}")
 
     def folder(self, experiment: Experiment) -> Path:
         """Return the folder of the experiment's run."""

@@ -39,6 +39,7 @@ RESULTS: dict[str, type] = {
     "effective_sparsity": float,
     "collapsed": bool,
     "collapsed_layers": str,  # their names, separated by spaces
+    "empty_layers": int,  # how many keep no weight; empty for runs of older versions
     "prune_seconds": float,
     "train_seconds": float,
     "folder": str,
@@ -158,13 +159,19 @@ def summary(rows: Sequence[Row]) -> Table:
     for name in ("sparsity %", "accuracy %", "seeds"):
         shown.add_column(name, justify="right")
     with_more = any(differences(row, firsts) for row in firsts)
+    troubled = [name for name in ("collapsed", "empty_layers") if any(row[name] for row in rows)]
+    for name in troubled:
+        shown.add_column({"collapsed": "collapsed", "empty_layers": "empty layers,\nat most"}[name], justify="right")
     for name in ["with"] * with_more + ["not done"] * any(row["status"] != DONE for row in rows):
         shown.add_column(name)
     for members in groups.values():
         row, lost = members[0], sum(row["status"] != DONE for row in members)
         method, sparsity = titled(row["method"], row["control"]), f"{100 * row['sparsity']:g}"
         cells = [row["data"], row["model"], method, sparsity, _spread(row)]
-        cells += [str(row["seeds"])] + [differences(row, firsts)] * with_more + [str(lost) if lost else ""]
+        counts = {"collapsed": sum(bool(row["collapsed"]) for row in members)}
+        counts["empty_layers"] = max(row["empty_layers"] or 0 for row in members)
+        cells += [str(row["seeds"])] + [str(counts[name] or "") for name in troubled]
+        cells += [differences(row, firsts)] * with_more + [str(lost) if lost else ""]
         shown.add_row(*(Text(printable(cell)) for cell in cells[: len(shown.columns)]))
     return shown
 
@@ -203,6 +210,7 @@ def _result(content: Mapping[str, Any]) -> Row:
         "effective_sparsity": content["effective_sparsity"],
         "collapsed": content["collapsed"],
         "collapsed_layers": " ".join(content["collapsed"]),
+        "empty_layers": len(content["empty"]) if "empty" in content else None,
         "prune_seconds": content["seconds"]["prune"],
         "train_seconds": content["seconds"]["train"],
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import trouble
 from .experiment import Experiment
 from .folder import CHECKPOINT, MASK, emptied, finished, load_mask, recorded, reserved
 from .metrics import METRICS, Line, Metrics
@@ -37,6 +38,8 @@ def run(
         emptied(path)
     if (ending := _ending(path, experiment, until)) is not None:
         check_unchanged(path, experiment)
+        if until == "prune":
+            trouble.check(ending, options.on_collapse)
         return ending
     network = Network(experiment, options, torch.device(options.device))
     with reserved(path, experiment, network.digest, network.bytes) as folder:
@@ -44,7 +47,7 @@ def run(
             return ending
         metrics = Metrics(path / METRICS, folder.identity, report, options.tensorboard, folder.check)
         try:
-            stages = Stages(experiment, options, folder, network, metrics, stopping)
+            stages = Stages(experiment, options, folder, network, metrics, report, stopping)
             if experiment.pretrain:
                 yield from stages.pretrain()
             masks, about = stages.prune()

@@ -18,7 +18,8 @@ from ..files.masks import load_masks
 from ..models import build
 from ..pruning.methods import METHODS
 from ..scope import prunable
-from ..words import printable, shortened
+from ..words import printable
+from . import trouble
 from .experiment import Experiment
 from .folder import finished, progress, recorded
 from .metrics import COUNTED, Line
@@ -36,6 +37,9 @@ def watching(console: Console) -> Iterator[Any]:
         bars: dict[str, Any] = {}
 
         def show(line: Line) -> None:
+            if "warning" in line:
+                _print(progress.console, line)
+                return
             stage, number, total = _counted(line)
             if stage not in bars:
                 bars[stage] = progress.add_task(stage, total=total, completed=number - 1, note="")
@@ -50,7 +54,10 @@ def _counted(line: Line) -> tuple[str, int, int]:
 
 
 def _print(console: Console, line: Line) -> None:
-    """Print every epoch, and every tenth of the rounds."""
+    """Print every warning, every epoch, and every tenth of the rounds."""
+    if "warning" in line:
+        console.print(f"warning: {line['warning']}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        return
     stage, number, total = _counted(line)
     if stage != "prune" or number == total or number % max(1, total // 10) == 0:
         unit = COUNTED[stage]
@@ -134,8 +141,7 @@ def kept(about: dict[str, Any]) -> Iterator[str]:
     known = "" if effective is None else f"; effective sparsity {effective:.3%}"
     left = f"{about['kept']:,} of {about['prunable']:,} prunable weights are left"
     yield f"{left}: sparsity {about['sparsity']:.3%}{known}."
-    if about.get("collapsed"):
-        yield f"No signal passes from input to output: {shortened(about['collapsed'])} cut the network."
+    yield from trouble.sentences(about)
 
 
 def shrunk(small: dict[str, Any]) -> Iterator[str]:

@@ -31,6 +31,7 @@ from ..pruning.round import Round
 from ..running import digest
 from ..scope import prunable
 from ..version import __version__
+from . import trouble
 from .experiment import DENSE, Experiment
 from .folder import (
     CHECKPOINT,
@@ -45,7 +46,7 @@ from .folder import (
     explained,
     load_mask,
 )
-from .metrics import Mark, Metrics
+from .metrics import Line, Mark, Metrics
 from .network import Network, pruned, scores
 from .options import RunOptions
 from .shrunk import account_of, images_per_second, laid_out, to_train
@@ -71,10 +72,11 @@ class Stages:
         folder: Folder,
         network: Network,
         metrics: Metrics,
+        report: Callable[[Line], None],
         stopping: Callable[[], bool],
     ) -> None:
         self.experiment, self.options, self.folder, self.network = experiment, options, folder, network
-        self.metrics, self.stopping = metrics, stopping
+        self.metrics, self.report, self.stopping = metrics, report, stopping
         self.model, self.data = network.model, network.data
         self.mark: Mark | None = None  # of the last finished stage: the metrics up to its end
         self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
@@ -113,6 +115,9 @@ class Stages:
         if experiment.mask is not None:  # training other initial weights is allowed, but reported
             weights = int(Probe(self.model).weights_digest()) % 2**64
             about["found_for_these_weights"] = about.get("weights") == f"{weights:016x}"
+        trouble.check(about, self.options.on_collapse)
+        if wrong := " ".join(trouble.sentences(about)):
+            self.report({"stage": "prune", "warning": wrong, "short": trouble.in_short(about)})
         return masks, about
 
     def _prune(self) -> None:
@@ -198,6 +203,8 @@ class Stages:
             "best_validation": training.best and asdict(training.best),
             **about["account"],
             "collapsed": about.get("collapsed") or [],
+            "empty": about["empty"],
+            "layers": about["layers"],
             "found_for_these_weights": about.get("found_for_these_weights", True),
             "seconds": {
                 "pretrain": sum(line["seconds"] for line in lines if line["stage"] == "pretrain"),

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..files import masks as maskfile
-from ..masks import Masks, everything, kept, size
+from ..masks import Masks, empty, everything, kept, size
 from ..paths import collapsed
 from ..scope import Pattern
-from ..words import shortened
+from ..words import empty_layers, shortened
 from .batches import Source
 from .counts import read
 from .gradients import Loss, Objective
@@ -27,6 +27,7 @@ from .rounds import run
 from .schedules import Schedule
 
 ON_COLLAPSE = ("warn", "raise", "ignore")
+ADVICE = "lower the sparsity, prune in more rounds or set at_least="  # against empty layers
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +37,7 @@ class Pruned:
     masks: Masks
     rounds: list[Record]
     collapsed: list[str]  # layers that cut the network: empty ones with no way around, or where the signal ends
+    empty: list[str]  # layers that keep no weight, also where a signal passes around them
     last: Round | None  # to continue from; None if nothing was removed
     about: dict[str, Any]  # for the header of a mask file
 
@@ -45,10 +47,10 @@ class Pruned:
 
     def __repr__(self) -> str:
         """Say in three lines what was pruned."""
-        total, keep = size(self.masks), kept(self.masks)
+        total, keep, none = size(self.masks), kept(self.masks), f", empty: {len(self.empty)}" if self.empty else ""
         return (
             f"Pruned by {self.about['method']}: {keep:,} of {total:,} weights kept ({1 - keep / total:.4g} removed)\n"
-            f"  rounds: {len(self.rounds)}, layers: {len(self.masks)}\n"
+            f"  rounds: {len(self.rounds)}, layers: {len(self.masks)}{none}\n"
             f"  collapsed layers: {shortened(self.collapsed) or 'none'}"
         )
 
@@ -83,8 +85,9 @@ def prune(
     `batches` is any re-iterable of (input, target) pairs, or a function from a round's index to its batches.
     `objective(model, batch)` replaces `loss(model(input), target)` where batches or outputs have another form.
     Options that are None keep the method's defaults. `on_round` is called with every `Round` as it ends; to continue a
-    run, pass its last round as `after`. `on_collapse` is "warn", "raise" or "ignore". `capture=True` records the
-    gradient as a CUDA graph, for models that do the same work with every batch.
+    run, pass its last round as `after`. `on_collapse` says what to do if no signal passes from input to output: "warn",
+    "raise" or "ignore". Unless it is "ignore", layers that keep no weight are named in a warning, too. `capture=True`
+    records the gradient as a CUDA graph, for models that do the same work with every batch.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -127,7 +130,7 @@ def prune(
         last = last.with_own_masks()  # the masks of a CUDA graph lie in its memory
     masks = last.with_own_masks().masks if last is not None else everything(probe.weights)
     digest = probe.weights_digest()
-    dead, warning = _collapsed(probe, masks)  # meanwhile an accelerator still works on the last rounds
+    cutting, problem = _collapsed(probe, masks)  # meanwhile an accelerator still works on the last rounds
     numbers = read([step.counted for step in taken])  # all at once from the device
     taken = [replace(step, counted=counted) for step, counted in zip(taken, numbers, strict=True)]
     for step in taken:
@@ -135,9 +138,12 @@ def prune(
     weights_digest = int(digest)
     if last is not None:
         check_unchanged(last.weights_digest, weights_digest)
-    if warning and on_collapse == "raise":
+    emptied = empty(masks)
+    advice = ADVICE if cutting or emptied else ""
+    warning = "; ".join(filter(None, [problem, empty_layers(emptied, len(masks)), advice]))
+    if problem and on_collapse == "raise":
         raise ValueError(warning)
-    if warning and on_collapse == "warn":
+    if warning and on_collapse != "ignore":
         warnings.warn(warning, stacklevel=2)
     about = {
         "method": method if isinstance(method, str) else function_name(method.criterion),
@@ -150,21 +156,16 @@ def prune(
         "seed": seed,
         "weights": f"{weights_digest % 2**64:016x}",
     }
-    return Pruned(masks, [step.record for step in taken], dead, last, about)
+    return Pruned(masks, [step.record for step in taken], cutting, emptied, last, about)
 
 
 def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str]:
-    """Return the layers that cut the network, and a warning; it is empty if there are none and that was checked."""
+    """Return the layers that cut the network, and what to say; nothing if there are none and that was checked."""
     example = probe.call()
     try:
         if example is None:
             raise ValueError("there is no example= input")
-        dead = collapsed(probe.user_model, masks, example)
-        warning = f"no signal passes from input to output: {shortened(dead)} cut the network" if dead else ""
+        cutting = collapsed(probe.user_model, masks, example)
     except ValueError as error:  # the masks are there, and one unusual module must not cost them
-        dead = [name for name, mask in masks.items() if not mask.any()]
-        warning = (
-            f"whether a signal passes from input to output was not checked: {error}; "
-            f"layers without a weight: {shortened(dead) or 'none'}"
-        )
-    return dead, warning + ("; lower the sparsity, prune in more rounds or set at_least=" if dead else "")
+        return empty(masks), f"whether a signal passes from input to output was not checked: {error}"
+    return cutting, f"no signal passes from input to output: {shortened(cutting)} cut the network" if cutting else ""
