@@ -12,6 +12,7 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Opti
 from torch.utils.hooks import RemovableHandle
 
 from .gpu import kernels
+from .masks import Masks
 from .running.precision import INTEGER
 from .scope import matched, parameters
 from .words import shortened
@@ -22,24 +23,43 @@ from .words import shortened
 # holds averaged weights, which are a result.
 ELEMENTWISE = {SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, SparseAdam}
 
+# Wrappers whose `step` only calls that of the optimizer in their attribute `optimizer`. They are listed by class name,
+# because importing the classes would load their packages. A wrapper that changes weights itself is not among them.
+WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer"}
+
 STALE = "it was probably built for another model, or before this one was copied, wrapped or moved; build it again"
 
 
 class Hold:
     """Keeps pruned weights at zero until `remove()` or the end of its `with` block; made by `hold`."""
 
-    def __init__(self, bits: dict[nn.Parameter, Tensor], optimizers: list[Optimizer], gradients: bool) -> None:
-        self._bits = bits  # for each parameter, integers of its width: -1 keeps, 0 prunes
-        self._optimizers = optimizers
+    def __init__(
+        self, model: nn.Module, masks: Mapping[str, Tensor], optimizers: list[Optimizer], gradients: bool
+    ) -> None:
+        self._model, self._optimizers, self._gradients = model, optimizers, gradients
         self._hooks: list[RemovableHandle] = []
+        self._take(masks)
+        self._register()
+
+    def _take(self, masks: Mapping[str, Tensor]) -> None:
+        """Zero what these masks prune."""
+        self._named: dict[str, nn.Parameter] = {}
+        self._bits: dict[nn.Parameter, Tensor] = {}  # integers of the parameter's width: -1 keeps, 0 prunes
         self._clearing: tuple[Any, kernels.Clearing] | None = None
+        for name, p, mask in matched(self._model, masks):
+            self._named[name] = p
+            if not mask.all():  # with the memory layout of the weight, which is three times faster than another
+                self._bits[p] = torch.empty_like(p, dtype=INTEGER[p.element_size()]).copy_(mask).neg_()
         self.apply()
-        for optimizer in optimizers:
+
+    def _register(self) -> None:
+        """Register the hooks that keep pruned weights at zero."""
+        for optimizer in self._optimizers:
             if type(optimizer) not in ELEMENTWISE:
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._clear_state))
-        for parameter in bits if gradients else ():
+        for parameter in self._bits if self._gradients else ():
             trains = parameter.requires_grad
             self._hooks.append(parameter.requires_grad_().register_post_accumulate_grad_hook(self._clear_gradient))
             parameter.requires_grad_(trains)  # torch puts no hook on a frozen parameter, but keeps one that is there
@@ -64,6 +84,36 @@ class Hold:
         """Stop holding. Weights and optimizer stay as they are; call `apply` first to leave a clean state."""
         while self._hooks:
             self._hooks.pop().remove()
+
+    def state_dict(self) -> Masks:
+        """Return a copy of the masks: with the states of model and optimizer, this is all a checkpoint needs."""
+        kept = {p: self._bits_for(p) != 0 for p in self._bits}
+        return Masks(
+            {name: kept[p] if p in kept else p.new_ones(p.shape, dtype=torch.bool) for name, p in self._named.items()}
+        )
+
+    def load_state_dict(self, masks: Mapping[str, Tensor]) -> None:
+        """Hold other masks of the same weights from now on, and zero what they prune.
+
+        Call it before the optimizer loads its own state, which is cleared by the masks of that moment.
+
+        >>> layer = nn.Linear(2, 1)
+        >>> handle = hold(layer, {"weight": torch.tensor([[True, False]])}, SGD(layer.parameters()))
+        >>> handle.load_state_dict({"weight": torch.tensor([[False, True]])})
+        >>> handle.state_dict()["weight"].tolist()
+        [[False, True]]
+        """
+        matched(self._model, masks)
+        if differing := sorted(masks.keys() ^ self._named.keys()):
+            raise ValueError(
+                "the state has masks of other weights than those that are held; they differ in "
+                f"{shortened(differing)}; call hold with these masks instead"
+            )
+        holding = bool(self._hooks)
+        self.remove()
+        self._take(masks)
+        if holding:
+            self._register()
 
     def __enter__(self) -> Hold:
         return self
@@ -167,7 +217,7 @@ def hold(
     state after it, so that pruned weights influence no norm, trust ratio or preconditioner. Parameters keep their
     names, and nothing is added to the model. `gradients=True` also clears each gradient when `backward` accumulates
     it, so that gradient clipping and logged norms see only the pruned network. A copy of the model and the optimizer
-    is not held: call `hold` for it.
+    is not held: call `hold` for it. Optimizers that accelerate or Lightning has wrapped are unwrapped.
 
     >>> model = nn.Linear(2, 1)
     >>> optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
@@ -182,7 +232,7 @@ def hold(
     masked = matched(model, masks)
     if not masked:
         raise ValueError("masks is empty, so there is nothing to hold; pass result.masks")
-    optimizers = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    optimizers = list(map(_unwrapped, optimizer if isinstance(optimizer, Iterable) else [optimizer]))
     optimized = _optimized(model, optimizers)
     if not any(parameter in optimized for _, parameter, _ in masked):
         raise ValueError(f"the optimizer has none of the {len(masked)} masked parameters: {STALE}")
@@ -192,11 +242,14 @@ def hold(
             "optimizer that trains them",
             stacklevel=2,
         )
-    bits = {}
-    for _, parameter, mask in masked:
-        if not mask.all():  # with the memory layout of the weight, which is three times faster than another
-            bits[parameter] = torch.empty_like(parameter, dtype=INTEGER[parameter.element_size()]).copy_(mask).neg_()
-    return Hold(bits, optimizers, gradients)
+    return Hold(model, masks, optimizers, gradients)
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside the wrappers of accelerate and Lightning."""
+    while any(kind.__name__ in WRAPPERS for kind in type(optimizer).__mro__):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _optimized(model: nn.Module, optimizers: list[Optimizer]) -> set[nn.Parameter]:

@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import remove_parametrizations
 from barebones import prune
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'barebones[families]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'barebones[transformers]'")
 
 TOKENS = torch.randint(5, 60, (2, 7), generator=torch.Generator().manual_seed(0))
 PIXELS = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,44 @@
+"""Accelerate: keeps a network sparse in a loop of your own, also when `load_state` resumes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..holding import Hold, audit, hold
+from .source import Source, load_from, masks_for, save_into
+
+try:
+    from accelerate import Accelerator
+except ImportError:
+    raise ImportError("this needs accelerate: pip install 'barebones[accelerate]'") from None
+
+
+@contextmanager
+def keep_sparse(accelerator: Accelerator, model: nn.Module, masks: Source, optimizer: Optimizer) -> Iterator[Hold]:
+    """Hold masks of a prepared model in a `with` block, in which `save_state` and `load_state` include the masks.
+
+    `masks` are masks, a mask file, or a function that prunes the model and returns masks. `save_state` writes them as
+    `masks.safetensors`. At the end of the block, a pruned weight that is not zero is an error.
+    """
+
+    def save(models: list[nn.Module], weights: list[Any], folder: str) -> None:
+        if accelerator.is_main_process:
+            save_into(Path(folder), handle.state_dict())
+
+    def load(models: list[nn.Module], folder: str) -> None:
+        handle.load_state_dict(load_from(Path(folder)))  # before the weights and the optimizer's state
+
+    with hold(model, masks_for(model, masks), optimizer, gradients=True) as handle:
+        hooks = [accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)]
+        try:
+            yield handle
+        finally:
+            for hook in hooks:
+                hook.remove()
+    audit(model, handle.state_dict())

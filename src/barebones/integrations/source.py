@@ -1,0 +1,54 @@
+"""Sources of masks: what a callback may be given instead of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+
+import torch.distributed
+from torch import Tensor, nn
+
+from ..files.masks import load_masks, save_masks
+from ..masks import Masks
+
+MASKS = "masks.safetensors"  # in the folder of a checkpoint
+
+Source = Mapping[str, Tensor] | str | PathLike[str] | Callable[[nn.Module], Mapping[str, Tensor]]
+
+
+def masks_for(model: nn.Module, source: Source) -> Mapping[str, Tensor]:
+    """Return masks as they are, from a mask file, or from a function of the model, such as one that prunes it.
+
+    With several processes, all take the masks of the first: each may have pruned with other batches.
+
+    >>> masks_for(nn.Linear(2, 1), lambda model: {"weight": model.weight > 9})
+    {'weight': tensor([[False, False]])}
+    """
+    if isinstance(source, str | PathLike):
+        return load_masks(source)[0]
+    if not callable(source):
+        return source
+    masks = source(model)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        device = next(model.parameters()).device  # a device that the processes can exchange tensors from
+        masks = Masks({name: mask.to(device, torch.uint8) for name, mask in masks.items()})
+        for mask in masks.values():
+            torch.distributed.broadcast(mask, 0)
+        return Masks({name: mask.bool() for name, mask in masks.items()})
+    return masks
+
+
+def save_into(checkpoint: Path, masks: Mapping[str, Tensor]) -> None:
+    """Save masks in the folder of a checkpoint."""
+    save_masks(masks, checkpoint / MASKS)
+
+
+def load_from(checkpoint: Path) -> Masks:
+    """Return the masks in the folder of a checkpoint."""
+    if not (checkpoint / MASKS).exists():
+        raise ValueError(
+            f"{checkpoint} has no {MASKS}, so it is no checkpoint of a run that held masks; "
+            "load its weights yourself, and start a new run with them"
+        )
+    return load_masks(checkpoint / MASKS)[0]

@@ -1,0 +1,44 @@
+"""Transformers: a callback that keeps a network sparse under `Trainer.train`, also when it resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..holding import audit, hold
+from .source import Source, load_from, masks_for, save_into
+
+try:
+    from transformers import TrainerCallback, TrainerState, TrainingArguments
+except ImportError:
+    raise ImportError("this callback needs transformers: pip install 'barebones[transformers]'") from None
+
+
+class KeepSparse(TrainerCallback):
+    """Holds the masks of the model, and writes them into every checkpoint as `masks.safetensors`.
+
+    `masks` are masks, a mask file, or a function that prunes the model and returns masks. A resumed run takes those of
+    its checkpoint, which must be one of its output folder.
+    """
+
+    def __init__(self, masks: Source) -> None:
+        self.masks = masks
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
+        if state.global_step:  # it resumes: the masks must belong to the weights that were loaded
+            self.masks = load_from(_checkpoint(args, state))
+            audit(of["model"], self.masks)
+        self.masks = masks_for(of["model"], self.masks)
+        self.handle = hold(of["model"], self.masks, of["optimizer"], gradients=True)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
+        if state.is_world_process_zero:
+            save_into(_checkpoint(args, state), self.handle.state_dict())
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
+        self.handle.remove()
+        audit(of["model"], self.handle.state_dict())
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(str(args.output_dir), f"checkpoint-{state.global_step}")

@@ -1,0 +1,134 @@
+"""Lightning: the callback holds masks, its checkpoints carry them, and a resumed run ends with the same weights."""
+
+import warnings
+
+import pytest
+import torch
+from references import equal
+from torch.utils.data import DataLoader
+from training_runs import Classifier, Rows, found, killed
+
+import barebones as bb
+
+pytest.importorskip("lightning", reason="needs Lightning: pip install 'barebones[lightning]'")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of packages that Lightning imports
+    import lightning.pytorch as pl
+
+    from barebones.integrations.lightning import KeepSparse
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns about loaders, loggers and torch
+
+
+class Module(pl.LightningModule):
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__()
+        self.net = Classifier(seed)
+
+    def training_step(self, batch, index):
+        loss = self.net(**batch)["loss"]
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
+
+
+class At(pl.Callback):
+    """Does something after the last step of an epoch."""
+
+    def __init__(self, epoch, act) -> None:
+        self.epoch, self.act = epoch, act
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        if (trainer.current_epoch, index) == (self.epoch, 5):
+            self.act()
+
+
+def fitted(folder, masks, *callbacks, seed=1, resume=None, **options) -> Module:
+    module = Module(seed)
+    options = {"max_epochs": 4, "gradient_clip_val": 0.1, "accumulate_grad_batches": 2, **options}
+    saving = pl.callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[saving, KeepSparse(masks, of="net"), *callbacks], **options,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(Rows(), batch_size=8), ckpt_path=resume)
+    return module
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
+    whole = fitted(tmp_path / "whole", found)
+    killed(f"fitted({str(tmp_path / 'cut')!r}, found, At(2, kill_itself))", __name__)
+    [resumable] = sorted((tmp_path / "cut").glob("epoch=1.ckpt"))
+    assert not (tmp_path / "cut" / "epoch=2.ckpt").exists()
+    never = lambda model: pytest.fail("a resumed run prunes nothing")
+    resumed = fitted(tmp_path / "cut", never, seed=2, resume=resumable)
+    assert equal(whole.state_dict(), resumed.state_dict())
+    masks = torch.load(resumable, weights_only=True)["callbacks"]["KeepSparse"]["masks"]
+    assert equal(dict(masks), dict(found(Classifier())))
+    assert 1 - bb.account(resumed.net, masks).sparsity == pytest.approx(0.3, abs=0.01)
+    bb.audit(resumed.net, masks)
+    assert all(resumed.net.get_parameter(name)[mask].all() for name, mask in masks.items())
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_mixed_precision_and_mask_files(precision, tmp_path):
+    masks = found(Classifier())
+    bb.save_masks(masks, tmp_path / "masks.safetensors")
+    bb.audit(fitted(tmp_path, tmp_path / "masks.safetensors", precision=precision, max_epochs=1).net, masks)
+
+
+def test_clipping_sees_only_the_pruned_network(tmp_path):
+    norms = []
+
+    class Norms(pl.Callback):
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            kept = [p.grad[mask] for p, mask in ((module.net.get_parameter(n), m) for n, m in masks.items())]
+            biases = [p.grad for name, p in module.net.named_parameters() if name not in masks]
+            norms.append((torch.nn.utils.get_total_norm(p.grad for p in module.parameters()),
+                          torch.nn.utils.get_total_norm([*kept, *biases])))  # fmt: skip
+
+    masks = found(Classifier())
+    fitted(tmp_path, masks, Norms(), max_epochs=1)
+    assert all(torch.isclose(*pair) for pair in norms)
+
+
+def test_the_audit_at_the_end_raises(tmp_path):
+    module = {}
+
+    class Keep(pl.Callback):
+        def on_fit_start(self, trainer, inner):
+            module["it"] = inner
+
+    spoil = lambda: module["it"].net.layers[0].weight.data.fill_(1.0)
+    with pytest.raises(ValueError, match=r"pruned weights are not zero: layers\.0\.weight"):
+        fitted(tmp_path, found, Keep(), At(3, spoil))
+
+
+def test_masks_of_another_network_are_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"the model has no parameter net\.layers\.0\.weight"):
+        fitted(tmp_path, {"net.layers.0.weight": torch.ones(16, 6) > 0})
+
+
+def test_manual_optimization_may_pass_lightnings_wrapper(tmp_path):
+    class Manual(Module):
+        automatic_optimization = False
+
+        def on_train_start(self):
+            bb.hold(self.net, masks, self.optimizers())
+
+        def training_step(self, batch, index):
+            self.optimizers().zero_grad()
+            self.manual_backward(self.net(**batch)["loss"])
+            self.optimizers().step()
+
+    masks, module = found(Classifier()), Manual()
+    pl.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module, DataLoader(Rows(), batch_size=8))  # fmt: skip
+    bb.audit(module.net, masks)

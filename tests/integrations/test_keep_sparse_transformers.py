@@ -1,0 +1,97 @@
+"""Transformers: the callback holds masks, its checkpoints carry them, and a resumed run ends with the same weights."""
+
+import pytest
+from references import equal
+from training_runs import Classifier, Rows, found, killed
+
+import barebones as bb
+
+pytest.importorskip("transformers", reason="needs transformers: pip install 'barebones[transformers]'")
+pytest.importorskip("accelerate", reason="needs accelerate: pip install 'barebones[accelerate]'")
+
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from barebones.integrations.transformers import KeepSparse
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about the torch that it runs on
+
+
+class At(TrainerCallback):
+    """Does something after a step."""
+
+    def __init__(self, step, act) -> None:
+        self.step, self.act = step, act
+
+    def on_step_end(self, args, state, control, **of):
+        if state.global_step == self.step:
+            self.act(of["model"])
+
+
+def trained(folder, masks, *callbacks, seed=1, resume=None, **options) -> Classifier:
+    model = Classifier(seed)
+    steps = {"max_steps": 8, "save_steps": 3, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    quiet = {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
+    arguments = TrainingArguments(str(folder), learning_rate=0.05, **{**steps, **quiet, **options})
+    Trainer(model, arguments, train_dataset=Rows(), callbacks=[KeepSparse(masks), *callbacks]).train(resume)
+    return model
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
+    whole = trained(tmp_path / "whole", found)
+    killed(f"trained({str(tmp_path / 'cut')!r}, found, At(5, lambda model: kill_itself()))", __name__)
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == ["checkpoint-3"]
+    never = lambda model: pytest.fail("a resumed run prunes nothing")
+    resumed = trained(tmp_path / "cut", never, seed=2, resume=True)
+    assert equal(whole.state_dict(), resumed.state_dict())
+    masks, _ = bb.load_masks(tmp_path / "cut" / "checkpoint-6" / "masks.safetensors", resumed)
+    assert equal(dict(masks), dict(found(Classifier())))
+    bb.audit(resumed, masks)
+    assert all(resumed.get_parameter(name)[mask].all() for name, mask in masks.items())
+
+
+def test_mixed_precision_mask_files_and_the_best_model_at_the_end(tmp_path):
+    masks = found(Classifier())
+    bb.save_masks(masks, tmp_path / "masks.safetensors")
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 3, "save_total_limit": 1}
+    model = Classifier()
+    arguments = TrainingArguments(
+        str(tmp_path), bf16=True, use_cpu=True, report_to="none", disable_tqdm=True, max_steps=8, save_steps=3, **best
+    )
+    callback = KeepSparse(tmp_path / "masks.safetensors")
+    trainer = Trainer(model, arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[callback])
+    trainer.train()
+    bb.audit(model, masks)
+    trainer.train()  # again, with the same masks
+    bb.audit(model, masks)
+
+
+def test_clipping_sees_only_the_pruned_network(tmp_path):
+    seen = []
+
+    class Gradients(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **of):
+            seen.extend(p.grad[~masks[name]] for name, p in model.named_parameters() if name in masks)
+
+    masks = found(Classifier())
+    trained(tmp_path, masks, Gradients(), max_steps=2)
+    assert seen
+    assert not any(gradient.any() for gradient in seen)
+
+
+def test_the_audit_at_the_end_raises(tmp_path):
+    spoil = At(8, lambda model: model.layers[0].weight.data.fill_(1.0))
+    with pytest.raises(ValueError, match=r"pruned weights are not zero: layers\.0\.weight"):
+        trained(tmp_path, found, spoil)
+
+
+def test_a_checkpoint_without_its_masks_or_with_others_is_refused(tmp_path):
+    masks = found(Classifier())
+    trained(tmp_path, masks, max_steps=3)
+    path = tmp_path / "checkpoint-3" / "masks.safetensors"
+    bb.save_masks({name: ~mask for name, mask in masks.items()}, path)
+    with pytest.raises(ValueError, match="pruned weights are not zero"):
+        trained(tmp_path, masks, resume=True)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"checkpoint-3 has no masks\.safetensors"):
+        trained(tmp_path, masks, resume=True)

@@ -1,0 +1,58 @@
+"""What the tests of the integrations share: a small network with its data, and runs that are killed."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import barebones as bb
+
+GENERATOR = torch.Generator().manual_seed(0)
+X, Y = torch.randn(48, 6, generator=GENERATOR), torch.randint(3, (48,), generator=GENERATOR)
+
+
+class Classifier(nn.Module):
+    """Takes batches as keywords and returns its own loss, as the models of transformers do."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    def forward(self, x, labels):
+        logits = self.layers(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Rows(Dataset):
+    """Rows as dicts, which a DataLoader collates to batches of dicts."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        return {"x": X[row], "labels": Y[row]}
+
+
+def found(model: nn.Module) -> bb.Masks:
+    """Prune 70 % of a classifier."""
+    batches = [{"x": X, "labels": Y}]
+    objective = lambda model, batch: model(**batch)["loss"]
+    return bb.prune(model, batches, sparsity=0.7, objective=objective, rounds=3).masks
+
+
+def kill_itself() -> None:
+    signal.raise_signal(signal.SIGKILL)
+
+
+def killed(call: str, module: str) -> None:
+    """Run a call of a function of a test module, in a process that is to kill itself meanwhile."""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    code = f"import sys; sys.path[:0] = {folders}\nfrom training_runs import *\nfrom {module} import *\n{call}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
