@@ -98,8 +98,32 @@ def test_a_full_disk_is_an_error_before_any_work(short, options, monkeypatch):
     monkeypatch.setattr(stages, "pruned", lambda *args: pytest.fail("work was begun"))
     with pytest.raises(ValueError, match=r"needs about \d+ MB, but its disk has 1 MB left; delete something first"):
         result_of(run(short, options))
-    assert not (options.folder(short) / "mask.safetensors").exists()
-    assert not (options.folder(short) / "metrics.jsonl").exists()
+    assert not options.folder(short).exists()
+
+
+@pytest.mark.parametrize("changes", [{"at_least": 100_000}, {"sparsity": 1 - 1e-9}, {"batch": 100_000}])
+def test_a_refused_experiment_leaves_no_folder(changes, short, options, tmp_path):
+    inside = replace(options, runs=tmp_path / "new" / "runs")
+    with pytest.raises(ValueError, match=r"at_least|leaves none|cannot be drawn"):
+        result_of(run(replace(short, **changes), inside))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_refused_experiment_deletes_no_folder_of_the_user_and_no_work(short, options, monkeypatch):
+    folder = options.folder(short)
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="leaves none"):
+        result_of(run(replace(short, sparsity=1 - 1e-9), options))
+    assert [path.name for path in options.runs.iterdir()] == [folder.name]
+    monkeypatch.setattr(stages.Stages, "train", lambda *args: refused())
+    with pytest.raises(ValueError, match="no training today"):
+        result_of(run(short, options))
+    assert {"notes.txt", "mask.safetensors"} <= {path.name for path in folder.iterdir()}
+
+
+def refused():
+    raise ValueError("no training today")
 
 
 class Full(OSError):

@@ -130,21 +130,41 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
 
     `initial` is the digest of the initial weights.
     """
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
     with _locked(path), open(path / LOCK, "rb") as locked:
-        needed = 5 * weight_bytes + SPARE  # the weights, and two checkpoints of weights and momentum
-        free = shutil.disk_usage(path).free
-        if free < needed:
-            raise ValueError(
-                f"{path} needs about {needed / 1e6:.0f} MB, but its disk has {free / 1e6:.0f} MB left; "
-                "delete something first"
-            )
-        for unfinished in path.glob(".*.tmp"):  # a process was killed while it wrote them
-            unfinished.unlink(missing_ok=True)
-        folder = Folder(path, Identity(experiment.folder, initial), locked)
-        if not (path / EXPERIMENT).exists():
-            folder.write(EXPERIMENT, experiment.to_dict())
-        folder.read(EXPERIMENT)  # raises if it is the record of another run
-        yield folder
+        try:
+            _check_space(path, weight_bytes)
+            for unfinished in path.glob(".*.tmp"):  # a process was killed while it wrote them
+                unfinished.unlink(missing_ok=True)
+            folder = Folder(path, Identity(experiment.folder, initial), locked)
+            if not (path / EXPERIMENT).exists():
+                folder.write(EXPERIMENT, experiment.to_dict())
+            folder.read(EXPERIMENT)  # raises if it is the record of another run
+            yield folder
+        except Exception as error:
+            if new and path.is_dir() and not isinstance(error, Busy) and _untouched(path):  # it was refused
+                shutil.rmtree(path, ignore_errors=True)
+                for parent in new[1:]:
+                    if parent.is_dir() and not any(parent.iterdir()):
+                        parent.rmdir()
+            raise
+
+
+def _check_space(path: Path, weight_bytes: int) -> None:
+    needed = 5 * weight_bytes + SPARE  # the weights, and two checkpoints of weights and momentum
+    free = shutil.disk_usage(path).free
+    if free < needed:
+        raise ValueError(
+            f"{path} needs about {needed / 1e6:.0f} MB, but its disk has {free / 1e6:.0f} MB left; "
+            "delete something first"
+        )
+
+
+def _untouched(path: Path) -> bool:
+    """Return whether a run has done nothing yet: no round or epoch is in its metrics, and it has saved nothing."""
+    names = {file.name for file in path.iterdir() if file.is_file()}
+    begun = METRICS in names and (path / METRICS).read_bytes().count(b"\n") > 1  # the first line names the run
+    return not begun and names <= {LOCK, EXPERIMENT, METRICS}
 
 
 def _locked(path: Path) -> AcquireReturnProxy:

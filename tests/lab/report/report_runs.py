@@ -53,10 +53,11 @@ def write_run(
     dead: str | None = None,
     failed: str | None = None,
     rounds: int = ROUNDS,
+    reached: int = 0,
     name: str | None = None,
     **settings: Any,
 ) -> Path:
-    """Write a run folder as the lab does: finished if it has an accuracy, else stopped after pruning or failed."""
+    """Write a run folder as the lab does: finished if it has an accuracy, else failed or stopped in training."""
     chosen: dict[str, Any] = {"model": "small-vgg", "data": "digits", "epochs": EPOCHS} | settings
     chosen |= {"rounds": rounds} if METHODS.get(method, METHODS["snip"]).rounds > 1 else {}
     experiment = Experiment(method=method, sparsity=sparsity, seed=seed, **chosen).resolved()
@@ -71,11 +72,11 @@ def write_run(
     numbers |= {"effective_sparsity": 1 - kept // 2 / total, "flops_dense": 100, "flops_effective": 7}
     collapsed = [dead] if dead else []
     about = {"experiment": experiment.to_dict(), "account": numbers, "collapsed": collapsed, "seconds": 0.5}
-    reached = EPOCHS if accuracy is not None else 0
+    reached = experiment.epochs or 0 if accuracy is not None else reached
     log = Metrics(folder / "metrics.jsonl", owner)
     log.rewind()
     for line in metrics(experiment.rounds or 0 if method != DENSE else 0, reached, accuracy or 0, total):
-        log(line)
+        log(line | ({"epochs": experiment.epochs} if line["stage"] == "train" else {}))
     save_masks(masks, folder / files.MASK, run=owner.stamp(files.MASK), metrics=log.mark(), **about)
     changes = {
         **numbers,

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,41 +25,54 @@ from barebones.pruning.methods import GREY, METHODS, Method
 
 def test_every_folder_is_there_with_its_state(content: dict[str, Any]) -> None:
     states = [run["status"] for run in content["runs"]]
-    assert {s: states.count(s) for s in set(states)} == {"done": 9, "unfinished": 1, "failed": 1, "unreadable": 1}
+    assert {s: states.count(s) for s in set(states)} == {
+        "done": 9,
+        "pruned": 1,
+        "unfinished": 1,
+        "failed": 1,
+        "unreadable": 1,
+    }
     assert "deeper/" in run_with(content, method="synflow")["folder"]
-    assert run_with(content, method="random")["state"] == "pruned"
+    assert run_with(content, method="random")["status"] == "pruned"
+    assert run_with(content, method="magnitude")["state"] == "pruned; trained 2 of 5 epochs"
     assert "OutOfMemoryError: too large" in words_of(run_with(content, method="iter-snip"))
     [torn] = [run for run in content["runs"] if run["folder"] == "torn"]
     assert "experiment.json" in words_of(torn)
-
-
-def test_seeds_are_averaged(content: dict[str, Any]) -> None:
-    [group] = [g for g in content["groups"] if g["method"] == "force" and g["sparsity"] == 0.98]
-    values = [0.90, 0.92, 0.97]
-    assert (group["seeds"], group["accuracy"]) == (3, pytest.approx(fmean(values)))
-    assert group["deviation"] == pytest.approx(stdev(values))
-    assert group["prune_seconds"] == pytest.approx(1.5)
-    [alone] = [g for g in content["groups"] if g["method"] == "random"]
-    assert (alone["accuracy"], alone["deviation"], alone["states"]) == (None, None, {"unfinished": 1})
-
-
-def test_all_means_of_a_group_are_over_the_same_finished_runs(tmp_path: Path) -> None:
-    write_run(tmp_path, "force", 0.98, 0, 0.9)
-    write_run(tmp_path, "force", 0.98, 1, 0.8)
-    write_run(tmp_path, "force", 0.98, 1, 0.8, name="z-copy")
-    write_run(tmp_path, "force", 0.98, 2, None, dead="features.20.weight")
-    content = gather(tmp_path, effective=False)
-    [group] = content["groups"]
-    runs = [run_with({"runs": [r for r in content["runs"] if r["folder"] != "z-copy"]}, seed=seed) for seed in (0, 1)]
-    assert (group["seeds"], group["prune_seconds"]) == (2, pytest.approx(1.0))
-    assert group["effective_sparsity"] == pytest.approx(fmean(run["effective_sparsity"] for run in runs))
-    assert group["states"] == {"done": 3, "unfinished": 1}
 
 
 def test_settings_that_tell_groups_apart_are_named(tmp_path: Path) -> None:
     write_run(tmp_path, "force", seed=0)
     write_run(tmp_path, "force", seed=0, rounds=9)
     assert sorted(g["variant"] for g in gather(tmp_path, effective=False)["groups"]) == ["rounds 6", "rounds 9"]
+
+
+def test_only_runs_that_are_trained_alike_share_a_panel(tmp_path: Path) -> None:
+    for method in ("force", DENSE):
+        for changes in ({}, {"epochs": 1}, {"lr": 0.01}, {"weight_decay": 0.0}, {"init": "xavier"}):
+            write_run(tmp_path, method, 0.0 if method == DENSE else 0.98, **changes)
+    write_run(tmp_path, "force", 0.98, rounds=9)
+    write_run(tmp_path, "snip", 0.98, loss="nll-on-logits")
+    groups = gather(tmp_path, effective=False)["groups"]
+    panels = {json.dumps(g["panel"]) for g in groups}
+    assert len(panels) == 5
+    for panel in panels:
+        members = [g for g in groups if json.dumps(g["panel"]) == panel]
+        assert [g["method"] for g in members if g["dense"]] == [DENSE]
+        assert len({g["protocol"] for g in members}) == 1
+    assert {g["protocol"].split(",")[0] for g in groups} == {"init kaiming-fan-in", "init xavier"}
+    assert {g["line"] for g in groups if g["method"] == "force"} == {"", "rounds 6", "rounds 9"}
+
+
+def test_each_variant_of_a_method_has_its_own_mark(tmp_path: Path) -> None:
+    for rounds in range(2, 14):
+        write_run(tmp_path, "force", rounds=rounds)
+    for sparsity in (0.9, 0.98):
+        write_run(tmp_path, "snip", sparsity)
+    groups = gather(tmp_path, effective=False)["groups"]
+    force = [(g["marker"], g["dash"]) for g in groups if g["method"] == "force"]
+    assert len(set(force)) == 12
+    assert force[0] == (look("force").marker, 0)
+    assert {(g["marker"], g["dash"]) for g in groups if g["method"] == "snip"} == {(look("snip").marker, 0)}
 
 
 def test_layers_are_counted_and_followed(content: dict[str, Any]) -> None:
@@ -254,7 +266,7 @@ def test_a_real_run(tmp_path: Path) -> None:
 def test_the_command(runs: Path, tmp_path: Path, command: Callable[..., Any]) -> None:
     code, out, _ = command("report", runs, "-o", tmp_path / "page.html", "--quick")
     assert code == 0
-    assert "12 runs (9 done, 1 failed, 1 unfinished, 1 unreadable)" in out
+    assert "13 runs (9 done, 1 failed, 1 pruned, 1 unfinished, 1 unreadable)" in out
     assert "torn cannot be read in full: experiment.json" in out
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 

@@ -7,7 +7,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from report_runs import HOSTILE, SHAPES, run_with
+from report_runs import HOSTILE, SHAPES, run_with, write_run
 
 from barebones.lab import report
 from barebones.lab.looks import look
@@ -63,9 +63,11 @@ def opened(browser: Any, address: str) -> Iterator[Opened]:
 
 
 def column(page: Any, name: str) -> list[str]:
-    heads = page.locator("#table thead th").all_inner_texts()
-    at = [head.strip() for head in heads].index(name)
-    return [row.locator("th, td").nth(at).inner_text().strip() for row in page.locator("#table tbody tr").all()]
+    rows = page.evaluate(
+        "[...document.querySelectorAll('#table tr')].map((row) => [...row.cells].map((cell) => cell.innerText.trim()))"
+    )
+    at = rows[0].index(name)
+    return [row[at] if len(row) > at else "" for row in rows[1:]]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -83,9 +85,9 @@ def overflow(page: Any) -> int:
 def test_it_loads_and_shows_everything(opened: Opened) -> None:
     page = opened()
     assert "runs" in page.title()
-    assert page.locator("#summary").inner_text().startswith("12 runs:")
-    assert page.locator("#table tbody tr").count() == 10
-    assert page.locator("details.run").count() == 12
+    assert page.locator("#summary").inner_text().startswith("13 runs:")
+    assert page.locator("#table tbody tr").count() == 11
+    assert page.locator("details.run").count() == 13
     assert page.locator("#facets svg .mark").count() > 5
     assert "93.00 ± 3.61" in column(page, "Accuracy %")
     assert "OutOfMemoryError" in page.locator("#troubles").inner_text()
@@ -107,7 +109,7 @@ def test_it_sorts_by_every_column(opened: Opened) -> None:
     shown = [float(cell.split()[0]) for cell in column(page, "Accuracy %") if cell != "–"]
     assert shown == sorted(shown, reverse=True)
     assert len(shown) == 7
-    assert column(page, "Accuracy %")[-3:] == ["–"] * 3  # what is not known comes last
+    assert column(page, "Accuracy %")[-4:] == ["–"] * 4  # what is not known comes last
     page.locator("#table thead button", has_text="Method").click()
     methods = column(page, "Method")
     assert methods[:-1] == sorted(methods[:-1])
@@ -118,15 +120,104 @@ def test_it_filters(opened: Opened) -> None:
     page.select_option("#by-method", label="force")
     assert set(column(page, "Method")) == {"force"}
     assert page.locator("details.run").count() == 4
-    assert "4 of 12 runs" in page.locator("#count").inner_text()
+    assert "4 of 13 runs" in page.locator("#count").inner_text()
     page.fill("#text", "99.5")
     until(lambda: page.locator("#table tbody tr").count() == 1)
     page.fill("#text", "there is no such run")
     until(lambda: "No run matches" in page.locator("#table tbody").inner_text())
     page.get_by_role("button", name="Show all").click()
-    until(lambda: page.locator("details.run").count() == 12)
+    until(lambda: page.locator("details.run").count() == 13)
     page.check("input[name=rows][value=runs]", force=True)
-    assert page.locator("#table tbody tr").count() == 12
+    assert page.locator("#table tbody tr").count() == 13
+
+
+def found(page: Any, text: str) -> list[str]:
+    """Return the rows of the runs that a search finds."""
+    page.check("input[name=rows][value=runs]", force=True)
+    page.fill("#text", text)
+    page.locator("#text").press("Enter")
+    page.wait_for_timeout(200)
+    rows = page.locator("#table tbody tr").all_inner_texts()
+    return [] if "No run matches" in rows[0] else rows
+
+
+def test_the_search_knows_words_fields_and_comparisons(opened: Opened) -> None:
+    page = opened()
+    for text, many in [
+        ("seed:1", 1), ("seed 1", 1), ("seed:1,2", 2), ("seed>0", 2), ("seed>=0", 12), ("seed<0", 0),
+        ("force", 4), ("FORCE", 4), ("force 98", 3), ("98", 9), ("98%", 9), ("99.5", 2), ("forc", 0), ("for*", 4),
+        ("sparsity>=98", 11), ("sparsity>98", 2), ("sparsity:0.98", 9), ("sparsity=99.5", 2), ("sparsity<98", 1),
+        ("method:snip", 2), ("-method:snip", 11), ("method:snip,grasp", 3), ("snip", 2), ("*snip", 3),
+        ("failed", 1), ("state:failed", 1), ("pruned", 1), ("unfinished", 1), ("collapsed", 1), ("-done -failed", 3),
+        ("accuracy>=90", 4), ("accuracy:92", 1), ("accuracy<50", 1), ("network:small-vgg", 11), ("deeper", 1),
+        ("seed:0 sparsity>=98 -method:snip failed", 1), ("  ", 13), ("rounds:400", 1), ("epochs:5", 12),
+    ]:  # fmt: skip
+        assert len(found(page, text)) == many, text
+    assert len(found(page, page.get_attribute("#text", "placeholder"))) >= 1
+    for wrong, sentence in [("sed:1", "There is no field “sed”"), ("seed>=many", "compares with no number")]:
+        assert found(page, wrong) == []
+        assert sentence in page.locator("#count").inner_text()
+
+
+def test_hashes_and_parts_of_folders_are_not_found(opened: Opened, content: dict[str, Any]) -> None:
+    page = opened()
+    hashes = {run["folder"].rpartition("-")[2] for run in content["runs"]}
+    for part in ("digits-", "vgg", *(each[:4] for each in sorted(hashes)[:4])):
+        assert found(page, part) == []
+
+
+def test_a_group_is_averaged_over_the_runs_that_are_shown(opened: Opened) -> None:
+    page = opened()
+    page.fill("#text", "force 98")
+    until(lambda: column(page, "Accuracy %") == ["93.00 ± 3.61"])
+    page.fill("#text", "force 98 -seed:2")
+    until(lambda: column(page, "Accuracy %") == ["91.00 ± 1.41"])
+    page.fill("#text", "force 98 seed:2")
+    until(lambda: column(page, "Accuracy %") == ["97.00"])
+
+
+def shown_at(opened: Opened, tmp_path: Path, runs: Path, **options: Any) -> Any:
+    report.write(runs, tmp_path / "own.html", effective=False)
+    return opened((tmp_path / "own.html").as_uri(), **options)
+
+
+def test_a_copied_run_does_not_count_twice(opened: Opened, tmp_path: Path) -> None:
+    for name, seed, accuracy in (("a", 0, 0.9), ("b", 1, 0.8), ("copy", 1, 0.8), ("c", 2, None)):
+        write_run(tmp_path / "runs", "force", 0.98, seed, accuracy, name=name, reached=1)
+    page = shown_at(opened, tmp_path, tmp_path / "runs")
+    assert column(page, "Accuracy %") == ["85.00 ± 7.07"]
+    assert column(page, "State") == ["3 done 1 unfinished"]
+
+
+def test_the_networks_with_most_runs_come_first(opened: Opened, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", model="a-net:make")
+    for seed in range(2):
+        write_run(tmp_path / "runs", model="z-net:make", seed=seed)
+    page = shown_at(opened, tmp_path, tmp_path / "runs")
+    assert page.locator(".facet h3").all_inner_texts() == ["z-net:make on digits", "a-net:make on digits"]
+    assert page.locator("#by-model option").all_inner_texts() == ["all", "z-net:make", "a-net:make"]
+
+
+def test_a_dense_line_stands_only_beside_runs_that_are_trained_alike(opened: Opened, tmp_path: Path) -> None:
+    for changes in ({"epochs": 1}, {"epochs": 5}):
+        write_run(tmp_path / "runs", **changes)
+    write_run(tmp_path / "runs", "dense", 0.0, 0, 0.99, epochs=1)
+    page = shown_at(opened, tmp_path, tmp_path / "runs")
+    one, five = (page.locator(".facet", has_text=f"epochs {epochs}").inner_text() for epochs in (1, 5))
+    assert "dense" in one.splitlines()
+    assert "dense" not in five.splitlines()
+    assert "the dense network was trained in another way" in five
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_state_can_be_seen_without_scrolling(opened: Opened, width: int) -> None:
+    page = opened(width=width, height=844)
+    for rows in ("groups", "runs"):
+        page.check(f"input[name=rows][value={rows}]", force=True)
+        edges = page.evaluate(
+            "[...document.querySelectorAll('#table .badge')].map((b) => b.getBoundingClientRect().right)"
+        )
+        assert max(edges) <= width
 
 
 def test_a_run_opens_and_shows_its_masks(opened: Opened) -> None:
@@ -227,7 +318,7 @@ def test_the_keyboard_is_enough(opened: Opened) -> None:
     tab_to("text")
     page.keyboard.type("seed 0")
     tab_to("by-method")
-    assert "of 12 runs" in page.locator("#count").inner_text()  # nothing waits to be redrawn behind the focus
+    assert "of 13 runs" in page.locator("#count").inner_text()  # nothing waits to be redrawn behind the focus
     page.keyboard.type("snip")
     until(lambda: page.locator("#table tbody tr").count() == 2)
     tab_to("plot")

@@ -20,7 +20,7 @@ from .runs import gather
 
 __all__ = ["gather", "page", "write"]
 
-SCRIPTS = ("draw.js", "overview.js", "run.js", "start.js")  # in this order they are one script
+SCRIPTS = ("draw.js", "search.js", "overview.js", "run.js", "start.js")  # in this order they are one script
 DARK_DENSE = "#f4f4f4"  # black on a light page is white on a dark one
 BRIGHTNESS = 0.24  # the least relative luminance of a colour on a dark page
 

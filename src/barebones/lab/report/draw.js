@@ -24,7 +24,8 @@ const known = (value) => value !== null && value !== undefined;
 const count = (value) => (known(value) ? Math.round(value).toLocaleString("en-GB") : "–");
 const tidy = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
 const percent = (share, digits = 2) => (known(share) ? (100 * share).toFixed(digits) : "–");
-const sparse = (share) => (known(share) ? tidy((100 * share).toFixed(share > 0.9999 ? 4 : share > 0.99 ? 3 : 2)) : "–");
+const nominal = (share) => (known(share) ? tidy((100 * share).toFixed(8)) : "–"); // as it was set
+const sparse = (share) => (known(share) ? tidy((100 * share).toFixed(share < 1 ? Math.max(2, 2 - Math.floor(Math.log10(100 - 100 * share))) : 0)) : "–"); // as it was counted
 const short = (value) =>
   !known(value) ? "–" : value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3
     ? value.toExponential(2).replace("e+", "e") : tidy(value.toPrecision(4));
@@ -67,9 +68,9 @@ function key(line) {
     line.bare ? null : s("path", { d: "M1,7H25", class: "curve", "stroke-dasharray": dash }),
     line.kind ? s("path", { d: outline(line.kind, 13, 7, 4), class: "mark" }) : null);
 }
-const swatch = (method) => h("span", { class: "swatch" },
+const swatch = (method, kind = marker(method)) => h("span", { class: "swatch" },
   s("svg", { width: 12, height: 12, class: "m", "aria-hidden": "true", ...colour(method) },
-    s("path", { d: outline(marker(method), 6, 6, 4.4), class: "mark" })), method ?? "unknown");
+    s("path", { d: outline(kind, 6, 6, 4.4), class: "mark" })), method ?? "unknown");
 
 /* Scales. */
 function linear([low, high], [from, to]) {
@@ -179,8 +180,7 @@ function percents(values, least = 0.02) {
   let low = Math.min(...values), high = Math.max(...values);
   const room = Math.max((high - low) * 0.08, least / 2);
   low = Math.max(0, low - room); high = Math.min(1, high + room);
-  const { ticks, step } = nice(low * 100, high * 100, 5);
-  const digits = step >= 1 ? 0 : step >= 0.1 ? 1 : 2;
-  return { domain: [low * 100, high * 100], ticks, format: (tick) => tick.toFixed(digits) };
+  const { ticks } = nice(low * 100, high * 100, 5);
+  return { domain: [low * 100, high * 100], ticks, format: (tick) => tidy(tick.toFixed(4)) };
 }
 const path = (points) => points.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)},${y.toFixed(1)}`).join("");

@@ -135,7 +135,7 @@ function trainCharts(pair) {
 function describe(run) {
   if (!run.settings) return run.folder;
   const settings = run.settings, more = variantOf(run);
-  return `${settings.method}${run.dense ? "" : ` ${sparse(settings.sparsity)} %`}, seed ${settings.seed}, ${settings.model} on ${settings.data}${more ? `, ${more}` : ""}`;
+  return `${settings.method}${run.dense ? "" : ` ${nominal(settings.sparsity)} %`}, seed ${settings.seed}, ${settings.model} on ${settings.data}${more ? `, ${more}` : ""}`;
 }
 const tile = (name, value, below) => (value === "–" || value === null ? null : h("div", {}, h("dt", {}, name), h("dd", {}, value, below ? h("small", {}, below) : null)));
 const share = (part, whole) => (known(part) && whole ? part / whole : null);
@@ -186,7 +186,7 @@ function detailsOf(run) {
   if (!sections.has(run.index)) {
     const settings = run.settings, dead = run.layers.some((layer) => layer.total && !layer.kept);
     const details = h("details", { class: "run", id: `run-${run.index}` }, h("summary", {},
-      settings ? swatch(`${settings.method}`) : h("span", {}, run.folder), settings ? h("b", { class: "num" }, run.dense ? "" : `${sparse(settings.sparsity)} %`) : null,
+      settings ? swatch(settings.method, groupOf[run.index].marker) : h("span", {}, run.folder), settings ? h("b", { class: "num" }, run.dense ? "" : `${nominal(settings.sparsity)} %`) : null,
       settings ? h("span", { class: "where" }, `seed ${settings.seed} · ${settings.model} on ${settings.data}${variantOf(run) ? ` · ${variantOf(run)}` : ""}`) : null,
       h("span", { class: "badges" }, run.collapsed.length ? h("span", { class: "badge bad" }, "collapsed") : dead ? h("span", { class: "badge warn" }, "dead layers") : null,
         known(run.accuracy) ? h("span", { class: "num" }, `${percent(run.accuracy)} %`) : null, run.status === "done" ? null : stateBadge(run.status))));
@@ -248,7 +248,7 @@ function compare() {
   check.checked = onlyDifferences;
   const apart = names.filter(differs).length;
   const charts = a === b ? [] : [layersChart([a, b]), ...roundCharts([a, b]), ...trainCharts([a, b])].filter(Boolean);
-  const side = (run, letter) => h("div", { class: "card" }, h("h3", {}, h("span", { class: "letter" }, letter), " ", swatch(setting(run, "method"))), h("p", { class: "hint" }, h("a", { href: `#run-${run.index}` }, describe(run))), words(run));
+  const side = (run, letter) => h("div", { class: "card" }, h("h3", {}, h("span", { class: "letter" }, letter), " ", swatch(setting(run, "method"), groupOf[run.index].marker)), h("p", { class: "hint" }, h("a", { href: `#run-${run.index}` }, describe(run))), words(run));
   $("comparison").replaceChildren(
     ...(a === b ? [h("p", { class: "hint" }, "A and B are the same run; choose another run to see differences.")] : []),
     h("div", { class: "side" }, side(a, "A"), side(b, "B")),

@@ -17,14 +17,14 @@ from ...files.masks import load_masks
 from ...masks import Masks
 from ...models import MODELS, build
 from ..experiment import DENSE, Experiment
-from ..folder import EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
-from ..looks import titled
+from ..folder import CHECKPOINT, EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
+from ..looks import look, titled
 from ..metrics import COUNTED, METRICS, Line, finite
 from ..metrics import read as read_metrics
-from ..records import DONE, FAILED, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
+from ..records import DONE, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
 from ..seal import Identity
-from ..statistics import over_seeds
-from .sentences import UNFINISHED, sentences
+from ..stored import SETTLED
+from .sentences import PRUNED, UNFINISHED, sentences
 
 LONGEST = 150  # points of a series; longer series are thinned out
 NUMBERS = (
@@ -35,6 +35,9 @@ SERIES = {  # the numbers that are drawn of each stage
     "pretrain": ("loss", "accuracy"),
     "train": ("loss", "accuracy"),
 }
+TRAINED = tuple(name for name in SETTINGS if name not in (*SETTLED, "method", "mask", "seed", "shrink"))
+"""The data, the network and how it is trained: only runs that share all of these are in one chart."""
+MARKERS, DASHES = "os^vDPX", 4  # the markers and the number of dash patterns that tell variants of a method apart
 UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OSError, RuntimeError, RecursionError)
 
 
@@ -97,8 +100,10 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
     settings = {key: row[key] for key in SETTINGS} if row.get("method") is not None else None
     values, owner = reader.attempt(EXPERIMENT, lambda: recorded(folder)) or (None, None)
     settings = settings or (Experiment.settings(values) if values is not None else None)
-    status = row.get("status") or (UNFINISHED if settings else UNREADABLE)
     dense = settings is not None and settings["method"] == DENSE
+    state = reader.attempt(METRICS, lambda: progress(folder)) or ""
+    only_pruned = state == PRUNED and settings and not (dense or settings["mask"] or (folder / CHECKPOINT).exists())
+    status = row.get("status") or (PRUNED if only_pruned else UNFINISHED if settings else UNREADABLE)
     result = (reader.attempt(RESULT, lambda: finished(folder)) or {}) if status == DONE else {}
     lines = reader.attempt(METRICS, lambda: read_metrics(folder / METRICS, owner, result.get("metrics"))) or []
     mask = reader.attempt(MASK, lambda: _mask(folder, owner, settings, effective and not dense)) or {}
@@ -108,7 +113,7 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
     run: Row = {
         "folder": name,
         "status": status,
-        "state": "finished" if status == DONE else reader.attempt(METRICS, lambda: progress(folder)) or "",
+        "state": state,
         "settings": settings,
         "dense": dense,
         "accuracy": row.get("top1"),
@@ -237,38 +242,47 @@ def _groups(runs: Sequence[Row]) -> list[Row]:
     for index, run in enumerate(runs):
         members.setdefault(index if run["settings"] is None else group(run["settings"]), []).append(index)
     firsts = [settings for indices in members.values() if (settings := runs[indices[0]]["settings"]) is not None]
-    return [_group(indices, runs, firsts) | {"index": number} for number, indices in enumerate(members.values())]
+    groups = [_group(indices, runs, firsts) | {"index": number} for number, indices in enumerate(members.values())]
+    _mark(groups)
+    return groups
 
 
 def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -> Row:
-    """Return a group with the means over its seeds; a run that is not finished, or was not tested, does not count."""
-    members = [runs[index] for index in indices]
-    settings, states = members[0]["settings"], [run["status"] for run in members]
-    tested = [run for run in members if run["status"] == DONE and run["accuracy"] is not None]
-
-    def mean(value: Callable[[Row], float | None]) -> float | None:
-        return over_seeds((run["settings"]["seed"], value(run)) for run in tested).mean
-
-    accuracy = over_seeds((run["settings"]["seed"], run["accuracy"]) for run in tested)
-    return {name: None if settings is None else settings[name] for name in KEY} | {
-        "runs": list(indices),
-        "dense": members[0]["dense"],
-        "variant": "" if settings is None else _variant(settings, firsts),
-        "accuracy": accuracy.mean,
-        "deviation": accuracy.deviation,
-        "seeds": accuracy.number,
-        "effective_sparsity": mean(lambda run: run["effective_sparsity"]),
-        "prune_seconds": mean(lambda run: run["seconds"]["prune"]),
-        "train_seconds": mean(lambda run: run["seconds"]["train"]),
-        "collapsed": sum(bool(run["collapsed"]) for run in members),
-        "states": {state: states.count(state) for state in (DONE, UNFINISHED, FAILED, UNREADABLE) if state in states},
-    }
+    """Return a group: which settings tell it apart from others, and from which runs it can be told apart at all."""
+    settings = runs[indices[0]]["settings"]
+    shared: Row = {"runs": list(indices), "dense": runs[indices[0]]["dense"]}
+    if settings is None:
+        return dict.fromkeys(KEY) | shared | {"panel": None, "protocol": "", "line": "", "variant": ""}
+    trained_otherwise = [settings | {name: other[name] for name in TRAINED} for other in firsts]
+    return (
+        {name: settings[name] for name in KEY}
+        | shared
+        | {
+            "panel": [settings[name] for name in TRAINED],
+            "protocol": differences(settings, trained_otherwise, equal_in=("data", "model")),  # among the panels
+            "line": _variant(settings, firsts, (*TRAINED, "method", "control")),  # within its panel
+            "variant": _variant(settings, firsts, ("data", "model", "method", "control")),
+        }
+    )
 
 
-def _variant(settings: Row, firsts: Sequence[Row]) -> str:
+def _mark(groups: Sequence[Row]) -> None:
+    """Give the groups of each method and variant a marker and a dash that no other of the same colour has."""
+    marks: dict[tuple[str | None, str], tuple[str, int]] = {}
+    taken = set()
+    for each in groups:
+        name = (each["method"], each["line"])
+        _, colour, first = look(each["method"] or "")
+        if name not in marks:
+            choices = [(m, d) for d in range(DASHES) for m in (first, *MARKERS.replace(first, ""))]
+            marks[name] = next((choice for choice in choices if (colour, choice) not in taken), choices[-1])
+            taken.add((colour, marks[name]))
+        each["marker"], each["dash"] = marks[name]
+
+
+def _variant(settings: Row, firsts: Sequence[Row], equal_in: Sequence[str]) -> str:
     """Return what tells a group from others of the same method: its control, and the settings that differ."""
-    more = differences(settings, firsts, equal_in=("data", "model", "method", "control"))
-    return ", ".join(filter(None, (titled("", settings["control"]), more)))
+    return ", ".join(filter(None, (titled("", settings["control"]), differences(settings, firsts, equal_in))))
 
 
 def _number(value: Any) -> float | int | None:

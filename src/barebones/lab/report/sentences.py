@@ -8,7 +8,7 @@ from typing import Any
 from ...words import shortened
 from ..records import FAILED, Row
 
-UNFINISHED = "unfinished"
+PRUNED, UNFINISHED = "pruned", "unfinished"
 MOST_NAMES = 6  # layers that a sentence lists
 
 
@@ -32,6 +32,8 @@ def _state(run: Row, reason: str | None) -> Iterator[tuple[str, str]]:
         yield "bad", f"It failed: {reason}"
     if run["status"] == UNFINISHED:
         yield "note", f"It is not finished ({run['state'] or 'begun'})."
+    if run["status"] == PRUNED:
+        yield "note", "It is pruned and not trained; barebones run with the same settings trains it."
     for problem in run["problems"]:
         yield "bad", f"Not readable: {problem}."
     if run["collapsed"]:

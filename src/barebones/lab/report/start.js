@@ -21,6 +21,7 @@ if (troubled.length) $("troubles").append(h("div", { class: "word bad" }, `${plu
   h("ul", {}, troubled.slice(0, 8).map((run) => h("li", {}, h("a", { href: `#run-${run.index}` }, describe(run)), ` – ${(run.words.find(([kind]) => kind === "bad") || ["", run.status])[1]}`)),
     troubled.length > 8 ? h("li", {}, `and ${troubled.length - 8} more; search for “failed” or “unreadable”`) : null)));
 $("made").textContent = `Made by barebones ${data.version}. This page is self-contained and needs no network.`;
+$("text").placeholder = example();
 for (const name of METHOD_KEYS) { choices(name); $(`by-${name}`).addEventListener("change", select); }
 let waiting = 0;
 /* Filter when typing pauses. Leaving the field filters at once, or the charts would be redrawn while they have the focus. */
