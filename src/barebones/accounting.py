@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .files.encoding import encode
 from .masks import everything
 from .paths import Use, cuts, trace
+from .running.shards import count
 from .scope import matched, parameters
 from .words import plain_text, shape_of
 
@@ -176,9 +177,7 @@ def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) 
     named = parameters(model)
     size = sum(p.numel() for p in named.values())
     bytes_dense = bytes_stored = sum(p.numel() * p.element_size() for p in named.values())
-    layers = {
-        name: LayerAccount(name, tuple(p.shape), p.numel(), int(mask.count_nonzero())) for name, p, mask in masked
-    }
+    layers = {name: LayerAccount(name, tuple(p.shape), p.numel(), count(mask)) for name, p, mask in masked}
     for name, parameter, mask in masked:
         removed = layers[name].total - layers[name].kept
         bytes_stored += (encode(mask)[1].numel() if removed else 0) - removed * parameter.element_size()

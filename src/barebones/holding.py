@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from .gpu import kernels
 from .masks import Masks
 from .running.precision import INTEGER
+from .running.shards import count, is_sharded, local, sharded_like
 from .scope import matched, parameters
 from .words import shortened
 
@@ -48,8 +49,9 @@ class Hold:
         self._clearing: tuple[Any, kernels.Clearing] | None = None
         for name, p, mask in matched(self._model, masks):
             self._named[name] = p
-            if not mask.all():  # with the memory layout of the weight, which is three times faster than another
-                self._bits[p] = torch.empty_like(p, dtype=INTEGER[p.element_size()]).copy_(mask).neg_()
+            if not local(mask).all():  # with the memory layout of the weight, which is three times faster than another
+                bits = torch.empty_like(local(p), dtype=INTEGER[p.element_size()])
+                self._bits[p] = bits.copy_(local(mask)).neg_()
         self.apply()
 
     def _register(self) -> None:
@@ -88,9 +90,8 @@ class Hold:
     def state_dict(self) -> Masks:
         """Return a copy of the masks: with the states of model and optimizer, this is all a checkpoint needs."""
         kept = {p: self._bits_for(p) != 0 for p in self._bits}
-        return Masks(
-            {name: kept[p] if p in kept else p.new_ones(p.shape, dtype=torch.bool) for name, p in self._named.items()}
-        )
+        rows = {p: kept[p] if p in kept else torch.ones_like(local(p), dtype=torch.bool) for p in self._named.values()}
+        return Masks({name: sharded_like(rows[p], p) for name, p in self._named.items()})
 
     def load_state_dict(self, masks: Mapping[str, Tensor]) -> None:
         """Hold other masks of the same weights from now on, and zero what they prune.
@@ -163,7 +164,7 @@ class Hold:
     def _in_one_launch(self, held: list[nn.Parameter]) -> kernels.Clearing | None:
         """Return the kernel that clears all these weights with one launch, or None if it cannot be used."""
         first = held[0]
-        if not kernels.available(first.device):
+        if not kernels.available(first.device) or any(map(is_sharded, held)):
             return None
         layout = [(id(p), p.device, p.dtype, p.stride()) for p in held]
         if self._clearing is None or self._clearing[0] != layout:
@@ -273,9 +274,10 @@ def audit(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     Traceback (most recent call last):
     ValueError: 1 pruned weight is not zero: weight (1 of 1); hold the masks during training, or call apply()
     """
-    nonzero = {name: int(((w != 0) & ~mask).count_nonzero()) for name, w, mask in matched(model, masks)}
+    masked = matched(model, masks)
+    nonzero = {name: count(sharded_like((local(w) != 0) & ~local(mask), w)) for name, w, mask in masked}
     if total := sum(nonzero.values()):
-        layers = [f"{name} ({n} of {int((~masks[name]).count_nonzero())})" for name, n in nonzero.items() if n]
+        layers = [f"{name} ({n} of {mask.numel() - count(mask)})" for name, _, mask in masked if (n := nonzero[name])]
         weights = "1 pruned weight is" if total == 1 else f"{total} pruned weights are"
         raise ValueError(f"{weights} not zero: {shortened(layers)}; hold the masks during training, or call apply()")
 
@@ -287,7 +289,7 @@ def _clear(tensor: Tensor, bits: Tensor) -> None:
     a float mask (`masked_fill_` is 2 to 10 times slower on a CPU), and it also turns NaN, infinity and -0.0 into 0.0.
     """
     integer = INTEGER[tensor.element_size()]
-    tensor.detach().view(integer).bitwise_and_(bits.to(tensor.device, integer))
+    local(tensor).detach().view(integer).bitwise_and_(bits.to(tensor.device, integer))
 
 
 def _tensors(state: Any) -> Iterator[Tensor]:

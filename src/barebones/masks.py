@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
+from .running.shards import count
 from .words import shape_of, shortened
 
 LISTED = 12  # `str` lists the layers of masks that have at most this many
@@ -42,7 +43,7 @@ class Masks(dict[str, Tensor]):
     def __str__(self) -> str:
         if len(self) > LISTED:
             return repr(self)
-        rows = (f"  {n}: {shape_of(m)}, {int(m.count_nonzero()):,} of {m.numel():,} kept" for n, m in self.items())
+        rows = (f"  {n}: {shape_of(m)}, {count(m):,} of {m.numel():,} kept" for n, m in self.items())
         return "\n".join([repr(self), *rows])
 
     def __or__(self, other: Mapping[str, Tensor]) -> Masks:  # type: ignore[override]
@@ -89,7 +90,7 @@ def kept(masks: Mapping[str, Tensor]) -> int:
     >>> kept({"a": torch.tensor([True, False]), "b": torch.tensor([True])})
     2
     """
-    return sum(int(m.count_nonzero()) for m in masks.values())
+    return sum(count(m) for m in masks.values())
 
 
 def empty(masks: Mapping[str, Tensor]) -> list[str]:
@@ -98,7 +99,7 @@ def empty(masks: Mapping[str, Tensor]) -> list[str]:
     >>> empty({"a": torch.tensor([True, False]), "b": torch.tensor([False])})
     ['b']
     """
-    return [name for name, mask in masks.items() if mask.numel() and not mask.any()]
+    return [name for name, mask in masks.items() if mask.numel() and not count(mask)]
 
 
 def copied(masks: Mapping[str, Tensor]) -> Masks:
@@ -140,8 +141,8 @@ def agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Agreement:
     if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
         differing = sorted(a.keys() ^ b.keys()) or [name for name in a if a[name].shape != b[name].shape]
         raise ValueError(f"the masks belong to two different models; they differ in {shortened(differing)}")
-    common = {name: int((a[name] & b[name].to(a[name].device)).count_nonzero()) for name in a}
-    totals = {name: int(a[name].count_nonzero()) + int(b[name].count_nonzero()) for name in a}
+    common = {name: count(a[name] & b[name].to(a[name].device)) for name in a}
+    totals = {name: count(a[name]) + count(b[name]) for name in a}
 
     def overlap(common: int, total: int) -> float:
         return 2 * common / total if total else 1.0

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._pytree import tree_leaves
 
+from .running.shards import is_sharded, local, own_rows, sharded_like, why_not
 from .words import first_line, shape_of, shortened
 
 Pattern = str | Sequence[str] | Callable[[str, Tensor], bool]
@@ -160,6 +161,8 @@ def _why_not(parameter: nn.Parameter | None) -> str:
         return "it is on the meta device and has no values; materialize the model first"
     if parameter.is_complex():
         return "it is complex"
+    if is_sharded(parameter):
+        return why_not(parameter)
     if type(parameter.data) is not Tensor or parameter.is_quantized or not parameter.is_floating_point():
         kind = f"{type(parameter.data).__name__}, {parameter.dtype}"
         return f"it is quantized, sharded or otherwise not a plain float tensor ({kind})"
@@ -173,7 +176,7 @@ def _why_not(parameter: nn.Parameter | None) -> str:
 def _refuse_shared_memory(weights: dict[str, nn.Parameter]) -> None:
     names: dict[int, str] = {}
     for name, parameter in weights.items():
-        if parameter.numel() and (first := names.setdefault(parameter.data_ptr(), name)) != name:
+        if parameter.numel() and (first := names.setdefault(local(parameter).data_ptr() or -len(names), name)) != name:
             raise ValueError(
                 f"{first} and {name} share memory but are two Parameter objects, so their masks would conflict; "
                 "tie them by assigning one Parameter to both modules"
@@ -208,7 +211,14 @@ def matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, nn
             f"the masks do not fit the model: {shortened(problems)}. A mask is a bool tensor with its "
             f"parameter's name, such as {next(iter(named), None)!r}; tied weights have their first name"
         )
-    return [(name, named[name], mask.to(named[name].device)) for name, mask in masks.items()]
+    return [(name, named[name], placed(mask, named[name])) for name, mask in masks.items()]
+
+
+def placed(mask: Tensor, parameter: nn.Parameter) -> Tensor:
+    """Return a mask on its parameter's device, and sharded as the parameter is."""
+    if is_sharded(parameter) and not is_sharded(mask):
+        return sharded_like(own_rows(mask, parameter).to(local(parameter).device), parameter)
+    return mask.to(parameter.device)
 
 
 def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
@@ -218,6 +228,7 @@ def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     [[0.0, 0.0]]
     """
     model = bare(model)
+    refuse_sharded(model, "copy it")
     _refuse_views(model, matched(model, masks))
     # torch does not copy tensors that were computed with gradients, and some networks keep such tensors in attributes.
     attributes = tree_leaves([vars(module) for module in model.modules()])
@@ -231,6 +242,12 @@ def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
         for _, parameter, mask in matched(copy, masks):
             parameter.masked_fill_(~mask, 0)
     return copy
+
+
+def refuse_sharded(model: nn.Module, purpose: str) -> None:
+    """Refuse a network of which each process holds a part."""
+    if any(map(is_sharded, model.parameters())):
+        raise ValueError(f"the model is sharded, and no process can {purpose}; do that before you shard it")
 
 
 def refuse_scripted(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..masks import Masks, size
+from ..running.shards import count, full
 from ..words import printable, shortened
 from .header import record, shown
 
@@ -49,7 +50,7 @@ def pack(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
         if mask.dtype != torch.bool:
             raise ValueError(f"the mask of {name} has the type {mask.dtype}; masks must be bool tensors")
         encoding, tensors[name] = encode(mask)
-        layout[name] = {"shape": list(mask.shape), "encoding": encoding, "kept": int(mask.count_nonzero())}
+        layout[name] = {"shape": list(mask.shape), "encoding": encoding, "kept": count(mask)}
     return tensors, layout
 
 
@@ -122,13 +123,13 @@ def encode(mask: Tensor) -> tuple[str, Tensor]:
     >>> encode(torch.arange(100) % 40 == 39)
     ('gaps8', tensor([39, 39], dtype=torch.uint8))
     """
-    flat = mask.detach().cpu().reshape(-1)
-    count = -(-flat.numel() // 8)
-    if int(flat.count_nonzero()) < count:  # otherwise gaps cannot need fewer bytes
+    flat = full(mask).detach().cpu().reshape(-1)
+    length = -(-flat.numel() // 8)
+    if int(flat.count_nonzero()) < length:  # otherwise gaps cannot need fewer bytes
         encoding, data = encode_indices(flat.nonzero().flatten())
-        if data.numel() < count:
+        if data.numel() < length:
             return encoding, data
-    padded = torch.zeros(8 * count, dtype=torch.uint8, device="cpu")
+    padded = torch.zeros(8 * length, dtype=torch.uint8, device="cpu")
     padded[: flat.numel()] = flat
     return "bits", (padded.view(-1, 8) << _shifts()).sum(1, dtype=torch.uint8)
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..masks import Masks, size
-from ..scope import Pattern, parameters, prunable
+from ..running.shards import by_one
+from ..scope import Pattern, parameters, placed, prunable
 from ..version import __version__
 from ..words import shortened, shown
 from . import container
@@ -72,7 +73,7 @@ def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) 
     counts = {"prunable": total, "kept": kept, "fingerprint": fingerprint(masks), "library": __version__}
     header = {"sparsity": (total - kept) / max(total, 1), **about, **counts}
     _check(header, layers(tensors, layout))
-    container.write(path, tensors, KIND, VERSION, header | {"layout": layout})
+    by_one(masks.values(), lambda: container.write(path, tensors, KIND, VERSION, header | {"layout": layout}))
 
 
 def load_masks(
@@ -104,9 +105,9 @@ def load_masks(
         raise ValueError(
             f"{path} does not match the model; {len(differing)} of the parameters differ: {shortened(differing)}{hint}"
         )
-    with container.named(path):
-        masks = decoded(tensors, stored)
-    return Masks({name: mask.to(named[name].device) for name, mask in masks.items()}), about
+    with container.named(path):  # one layer at a time: of a sharded model, this process keeps some rows
+        masks = {name: placed(decoded(tensors, {name: layer})[name], named[name]) for name, layer in stored.items()}
+    return Masks(masks), about
 
 
 def check_counts(prunable: int, kept: int, sparsity: float, stored: Mapping[str, Layer]) -> None:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..masks import Masks
 from ..running.inputs import call, tensors
 from ..running.rng import forked, own_generators
-from ..scope import bare, matched, parameters, refuse_scripted
+from ..scope import bare, matched, parameters, refuse_scripted, refuse_sharded
 from .bits import Bits, Use
 from .rules import RULES
 
@@ -96,6 +96,7 @@ def trace(
     and masks among the inputs to the values that are computed with them, in the forward pass only.
     """
     model = bare(model)
+    refuse_sharded(model, "follow its paths")
     kept = {name: mask for name, _, mask in matched(model, masks)}
     named = parameters(model)
     devices = list({p.device for p in named.values()}) or [torch.device("cpu")]

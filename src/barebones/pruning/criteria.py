@@ -51,7 +51,7 @@ def magnitude(probe: Probe) -> Scores:
 
 def random(probe: Probe) -> Scores:
     """Return uniform random numbers: every weight is as likely to stay as any other."""
-    return {name: _uniform(w, probe.generator) for name, w in probe.weights.items()}
+    return {name: probe.own(name, _uniform(shape, probe.generator)) for name, shape in probe.shapes.items()}
 
 
 def erk(probe: Probe) -> Scores:
@@ -61,8 +61,10 @@ def erk(probe: Probe) -> Scores:
     full layer cannot take goes to the others, so that the counts add up to `probe.keep`. Within a layer, weights are
     drawn uniformly; those drawn score above 1, the others below.
     """
+    if probe.shards is not None:
+        raise ValueError("erk does not choose among sharded weights; use random, or prune before you shard the model")
     scores = random(probe)
-    counts = erk_counts({name: tuple(w.shape) for name, w in probe.weights.items()}, probe.keep)
+    counts = erk_counts({name: tuple(shape) for name, shape in probe.shapes.items()}, probe.keep)
     drawn = Masks()
     for name, score in scores.items():
         drawn |= keep_top({name: score}, counts[name])
@@ -74,6 +76,8 @@ def synflow(probe: Probe) -> Scores:
 
     It reads no data. Norms use their running statistics. It computes in float64, because float32 overflows.
     """
+    if probe.shards is not None:
+        raise ValueError("synflow does not run on sharded weights; prune before you shard the model, or use force")
     model = bare(probe.user_model)
     example = probe.call()
     if example is None:
@@ -135,9 +139,9 @@ def erk_counts(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, int]:
     return counts
 
 
-def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
+def _uniform(shape: torch.Size, generator: torch.Generator) -> Tensor:
     """Return uniform random numbers, as doubles: too many single-precision numbers would be equal."""
-    return torch.rand(like.shape, dtype=torch.float64, generator=generator, device="cpu").to(like.device)
+    return torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
 
 
 def _ones(leaf: Any) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..gpu.graphs import Captured
 from ..running.backward import guarded, nodes
 from ..running.inputs import first_sample, mapped, taken_apart, tensors
+from ..running.shards import is_sharded, local
 from ..words import first_line
 
 Loss = Callable[[Any, Any], Tensor]
@@ -45,13 +46,14 @@ class Gradients:
     ) -> None:
         self.model, self.parameters, self.loss, self.objective = model, parameters, loss, objective
         self.precision, self.example = precision, example
+        self._is_sharded = is_sharded(parameters[0])
         self._graphs: dict[Any, Captured] = {}  # by the form of a batch and the temperature
         self._foreign: set[int] = set()  # addresses of tensors that belong to somebody else
 
     def plain(self, batch: Any, temperature: float) -> tuple[Tensor, list[Tensor]]:
         """Return the loss and its gradients, in memory of their own."""
         value = self.value(batch, temperature)
-        return value.detach().double(), self._first(value)
+        return value.detach().double(), self._sharded(value) if self._is_sharded else self._first(value)
 
     def captured(self, batch: Any, temperature: float) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return the loss, S(theta, c) and the gradients from a CUDA graph. The next replay overwrites them."""
@@ -89,7 +91,8 @@ class Gradients:
 
     def value(self, batch: Any, temperature: float) -> Tensor:
         """Return the loss of a batch: a scalar that can be differentiated."""
-        self._foreign = {t.data_ptr() for t in (*tensors(batch), *self.model.parameters(), *self.model.buffers())}
+        others = (*tensors(batch), *(() if self._is_sharded else self.model.parameters()), *self.model.buffers())
+        self._foreign = {t.data_ptr() for t in others}
         autocast = torch.autocast(  # without a cache, which within another autocast would hold weights of earlier masks
             self.parameters[0].device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
         )
@@ -131,6 +134,14 @@ class Gradients:
             gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
         return _unshared(self._checked(gradients), self._foreign)
 
+    def _sharded(self, value: Tensor) -> list[Tensor]:
+        """Return the gradients of the local rows; FSDP2 leaves them in `.grad` only, already averaged."""
+        value.backward()
+        gradients = tuple(None if p.grad is None else local(p.grad) for p in self.parameters)
+        for parameter in self.model.parameters():
+            parameter.grad = None  # the probe puts the caller's back
+        return self._checked(gradients)
+
     def _checked(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor]:
         if all(gradient is None for gradient in gradients):
             raise ValueError("the loss does not depend on any prunable weight; check scope= and the objective")
@@ -139,7 +150,7 @@ class Gradients:
     def _filled(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor]:
         """Return the gradients as at least float32, with zeros for weights that were not used."""
         return [
-            torch.zeros_like(p, dtype=_at_least_float(p)) if g is None else g.to(_at_least_float(p))
+            torch.zeros_like(local(p), dtype=_at_least_float(p)) if g is None else g.to(_at_least_float(p))
             for g, p in zip(gradients, self.parameters, strict=True)
         ]
 

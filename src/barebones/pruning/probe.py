@@ -24,10 +24,12 @@ from ..running.modes import by_kind, restored, set_training, trainable, uncompil
 from ..running.pieces import pieces
 from ..running.precision import tf32
 from ..running.rng import forked, reseed
+from ..running.shards import is_sharded, local, own_rows
 from ..scope import Pattern, bare, prunable
 from . import ranks
 from .batches import Batches, Source
 from .gradients import LOSSES, PRECISIONS, Gradients, Loss, Objective, added
+from .shards import Shards
 
 
 class Probe:
@@ -75,13 +77,17 @@ class Probe:
         if torch.is_inference_mode_enabled():
             raise ValueError("scoring needs gradients; leave torch.inference_mode() first")
         self.user_model, self.model = model, _to_call(model)
+        _reshard(model)
         self.parameters = prunable(model, scope, exclude)
+        self.shards = Shards(self.parameters) if any(map(is_sharded, self.parameters.values())) else None
         devices = {parameter.device for parameter in self.parameters.values()}
         if len(devices) > 1:
             raise ValueError(f"the prunable weights lie on several devices ({', '.join(map(str, devices))}); use one")
         self.device = devices.pop()
         if capture and self.device.type != "cuda":
             raise ValueError(f"capture=True records a CUDA graph, but the model is on {self.device}; leave it out")
+        if capture and self.shards is not None:
+            raise ValueError("capture=True records a CUDA graph, but the model is sharded; leave it out")
         self.objective, self.loss = objective, LOSSES[loss] if isinstance(loss, str) else loss
         self.bn, self.precision, self.seed, self.capture = bn, precision, seed, capture
         self.batches = Batches(batches, seed, self.device)
@@ -98,8 +104,17 @@ class Probe:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The dense weights theta, without masks."""
-        return {name: self._dense.get(name, parameter.data) for name, parameter in self.parameters.items()}
+        """The dense weights theta, without masks; of a sharded model, the rows that this process holds."""
+        return {name: self._dense.get(name, local(parameter.data)) for name, parameter in self.parameters.items()}
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shapes of the whole weights."""
+        return {name: parameter.shape for name, parameter in self.parameters.items()}
+
+    def own(self, name: str, whole: Tensor) -> Tensor:
+        """Return the rows of a whole tensor that `weights` has under this name, on the same device."""
+        return own_rows(whole, self.parameters[name]).to(self.device)
 
     @property
     def masks(self) -> Masks:
@@ -114,7 +129,7 @@ class Probe:
     @property
     def alone(self) -> bool:
         """Whether no other process shares the gradients."""
-        return ranks.ranks(self.user_model) == 1
+        return ranks.ranks(self.user_model) == 1 and self.shards is None
 
     @property
     def loss_not_finite(self) -> Tensor:
@@ -153,6 +168,8 @@ class Probe:
 
         For a single batch both come from one graph; several batches are read twice, for g and then for H g.
         """
+        if self.shards is not None:
+            raise ValueError("this method needs second derivatives, and sharded weights have none; use snip or force")
         vector: list[Tensor] = []
         with uncompiled(self.model), sdpa_kernel(SDPBackend.MATH):  # neither has second derivatives
             if not self.batches.single(self._count):
@@ -200,7 +217,7 @@ class Probe:
                     self._put_on(torch.cat([masks[name].reshape(-1) for name in self.parameters]))
                 else:
                     for name, parameter in self.parameters.items():
-                        for weight, mask, masked in pieces(self._dense[name], masks[name], parameter.data):
+                        for weight, mask, masked in pieces(self._dense[name], masks[name], local(parameter.data)):
                             torch.mul(weight, mask.to(weight.dtype), out=masked)
             yield self
 
@@ -256,6 +273,8 @@ class Probe:
 
     def weights_digest(self) -> Tensor:
         """Return a digest of all parameters, and with bn="eval" of the buffers, which decide the scores too."""
+        if self.shards is not None:
+            return self.shards.digest(self.parameters)
         content = [*self.user_model.parameters(), *(self.user_model.buffers() if self.bn == "eval" else ())]
         large = [tensor for tensor in content if tensor.dim() > 1]
         small = by_kind(tensor for tensor in content if tensor.dim() <= 1)  # many: all of one kind in a row
@@ -292,7 +311,9 @@ class Probe:
         if self._batches_read > 1:
             for tensor in total:
                 tensor.div_(self._batches_read)
-        if not self.alone:
+        if self.shards is not None:  # FSDP has averaged the gradients
+            self.loss_value = self.shards.over_ranks(self.loss_value) / torch.distributed.get_world_size()
+        elif not self.alone:
             ranks.mean_over_ranks(self.user_model, total)
 
     def _note_saliency(self, gradients: list[Tensor]) -> None:
@@ -304,14 +325,14 @@ class Probe:
             if self._noting:
                 self.saliency = self._gradients.saliency(gradients)
             return
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
-            for weight, g in pieces(parameter.data, gradient):
+        totals = torch.zeros(len(gradients), dtype=torch.float64, device=self.device)
+        for total, parameter, gradient in zip(totals, self.parameters.values(), gradients, strict=True):
+            for weight, g in pieces(local(parameter.data), gradient):
                 if g.dim() == 1 and g.device.type == "cpu":  # |w| |g| is w with the sign of g, times g: one pass
                     total += torch.dot(weight.copysign(g), g)
                 else:
                     total += torch.linalg.vector_norm(weight * g, 1)
-        self.saliency = total
+        self.saliency = (totals if self.shards is None else self.shards.sums(totals)).sum()
 
     def _restricted(self, values: list[Tensor]) -> list[Tensor]:
         """Return the values with zeros for the weights that the masks prune."""
@@ -337,17 +358,18 @@ class Probe:
 
     def _remember_dense(self) -> None:
         """Copy the dense weights, before masks are first put on."""
-        self._dense = {name: parameter.data.clone() for name, parameter in self.parameters.items()}
+        self._dense = {name: local(parameter.data).clone() for name, parameter in self.parameters.items()}
         if self.device.type == "cuda":
-            put_on = _masking(list(self._dense.values()), [p.data for p in self.parameters.values()])
+            put_on = _masking(list(self._dense.values()), [local(p.data) for p in self.parameters.values()])
             self._put_on = Captured(put_on) if self.capture else put_on
 
     def _take_off(self) -> None:
         if self._masks is not None:
-            torch._foreach_copy_([p.data for p in self.parameters.values()], [self._dense[n] for n in self.parameters])
+            weights = [local(parameter.data) for parameter in self.parameters.values()]
+            torch._foreach_copy_(weights, [self._dense[name] for name in self.parameters])
 
     def _current_versions(self) -> list[tuple[int, int]]:
-        return [(parameter._version, parameter.data_ptr()) for parameter in self.parameters.values()]
+        return [(parameter._version, local(parameter).data_ptr()) for parameter in self.parameters.values()]
 
 
 def _masking(dense: list[Tensor], weights: list[Tensor]) -> Callable[[Tensor], None]:
@@ -372,6 +394,13 @@ def _to_call(model: nn.Module) -> nn.Module:
     while type(inside).__name__ == "OptimizedModule":
         inside = inside._orig_mod  # type: ignore[assignment]
     return bare(model) if type(inside).__name__ in ("DataParallel", "DistributedDataParallel") else model
+
+
+def _reshard(model: nn.Module) -> None:
+    """Free the whole weights that FSDP2 may still hold after a forward pass; they would hide the sharded ones."""
+    for module in model.modules():
+        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+            module.reshard()  # type: ignore[operator]
 
 
 def _chained(total: Tensor, batch: Any) -> Tensor:

@@ -113,7 +113,7 @@ def prune(
         model, batches, loss=loss, objective=objective, scope=scope, exclude=exclude, bn=bn, precision=precision,
         capture=capture, example=example, seed=seed,
     )  # fmt: skip
-    total = size(probe.weights)
+    total = size(probe.parameters)
     keep = round((1 - sparsity) * total)
     if keep == 0:
         raise ValueError(f"sparsity={sparsity} leaves none of the {total} prunable weights; lower it")
@@ -128,7 +128,10 @@ def prune(
         last = step
     if last is not None:
         last = last.with_own_masks()  # the masks of a CUDA graph lie in its memory
-    masks = last.with_own_masks().masks if last is not None else everything(probe.weights)
+    if last is not None:
+        masks = last.with_own_masks().masks
+    else:
+        masks = everything(probe.weights) if probe.shards is None else probe.shards.whole(everything(probe.weights))
     digest = probe.weights_digest()
     cutting, problem = _collapsed(probe, masks)  # meanwhile an accelerator still works on the last rounds
     numbers = read([step.counted for step in taken])  # all at once from the device
@@ -161,6 +164,8 @@ def prune(
 
 def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str]:
     """Return the layers that cut the network, and what to say; nothing if there are none and that was checked."""
+    if probe.shards is not None:  # no process has the whole network; that of empty layers is told
+        return [], ""
     example = probe.call()
     try:
         if example is None:

@@ -55,8 +55,10 @@ def check_same_run(after: Round, plan: dict[str, Any], weights_digest: int, prob
     counts = plan["counts"]  # before the first round, and after each
     if not 0 <= after.index < len(counts) - 1 or counts[after.index + 1] != after.keep:
         raise ValueError(f"this round keeps {after.keep} weights, but round {after.index} of this run does not")
-    shapes = {name: weight.shape for name, weight in probe.weights.items()}
-    if shapes != {name: mask.shape for name, mask in after.masks.items()} or after.weights_digest != weights_digest:
+    if (
+        probe.shapes != {name: mask.shape for name, mask in after.masks.items()}
+        or after.weights_digest != weights_digest
+    ):
         raise ValueError("this round was made with other weights; start from the same initialization to continue it")
     if after.batches_digest and after.batches_digest != int(probe.digest_of(after.index, method.batches)):
         raise ValueError("this round was made with other batches; pass the same data and seed to continue it")

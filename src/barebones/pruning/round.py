@@ -13,6 +13,7 @@ from ..files import container as files
 from ..files.encoding import pack, unpack
 from ..files.header import record
 from ..masks import Masks, copied
+from ..running.shards import by_one
 from .counts import Counted, check_finite
 
 FORMAT, VERSION = "barebones-round", 1
@@ -122,7 +123,7 @@ class Round:
             "counts": self.counted.integers.tolist(),
             "measures": [value.hex() for value in self.counted.floats.tolist()],
         }
-        files.write(path, tensors, FORMAT, VERSION, about | numbers)
+        by_one(self.masks.values(), lambda: files.write(path, tensors, FORMAT, VERSION, about | numbers))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Round:

@@ -16,6 +16,7 @@ from .methods import Method, as_method
 from .probe import Probe
 from .resuming import check_same_run, check_unchanged, function_name, plan_of
 from .round import Round
+from .sharded import ShardedSteps, refuse_groups
 from .steps import PlainSteps, take_round
 
 
@@ -43,19 +44,21 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None, check_last
     The loop never waits for an accelerator. Whether all scores were finite is checked when a round's numbers are read,
     and for all rounds before the last one is yielded; with `check_last=False` the caller does that.
     """
-    counts = [size(probe.weights), *_counts(probe, method, keep)]
+    counts = [size(probe.parameters), *_counts(probe, method, keep)]
     plan, weights_digest = plan_of(probe, method, counts), probe.weights_digest()
     masks, first = None, 0
     if after is not None:
         check_same_run(after, plan, int(weights_digest), probe, method)
         masks = Masks({name: after.masks[name].to(probe.device) for name in probe.weights})
+        masks = masks if probe.shards is None else Masks(probe.shards.local(masks))
         first = after.index + 1
     take = _plain_or_graphed(probe, method, counts, weights_digest)
     taken: list[Counted] = []
     for index in range(first, method.rounds):
         began = time.perf_counter()
         masks, counted = take(masks, index)
-        step = Round(index, counts[index + 1], masks, time.perf_counter() - began, plan, counted)
+        shown = masks if probe.shards is None else probe.shards.whole(masks)
+        step = Round(index, counts[index + 1], shown, time.perf_counter() - began, plan, counted)
         taken.append(counted)
         if check_last and index + 1 == method.rounds:
             for number, earlier in enumerate(read(taken), start=first):
@@ -70,6 +73,9 @@ Take = Callable[[Masks | None, int], tuple[Masks, Counted]]  # from the masks be
 def _plain_or_graphed(probe: Probe, method: Method, counts: list[int], weights_digest: Tensor) -> Take:
     """Return the function that runs one round: as a CUDA graph where that is possible, else step by step."""
     inputs_first = transposed(probe.user_model)
+    kind = PlainSteps if probe.shards is None else ShardedSteps
+    if probe.shards is not None:
+        refuse_groups(probe, inputs_first)
     graphed = None
     if GraphedRounds.fits(probe, method, bool(inputs_first)):
         graphed = GraphedRounds(probe, method, weights_digest)
@@ -79,7 +85,7 @@ def _plain_or_graphed(probe: Probe, method: Method, counts: list[int], weights_d
         before = None if kept_before == counts[0] else masks  # None: every weight is kept
         if graphed is not None:
             return graphed(before, index, keep)
-        steps = PlainSteps(probe, method, weights_digest, inputs_first, index, kept_before, keep)
+        steps = kind(probe, method, weights_digest, inputs_first, index, kept_before, keep)
         after, counted = take_round(steps, before)
         assert after is not None
         return after, counted
@@ -89,7 +95,7 @@ def _plain_or_graphed(probe: Probe, method: Method, counts: list[int], weights_d
 
 def _counts(probe: Probe, method: Method, keep: int) -> list[int]:
     """Return how many weights each round keeps, if the schedule and the floor fit this model."""
-    total = size(probe.weights)
+    total = size(probe.parameters)
     if not 0 < keep <= total:
         raise ValueError(f"keep={keep}: choose from 1 to the {total} prunable weights")
     counts = list(method.schedule(total, keep, method.rounds))
@@ -99,7 +105,7 @@ def _counts(probe: Probe, method: Method, keep: int) -> list[int]:
             f"the schedule {function_name(method.schedule)} must give {method.rounds} counts that never grow from "
             f"{total} and end at {keep}, not {counts[:5]}..."
         )
-    floor = sum(min(method.at_least, weight.numel()) for weight in probe.weights.values())
+    floor = sum(min(method.at_least, weight.numel()) for weight in probe.parameters.values())
     if floor > keep:
         raise ValueError(
             f"at_least={method.at_least} asks for {floor} weights in all, but {keep} are kept; lower one of the two"

@@ -45,7 +45,7 @@ def keep_top(
     total = sum(score.numel() for score in scores.values())
     if not 0 <= keep <= total:
         raise ValueError(f"cannot keep {keep} of {total} weights; choose a number from 0 to {total}")
-    flat = _comparable(scores)
+    flat = comparable(scores)
     preferred, allowed = ([m[name].reshape(-1) for name in scores] if m is not None else None for m in (prefer, among))
     if at_least:
         chosen = _top_with_floor(flat, keep, preferred, allowed, at_least)
@@ -57,7 +57,7 @@ def keep_top(
 Flat = list[Tensor]  # one flat tensor for each layer
 
 
-def _comparable(scores: Scores) -> Flat:
+def comparable(scores: Scores) -> Flat:
     """Return flat views of one common type, at least float32."""
     exact = any(score.dtype == torch.float64 or not score.is_floating_point() for score in scores.values())
     dtype = torch.float64 if exact else torch.float32

@@ -1,0 +1,106 @@
+"""Shards: under FSDP2 or tensor parallelism a tensor is a DTensor, of which each process holds some rows.
+
+Nothing here imports torch's distributed package unless a tensor is sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether a tensor is a DTensor."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the rows that this process holds, in the same memory and without a history; a plain tensor as it is.
+
+    >>> local(torch.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad():
+        rows: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return rows.detach()
+
+
+def full(tensor: Tensor) -> Tensor:
+    """Return the whole tensor; every process of a sharded one must call this."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def count(mask: Tensor) -> int:
+    """Return how many values of the whole tensor are not zero; every process of a sharded one must call this.
+
+    >>> count(torch.tensor([True, False, True]))
+    2
+    """
+    return int(full(mask.count_nonzero()))
+
+
+def why_not(tensor: Tensor) -> str:
+    """Say why a sharded tensor cannot be pruned; return an empty string if it can."""
+    kinds = [(type(placement).__name__, getattr(placement, "dim", 0)) for placement in tensor.placements]  # type: ignore[attr-defined]
+    if any(kind not in (("Shard", 0), ("Replicate", 0)) for kind in kinds) or kinds.count(("Shard", 0)) > 1:
+        placements = ", ".join(map(str, tensor.placements))  # type: ignore[attr-defined]
+        return f"it is sharded as ({placements}); only shards of dimension 0, along one dimension of the mesh, can be"
+    return ""
+
+
+def first_row(tensor: Tensor) -> int:
+    """Return the index of the first row that this process holds of a tensor that `why_not` has nothing against."""
+    mesh, rows = tensor.device_mesh, tensor.shape[0] if tensor.dim() else 1  # type: ignore[attr-defined]
+    for dim, placement in enumerate(tensor.placements):  # type: ignore[attr-defined]
+        if type(placement).__name__ == "Shard":
+            return min(mesh.get_local_rank(dim) * -(-rows // mesh.size(dim)), rows)
+    return 0
+
+
+def own_rows(whole: Tensor, like: Tensor) -> Tensor:
+    """Return the rows of a whole tensor that this process holds of a sharded one; all for a plain one."""
+    if not is_sharded(like):
+        return whole
+    start = first_row(like)
+    return whole.view(like.shape)[start : start + local(like).shape[0]] if like.dim() else whole
+
+
+def sharded_like(rows: Tensor, like: Tensor) -> Tensor:
+    """Return a DTensor of these rows, with the shape and placements of another; for a plain tensor, the rows."""
+    if not is_sharded(like):
+        return rows
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        rows,
+        like.device_mesh,  # type: ignore[attr-defined]
+        like.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def by_one(tensors: Iterable[Tensor], write: Callable[[], None]) -> None:
+    """Write a file: of sharded tensors in the first process alone, and the others wait until it is there."""
+    if not any(map(is_sharded, tensors)):
+        write()
+        return
+    import torch.distributed as dist
+
+    first, failed = dist.get_rank() == 0, torch.zeros((), dtype=torch.int64)
+    try:
+        if first:
+            write()
+    except BaseException:
+        failed += 1
+        raise
+    finally:
+        failed = failed.to("cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.broadcast(failed, 0)
+    if bool(failed):
+        raise OSError("the first process could not write the file; its error says why")

@@ -1,0 +1,271 @@
+"""Sharded networks in two and four processes: the same masks as on one device, and nobody holds all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from references import equal
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import barebones as bb
+from barebones import METHODS, Method, Probe, rounds
+from barebones.masks import kept, size
+from barebones.pruning import selection
+from barebones.pruning.shards import Shards
+from barebones.running.shards import full, local
+
+pytestmark = pytest.mark.slow
+NAMES = ("force", "iter-snip", "hybrid", "snip-mb", "iter-grasp", "magnitude", "random")
+Tensors = dict[str, Tensor]
+
+
+def net() -> nn.Module:
+    """Layers whose rows do not divide evenly: five, seven and three; and a transposed one, with its inputs first."""
+    torch.manual_seed(0)
+    conv = [nn.Conv2d(3, 5, 3), nn.ReLU(), nn.ConvTranspose2d(5, 4, 2), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*conv, nn.Linear(100, 7), nn.ReLU(), nn.Linear(7, 3)).double()
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(4, 3, 6, 6, generator=generator, dtype=torch.double), torch.tensor([0, 1, 2, 0])) for _ in range(4)
+    ]
+
+
+def few(name: str, **settings: Any) -> Method:
+    row = METHODS[name]
+    return replace(row, rounds=min(row.rounds, 4), batches=min(row.batches, 3), **settings)
+
+
+def sharded(kind: str) -> nn.Module:
+    model, world = net(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    if kind == "hybrid":  # two replicas
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicas", "shards"))
+    for layer in (model[0], model[2], model[5], model[7]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def whole(tensors: Tensors) -> Tensors:
+    return {name: full(tensor).clone() for name, tensor in tensors.items()}
+
+
+# ---- what runs in each process; everything is returned as plain tensors ----
+
+
+def pruned(kind: str) -> dict[str, Tensors]:
+    """Prune with every method, round by round, each from the masks of one device; return the masks."""
+    model = sharded(kind)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    results: dict[str, Tensors] = {}
+    for name in NAMES if kind == "plain" else ("force", "random"):
+        method = few(name)
+        alone = list(rounds(Probe(net(), batches()), method, 60))
+        first = next(rounds(Probe(model, batches()), method, 60))
+        for index in range(method.rounds):
+            probe = Probe(model, batches())
+            after = None
+            if index:  # continue from the masks that one device had
+                placed = Shards(probe.parameters).whole(Shards(probe.parameters).local(alone[index - 1].masks))
+                counted = alone[index - 1].counted
+                integers = counted.integers.clone()
+                integers[3] = first.weights_digest
+                after = replace(
+                    alone[index - 1], masks=placed, counted=counted._replace(integers=integers), plan=first.plan
+                )
+            step = next(rounds(probe, method, 60, after))
+            results[f"{name} {index}"] = whole(step.masks)
+            record, expected = step.record, alone[index].record
+            assert (record.pruned, record.recovered, record.recovered_empty, record.layers) == (
+                expected.pruned, expected.recovered, expected.recovered_empty, expected.layers,
+            )  # fmt: skip
+            torch.testing.assert_close(record.saliency, expected.saliency, equal_nan=True)
+            torch.testing.assert_close(record.loss, expected.loss, equal_nan=True)
+            results[f"{name} {index} alone"] = dict(alone[index].masks)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None
+        assert torch.equal(local(parameter), local(before[name]))
+    return results
+
+
+def chosen(kind: str) -> dict[str, Tensors]:
+    """Select among scores with many ties, with preferences, exclusions and a floor; return the masks."""
+    model = sharded(kind)
+    probe = Probe(model, batches())
+    shards = probe.shards
+    assert shards is not None
+    results: dict[str, Tensors] = {}
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        draw = lambda shape, high: torch.randint(high, shape, generator=generator)  # noqa: B023
+        levels = [1, 2, 5, 1000][seed % 4]
+        dtype = torch.float64 if seed % 3 else torch.float32
+        scores = {n: draw(s, levels).to(dtype) - levels // 2 for n, s in probe.shapes.items()}
+        prefer, among = ({n: draw(s, 2) > 0 for n, s in probe.shapes.items()} for _ in range(2))
+        options = {"prefer": prefer if seed % 2 else None, "among": among if seed % 5 < 2 else None}
+        options["at_least"] = 3 if seed % 7 == 0 else 0
+        keep = 20 + seed * 7
+        rows = {name: mask and shards.local(mask) for name, mask in options.items() if name != "at_least"}
+        found = shards.keep_top(shards.local(scores), keep, **rows, at_least=options["at_least"])
+        results[f"{seed}"] = whole(shards.whole(found))
+        results[f"{seed} alone"] = dict(selection.keep_top(scores, keep, **options))
+    return results
+
+
+def held(kind: str) -> dict[str, Tensors]:
+    """Prune, train under two optimizers, save, load and audit; return the masks and whether all went well."""
+    results: dict[str, Tensors] = {}
+    for optimizer in (
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-3),
+        lambda p: torch.optim.AdamW(p),
+    ):
+        model = sharded(kind)
+        result = bb.prune(model, batches(), 0.9, "force", rounds=3, on_collapse="ignore")
+        steps = optimizer(model.parameters())
+        with bb.hold(model, result.masks, steps) as handle:
+            for x, y in batches() * 2:
+                steps.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                steps.step()
+            bb.audit(model, result.masks)
+            assert equal(whole(handle.state_dict()), whole(result.masks))
+        counts = bb.account(model, result.masks)
+        assert counts.kept == kept(result.masks) == round(0.1 * size(result.masks))
+        path = Path(os.environ["SHARDS_FOLDER"]) / "masks.safetensors"
+        result.save(path)
+        loaded, about = bb.load_masks(path, model)
+        assert about["kept"] == counts.kept
+        assert all(torch.equal(local(loaded[name]), local(mask)) for name, mask in result.masks.items())
+        bb.audit(model, bb.load_masks(path)[0])  # whole masks are cut to the rows
+        with torch.no_grad():
+            local(model[0].weight).add_(1)
+        with pytest.raises(ValueError, match=r"pruned weights are not zero: 0.weight"):
+            bb.audit(model, result.masks)
+        results[type(steps).__name__] = whole(result.masks)
+    return results
+
+
+def refused(kind: str) -> dict[str, Tensors]:
+    """Ask for what a sharded network cannot have; each time one sentence says so."""
+    for method, words in (("grasp", "second derivatives"), ("synflow", "synflow"), ("erk", "erk")):
+        with pytest.raises(ValueError, match=words):
+            bb.prune(sharded(kind), batches(), 0.5, method)
+    masks = bb.prune(sharded(kind), batches(), 0.5, "magnitude").masks
+    with pytest.raises(ValueError, match="no process can follow its paths"):
+        bb.account(sharded(kind), masks, batches()[0][0])
+    with pytest.raises(ValueError, match="no process can copy it"):
+        bb.shrink(sharded(kind), masks, batches()[0][0])
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = net()
+    model[5].weight = nn.Parameter(distribute_tensor(model[5].weight.detach(), mesh, [Shard(1)]))
+    with pytest.raises(ValueError, match=r"5.weight cannot be pruned: it is sharded as \(S"):
+        bb.prune(model, batches(), 0.5, "magnitude")
+    with pytest.raises(OSError, match=r"cannot write|could not write"):
+        bb.save_masks(masks, "/proc/no/such/folder")
+    return {}
+
+
+def evaluated(kind: str) -> dict[str, Tensors]:
+    """Prune a model that has just run without gradients: FSDP may still hold whole weights."""
+    model = sharded(kind)
+    with torch.no_grad():
+        model(batches()[0][0])
+    return {"masks": whole(bb.prune(model, batches(), 0.5, "snip").masks)}
+
+
+def tensor_parallel(kind: str) -> dict[str, Tensors]:
+    """Prune layers that are sharded along their outputs; the second, along its inputs, is left out."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    data = [(torch.ones(3, 4, dtype=torch.double) * torch.arange(3)[:, None], torch.tensor([0, 1, 0]))]
+    return {"masks": whole(bb.prune(model, data, 0.5, "force", rounds=2, exclude="2.weight").masks)}
+
+
+JOBS: dict[str, Callable[[str], dict[str, Tensors]]] = {
+    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel)
+}
+
+
+def on_rank(rank: int, world: int, folder: str, jobs: list[tuple[str, str]]) -> None:
+    torch.set_num_threads(1)
+    os.environ["SHARDS_FOLDER"] = folder
+    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=60), rank=rank, world_size=world)
+    for job, kind in jobs:
+        torch.save(JOBS[job](kind), f"{folder}/{job}-{kind}-{rank}")
+    dist.destroy_process_group()
+
+
+def results(folder: Path, world: int, *jobs: tuple[str, str]) -> dict[tuple[str, str], dict[str, Tensors]]:
+    """Run jobs in several processes, and return what they returned; all processes must return the same."""
+    torch.multiprocessing.spawn(on_rank, (world, str(folder), list(jobs)), nprocs=world)
+    found = {}
+    for job, kind in jobs:
+        first, *others = (torch.load(folder / f"{job}-{kind}-{rank}", weights_only=True) for rank in range(world))
+        for other in others:
+            assert first.keys() == other.keys()
+            assert all(equal(first[name], other[name]) for name in first)
+        found[job, kind] = first
+    return found
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return results(tmp_path_factory.mktemp("two"), 2, *((job, "plain") for job in JOBS))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return results(tmp_path_factory.mktemp("four"), 4, ("pruned", "hybrid"), ("chosen", "hybrid"), ("chosen", "plain"))
+
+
+def check_alone(found: dict[str, Tensors]) -> None:
+    for name in (name for name in found if not name.endswith("alone")):
+        assert equal(found[name], found[f"{name} alone"]), name
+
+
+def test_the_masks_of_each_round_are_those_of_one_device(two):
+    check_alone(two["pruned", "plain"])
+
+
+def test_ties_are_broken_as_on_one_device(two):
+    check_alone(two["chosen", "plain"])
+
+
+def test_masks_are_held_saved_loaded_and_audited(two):
+    found = two["held", "plain"]
+    assert equal(found["SGD"], bb.prune(net(), batches(), 0.9, "force", rounds=3, on_collapse="ignore").masks)
+    assert equal(found["SGD"], found["AdamW"])
+
+
+def test_a_model_that_has_just_run_gives_the_same_masks(two):
+    assert equal(two["evaluated", "plain"]["masks"], bb.prune(net(), batches(), 0.5, "snip").masks)
+
+
+def test_tensor_parallel_layers_give_the_same_masks(two):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+    data = [(torch.ones(3, 4, dtype=torch.double) * torch.arange(3)[:, None], torch.tensor([0, 1, 0]))]
+    expected = bb.prune(model, data, 0.5, "force", rounds=2, exclude="2.weight").masks
+    assert equal(two["tensor_parallel", "plain"]["masks"], expected)
+
+
+def test_four_processes_with_and_without_replicas(four):
+    for job in (("pruned", "hybrid"), ("chosen", "hybrid"), ("chosen", "plain")):
+        check_alone(four[job])
