@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import core
 import lab
+import sharded
 
 pytestmark = pytest.mark.slow
 
@@ -44,3 +45,10 @@ def test_the_lab_benchmark_prints_its_tables(monkeypatch):
 def test_the_peak_of_a_process_is_measured(capsys):
     core.print_peak("small-vgg", "force", 2, "cpu")
     assert int(capsys.readouterr().out) > 10_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads the memory of a process from /proc")
+def test_the_benchmark_of_sharded_networks_prints_its_table(monkeypatch, capsys):
+    monkeypatch.setattr(sharded, "WORLDS", (1, 2))
+    sharded.main(width=16, depth=2, rounds=2)
+    assert re.search(r"2 +│ 682 +│ 341 +│ .*MiB", capsys.readouterr().out)

@@ -8,6 +8,8 @@ from typing import Any
 import torch.distributed
 from torch import Tensor, nn
 
+from ..running.modes import by_kind
+
 
 def ranks(model: nn.Module) -> int:
     """Return how many processes share the work: the size of a DistributedDataParallel model's group, else 1."""
@@ -16,11 +18,17 @@ def ranks(model: nn.Module) -> int:
 
 
 def mean_over_ranks(model: nn.Module, tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by its mean over the ranks, in place. Every rank then holds the same numbers."""
+    """Replace each tensor by its mean over the ranks, in place, with one sum of all tensors of a kind.
+
+    Every rank then holds the same numbers.
+    """
     group = _group(model)
-    for tensor in tensors:
-        torch.distributed.all_reduce(tensor, group=group)
-        tensor.div_(group.size())
+    for alike in by_kind(tensors):
+        row = torch.cat([tensor.reshape(-1) for tensor in alike])
+        torch.distributed.all_reduce(row, group=group)
+        parts = row.div_(group.size()).split([tensor.numel() for tensor in alike])
+        for tensor, part in zip(alike, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 def _group(model: Any) -> Any:

@@ -8,7 +8,7 @@ as under hybrid sharding, count once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -94,15 +94,17 @@ class Shards:
         if among is not None:
             for key, name in zip(keys, scores, strict=True):
                 key.masked_fill_(~among[name].reshape(-1), _lowest(key))
-        chosen = [torch.zeros(key.shape, dtype=torch.bool, device=key.device) for key in keys]
+        floors: list[Tensor] = []
         if at_least:
             possible = self.sums(torch.stack([(key > _lowest(key)).count_nonzero() for key in keys])).tolist()
             for i, (key, most) in enumerate(zip(keys, possible, strict=True)):
-                [chosen[i]] = self._top([i], [key], min(at_least, most), [preferred[i]])
-                key.masked_fill_(chosen[i], _lowest(key))
+                floors += self._top([i], [key], min(at_least, most), [preferred[i]])
+                key.masked_fill_(floors[i], _lowest(key))
                 keep -= min(at_least, most)
         best = self._top(list(range(len(keys))), keys, keep, preferred)
-        return Masks({name: (a | b).view(scores[name].shape) for name, a, b in zip(scores, chosen, best, strict=True)})
+        for mask, floor in zip(best, floors, strict=False):
+            mask |= floor
+        return Masks({name: mask.view(scores[name].shape) for name, mask in zip(scores, best, strict=True)})
 
     def _top(self, which: list[int], keys: list[Tensor], keep: int, preferred: list[Tensor | None]) -> list[Tensor]:
         """Return the masks of the `keep` highest keys of the weights with these numbers."""
@@ -128,17 +130,17 @@ class Shards:
     def _threshold(self, which: list[int], keys: list[Tensor], keep: int) -> int:
         """Return the highest key that at least `keep` keys reach."""
         low, high = _lowest(keys[0]) + 1, torch.iinfo(keys[0].dtype).max
-        if (possible := self._count(which, [key >= low for key in keys])) < keep:
+        if (possible := self._count(which, (key >= low for key in keys))) < keep:
             raise ValueError(f"cannot keep {keep} weights among {possible}; keep fewer, or let `among` contain more")
         while low < high:
             middle = (low + high + 1) // 2
-            if self._count(which, [key >= middle for key in keys]) >= keep:
+            if self._count(which, (key >= middle for key in keys)) >= keep:
                 low = middle
             else:
                 high = middle - 1
         return low
 
-    def _count(self, which: list[int], masks: list[Tensor]) -> int:
+    def _count(self, which: list[int], masks: Iterable[Tensor]) -> int:
         counts = torch.stack([mask.count_nonzero() for mask in masks])
         return int(self.over_ranks(torch.where(self.first[which], counts, 0).sum()))
 
