@@ -55,6 +55,15 @@ def empty_layers(names: Sequence[str], layers: int) -> str:
     return f"{len(names)} of {layers} layers {verb} no weight: {shortened(names)}" if names else ""
 
 
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "epoch"), counted(2, "epoch"), counted(3, "batch", "es")
+    ('1 epoch', '2 epochs', '3 batches')
+    """
+    return f"{number} {noun}{plural * (number != 1)}"
+
+
 def shape_of(tensor: Any) -> str:
     """Write the shape of a tensor, or a tuple of sizes, as people do.
 

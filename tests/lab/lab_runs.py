@@ -96,6 +96,8 @@ def made_up_result(experiment: Experiment, top1: float = 0.9, **changes) -> dict
         "effective": 50,
         "sparsity": 0.9,
         "effective_sparsity": 0.95,
+        "flops_dense": 2000,
+        "flops_effective": 300,
         "collapsed": [],
         "found_for_these_weights": True,
         "seconds": {"pretrain": 0, "prune": 1.5, "train": 20.0},

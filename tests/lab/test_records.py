@@ -46,6 +46,7 @@ def test_a_row_holds_what_was_run_and_what_came_of_it(tmp_path):
         "best_validation": 0.92,
         "top1_at_best_validation": 0.89,
         "effective_sparsity": 0.95,
+        "flops_left": 0.15,
         "collapsed": True,
         "collapsed_layers": "conv2 fc",
         "empty_layers": None,

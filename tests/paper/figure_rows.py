@@ -70,7 +70,7 @@ def drawn(name: str, rows: tidy.Rows) -> Any:
 
 def touched(figure: Any, stem: Path) -> list[Path]:
     """Take the place of `plots.save` where a test needs no pictures: rendering them takes most of its time."""
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "pdf")]
     for path in paths:
         path.touch()
     return paths

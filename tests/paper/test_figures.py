@@ -78,10 +78,11 @@ def test_drawn_from_records_and_again_from_the_table(name: str, tmp_path: Path) 
     rows = RUNS[name].rows([made_up(each) for each in RUNS[name].experiments("paper")])
     tidy.write(rows, tmp_path / f"{name}.csv")
     written = figure(name, None, tmp_path / "a", context(tmp_path), source=tmp_path)
-    assert [path.name for path in written] == [f"{name}.png", f"{name}.svg", f"{name}.csv"]
+    assert [path.name for path in written] == [f"{name}.{kind}" for kind in ("png", "svg", "pdf", "csv")]
     assert written[0].read_bytes().startswith(b"\x89PNG")
     assert written[1].read_text(encoding="utf-8").rstrip().endswith("</svg>")
-    assert written[2].read_bytes() == (tmp_path / f"{name}.csv").read_bytes()
+    assert written[2].read_bytes().startswith(b"%PDF")
+    assert written[3].read_bytes() == (tmp_path / f"{name}.csv").read_bytes()
     assert not (tmp_path / "runs").exists()
     theirs = [row for row in rows if row["source"] == "paper"]
     assert bool(theirs) == (name not in ("cifar100", "tiny-imagenet", "mobilenet", "controls"))
@@ -93,6 +94,14 @@ def test_smoke_has_no_numbers_of_the_paper(name: str) -> None:
     rows = RUNS[name].rows([made_up(each) for each in RUNS[name].experiments("smoke")])
     assert {row["source"] for row in rows} == {"ours"}
     assert drawn(name, rows).axes
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_figure_fits_a_page(name: str) -> None:
+    picture = drawn(name, RUNS[name].rows([made_up(each) for each in RUNS[name].experiments("paper")]))
+    width, height = picture.get_size_inches()
+    assert width <= plots.PAGE
+    assert height <= plots.TALLEST
 
 
 @pytest.mark.parametrize(
@@ -120,7 +129,7 @@ def test_a_sweep_is_run_once_and_drawn_from_its_runs(tmp_path: Path, monkeypatch
     monkeypatch.setattr(accuracies, "SMOKE_METHODS", ("snip",))
     sweeping = context(tmp_path, jobs=1)
     first = figure("mobilenet", "smoke", tmp_path / "a", sweeping)
-    rows = cells(first[2])
+    rows = cells(first[-1])
     assert [(row["method"], row["seed"]) for row in rows] == [
         (method, str(seed)) for method in ("dense", "snip") for seed in range(2)
     ]
@@ -180,17 +189,17 @@ def test_a_table_of_another_scale_is_ignored(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(records, "records", lambda runs: stored)
     stored[:] = [made_up(each) for each in RUNS["mobilenet"].experiments("short")[:4]]
     written = figure("mobilenet", "short", tmp_path, context(tmp_path), source=tmp_path)
-    assert {row["scale"] for row in cells(written[2])} == {"short"}
+    assert {row["scale"] for row in cells(written[-1])} == {"short"}
     stored.clear()
     second_paths = figure("mobilenet", "short", tmp_path / "a", context(tmp_path), source=tmp_path)
-    assert second_paths[2].read_bytes() == written[2].read_bytes()
+    assert second_paths[-1].read_bytes() == written[-1].read_bytes()
     with pytest.raises(ValueError, match=r"at scale paper \(mobilenet\.csv in it is of scale short"):
         figure("mobilenet", "paper", tmp_path / "b", context(tmp_path), source=tmp_path)
     stored[:] = [made_up(each) for each in RUNS["mobilenet"].experiments("paper")[:4]]
     written_full = figure("mobilenet", "paper", tmp_path / "b", context(tmp_path), source=tmp_path)
-    assert {row["scale"] for row in cells(written_full[2])} == {"paper"}
+    assert {row["scale"] for row in cells(written_full[-1])} == {"paper"}
     stored.clear()
-    tidy.write([{k: v for k, v in row.items() if k != "scale"} for row in tidy.read(written[2])], written[2])
+    tidy.write([{k: v for k, v in row.items() if k != "scale"} for row in tidy.read(written[-1])], written[-1])
     with pytest.raises(ValueError, match="of scale unknown"):
         figure("mobilenet", "short", tmp_path / "c", context(tmp_path), source=tmp_path)
 
@@ -253,7 +262,7 @@ def test_every_figure_at_smoke_scale(
     done = CliRunner().invoke(app, ["figure", "all", "--scale", "smoke", *place])
     assert done.exit_code == 0, done.output
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg")}
+    assert written == {f"{name}.{kind}" for name in FIGURES for kind in ("csv", "pdf", "png", "svg")}
 
 
 # Numbers of the paper, and how methods are shown
@@ -336,13 +345,13 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CliRunner()
     listed = runner.invoke(app, ["figure", "--list"])
     assert listed.exit_code == 0
-    for name in FIGURES:
+    for name in ("accuracy", *FIGURES):
         assert f"{name} " in listed.output
     place = ["--runs", str(tmp_path / "runs"), "--device", "cpu", "-o", str(tmp_path / "out")]
     written = runner.invoke(app, ["figure", "parameters", *place])
     assert written.exit_code == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "parameters.csv", "parameters.png", "parameters.svg",
+        "parameters.csv", "parameters.pdf", "parameters.png", "parameters.svg",
     ]  # fmt: skip
     done = runner.invoke(app, ["figure", "all", "--from", str(tmp_path / "out"), *place])
     assert done.exit_code == 1

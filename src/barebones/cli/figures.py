@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from ..lab import accuracy
 from ..lab.report import write as write_report
 from ..lab.sources import SCALES
 from ..paper.figures import FIGURES, FigureContext, listed, named
@@ -34,25 +35,41 @@ def figure(
     source: Annotated[
         Path | None, typer.Option("--from", help="Run nothing; draw the runs, or NAME.csv, that are in this folder.")
     ] = None,
+    x: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Of the figure {accuracy.NAME}: what accuracy is drawn against, one of {', '.join(accuracy.AXES)}.",
+            show_default="sparsity",
+        ),
+    ] = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder to write NAME.png, NAME.svg and NAME.csv into.")
+        Path, typer.Option("--out", "-o", help="Folder to write NAME.png, .svg, .pdf and .csv into.")
     ] = Path("figures"),
     jobs: Jobs = None,
     retry_failed: RetryFailed = False,
     **options: Any,
 ) -> None:
-    """Draw a figure of the paper: run the experiments that are missing, write the picture and its numbers.
+    """Draw a figure of the paper, or your own runs: write the picture and its numbers.
 
-    Example: barebones figure layers
+    For a figure of the paper, the experiments that are missing are run first. `accuracy` draws any runs.
+
+    Example: barebones figure accuracy --from runs
     """
     if list_all:
         Console().print(listed())
         return
     if name is None:
         raise ValueError("name a figure; run `barebones figure --list` to see all figures")
+    if name != accuracy.NAME and x is not None:
+        raise ValueError(f"--x is an option of `barebones figure {accuracy.NAME}`; leave it out")
+    _, run_options = split(options)
+    if name == accuracy.NAME:
+        if scale is not None:
+            raise ValueError(f"the figure {accuracy.NAME} draws the runs that there are; leave out --scale")
+        _draw_runs(source or run_options.runs, x or "sparsity", out)
+        return
     names = list(FIGURES) if name == "all" else [name]
     named(names[0])
-    _, run_options = split(options)
     with stoppable("stopped; the same command resumes with what is missing") as stopping:
         context = FigureContext(run_options, Console(), jobs, retry_failed, stopping)
         for each in names:
@@ -66,6 +83,14 @@ def figure(
                 context.failed.append(each)
     if context.failed:
         say(f"not drawn, or not complete: {', '.join(context.failed)}")
+        raise typer.Exit(1)
+
+
+def _draw_runs(folder: Path, x: str, out: Path) -> None:
+    written, left_out = accuracy.write(folder, x, out)
+    for line in (*map(str, written), *(f"left out: {sentence}" for sentence in left_out)):
+        say(line)
+    if left_out:
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Figures: compute or load the rows of a figure, draw them, and write the figure as PNG, SVG and CSV."""
+"""Figures: compute or load the rows of a figure, draw them, and write the figure as PNG, SVG, PDF and CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..words import did_you_mean
-from . import plots, tidy
+from . import accuracy, plots, tidy
 from .sources import SCALES, Analysis, FigureContext, Runs
 from .tidy import Rows
 
@@ -37,16 +37,14 @@ def named(name: str, figures: Mapping[str, Figure]) -> Figure:
     """
     if name in figures:
         return figures[name]
-    raise ValueError(
-        f"there is no figure {name!r}{did_you_mean(name, figures) or ';'} run `barebones figure --list` to see all "
-        "figures"
-    )
+    hint = did_you_mean(name, [*figures, accuracy.NAME]) or ";"
+    raise ValueError(f"there is no figure {name!r}{hint} run `barebones figure --list` to see all figures")
 
 
 def write(
     name: str, figure: Figure, scale: str | None, out: Path, context: FigureContext, source: Path | None = None
 ) -> list[Path]:
-    """Run what is missing, draw, write NAME.png, NAME.svg and NAME.csv into `out`, and return their paths.
+    """Run what is missing, draw, write NAME.png, .svg, .pdf and .csv into `out`, and return their paths.
 
     With `source` nothing is run: the rows come from NAME.csv in that folder, or else from the run folders in it. The
     default scale is then the largest with any rows; otherwise it is smoke. A NAME.csv of another scale than the
@@ -101,10 +99,11 @@ def _load(
 
 
 def listed(figures: Mapping[str, Figure]) -> Table:
-    """Return a table of all figures, each with what it shows and costs."""
+    """Return a table of these figures, and of `accuracy`, each with what it shows and costs."""
     table = Table.grid(padding=(0, 2))
     table.title = "barebones figure NAME --scale SCALE; times are estimates: smoke on two CPU cores, others on one H200"
     table.title_justify = "left"
+    table.add_row(Text(accuracy.NAME, style="bold"), Text.assemble(accuracy.ABOUT, "\n", ("any runs: 3 s", "dim")))
     for name, figure in figures.items():
         costs = "; ".join(f"{scale}: {figure.source.cost(scale)}" for scale in SCALES)
         table.add_row(Text(name, style="bold", no_wrap=True), Text.assemble(figure.about, "\n", (costs, "dim")))

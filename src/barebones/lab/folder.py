@@ -68,6 +68,8 @@ FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
         "effective": "int | None",
         "sparsity": "float",
         "effective_sparsity": "float | None",
+        "flops_dense": "int | None",
+        "flops_effective": "int | None",
         "collapsed": "list[str]",
         "empty?": "list[str]",  # missing in the results of older versions
         "layers?": "int",

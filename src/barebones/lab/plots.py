@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import floor, log, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data import DATA
+from ..files.container import atomically
 from ..models import MODELS
 from .looks import look
 
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 COLUMN, PAGE = 3.5, 7.0  # widths in inches: one column, and two
+TALLEST = 9.2  # inches: what a printed page has room for, above a caption
+LOWEST = 1.3  # inches: of a panel with its title and labels
+ENTRY = 0.16  # inches: a line of a legend
+AXIS = 2.8  # inches: about the width of a panel's x-axis
+LETTER = 0.055  # inches: about the width of a letter in legends and beside ticks
 SPAN = (0.9, 0.99, 0.999, 0.9999)  # every axis of sparsities shows at least these
 DPI = 220
 INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#b22222"
@@ -54,6 +61,7 @@ RC: Any = {
     "text.color": INK,
     "svg.hashsalt": "barebones",
     "svg.fonttype": "path",
+    "pdf.fonttype": 42,  # fonts as TrueType, as publishers ask for
     "figure.dpi": DPI,
 }
 
@@ -113,49 +121,82 @@ def canvas(width: float, height: float) -> Canvas:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels(rows: int, columns: int, height: float = 2.3) -> tuple[Canvas, list[list[Axes]]]:
-    """Return a figure with equal panels: one column wide for one panel, otherwise as wide as a page."""
-    figure = canvas(COLUMN if columns == 1 else PAGE, height * rows)
+def panels(rows: int, columns: int, height: float = 2.3, below: Sequence[str] = ()) -> tuple[Canvas, list[list[Axes]]]:
+    """Return a figure with equal panels: one column wide for one panel, otherwise as wide as a page, and not taller.
+
+    `below` are the labels of a legend that needs room of its own. Only if there are very many, the page is taller.
+    """
+    width = COLUMN if columns == 1 else PAGE
+    room = 0.0
+    if below:
+        lines = max(label.count("\n") + 1 for label in below)
+        room = ENTRY * lines * -(-len(below) // legend_columns(below, width))
+    figure = canvas(width, max(min(height * rows + room, TALLEST), LOWEST * rows + room))
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
 
 
 def save(figure: Canvas, stem: Path) -> list[Path]:
-    """Write stem.png and stem.svg; the same figure gives the same bytes."""
-    png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
-    figure.savefig(png, dpi=DPI, facecolor="white", metadata={"Software": None})
-    figure.savefig(svg, facecolor="white", metadata={"Date": None, "Creator": "barebones"})
-    return [png, svg]
+    """Write stem.png, stem.svg and stem.pdf; the same figure gives the same bytes."""
+    about: dict[str, dict[str, Any]] = {
+        "png": {"Software": None},
+        "svg": {"Date": None, "Creator": "barebones"},
+        "pdf": {"CreationDate": None, "Producer": None, "Creator": "barebones"},
+    }
+    written = []
+    for kind, metadata in about.items():
+        written.append(stem.with_name(f"{stem.name}.{kind}"))
+        with atomically(written[-1]) as file:
+            figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
+    return written
 
 
-def density_axis(axes: Axes, sparsities: Iterable[float], room: float = 1.25) -> None:
-    """Make the x-axis logarithmic in the density, at least from 90 to 99.99 % sparse, with sparsities as labels."""
+def log_axis(
+    axes: Axes, ticks: Mapping[float, str], label: str, room: float = 1.25, reach: Iterable[float] = ()
+) -> None:
+    """Make the x-axis logarithmic, with a tick at each position and labels where there is room.
+
+    Short labels come first, and of these the powers of ten. The axis goes beyond the ticks, and beyond the positions
+    in `reach`, by the factor `room` at each end.
+    """
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    ticks = sorted({*sparsities, *SPAN})
-    axes.set_xlim(room * (1 - ticks[0]), (1 - ticks[-1]) / room)
+    places = [*ticks, *reach]
+    low, high = min(places) / room, max(places) * room
+    axes.set_xlim(low, high)
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_locator(FixedLocator([1 - s for s in ticks]))
-    axes.set_xticklabels([f"{round(100 * s, 6):g}" for s in ticks])
-    axes.set_xlabel("weights removed (%)")
+    axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
+    placed: dict[float, tuple[float, float]] = {}  # centre and half of the width of each label, in inches
+    for position in sorted(ticks, key=lambda place: (len(ticks[place]), round(log10(place) % 1, 6) != 0, -place)):
+        centre, half = AXIS * log(position) / log(high / low), LETTER * (len(ticks[position]) + 0.6) / 2
+        if all(abs(centre - other) >= half + reserved for other, reserved in placed.values()):
+            placed[position] = centre, half
+    axes.set_xticklabels([ticks[position] if position in placed else "" for position in sorted(ticks)])
+    axes.set_xlabel(label)
+
+
+def density_axis(axes: Axes, sparsities: Iterable[float], room: float = 1.25, span: Iterable[float] = SPAN) -> None:
+    """Make the x-axis logarithmic in the density, falling, with sparsities as labels; it shows at least `span`."""
+    ticks = {1 - sparsity: removed(sparsity) for sparsity in {*sparsities, *span}}
+    log_axis(axes, ticks, "weights removed (%)", room)
+    axes.invert_xaxis()
+
+
+def removed(sparsity: float) -> str:
+    """Return a sparsity in percent, with as many digits as show three digits of what is left.
+
+    >>> [removed(share) for share in (0.0, 0.825, 0.9000123, 0.995, 0.99995, 1.0)]
+    ['0', '82.5', '90', '99.5', '99.995', '100']
+    """
+    left = 100 * (1 - sparsity)
+    digits = max(0, 2 - floor(log10(left))) if left > 0 else 0
+    return f"{round(100 * sparsity, digits):.15g}"
 
 
 def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
     """Make the x-axis logarithmic, with a tick for each of these whole numbers and labels where there is room."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    ticks = sorted(set(counts))
-    room = max((ticks[-1] / ticks[0]) ** 0.05, 1.1)
-    axes.set_xlim(ticks[0] / room, ticks[-1] * room)
-    axes.set_xscale("log")
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    labels: list[str] = []
-    for count in reversed(ticks):  # the largest is always labelled, and one of close neighbours
-        larger = next((int(text) for text in reversed(labels) if text), None)
-        labels.append(str(count) if larger is None or larger >= 1.7 * count else "")
-    axes.set_xticklabels(labels[::-1])
-    axes.set_xlabel(label)
+    ticks = {float(count): str(count) for count in counts}
+    log_axis(axes, ticks, label, room=max((max(ticks) / min(ticks)) ** 0.05, 1.1))
 
 
 def whole_ticks(axis: Any) -> None:
@@ -203,10 +244,16 @@ def scale_bar(figure: Canvas, axes: Axes, values: Sequence[float], label: str) -
 
 
 def legend(figure: Canvas, handles: dict[str, Any], columns: int = 5) -> None:
-    """Draw one legend for the whole figure, below it."""
+    """Draw one legend for the whole figure, below it; it has fewer columns if the labels are too long for so many."""
     if handles:
-        columns = min(columns, len(handles))
+        columns = legend_columns(list(handles), figure.get_figwidth(), columns)
         figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
+
+
+def legend_columns(labels: Sequence[str], width: float, most: int = 5) -> int:
+    """Return how many columns a legend of these labels has in a figure of this width."""
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    return max(min(most, int(width / (LETTER * longest + 0.5)), len(labels)), 1)
 
 
 def handle(method: str, **changes: Any) -> Any:

@@ -37,6 +37,7 @@ RESULTS: dict[str, type] = {
     "best_validation": float,
     "top1_at_best_validation": float,  # on the test images, after that epoch
     "effective_sparsity": float,
+    "flops_left": float,  # of the kept weights on a path, as a share of the dense network's
     "collapsed": bool,
     "collapsed_layers": str,  # their names, separated by spaces
     "empty_layers": int,  # how many keep no weight; empty for runs of older versions
@@ -200,6 +201,7 @@ def _settings_of(folder: Path) -> Row:
 
 def _result(content: Mapping[str, Any]) -> Row:
     best = content["best_validation"] or {}
+    dense, left = content["flops_dense"], content["flops_effective"]
     return {
         "status": DONE,
         "top1": content["test"]["top1"],
@@ -208,6 +210,7 @@ def _result(content: Mapping[str, Any]) -> Row:
         "best_validation": best.get("validation"),
         "top1_at_best_validation": best.get("test"),
         "effective_sparsity": content["effective_sparsity"],
+        "flops_left": left / dense if dense and left is not None else None,
         "collapsed": content["collapsed"],
         "collapsed_layers": " ".join(content["collapsed"]),
         "empty_layers": len(content["empty"]) if "empty" in content else None,

@@ -14,6 +14,7 @@ from ..lab.sources import COLUMNS
 from ..lab.statistics import over_seeds
 from ..lab.tidy import Row, Rows, grouped
 from ..pruning.methods import METHODS
+from ..words import counted
 from .numbers import ABOVE, ACCURACIES, Reference
 
 if TYPE_CHECKING:
@@ -147,12 +148,3 @@ def schedule(rows: Rows) -> str:
     seeds = max(row["seeds"] or 0 for row in rows if row["source"] == OURS)
     words = [counted(epochs.pop(), "epoch")] if len(epochs) == 1 else []
     return f" ({', '.join([*words, counted(seeds, 'seed')])})"
-
-
-def counted(number: int, noun: str, plural: str = "s") -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "epoch"), counted(2, "epoch"), counted(3, "batch", "es")
-    ('1 epoch', '2 epochs', '3 batches')
-    """
-    return f"{number} {noun}{plural * (number != 1)}"

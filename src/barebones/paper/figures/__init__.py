@@ -30,7 +30,7 @@ def named(name: str) -> Figure:
 
 
 def figure(name: str, scale: str | None, out: Path, context: FigureContext, source: Path | None = None) -> list[Path]:
-    """Write NAME.png, NAME.svg and NAME.csv of a figure of the paper into `out`; see `barebones.lab.figures.write`."""
+    """Write NAME.png, .svg, .pdf and .csv of a figure of the paper into `out`; see `barebones.lab.figures.write`."""
     return lab.write(name, named(name), scale, out, context, source)
 
 

@@ -15,7 +15,8 @@ from ...lab.plots import Cell
 from ...lab.sources import Runs
 from ...lab.statistics import spread
 from ...lab.tidy import Row, Rows
-from ..accuracies import GRID, HIGH_SPARSITY, OURS, PAPER, RANDOM, at_scale, counted, measured, references
+from ...words import counted
+from ..accuracies import GRID, HIGH_SPARSITY, OURS, PAPER, RANDOM, at_scale, measured, references
 from ..numbers import BELOW_RANDOM, COST
 
 if TYPE_CHECKING:

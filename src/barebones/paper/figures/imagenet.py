@@ -14,13 +14,13 @@ from ...lab.plots import Cell
 from ...lab.sources import Runs
 from ...lab.statistics import spread
 from ...lab.tidy import Row, Rows
+from ...words import counted
 from ..accuracies import (
     MULTI_BATCH,
     OURS,
     PAPER,
     at_scale,
     by_method,
-    counted,
     fewer_at_smoke,
     measured,
     references,
