@@ -1,4 +1,4 @@
-"""Metrics: the same lines however often a run was interrupted, and the same numbers in TensorBoard."""
+"""Metrics: the same lines however often a run was interrupted."""
 
 import json
 import math
@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from lab_runs import interrupted, timeless
 
 from barebones.lab.experiment import Experiment
@@ -142,36 +141,9 @@ def test_numbers_that_json_does_not_know_are_null(tmp_path):
     assert math.isnan(reported[0]["saliency"])
 
 
-def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    reader = accumulator.EventAccumulator(str(folder), size_guidance={accumulator.SCALARS: 0})
-    reader.Reload()
-    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
-
-
-def scalars(lines: list) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard is to show, in its 32 bits."""
-    points: dict[str, list[tuple[int, float]]] = {}
-
-    def add(prefix: str, number: int, values: dict) -> None:
-        for name, value in values.items():
-            if name in ("stage", "round", "rounds", "epoch", "epochs", "layers") or value is None:
-                continue
-            if isinstance(value, dict):
-                add(f"{prefix}/{name}", number, value)
-            else:
-                points.setdefault(f"{prefix}/{name}", []).append((number, torch.tensor(value).float().item()))
-
-    for one in lines:
-        add(one["stage"], one.get("round", one.get("epoch")), one)
-    return points
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_run_has_a_line_for_every_round_and_epoch_and_tensorboard_shows_them(networks, tmp_path):
-    pytest.importorskip("tensorboard")
+def test_a_run_has_a_line_for_every_round_and_epoch(networks, tmp_path):
     experiment = Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=4, batch=128).resolved()
-    options, reported = RunOptions(tmp_path / "runs", tensorboard=True, save_every=0), []
+    options, reported = RunOptions(tmp_path / "runs", save_every=0), []
     for stop in (16, 3, 0):
         interrupted(experiment, options, stop)
     folder = options.folder(experiment)
@@ -179,7 +151,6 @@ def test_a_run_has_a_line_for_every_round_and_epoch_and_tensorboard_shows_them(n
     result = result_of(run(experiment, options, reported.append))
     lines = read(folder / "metrics.jsonl")
     assert timeless(lines) == timeless(before + reported)
-    assert events(folder / "tensorboard") == scalars(lines)
     assert [(row["stage"], row.get("round", row.get("epoch"))) for row in lines] == [
         *(("prune", n) for n in range(4)),
         *(("train", n) for n in range(4)),
@@ -195,25 +166,6 @@ def test_a_run_has_a_line_for_every_round_and_epoch_and_tensorboard_shows_them(n
     assert [row["lr"] for row in epochs] == pytest.approx([0.1, 0.1, 0.01, 0.001])  # digits: at 1/2 and 3/4
     assert all(row["images_per_second"] == pytest.approx(1294 / row["seconds"]) for row in epochs)
     assert epochs[-1]["test"] == result["test"]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_tensorboard_saw_beyond_the_checkpoint_is_taken_back(tmp_path):
-    pytest.importorskip("tensorboard")
-    log, _ = metrics(tmp_path, tensorboard=True)
-    log.rewind()
-    for values in LINES[:7]:
-        log(values)
-    mark = log.mark()
-    for values in LINES[7:]:
-        log(values)  # and killed: nothing is closed
-    resumed, _ = metrics(tmp_path, tensorboard=True)
-    resumed.rewind(mark)
-    assert events(tmp_path / "tensorboard") == scalars(LINES[:7])
-    resumed(line("train", 2, loss=5.0))
-    resumed.close()
-    assert events(tmp_path / "tensorboard") == scalars([*LINES[:7], line("train", 2, loss=5.0)])
-    log.close()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

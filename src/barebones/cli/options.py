@@ -16,6 +16,7 @@ import typer
 from ..data import DATA
 from ..lab.experiment import DENSE, Experiment
 from ..lab.options import RunOptions
+from ..lab.tracking import TRACKERS
 from ..models import MODELS, SCHEMES
 from ..pruning.controls import CONTROLS
 from ..pruning.methods import METHODS
@@ -72,7 +73,7 @@ RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and def
     "on_collapse": _run_option(
         help="What to do if no signal passes from input to output after pruning: warn, and train; or raise, and stop."
     ),
-    "tensorboard": _run_option("--tensorboard", help="Also log to TensorBoard."),
+    "track": _run_option(help=f"Also send the metrics to a tracker: {', '.join(TRACKERS)}."),
 }  # fmt: skip
 
 
@@ -89,6 +90,7 @@ def with_options(unset: bool = False, experiment: bool = True) -> Callable[[Call
         for name, option in RUN_OPTIONS.items():
             default = "auto" if name == "device" else getattr(RunOptions, name)
             options.append(_parameter(name, Annotated[get_type_hints(RunOptions)[name], option], default))
+        options.append(_parameter("tensorboard", Annotated[bool, typer.Option("--tensorboard", hidden=True)], False))
         options = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options]
         command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in options}
@@ -140,6 +142,10 @@ def split(options: dict[str, Any], again: bool = False) -> tuple[dict[str, Any],
     """Split the options of a command into the fields of an experiment and the run options."""
     run_options = {name: options.pop(name) for name in RUN_OPTIONS}
     run_options["device"] = check_device(run_options["device"])
+    if options.pop("tensorboard"):  # the name of this option in earlier versions
+        if run_options["track"] not in (None, "tensorboard"):
+            raise ValueError("--tensorboard means --track tensorboard; leave one of them out")
+        run_options["track"] = "tensorboard"
     if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):
         raise ValueError("method dense prunes nothing, so it takes no --sparsity; leave it out")
     return options, RunOptions(**run_options, again=again)

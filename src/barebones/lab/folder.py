@@ -29,6 +29,7 @@ MASK, WEIGHTS = "mask.safetensors", "weights.safetensors"
 PRETRAINED = "pretrained.safetensors"
 ROUND, PRETRAINING, CHECKPOINT = "round.safetensors", "pretraining.safetensors", "checkpoint.safetensors"  # to resume
 SHRUNK = "shrunk.json"  # what shrinking did to the network, and how fast it trains
+TRACKED = "tracked.json"  # the ids that trackers know the run by
 LOCK = "lock"
 SPARE = 16 * 2**20  # bytes of disk for everything but weights
 
@@ -48,6 +49,7 @@ REMEDIES = {  # how to go on if a file is damaged, missing, or belongs to anothe
     WEIGHTS: f"delete the {RESULT} beside it and run the experiment again, which trains from the start",
     SHRUNK: "delete it and run the experiment again, which measures it again",
     RESULT: "delete it and run the experiment again, which trains from the start",
+    TRACKED: "delete it and run the experiment again, which is then tracked as a new run",
     FAILURE: "delete it and run the experiment again",
 }
 SHRUNK_FORM = {
@@ -59,6 +61,7 @@ FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
     EXPERIMENT: {},
     FAILURE: {"experiment": {}, "reason": "str"},
     SHRUNK: SHRUNK_FORM,
+    TRACKED: {"wandb?": "str", "mlflow?": "str", "trackio?": "str"},
     RESULT: {
         "experiment": {},
         "test": training.ACCURACY,

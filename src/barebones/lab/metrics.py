@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from ..files import container as files
 from .forms import misfit
@@ -23,8 +22,18 @@ Line = dict[str, Any]
 Mark = dict[str, Any]  # how many lines a file has, and the seal of the last; the form of MARK
 
 
+class Track(Protocol):
+    """What gets each line besides the file, see `tracking`."""
+
+    def begin(self, lines: Sequence[Line]) -> None:
+        """Get the lines that are in the file when the run begins or resumes."""
+
+    def log(self, index: int, line: Line) -> None:
+        """Get one more line, and its place among all lines."""
+
+
 class Metrics:
-    """The file metrics.jsonl of a run and, on request, its TensorBoard log.
+    """The file metrics.jsonl of a run.
 
     The first line says which run the file belongs to. Then a line is appended when a round or an epoch ends. Each has
     a seal, which depends on all lines before it. So a change, a lost line and a line of another run are noticed.
@@ -38,13 +47,11 @@ class Metrics:
         path: Path,
         identity: Identity,
         report: Callable[[Line], None] = lambda line: None,
-        tensorboard: bool = False,
+        track: Track | None = None,
         owned: Callable[[], None] = lambda: None,
     ) -> None:
-        self.path, self.stamp, self.report = path, identity.stamp(METRICS), report
+        self.path, self.stamp, self.report, self.track = path, identity.stamp(METRICS), report, track
         self.owned = owned  # raises if the folder of the run belongs to another process now
-        self.board = path.parent / "tensorboard" if tensorboard else None
-        self.writer: Any = None  # of the TensorBoard log
         self.file: BinaryIO | None = None  # kept open: what is written never gets into a file that replaced it
         self.lines, self.seals, self.problem = _parsed(path, identity)
         self.seals = self.seals or [_seal("", self.stamp)]  # of the first line and of each of `lines`
@@ -77,7 +84,7 @@ class Metrics:
         return {"lines": len(self.lines), "seal": self.seals[-1]}
 
     def __call__(self, line: Line) -> None:
-        """Append a line, report it, and log it to TensorBoard."""
+        """Append a line, report it, and track it."""
         assert self.file is not None
         self.owned()
         self.lines.append(finite(line))
@@ -88,35 +95,23 @@ class Metrics:
                 rest = rest[self.file.write(rest) :]
         except OSError as error:  # a full disk does not name the file
             raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
-        self._log(self.lines[-1])
+        if self.track is not None:
+            self.track.log(len(self.lines) - 1, self.lines[-1])
         self.report(line)
 
     def close(self) -> None:
-        """Close the file and the TensorBoard log."""
-        for open_file in (self.file, self.writer):
-            if open_file is not None:
-                open_file.close()
+        """Close the file."""
+        if self.file is not None:
+            self.file.close()
 
     def _rewrite(self) -> None:
-        """Write the file again with the present lines, and remove from TensorBoard's log what was logged later."""
+        """Write the file again with the present lines, and track them."""
         self.close()
         with files.atomically(self.path) as file:
             file.write(b"".join(map(_text, [self.stamp, *self.lines], self.seals)))
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open until the run ends)
-        if self.board is not None:
-            shutil.rmtree(self.board, ignore_errors=True)
-            self.writer = _summary_writer(self.board)
-            for line in self.lines:
-                self._log(line)
-
-    def _log(self, line: Line) -> None:
-        """Log the numbers of a line to TensorBoard, by stage."""
-        if self.writer is not None:
-            stage, counted = line["stage"], COUNTED[line["stage"]]
-            for name, value in _scalars(line):
-                if name not in (counted, counted + "s"):
-                    self.writer.add_scalar(f"{stage}/{name}", value, line[counted])
-            self.writer.flush()
+        if self.track is not None:
+            self.track.begin(self.lines)
 
 
 def read(path: Path, identity: Identity | None = None, mark: Mark | None = None) -> list[Line]:
@@ -187,21 +182,3 @@ def _words(line: Line) -> str:
 def finite(value: Any) -> Any:
     """Replace infinity and NaN, which JSON does not have, by None."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
-
-
-def _summary_writer(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ImportError("--tensorboard needs TensorBoard: pip install 'barebones[tensorboard]'") from None
-    return SummaryWriter(str(folder))
-
-
-def _scalars(line: Line, prefix: str = "") -> list[tuple[str, float]]:
-    scalars: list[tuple[str, float]] = []
-    for name, value in line.items():
-        if isinstance(value, dict):
-            scalars += [] if name == "layers" else _scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            scalars.append((prefix + name, float(value)))
-    return scalars

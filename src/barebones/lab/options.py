@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import tracking
 from .experiment import Experiment
 from .trouble import ON_COLLAPSE, WARN
 
@@ -22,7 +23,7 @@ class RunOptions:
     compiled: bool | None = None  # None: on a GPU, if the training is long enough
     captured: bool = True  # on a GPU, replay rounds and training steps as CUDA graphs
     save_every: float = 30.0  # seconds between checkpoints
-    tensorboard: bool = False
+    track: str | None = None  # the name of a tracker, see `tracking`
     on_collapse: str = WARN  # or "raise": stop before training if no signal passes from input to output
     again: bool = False  # delete what an earlier run of the same experiment has left, and run anew
     mask: Path | None = None  # the mask file to train, for the method "file"
@@ -30,6 +31,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.on_collapse not in ON_COLLAPSE:
             raise ValueError(f"on-collapse {self.on_collapse!r} is unknown; choose {' or '.join(ON_COLLAPSE)}")
+        if self.track is not None:
+            tracking.check(self.track)
 
     def folder(self, experiment: Experiment) -> Path:
         """Return the folder of the experiment's run."""

@@ -17,6 +17,7 @@ from .network import Network
 from .options import RunOptions
 from .stages import Stages, Steps, Stopped
 from .stored import check_unchanged
+from .tracking import tracking
 
 __all__ = ["RunOptions", "Steps", "Stopped", "result_of", "run"]
 
@@ -42,10 +43,13 @@ def run(
             trouble.check(ending, options.on_collapse)
         return ending
     network = Network(experiment, options, torch.device(options.device))
-    with reserved(path, experiment, network.digest, network.bytes) as folder:
+    with (
+        reserved(path, experiment, network.digest, network.bytes) as folder,
+        tracking(options.track, folder, experiment) as track,
+    ):
         if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
             return ending
-        metrics = Metrics(path / METRICS, folder.identity, report, options.tensorboard, folder.check)
+        metrics = Metrics(path / METRICS, folder.identity, report, track, folder.check)
         try:
             stages = Stages(experiment, options, folder, network, metrics, report, stopping)
             if experiment.pretrain:

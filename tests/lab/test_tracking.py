@@ -1,0 +1,218 @@
+"""Tracking: each tracker shows the numbers of metrics.jsonl, each of them once, however often a run was interrupted."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from time import sleep
+
+import pytest
+import torch
+from lab_runs import interrupted
+from test_metrics import LINES, line
+
+from barebones.lab.experiment import Experiment
+from barebones.lab.folder import Folder, reserved
+from barebones.lab.metrics import read
+from barebones.lab.options import RunOptions
+from barebones.lab.run import result_of, run
+from barebones.lab.tracking import PROJECT, TRACKERS, Tracking
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages of the trackers
+
+Points = dict[str, list[tuple[int, float]]]
+EXPERIMENT = Experiment("small-vgg", "digits", "snip", 0.9).resolved()
+
+
+def tensorboard(folder: Path) -> Points:
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+    reader = EventAccumulator(str(folder / "tensorboard"), size_guidance={SCALARS: 0})
+    reader.Reload()
+    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def wandb(folder: Path) -> Points:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    [log] = (folder / "wandb").glob("offline-run-*/*.wandb")
+    for _ in range(300):  # its own process writes the file, and may still do so
+        points: Points = {}
+        for data in records(log.read_bytes()):
+            record = Record()
+            record.ParseFromString(data)
+            items = record.history.item
+            add(points, {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+            if record.HasField("exit"):
+                return points
+        sleep(0.1)
+    pytest.fail("wandb did not finish its file within 30 seconds")
+
+
+def records(data: bytes, block: int = 2**15) -> Iterator[bytes]:
+    """Yield the records of a LevelDB log: each in parts that do not cross the end of a block."""
+    place, parts = 7, b""  # the file begins with seven bytes of its own
+    while place + 7 <= len(data):
+        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        parts += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # the only part, or the last
+            yield parts
+            parts = b""
+        if (left := block - place % block) < 7:
+            place += left
+
+
+def add(points: Points, row: dict) -> None:
+    """Add the points of one row, in which a stage has its round or epoch beside its numbers."""
+    for name, value in row.items():
+        stage = name.split("/")[0]
+        axis = f"{stage}/{'round' if stage == 'prune' else 'epoch'}"
+        if axis in row and name != axis:
+            points.setdefault(name, []).append((row[axis], value))
+
+
+def mlflow(folder: Path) -> Points:
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    [tracked] = client.search_runs([client.get_experiment_by_name(PROJECT).experiment_id])
+    assert tracked.info.run_name == folder.name
+    history = {name: client.get_metric_history(tracked.info.run_id, name) for name in tracked.data.metrics}
+    return {name: [(each.step, each.value) for each in points] for name, points in history.items()}
+
+
+def trackio(folder: Path) -> Points:
+    from trackio import Api
+    from trackio.sqlite_storage import SQLiteStorage
+
+    [tracked] = Api().runs(PROJECT)
+    assert tracked.name == folder.name
+    points: Points = {}
+    for row in SQLiteStorage.get_logs(PROJECT, tracked.name):
+        add(points, row)
+    return points
+
+
+READERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow if name != "tensorboard" else ()) for name in TRACKERS]
+)
+def tracker(request, tmp_path, monkeypatch):
+    """The name of a tracker, set up to work offline in a folder of the test."""
+    name = request.param
+    if find_spec(name) is None:
+        pytest.skip(f"needs {name}: pip install 'barebones[{name}]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    if name == "mlflow":
+        database = find_spec("sqlalchemy") is not None
+        monkeypatch.setenv(
+            "MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/m.db" if database else str(tmp_path / "mlruns")
+        )
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        logging.getLogger("mlflow").setLevel(logging.ERROR)
+    if name == "trackio":
+        import trackio.sqlite_storage
+        import trackio.utils
+
+        for module in (trackio, trackio.utils, trackio.sqlite_storage):
+            monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+    return name
+
+
+def scalars(lines: list) -> Points:
+    """What a tracker is to show."""
+    points: Points = {}
+
+    def add(prefix: str, number: int, values: dict) -> None:
+        for name, value in values.items():
+            if name in ("stage", "round", "rounds", "epoch", "epochs", "layers") or value is None:
+                continue
+            if isinstance(value, dict):
+                add(f"{prefix}/{name}", number, value)
+            else:
+                points.setdefault(f"{prefix}/{name}", []).append((number, value))
+
+    for one in lines:
+        add(one["stage"], one.get("round", one.get("epoch")), one)
+    return points
+
+
+def assert_shows(name: str, folder: Path, lines: list) -> None:
+    shown, expected = READERS[name](folder), scalars(lines)
+    if name == "tensorboard":  # it has 32 bits
+        expected = {n: [(step, torch.tensor(v).float().item()) for step, v in each] for n, each in expected.items()}
+    assert shown == expected
+
+
+def tracking(name: str, folder: Folder) -> Tracking:
+    return Tracking(name, folder, EXPERIMENT)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with reserved(tmp_path / EXPERIMENT.folder, EXPERIMENT, "0123456789abcdef", 0) as folder:
+        yield folder
+
+
+def test_a_resumed_run_continues_its_tracked_run(tracker, networks, tmp_path):
+    experiment = Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=2, batch=256).resolved()
+    options = RunOptions(tmp_path / "runs", track=tracker, save_every=0)
+    for stop in (7, 2):
+        interrupted(experiment, options, stop)
+    result_of(run(experiment, options))
+    place = options.folder(experiment)
+    lines = read(place / "metrics.jsonl")
+    assert len(lines) == 6
+    assert_shows(tracker, place, lines)
+    assert experiment.folder == replace(experiment).folder == place.name  # tracking is not part of the experiment
+
+
+def test_lines_that_a_killed_run_writes_again_are_not_tracked_twice(tracker, folder):
+    killed = tracking(tracker, folder)
+    killed.begin([])
+    for index, values in enumerate(LINES[:7]):
+        killed.log(index, values)
+    if tracker in ("wandb", "trackio"):  # they write in the background, and know runs that are open in a process
+        killed.close(False)
+    resumed = tracking(tracker, folder)
+    resumed.begin(LINES[:5])  # up to the checkpoint
+    for index, values in enumerate(LINES[5:], 5):
+        resumed.log(index, values)
+    resumed.close(True)
+    assert_shows(tracker, folder.path, LINES)
+
+
+def test_a_tracker_that_joins_later_gets_all_lines(tracker, folder):
+    late = tracking(tracker, folder)
+    late.begin(LINES)
+    late.log(len(LINES), line("train", 4, loss=5.0))
+    late.close(True)
+    assert_shows(tracker, folder.path, [*LINES, line("train", 4, loss=5.0)])
+
+
+def test_mlflow_knows_the_settings_and_whether_the_run_has_ended(folder, tmp_path, monkeypatch):
+    client = pytest.importorskip("mlflow", reason="needs mlflow: pip install 'barebones[mlflow]'").MlflowClient
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    states = []
+    for finished in (False, True):
+        track = tracking("mlflow", folder)
+        track.begin(LINES)
+        identifier = folder.read("tracked.json")["mlflow"]
+        states.append(client().get_run(identifier).info.status)
+        track.close(finished)
+        states.append(client().get_run(identifier).info.status)
+    assert states == ["RUNNING", "KILLED", "RUNNING", "FINISHED"]
+    assert client().get_run(identifier).data.params["method"] == "snip"
+
+
+def test_the_errors_of_a_tracker_are_one_sentence(folder, monkeypatch):
+    pytest.importorskip("mlflow", reason="needs mlflow: pip install 'barebones[mlflow]'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://nowhere")
+    with pytest.raises(ValueError, match=r"^mlflow cannot track the run \(.*\); set MLFLOW_TRACKING_URI to"):
+        tracking("mlflow", folder).begin(LINES)
