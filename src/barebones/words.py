@@ -97,7 +97,7 @@ def plain_text(table: Any) -> str:
     >>> plain_text("[red]FORCE[/] ")
     'FORCE'
     """
-    console = Console(file=StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
+    console = Console(file=StringIO(), width=WIDTH, color_system=None, legacy_windows=False, force_jupyter=False)
     with console.capture() as text:
         console.print(table)
     return "\n".join(line.rstrip() for line in text.get().splitlines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +14,13 @@ from torch import nn
 from ..accounting import account
 from ..deploy.advice import advise
 from ..deploy.export import format_for, to_sparse
+from ..deploy.hub import CARD, FILES, check_hub_folder, to_hub_folder
 from ..deploy.shrink import shrink as shrink_network
+from ..files.masks import load_masks
 from ..files.weights import dense_bytes
-from ..lab import stored
+from ..lab import card, stored
 from ..lab.experiment import Experiment
+from ..lab.folder import MASK, finished
 from ..masks import Masks
 from .options import Source, SourceData, SourceModel, Trust, check_device, check_output, import_from_working_folder
 from .output import say
@@ -60,7 +64,16 @@ def shrink(
 
 def export(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: NAME.onnx, NAME.pt2 or NAME.safetensors.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write: NAME.onnx, NAME.pt2 or NAME.safetensors.")
+    ] = None,
+    hub_folder: Annotated[
+        Path | None,
+        typer.Option("--to-hub-folder", help="Folder to write for the Hugging Face Hub, with a model card."),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the files of an earlier export in the hub folder.")
+    ] = False,
     format: Annotated[
         str | None, typer.Option(help="onnx, torch or sparse.", show_default="from the file's name")
     ] = None,
@@ -72,8 +85,21 @@ def export(
 ) -> None:
     """Write a sparse network to a file: as ONNX, as a torch.export program, or as a compact file of its weights.
 
+    `--to-hub-folder` writes a folder with plain weights, masks and a model card instead, ready to be uploaded.
+
     Example: barebones export runs/RUN -o network.onnx
     """
+    if hub_folder is not None:
+        if out is not None or format is not None or shrink:
+            raise ValueError(
+                "--to-hub-folder writes the network in a format of its own; leave out --out, --format, --shrink"
+            )
+        _to_hub_folder(source, hub_folder, replace, model, data, trust)
+        return
+    if out is None:
+        raise ValueError("name the file to write with -o FILE, or a folder for the Hub with --to-hub-folder DIR")
+    if replace:
+        raise ValueError("--replace is for --to-hub-folder; a file is always replaced")
     chosen = format_for(out, format)
     if shrink and not chosen.write:
         raise ValueError(
@@ -96,6 +122,20 @@ def export(
     say(f"{chosen.checked}, {largest_difference if chosen.write else 'it is the same bit for bit'}.")
     if not source.is_dir():
         say("This is the network before training; name the folder of a run for a trained one.")
+
+
+def _to_hub_folder(source: Path, folder: Path, replace: bool, model: str | None, data: str | None, trust: bool) -> None:
+    check_hub_folder(folder, replace)
+    experiment, network, masks = _load(source, model, data, trust)
+    about = load_masks(source / MASK if source.is_dir() else source)[1]
+    result = finished(source) if source.is_dir() else None
+    counts = card.counted(network, masks, stored.example(experiment))
+    text = card.card(experiment, counts, result, about.get("experiment"))
+    about = {name: value for name, value in about.items() if name not in ("run", "metrics")}  # those of this machine
+    to_hub_folder(network, masks, folder, card.config(experiment, network, counts), text, replace=replace, **about)
+    say(f"{folder} holds {', '.join(FILES)}; read and complete {CARD}, for example with a license.")
+    name = experiment.folder.rpartition("-")[0]
+    say(f"To upload it: hf upload YOUR-NAME/{shlex.quote(name)} {shlex.quote(str(folder))}")
 
 
 def speed(

@@ -1,0 +1,206 @@
+"""`barebones export --to-hub-folder`: what the Hub expects, the same account again, and whole folders or none."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+import barebones as bb
+from barebones.deploy.hub import FILES, to_hub_folder
+from barebones.files.masks import save_masks
+from barebones.lab import card, stored
+from barebones.lab import run as lab
+from barebones.lab.experiment import DENSE, Experiment
+from barebones.models import build
+
+EXPERIMENT = Experiment("small-vgg", "digits", "snip", 0.98, epochs=1, batch=256)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """Return the folder of a finished run."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'barebones[demo]'")
+    options = lab.RunOptions(runs=tmp_path_factory.mktemp("runs"))
+    lab.result_of(lab.run(EXPERIMENT.resolved(), options))
+    return options.folder(EXPERIMENT.resolved())
+
+
+def test_the_folder_of_a_run(finished, command):
+    done = command("export", finished, "--to-hub-folder", "hub")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-1] == "To upload it: hf upload YOUR-NAME/digits-small-vgg-snip-98-s0 hub"
+    assert sorted(os.listdir()) == ["hub"]
+    assert sorted(os.listdir("hub")) == sorted(FILES)
+
+    experiment, model, masks = stored.trained(finished)
+    state = load_file("hub/model.safetensors")
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(state[name][~mask].any() for name, mask in masks.items())
+    with safe_open("hub/model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}  # other libraries ask for it
+
+    example = stored.example(experiment)[:1]
+    loaded, about = bb.load_masks("hub/masks.safetensors", model)
+    assert bb.account(model, loaded, example) == bb.account(model, masks, example)
+    assert about["experiment"] == experiment.to_dict()
+    assert not {"run", "metrics"} & about.keys()
+
+    config = json.loads(Path("hub/config.json").read_text())
+    counts = bb.account(model, masks, example)
+    assert (config["sparsity"], config["effective_sparsity"]) == (counts.sparsity, counts.effective_sparsity)
+    assert Experiment.from_dict(config["experiment"]) == experiment
+    assert build(config["model"], config["num_classes"], config["image_size"], config["num_channels"])
+
+    text = Path("hub/README.md").read_text()
+    result = json.loads((finished / "result.json").read_text())
+    assert f"| test accuracy | {result['test']['top1']:.2%}, after the last epoch |" in text
+    assert f"| sparsity | {counts.sparsity:.4%}: {counts.kept:,} of {counts.total:,} prunable weights" in text
+    assert f"| effective sparsity | {counts.effective_sparsity:.4%}: {counts.effective:,} weights" in text
+    assert f"{counts.flops_effective:,} (" in text
+    assert f"{counts.flops_dense:,} for the dense network" in text
+    assert str(finished) not in text
+
+
+def test_the_card_is_one_that_the_hub_reads(finished, command):
+    hub = pytest.importorskip("huggingface_hub", reason="the Hub's own reader of cards: pip install huggingface_hub")
+    assert command("export", finished, "--to-hub-folder", "hub").code == 0
+    about = hub.ModelCard.load(Path("hub/README.md")).data
+    assert about.library_name == "barebones"
+    [evaluation] = about.eval_results
+    assert (evaluation.dataset_type, evaluation.metric_type) == ("digits", "accuracy")
+    assert evaluation.metric_value == json.loads((finished / "result.json").read_text())["test"]["top1"]
+
+
+def test_the_card_says_how_to_load_the_network(finished, command, monkeypatch):
+    assert command("export", finished, "--to-hub-folder", "hub").code == 0
+    monkeypatch.chdir("hub")
+    [code] = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    assert bb.account(names["model"], names["masks"]).kept == names["about"]["kept"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"method": "force", "rounds": 5, "precision": "bf16", "schedule": "linear"},
+        {"method": "magnitude", "pretrain": 1, "rewind": True, "shrink": True, "weight_decay": 1e-3},
+        {"method": DENSE, "sparsity": 0.0},
+        {"method": "snip-mb", "batches": 7},
+    ],
+)
+def test_the_command_of_the_card_is_the_experiment(changes, command, monkeypatch):
+    experiment = replace(EXPERIMENT, **changes).resolved()
+    made = []
+    monkeypatch.setattr("barebones.cli.experiments._conclude", lambda requested, *_: made.append(requested))
+    [line] = card.commands(experiment, trained=True)
+    assert command(*line.split()[1:], "--device", "cpu").code == 0
+    assert [requested.resolved() for requested in made] == [experiment]
+
+
+def test_masks_of_a_file_are_exported_and_named(command, tmp_path):
+    found = EXPERIMENT.resolved()
+    trained = replace(found, mask="0" * 64, rounds=None, batches=None, epochs=3)
+    prune, train = card.commands(trained, True, found.to_dict())
+    assert prune.endswith(" --method snip --sparsity 0.98 --seed 0 --epochs 1 --batch 256 -o masks.safetensors")
+    assert train.startswith("barebones train --model small-vgg --data digits ")
+    assert " --epochs 3 --batch 256 --lr 0.1 " in train
+    assert train.endswith(" --mask masks.safetensors")
+    masks = {name: torch.rand(p.shape) > 0.5 for name, p in bb.prunable(build("small-vgg", 10, 8, 1)).items()}
+    save_masks(masks, tmp_path / "masks")
+    done = command("export", "masks", "--to-hub-folder", "hub", "--model", "small-vgg", "--data", "digits")
+    assert (done.code, done.err) == (0, "")
+    text = Path("hub/README.md").read_text()
+    assert "| test accuracy | not trained |" in text
+    assert "model-index" not in text
+    loaded, _ = bb.load_masks("hub/masks.safetensors")
+    assert all(torch.equal(loaded[name], mask) for name, mask in masks.items())
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--to-hub-folder hub -o x.onnx", "leave out --out, --format, --shrink"),
+        ("--to-hub-folder hub --shrink", "leave out --out, --format, --shrink"),
+        ("--to-hub-folder full", "full is not empty; name another folder, or replace its files with --replace"),
+        ("--to-hub-folder full --replace", "full also holds notes.txt, which would be lost"),
+        ("--to-hub-folder full/notes.txt", "is a file; name a folder"),
+        ("--to-hub-folder no/hub", "to write hub into; create it first"),
+        ("-o x.onnx --replace", "--replace is for --to-hub-folder"),
+        ("", "name the file to write with -o FILE, or a folder for the Hub with --to-hub-folder DIR"),
+    ],
+)
+def test_mistakes_are_one_line(words, problem, finished, mistake, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    mistake(problem, "export", finished, *words.split())
+    assert sorted(os.listdir()) == ["full"]
+    assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
+
+
+def test_an_earlier_export_is_replaced_on_request(finished, command, mistake, tmp_path):
+    (tmp_path / "hub").mkdir()  # an empty folder is fine
+    assert command("export", finished, "--to-hub-folder", "hub").code == 0
+    mistake("is not empty", "export", finished, "--to-hub-folder", "hub")
+    Path("hub/README.md").write_text("older")
+    assert command("export", finished, "--to-hub-folder", "hub", "--replace").code == 0
+    assert Path("hub/README.md").read_text().startswith("---\n")
+    assert sorted(os.listdir()) == ["hub"]
+
+
+def test_an_error_leaves_what_was_there(tmp_path, monkeypatch):
+    model, masks = nn.Linear(2, 2), {"weight": torch.eye(2) > 0}
+    to_hub_folder(model, masks, tmp_path / "hub", {}, "first")
+    with pytest.raises(TypeError):
+        to_hub_folder(model, masks, tmp_path / "hub", {"not for JSON": object()}, "second", replace=True)
+    real, calls = os.rename, []
+
+    def rename(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError("no luck")
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(OSError, match="no luck"):
+        to_hub_folder(model, masks, tmp_path / "hub", {}, "third", replace=True)
+    assert os.listdir(tmp_path) == ["hub"]
+    assert (tmp_path / "hub" / "README.md").read_text() == "first"
+
+
+KILLED = """
+import os, signal, sys, torch
+from torch import nn
+import barebones.deploy.hub as hub
+real, count = os.replace, int(sys.argv[1])
+def replace(source, target):
+    global count
+    count -= 1
+    if count == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(source, target)
+os.replace = os.rename = replace
+hub.to_hub_folder(nn.Linear(2, 2), {"weight": torch.eye(2) > 0}, "hub", {}, "card")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_a_killed_export_leaves_no_folder(step, tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(step)], cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "hub").exists()
+    for left in tmp_path.iterdir():
+        shutil.rmtree(left)
