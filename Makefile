@@ -8,13 +8,14 @@ READY := .venv/ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint bench clean
+.PHONY: help demo test quick lint docs bench clean
 
 help:
 	@echo "make demo    prune and train small networks on digits, and print the comparison"
 	@echo "make test    run all tests and measure how much of the source they cover"
 	@echo "make quick   run the tests that are not slow, in about a minute"
 	@echo "make lint    check style, format, types and the order of imports"
+	@echo "make docs    build the documentation site into build/site, and check its links"
 	@echo "make bench   measure speed and memory of pruning"
 	@echo "make clean   remove .venv, caches and built packages"
 
@@ -32,6 +33,10 @@ lint: $(READY)
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "The site is in build/site; open build/site/index.html"
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/core.py

@@ -61,6 +61,9 @@ def test_runs_are_grouped_by_what_differs():
     assert labels(replace(force, rounds=5), replace(force, rounds=1), BASE) == {
         "Digits, small VGG (2 epochs, 1 seed)": ["SNIP", "FORCE, 1 round", "FORCE, 5 rounds"]
     }
+    assert labels(BASE, replace(BASE, shrink=True)) == {
+        "Digits, small VGG (2 epochs, 1 seed)": ["SNIP", "SNIP, shrink"]
+    }
     assert labels(replace(BASE, model="my.nets:one"), replace(BASE, epochs=1)) == {
         "Digits, my.nets:one (2 epochs, 1 seed)": ["SNIP"],
         "Digits, small VGG (1 epoch, 1 seed)": ["SNIP"],

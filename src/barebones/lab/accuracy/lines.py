@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ...words import counted, printable
 from .. import plots
-from ..experiment import DENSE
+from ..experiment import DENSE, LATER
 from ..looks import look, looks
 from ..records import KEY, SETTINGS
 from ..statistics import over_seeds
@@ -97,7 +97,8 @@ def _lines(rows: Rows, axis: Axis) -> list[Rows]:
 def _labels(lines: list[Rows], axis: Axis) -> list[str]:
     """Return the method of each line and the settings in which it differs from others in the panel.
 
-    How masks are found differs by the method anyway, so it is compared with lines of the same method alone.
+    How masks are found differs by the method anyway, so it is compared with lines of the same method alone. What is off
+    by default is named only where it is on.
     """
     names = [name for name in SETTINGS if name not in (*KEY, "seed", "mask", *axis.along)]
     labels = []
@@ -106,7 +107,7 @@ def _labels(lines: list[Rows], axis: Axis) -> list[str]:
         alike = [other for other in lines if other[0]["method"] == first["method"]]
         for name in names:
             others = alike if name in FINDING else lines
-            if first[name] is not None and len({other[0][name] for other in others} - {None}) > 1:
+            if first[name] not in (None, LATER.get(name)) and len({other[0][name] for other in others} - {None}) > 1:
                 words.append(_setting(name, first[name]))
         if len({other[0]["mask"] for other in alike}) > 1 and first["mask"] is not None:
             several = len({run["mask"] for run in line}) > 1

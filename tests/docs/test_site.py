@@ -1,0 +1,84 @@
+"""The documentation site builds without a warning, names everything public, and asks no other server for anything."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import barebones as bb
+
+ROOT = Path(__file__).parents[2]
+LOADED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src"}  # what a browser fetches
+
+
+class Page(HTMLParser):
+    """The links and anchors of a page, and what it loads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.anchors |= {value for name, value in attrs if name in ("id", "name") and value}
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"] or "")
+        if value := values.get(LOADED.get(tag, "")):
+            self.loaded.append(value)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    for package in ("mkdocs", "material", "mkdocstrings", "griffe"):
+        if not importlib.util.find_spec(package):
+            pytest.skip(f"needs {package}: pip install 'barebones[docs]'")
+    out = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(out)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr  # a dead link or anchor is a warning, and so an error
+    return out
+
+
+@pytest.mark.slow
+def test_every_page_of_docs_is_in_the_navigation(site):
+    links = {unquote(link) for link in Page((site / "index.html").read_text(encoding="utf-8")).links}
+    for page in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.ipynb")]:
+        assert f"docs/{page.stem}.html" in links
+
+
+@pytest.mark.slow
+def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site):
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
+    assert len(pages) > 10
+    for path, page in pages.items():
+        assert not [url for url in page.loaded if re.match(r"(https?:)?//", url)], path
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            assert target.exists(), f"{path.name}: {link}"
+            if parts.fragment and target in pages and not parts.fragment.startswith("__"):
+                assert unquote(parts.fragment) in pages[target].anchors, f"{path.name}: {link}"
+
+
+def test_the_reference_lists_every_public_name():
+    listed = re.findall(r"^::: barebones\.(\S+)$", (ROOT / "docs/api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(set(bb.__all__) - {"__version__"})
+
+
+@pytest.mark.slow
+def test_examples_of_docstrings_are_code(site):
+    text = (site / "docs/api.html").read_text(encoding="utf-8")
+    assert '<span class="gp">&gt;&gt;&gt; </span>' in text
+    assert "<blockquote>" not in text  # what Markdown makes of >>>
