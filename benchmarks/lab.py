@@ -78,12 +78,12 @@ def random_images(count: int, device: str) -> Data:
         pixels = torch.randint(256, (size, 3, 32, 32), generator=generator, dtype=torch.uint8, device="cpu")
         return TensorSplit(pixels, torch.randint(10, (size,), generator=generator, device="cpu"), normalization)
 
-    return Data("noise", 10, 32, 3, split(count), split(max(BATCH, count // 9)), split(max(BATCH, count // 9)))
+    return Data("noise", 10, (3, 32, 32), split(count), split(max(BATCH, count // 9)), split(max(BATCH, count // 9)))
 
 
 def network(name: str, data: Data, seed: int = 0) -> nn.Module:
     """Build and initialize a network on the device of the data."""
-    model = initialize(build(name, data.classes, data.size), generator=torch.Generator("cpu").manual_seed(seed))
+    model = initialize(build(name, data.classes, data.shape[-1]), generator=torch.Generator("cpu").manual_seed(seed))
     assert isinstance(data.train, TensorSplit)
     device = data.train.images.device
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format

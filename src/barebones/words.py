@@ -82,7 +82,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error's message that is not empty; the error's class if there is none.
 
     >>> first_line(ValueError("no such file\\nat line 3")), first_line(StopIteration())

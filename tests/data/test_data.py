@@ -149,13 +149,13 @@ def test_a_gpu_gets_the_same_batches():
 def test_an_unknown_name_suggests_the_closest():
     with pytest.raises(ValueError, match=r"no data set 'CIFAR-10'; did you mean 'cifar10'\? Choose one of cifar10,"):
         data.load("CIFAR-10")
-    with pytest.raises(ValueError, match=r"choose one of cifar10, cifar100, tiny-imagenet, imagenet, digits$"):
+    with pytest.raises(ValueError, match=r"choose one of cifar10, .*imagenet, digits, or file.py:factory"):
         data.load("zzz")
 
 
 def test_digits():
     digits = data.load("digits", workers=0)
-    assert (digits.classes, digits.size, digits.channels) == data.DATA["digits"].dimensions
+    assert digits.inputs == data.DATA["digits"].inputs
     assert digits.validation is not None
     assert (len(digits.train), len(digits.validation), len(digits.test)) == (1294, 144, 359)
     images, labels = joined(digits.test.epoch(100))
@@ -173,13 +173,13 @@ def test_digits():
 def test_a_data_set_needs_one_row(monkeypatch, tmp_path):
     def load(request):
         split = TensorSplit(noise(256, 1, 8, 8), torch.arange(256) % 3, Normalization([0.5], [0.3]))
-        return data.Data("noise", 3, 8, 1, train=split, validation=None, test=split)
+        return data.Data("noise", 3, (1, 8, 8), train=split, validation=None, test=split)
 
     monkeypatch.setitem(data.DATA, "noise", data.DataSet(load, classes=3, size=8, channels=1, label="Noise"))
     experiment = Experiment("small-resnet", "noise", "snip", 0.5, epochs=1).resolved()
     assert result_of(run(experiment, RunOptions(tmp_path)))["test"]["top1"] > 0
-    trained = stored.trained(RunOptions(tmp_path).folder(experiment))[1]
-    assert trained(stored.example(experiment)).shape == (2, 3)
+    folder = RunOptions(tmp_path).folder(experiment)
+    assert stored.trained(folder)[1](stored.example(experiment, folder)).shape == (2, 3)
     assert plots.title("noise", "vgg19") == "Noise, VGG-19"
 
 
@@ -219,7 +219,7 @@ def test_tiny_imagenet_has_the_labels_of_its_annotations(where, tiny, tmp_path, 
         monkeypatch.setattr(tiny_imagenet, "ARCHIVE", replace(tiny_imagenet.ARCHIVE, sha256=digest))
         root = packed.parent
     loaded = data.load("tiny-imagenet", root, workers=2)
-    assert (loaded.classes, loaded.size, loaded.channels, loaded.validation) == (3, 64, 3, None)
+    assert (loaded.classes, loaded.shape, loaded.validation) == (3, (3, 64, 64), None)
     for split, labels in ((loaded.train, [0] * 4 + [1] * 4 + [2] * 4), (loaded.test, [1, 0, 2, 2, 1, 0])):
         assert isinstance(split, TensorSplit)
         assert split.labels.tolist() == labels
@@ -279,7 +279,7 @@ def imagenet(tmp_path: Path) -> Path:
 @FORKS
 def test_imagenet_does_not_depend_on_the_number_of_workers(imagenet):
     alone, helped = (data.load("imagenet", imagenet, workers=workers) for workers in (0, 2))
-    assert (alone.classes, alone.size, alone.channels, alone.validation) == (2, 224, 3, None)
+    assert (alone.classes, alone.shape, alone.validation) == (2, (3, 224, 224), None)
     assert (len(alone.train), len(alone.test)) == (8, 8)
     before = torch.get_rng_state()
     epochs = [joined(loaded.train.epoch(3, 1, 2, shuffle=True, augment=True)) for loaded in (alone, helped)]

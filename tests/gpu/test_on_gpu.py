@@ -275,7 +275,7 @@ def small_data(device="cuda"):
         pixels = (labels.view(-1, 1, 1, 1) * 25 + torch.randint(6, (size, 3, 16, 16), generator=generator)).byte()
         return TensorSplit(pixels, labels, normalization)
 
-    return Data("bands", 10, 16, 3, part(300), part(40), part(80))
+    return Data("bands", 10, (3, 16, 16), part(300), part(40), part(80))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])

@@ -91,7 +91,7 @@ def test_a_recipe_may_be_a_function(tmp_path, monkeypatch):
         ("smok", None, "did you mean 'smoke'"),
         ("none.toml", None, "cannot be read"),
         ("none.py", None, "name a file.py:function"),
-        ("none.py:go", None, "No such file .*none.py"),
+        ("none.py:go", None, "there is no file none.py for the recipe"),
         ("no.such.module:go", None, "No module named 'no'"),
         ("a.toml", "seed = ", "not valid TOML"),
         ("a.json", "{", "not valid JSON"),

@@ -30,7 +30,7 @@ def split(count: int, seed: int, classes: int = 10) -> TensorSplit:
 
 def data(train: int = 37, validation: int = 11, classes: int = 10) -> Data:
     held_out = split(validation, 2, classes) if validation else None
-    return Data("noise", classes, 4, 1, split(train, 1, classes), held_out, split(13, 3, classes))
+    return Data("noise", classes, (1, 4, 4), split(train, 1, classes), held_out, split(13, 3, classes))
 
 
 def network(dropout: float = 0.0, classes: int = 10, width: int = 4) -> nn.Module:

@@ -291,7 +291,7 @@ def test_a_factory_of_the_user(factory, inputs, outputs):
         ("mynets.nets:", "has no ''"),
         ("mynets.nets:ready", "is of type Linear; name a function or a class"),
         ("mynets.nets:number", "is of type int; name a function or a class"),
-        ("mynets.nets:two", r"two\(a, b\) needs more arguments than the number of classes"),
+        ("mynets.nets:two", r"two\(a, b\) needs more arguments than classes"),
         ("mynets.nets:nothing", "returned NoneType; a factory must return an nn.Module"),
         ("mynets.nets:failing", "raised SystemExit: no"),
     ],

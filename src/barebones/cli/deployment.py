@@ -51,7 +51,7 @@ def shrink(
     Example: barebones shrink mask.safetensors
     """
     experiment, network, masks = _load(source, model, data, trust)
-    example = stored.example(experiment)
+    example = stored.example(experiment, source)
     small = shrink_network(network, masks, example, multiple_of=multiple_of, before_training=before_training)
     dense, shrunk = account(network, masks, example[:1]).flops_dense, account(small.module, {}, example[:1]).flops_dense
     if as_json:
@@ -108,7 +108,7 @@ def export(
         )
     check_output(out)
     experiment, network, masks = _load(source, model, data, trust)
-    example, dense = stored.example(experiment), dense_bytes(network)
+    example, dense = stored.example(experiment, source), dense_bytes(network)
     if shrink:
         small = shrink_network(network, masks, example)
         network, masks = small.module, small.masks
@@ -167,11 +167,11 @@ def speed(
     device = check_device(device)
     experiment, network, masks = _load(mask, model, data, trust)
     advise(
-        Console(), network, masks, stored.example(experiment), batches=batch or [1, 64], train_batch=train_batch,
+        Console(), network, masks, stored.example(experiment, mask), batches=batch or [1, 64], train_batch=train_batch,
         repeats=repeats, device=device, precision=precision,
     )  # fmt: skip
 
 
 def _load(source: Path, model: str | None, data: str | None, trust: bool) -> tuple[Experiment, nn.Module, Masks]:
-    import_from_working_folder(model, trust=trust)
+    import_from_working_folder(model, data, trust=trust)
     return stored.load(source, model, data, trust)

@@ -23,6 +23,7 @@ from ..lab.show import dry_run as explain
 from ..lab.show import kept, mask_file, run_folder, summary, watching
 from ..lab.stored import experiment_for_mask
 from ..lab.sweep import sweep as run_sweep
+from ..lab.trust import check_trusted
 from ..pruning.methods import METHODS
 from .options import (
     Again,
@@ -89,6 +90,7 @@ def train(
         raise ValueError("train does not prune, so --method has no effect; use barebones run")
     if mask is not None:
         experiment, run_options = experiment_for_mask(mask, settings, trust), replace(run_options, mask=mask)
+        check_trusted(experiment.data, mask, [settings.get("data")], trust, "--data")
     elif "sparsity" in settings:
         raise ValueError("without --mask the dense network is trained: leave out --sparsity, or use barebones run")
     else:
@@ -122,7 +124,7 @@ def _perform(
     requested: Experiment, run_options: RunOptions, dry_run: bool, until: str = "train"
 ) -> dict[str, Any] | None:
     """Run an experiment and show its progress; in a dry run only print what it would do, and return None."""
-    import_from_working_folder(requested.model)
+    import_from_working_folder(requested.model, requested.data)
     if dry_run:
         console = Console(soft_wrap=True)
         for part in explain(requested, run_options):
@@ -145,6 +147,9 @@ def sweep(
     model: Annotated[
         list[str] | None, typer.Option(help="Network of your own that a grid may name; repeat the option for several.")
     ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Data set of your own that a grid may name; repeat the option for several.")
+    ] = None,
     trust: Trust = False,
     jobs: Jobs = None,
     retry_failed: RetryFailed = False,
@@ -159,8 +164,9 @@ def sweep(
     Example: barebones sweep smoke
     """
     _, run_options = split(options)
-    import_from_working_folder(recipe, *(model or ()), trust=trust)
-    listed = from_recipe(recipe, model or (), trust)
+    named = [*(model or ()), *(data or ())]
+    import_from_working_folder(recipe, *named, trust=trust)
+    listed = from_recipe(recipe, named, trust)
     experiments = dict.fromkeys(experiment.resolved(run_options.device) for experiment in listed)
     if dry_run:
         for experiment in experiments:

@@ -14,6 +14,7 @@ import torch
 import typer
 
 from ..data import DATA
+from ..imports import is_code
 from ..lab.experiment import DENSE, Experiment
 from ..lab.options import RunOptions
 from ..lab.tracking import TRACKERS
@@ -38,7 +39,9 @@ Source = Annotated[Path, typer.Argument(help="Folder of a finished run; or a mas
 SourceModel = Annotated[
     str | None, typer.Option("--model", help="Network, if the mask file does not name it, or names code of your own.")
 ]
-SourceData = Annotated[str | None, typer.Option("--data", help="Data set, if the mask file does not name it.")]
+SourceData = Annotated[
+    str | None, typer.Option("--data", help="Data set, if the mask file does not name it, or names code of your own.")
+]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Import and run code that the file names, such as package.module:factory.")
 ]
@@ -180,5 +183,5 @@ def import_from_working_folder(*names: str | None, trust: bool = False) -> None:
     It does nothing unless one of the names is code, or with `trust`: in the folder of a stranger, any import could
     otherwise find a file of his.
     """
-    if trust or any(":" in name for name in names if name):
+    if trust or any(is_code(name) for name in names if name):
         sys.path.insert(0, os.getcwd())

@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from platformdirs import user_cache_path
 
+from ..imports import is_code
 from ..running.processors import processors
 from ..words import unknown
-from . import cifar, digits, imagenet, tiny_imagenet
-from .split import Batch, Data, Request, Split
+from . import cifar, digits, imagenet, own, tiny_imagenet
+from .split import Batch, Data, Inputs, Request, Split
 from .tensors import TensorSplit
 
-__all__ = ["DATA", "Batch", "Data", "DataSet", "Split", "TensorSplit", "load"]
+__all__ = ["DATA", "Batch", "Data", "DataSet", "Inputs", "Split", "TensorSplit", "check_name", "load"]
 
 MAX_WORKERS = 16
 
@@ -33,9 +34,9 @@ class DataSet:
     label: str = ""  # in plots and tables; empty: the name of its row
 
     @property
-    def dimensions(self) -> tuple[int, int, int]:
-        """Classes, size and channels, in the order in which `models.build` takes them."""
-        return self.classes, self.size, self.channels
+    def inputs(self) -> Inputs:
+        """What a network for this data set has to take and to tell apart."""
+        return Inputs(self.classes, (self.channels, self.size, self.size))
 
 
 DATA = {
@@ -55,7 +56,10 @@ def load(
     workers: int | None = None,
     channels_last: bool = False,
 ) -> Data:
-    """Load the data set of this name; its batches will be on `device`.
+    """Load the data set of this name in `DATA`, or the one that a factory of your own returns.
+
+    Such a factory is named as "package.module:factory" or "path/to/file.py:factory"; docs/your-data.md says what it
+    returns. The batches will be on `device`.
 
     `root` is the folder of the data set, or the folder that contains it. The default is `$BAREBONES_DATA`, and if
     that is not set, the user's cache folder (`~/.cache/barebones` on Linux). Nothing is downloaded unless `download`
@@ -63,16 +67,22 @@ def load(
     default is one per processor and at most 16. The batches do not depend on the number of workers.
 
     >>> data = load("digits")
-    >>> data.classes, data.size, data.channels, len(data.train), len(data.test)
-    (10, 8, 1, 1294, 359)
+    >>> data.classes, data.shape, len(data.train), len(data.test)
+    (10, (1, 8, 8), 1294, 359)
     >>> images, labels = next(data.train.epoch(batch=64, seed=0, number=3, shuffle=True))
     >>> images.shape, labels.dtype
     (torch.Size([64, 1, 8, 8]), torch.int64)
     """
-    if name not in DATA:
-        raise ValueError(unknown("data set", name, DATA))
+    check_name(name)
     if root is None:
         root = os.environ.get("BAREBONES_DATA") or user_cache_path("barebones")
     if workers is None:
         workers = min(MAX_WORKERS, processors())
-    return DATA[name].load(Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last))
+    request = Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last)
+    return DATA[name].load(request) if name in DATA else own.load(name, request)
+
+
+def check_name(name: str) -> None:
+    """Raise a `ValueError` if there is no data set of this name, and it names no code either."""
+    if name not in DATA and not is_code(name):
+        raise ValueError(f"{unknown('data set', name, DATA)}, or file.py:factory for one of your own")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from .download import Archive, located
-from .normalization import Normalization
 from .split import Data, Request, held_out
 from .tensors import TensorSplit
 
@@ -72,14 +71,13 @@ def load(name: str, request: Request) -> Data:
     """Load the data set; the same 10 % of its training images are always held out for validation."""
     layout = LAYOUTS[name]
     folder = located(layout.archive, request.root, request.download, (*layout.train, *layout.test))
-    normalization = Normalization(layout.mean, layout.std, device=request.device, channels_last=request.channels_last)
+    normalization = request.normalization(layout.mean, layout.std)
     images, labels = _read(folder, layout.train, layout)
     held = held_out(len(images))
     return Data(
         name,
         layout.classes,
-        SIZE,
-        channels=3,
+        shape=(3, SIZE, SIZE),
         train=TensorSplit(images[~held], labels[~held], normalization),
         validation=TensorSplit(images[held], labels[held], normalization),
         test=TensorSplit(*_read(folder, layout.test, layout), normalization),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from .normalization import Normalization
 from .split import Data, Request, held_out
 from .tensors import TensorSplit
 
@@ -32,9 +31,9 @@ def load(request: Request) -> Data:
         in_test[members[: round(TEST * len(members))]] = True
     rest, test = order[~in_test[order]], order[in_test[order]]
     held = held_out(len(rest))
-    normalization = Normalization(MEAN, STD, WHITE, request.device, request.channels_last)
-    splits = [
+    normalization = request.normalization(MEAN, STD, WHITE)
+    train, validation, last = (
         TensorSplit(images[indices], labels[indices], normalization, pad=0, flip=False)
         for indices in (rest[~held], rest[held], test)
-    ]
-    return Data("digits", 10, 8, 1, *splits)
+    )
+    return Data("digits", 10, (1, 8, 8), train, validation, last)

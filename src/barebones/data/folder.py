@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -39,28 +39,37 @@ class FolderSplit(Split):
         return len(self.paths)
 
     def read(self, order: Tensor, batch: int, key: int | None) -> Iterator[Batch]:
-        device = self.normalization.device
-        loader = DataLoader(
-            _Decoder(self.size),
-            batch_sampler=(self._items(indices.tolist(), key) for indices in order.split(batch)),
-            collate_fn=_unchanged,
-            num_workers=self.workers,
-            pin_memory=device.type == "cuda",
-            generator=torch.Generator("cpu").manual_seed(0),  # the loader seeds its workers from it; they ignore that
-        )
-        for result in loader:
-            if isinstance(result, Exception):
-                raise result
-            images, labels = result
-            yield self.normalization(images), labels.to(device, non_blocking=True)
+        items = (self._items(indices.tolist(), key) for indices in order.split(batch))
+        yield from loaded(_Decoder(self.size), items, self.workers, self.normalization)
 
     def _items(self, indices: list[int], key: int | None) -> list[Item]:
         """Return all that a worker needs for a batch, so that workers hold no list of files."""
         return [(self.paths[i], self.labels[i], None if key is None else digest.text(key, i)) for i in indices]
 
 
+def loaded(reader: Dataset[Any], items: Iterable[Any], workers: int, normalization: Normalization) -> Iterator[Batch]:
+    """Yield the batches that `reader` makes from the items of each, with this many worker processes.
+
+    The reader returns errors, because an error that is raised in a worker would carry the worker's traceback.
+    """
+    device = normalization.device
+    loader = DataLoader(
+        reader,
+        batch_sampler=items,
+        collate_fn=_unchanged,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        generator=torch.Generator("cpu").manual_seed(0),  # the loader seeds its workers from it; they ignore that
+    )
+    for result in loader:
+        if isinstance(result, Exception):
+            raise result
+        inputs, labels = result
+        yield normalization(inputs), labels.to(device, non_blocking=True)
+
+
 class _Decoder(Dataset[Any]):
-    """Decode one batch at a time. Errors are returned, because a raised one would carry the worker's traceback."""
+    """Decode one batch at a time; return errors."""
 
     def __init__(self, size: int) -> None:
         self.size = size

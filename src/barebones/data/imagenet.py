@@ -7,7 +7,6 @@ from pathlib import Path
 
 from .folder import FolderSplit
 from .images import SUFFIXES
-from .normalization import Normalization
 from .split import Data, Request
 
 SIZE = 224
@@ -22,7 +21,7 @@ def load(request: Request) -> Data:
         raise FileNotFoundError(
             f"there is no ImageNet in {root}; put the folders train and val there, each with one folder per class{hint}"
         )
-    normalization = Normalization(MEAN, STD, device=request.device, channels_last=request.channels_last)
+    normalization = request.normalization(MEAN, STD)
     classes = _classes(root / "train")
     if (test_classes := _classes(root / "val")) != classes:
         odd = min(set(test_classes) ^ set(classes))
@@ -30,7 +29,7 @@ def load(request: Request) -> Data:
     train, test = (
         FolderSplit(*_listed(root / name, classes), SIZE, normalization, request.workers) for name in ("train", "val")
     )
-    return Data("imagenet", len(classes), SIZE, channels=3, train=train, validation=None, test=test)
+    return Data("imagenet", len(classes), (3, SIZE, SIZE), train=train, validation=None, test=test)
 
 
 def _classes(folder: Path) -> list[str]:

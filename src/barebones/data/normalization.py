@@ -11,6 +11,8 @@ from torch import Tensor
 class Normalization:
     """Turn uint8 images into float32 ones, (pixel / white - mean) / std per channel, in the requested memory format.
 
+    Without a mean, inputs are only moved to the device.
+
     >>> half = Normalization(mean=[0.5], std=[0.5])
     >>> half(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)).flatten().tolist()
     [-1.0, 1.0]
@@ -26,6 +28,7 @@ class Normalization:
     ) -> None:
         self.device = torch.device(device)
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.normalizes = len(mean) > 0
         self.mean, self.std = (
             (torch.tensor(values, dtype=torch.float64, device="cpu") * white).float().view(1, -1, 1, 1).to(self.device)
             for values in (mean, std)
@@ -33,5 +36,7 @@ class Normalization:
 
     def __call__(self, images: Tensor) -> Tensor:
         images = images.to(self.device, non_blocking=True)  # moved before the conversion, while a pixel is one byte
+        if not self.normalizes:
+            return images.contiguous(memory_format=self.memory_format) if images.dim() == 4 else images
         floats = images.to(torch.float32, memory_format=self.memory_format)
         return floats.sub_(self.mean).div_(self.std)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..running import digest
+from .normalization import Normalization
 
 Batch = tuple[Tensor, Tensor]  # images (float32, N x C x H x W) and labels (int64, N), both on the split's device
 
@@ -94,16 +95,38 @@ class ScoringBatches:
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """What a network for some data has to take and to tell apart."""
+
+    classes: int
+    shape: tuple[int, ...]  # of one input, without the batch
+    dtype: str = "float32"
+
+    def example(self, batch: int) -> Tensor:
+        """Return random inputs of this form, the same in every call; those that are integers are zeros."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        if not dtype.is_floating_point:
+            return torch.zeros(batch, *self.shape, dtype=dtype)
+        return torch.randn(batch, *self.shape, generator=torch.Generator("cpu").manual_seed(0), dtype=dtype)
+
+
+@dataclass(frozen=True)
 class Data:
     """A loaded data set."""
 
     name: str
     classes: int
-    size: int  # pixels along each side of an image
-    channels: int
+    shape: tuple[int, ...]  # of one input; that of an image is channels, height, width
     train: Split
     validation: Split | None  # held out of the training images; None if all of them are trained on
     test: Split
+    dtype: str = "float32"  # of the inputs that the network gets
+    digest: str = ""  # of data of the user's own, which may change; empty for a published data set
+
+    @property
+    def inputs(self) -> Inputs:
+        """What a network for this data has to take and to tell apart."""
+        return Inputs(self.classes, self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -115,6 +138,10 @@ class Request:
     download: bool = False
     workers: int = 0  # processes or threads that decode image files
     channels_last: bool = False
+
+    def normalization(self, mean: Sequence[float], std: Sequence[float], white: int = 255) -> Normalization:
+        """Return how bytes become the floats that a network gets."""
+        return Normalization(mean, std, white, self.device, self.channels_last)
 
 
 def held_out(count: int, share: float = 0.1) -> Tensor:

@@ -15,7 +15,7 @@ BLOCK = 1024  # images prepared at once, so that each batch needs only a few sma
 
 
 class TensorSplit(Split):
-    """Images (uint8, N x C x H x W) with labels, both moved to the device of the normalization.
+    """Images (uint8, N x C x H x W) or other inputs with labels, both moved to the device of the normalization.
 
     Augmentation pads an image with `pad` black pixels on each side, crops it to its size at a random place, and
     mirrors half of the images. It runs as tensor operations on many images at once.
@@ -24,7 +24,6 @@ class TensorSplit(Split):
     def __init__(
         self, images: Tensor, labels: Tensor, normalization: Normalization, pad: int = 4, flip: bool = True
     ) -> None:
-        assert images.dtype == torch.uint8
         assert len(images) == len(labels)
         self.images = images.to(normalization.device).contiguous()
         self.labels = labels.to(normalization.device, torch.int64)
@@ -35,7 +34,7 @@ class TensorSplit(Split):
 
     def read(self, order: Tensor, batch: int, key: int | None) -> Iterator[Batch]:
         device = self.images.device
-        draws = None if key is None else self.draws(key).to(device)
+        draws = None if key is None or not (self.pad or self.flip) else self.draws(key).to(device)
         for block in order.to(device).split(max(1, BLOCK // batch) * batch):
             images = self.images[block]
             if draws is not None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .download import Archive, located
 from .images import open_rgb, require_pillow, to_tensor
-from .normalization import Normalization
 from .split import Data, Request
 from .tensors import TensorSplit
 
@@ -36,13 +35,13 @@ def load(request: Request) -> Data:
     require_pillow()
     folder = located(ARCHIVE, request.root, request.download, files=("wnids.txt",))
     classes = _classes(folder / "wnids.txt")
-    normalization = Normalization(MEAN, STD, device=request.device, channels_last=request.channels_last)
+    normalization = request.normalization(MEAN, STD)
 
     def split(paths: list[Path], labels: list[int]) -> TensorSplit:
         return TensorSplit(_decoded(paths, request.workers), torch.tensor(labels), normalization)
 
     train, test = _train(folder / "train", classes), _test(folder / "val", classes)  # check both before decoding either
-    return Data("tiny-imagenet", CLASSES, SIZE, channels=3, train=split(*train), validation=None, test=split(*test))
+    return Data("tiny-imagenet", CLASSES, (3, SIZE, SIZE), train=split(*train), validation=None, test=split(*test))
 
 
 def _classes(path: Path) -> dict[str, int]:

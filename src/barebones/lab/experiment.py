@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
 
-from ..data import DATA
+from ..data import DATA, check_name
 from ..files.header import typed
 from ..models import MODELS, SCHEMES
 from ..pruning.controls import CONTROLS, NONE
@@ -30,6 +30,8 @@ PRUNING = (  # fields that a dense run lacks
 )  # fmt: skip
 UNSET = (None, 0, False, NONE)
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
+
+LONGEST = 80  # characters of a network's or data set's name in the name of a folder
 
 # Fields that were added after runs had been recorded. A field at its value here is left out of the hash, so the
 # folders of all earlier runs keep their names. Every new field of `Experiment` must be listed here.
@@ -51,8 +53,12 @@ class Experiment:
     300
     """
 
-    model: str = _option("resnet50", f"Network: {', '.join(MODELS)}; or package.module:factory for your own.")
-    data: str = _option("cifar10", f"Data set: {', '.join(DATA)}.")
+    model: str = _option(
+        "resnet50", f"Network: {', '.join(MODELS)}; or package.module:factory or file.py:factory for your own."
+    )
+    data: str = _option(
+        "cifar10", f"Data set: {', '.join(DATA)}; or package.module:factory or file.py:factory for your own."
+    )
     method: str = _option("force", f"Pruning method: {', '.join(METHODS)}; or dense, for no pruning.")
     sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.")
     seed: int = _option(0, "Seed of the initial weights, the scoring batches and the order of training images.")
@@ -88,7 +94,6 @@ class Experiment:
             if kind in ("int", "float") and isinstance(value, int):
                 object.__setattr__(self, option.name, TYPES[kind](value))
         choices: dict[str, tuple[str, Iterable[str]]] = {
-            "data": ("data set", DATA),
             "method": ("method", (*METHODS, DENSE, FILE)),
             "init": ("initialization", SCHEMES),
             "control": ("control", CONTROLS),
@@ -100,6 +105,7 @@ class Experiment:
         for name, (kind, known) in choices.items():
             if (value := getattr(self, name)) is not None and value not in known:
                 raise ValueError(unknown(kind, value, known))
+        check_name(self.data)
         if not 0 <= self.sparsity < 1:
             hint = f"; did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
             raise ValueError(
@@ -202,10 +208,15 @@ def folder_of(settings: Mapping[str, Any]) -> str:
     """Return the name of the folder of a run from all its settings, also with a method that is not registered here."""
     hashed = {name: value for name, value in settings.items() if name not in LATER or value != LATER[name]}
     id = sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:10]
-    model = "".join(c if c.isalnum() or c in "-_." else "-" for c in settings["model"])
+    data, model = (_in_file_name(settings[name]) for name in ("data", "model"))
     control = "" if settings["control"] == NONE else f"-{settings['control']}"
     sparsity = "" if settings["method"] == DENSE else f"-{100 * settings['sparsity']:g}"
-    return f"{settings['data']}-{model}-{settings['method']}{control}{sparsity}-s{settings['seed']}-{id}"
+    return f"{data}-{model}-{settings['method']}{control}{sparsity}-s{settings['seed']}-{id}"
+
+
+def _in_file_name(name: str) -> str:
+    """Return the name of a network or data set for a file name; of a long one, such as a path, the end."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[-LONGEST:]
 
 
 def _option_name(name: str) -> str:

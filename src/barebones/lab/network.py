@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..data import Data
+from ..data import DATA, Data, Inputs
 from ..data import load as load_data
 from ..files.weights import dense_bytes
+from ..imports import is_code
 from ..masks import Scores
 from ..models import build, initialize
 from ..pruning.controls import redrawn
@@ -21,6 +22,7 @@ from ..pruning.round import Round
 from ..running import digest
 from ..running.modes import restored
 from ..running.rng import forked
+from ..words import shape_of
 from .experiment import Experiment
 from .options import RunOptions
 
@@ -38,14 +40,14 @@ class Network:
             torch.backends.cudnn.benchmark = True  # pays off: all batches but the last have one size
         self.data = cached_data(experiment.data, options.data_root, options.device, options.download)
         self.model = self.initial()
-        self.digest = digest.hexadecimal(self.model.parameters())  # of the initial weights
+        self.digest = beginning(self.model, self.data.digest)
         self._check()
         self.bytes = dense_bytes(self.model)  # raises for a network whose weights cannot be saved
 
     def initial(self, fresh: bool = False) -> nn.Module:
         """Build the network again, at the same initial weights; with `fresh`, its prunable weights are drawn anew."""
         experiment = self.experiment
-        model = initial_network(experiment, self.data.classes, self.data.size, self.data.channels)
+        model = initial_network(experiment, self.data.inputs)
         if fresh:
             model = redrawn(model, experiment.seed, experiment.init)
         if self.device.type == "cuda":
@@ -107,13 +109,38 @@ def scores(network: Network, experiment: Experiment, keep: int) -> Scores:
         return method.criterion(probe)
 
 
-def initial_network(experiment: Experiment, classes: int, size: int, channels: int) -> nn.Module:
-    """Build the experiment's network for images of this shape, on the CPU; its weights depend on the seed alone."""
+def initial_network(experiment: Experiment, inputs: Inputs) -> nn.Module:
+    """Build the experiment's network for such inputs, on the CPU; its weights depend on the seed alone."""
     with forked(torch.device("cpu"), seed=digest.text(experiment.seed, "build")):
-        model = build(experiment.model, classes, size, channels)
+        model = built(experiment.model, inputs)
     generator = torch.Generator("cpu").manual_seed(digest.text(experiment.seed, "init"))
     initialize(model, experiment.init, generator)
     return model
+
+
+def built(name: str, inputs: Inputs) -> nn.Module:
+    """Build the network of this name for such inputs."""
+    is_image = len(inputs.shape) == 3
+    if not is_image and not is_code(name):
+        shape = shape_of(inputs.shape)
+        raise ValueError(
+            f"{name} takes images, but the inputs have the shape {shape}; name a network of your own, file.py:factory"
+        )
+    size, channels = (min(inputs.shape[1:]), inputs.shape[0]) if is_image else (0, 0)
+    return build(name, inputs.classes, size, channels)
+
+
+def inputs_of(experiment: Experiment, options: RunOptions) -> Inputs:
+    """Return what the experiment's network has to take; data of the user's own is loaded for it."""
+    if experiment.data in DATA:
+        return DATA[experiment.data].inputs
+    return cached_data(experiment.data, options.data_root, options.device, options.download).inputs
+
+
+def beginning(model: nn.Module, data: str) -> str:
+    """Return what a run begins with: the digest of the initial weights and, for data of the user's own, of the data."""
+    weights = digest.hexadecimal(model.parameters())
+    return f"{weights}+{data}" if data else weights
 
 
 @lru_cache(maxsize=2)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import math
-import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import product
@@ -14,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .. import imports
 from ..pruning.methods import METHODS
-from ..words import did_you_mean, unknown
+from ..words import unknown
 from .experiment import DENSE, PRUNING, Experiment
 from .trust import check_trusted
 
@@ -74,7 +72,7 @@ def experiments(recipe: str, named: Collection[str] = (), trust: bool = False) -
       Its file may register methods of its own in `METHODS`; the workers of a sweep import it as well;
     - a `.toml` or `.json` file whose keys are fields of `Experiment`. A list stands for several values, and all
       combinations are run. Each table `[[grid]]` is a grid of its own, which adds to the keys above all tables. Its
-      networks must be in `MODELS` or `named`, unless the file is trusted, because others are code.
+      networks and data sets must be in `MODELS`, `DATA` or `named`, unless the file is trusted: others are code.
 
     >>> len(experiments("smoke"))
     8
@@ -85,6 +83,7 @@ def experiments(recipe: str, named: Collection[str] = (), trust: bool = False) -
         listed = list(_from_file(Path(recipe)))
         for experiment in listed:
             check_trusted(experiment.model, recipe, named, trust)
+            check_trusted(experiment.data, recipe, named, trust, "--data")
     elif ":" in recipe:
         listed = _called(recipe)
     else:
@@ -132,11 +131,8 @@ def _not_taken(method: str) -> tuple[str, ...]:
 
 def imported(source: str) -> ModuleType:
     """Import the module of a recipe, a name or the path of a Python file, and remember it for workers."""
-    if source.endswith(".py"):
-        source = str(Path(source).resolve())
-        module = _from_path(Path(source))
-    else:
-        module = importlib.import_module(source)
+    source = str(Path(source).resolve()) if source.endswith(".py") else source
+    module = imports.imported(source)
     if source not in IMPORTED:
         IMPORTED.append(source)
     return module
@@ -164,30 +160,11 @@ def _from_file(path: Path) -> Iterator[Experiment]:
 
 def _called(recipe: str) -> list[Experiment]:
     """Import a recipe's module and call its function, whose name follows the last colon."""
-    source, _, name = recipe.rpartition(":")
-    try:
-        module = imported(source)
-    except Exception as error:  # a user's file may raise anything
-        raise ValueError(f"the recipe {source} cannot be imported ({type(error).__name__}: {error})") from error
-    function = getattr(module, name, None)
+    function = imports.named(recipe, "recipe")
+    imported(recipe.rpartition(":")[0])
     if not callable(function):
-        functions = [key for key, value in vars(module).items() if callable(value)]
-        hint = did_you_mean(name, functions) or "; name one that returns experiments"
-        raise ValueError(f"{source} has no function {name!r}{hint}")
+        raise ValueError(f"{recipe} is no function; name one that returns experiments")
     try:
         return list(function())
     except Exception as error:
         raise ValueError(f"the recipe {recipe} failed ({type(error).__name__}: {error})") from error
-
-
-def _from_path(path: Path) -> ModuleType:
-    """Import a file, and make its folder importable as for a script, so that its models may be in files beside it."""
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(f"barebones_recipe_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module

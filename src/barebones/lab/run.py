@@ -38,7 +38,7 @@ def run(
     if options.again:
         emptied(path)
     if (ending := _ending(path, experiment, until)) is not None:
-        check_unchanged(path, experiment)
+        check_unchanged(path, experiment, options)
         if until == "prune":
             trouble.check(ending, options.on_collapse)
         return ending

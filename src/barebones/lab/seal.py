@@ -20,7 +20,7 @@ class Identity:
     """The run that a file belongs to."""
 
     run: str  # the name of its folder, which ends with the hash of all its settings
-    initial: str | None  # the digest of its initial weights; None in records that are older than seals
+    initial: str | None  # the digest of its initial weights, and of data of the user's own; None in old records
 
     def stamp(self, file: str) -> dict[str, Any]:
         """Return what a file of this name says about the run it belongs to."""
@@ -39,7 +39,8 @@ class Identity:
         if stamp["file"] != file:
             return f"is another file of this run, {printable(stamp['file'])}"
         if self.initial != stamp["initial"] and None not in (self.initial, stamp["initial"]):
-            return f"belongs to a run from other initial weights ({printable(stamp['initial'])}, not {self.initial})"
+            found = printable(stamp["initial"])
+            return f"belongs to a run from other initial weights or data ({found}, not {self.initial})"
         return ""
 
 

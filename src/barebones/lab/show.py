@@ -13,9 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..data import DATA
 from ..files.masks import load_masks
-from ..models import build
 from ..pruning.methods import METHODS
 from ..scope import prunable
 from ..words import printable
@@ -23,6 +21,7 @@ from . import trouble
 from .experiment import Experiment
 from .folder import finished, progress, recorded
 from .metrics import COUNTED, Line
+from .network import built, inputs_of
 from .options import RunOptions
 
 
@@ -76,10 +75,14 @@ def note(line: Line) -> str:
 
 
 def dry_run(requested: Experiment, options: RunOptions) -> Iterator[Table | str]:
-    """Yield a table and sentences about what a run would do, without reading data or writing anything."""
+    """Yield a table and sentences about what a run would do, without writing anything.
+
+    Data is read only if it is the user's own, whose form is not known before.
+    """
     experiment = requested.resolved(options.device)
+    inputs = inputs_of(experiment, options)
     yield settings(experiment, requested)
-    weights = sum(p.numel() for p in prunable(build(experiment.model, *DATA[experiment.data].dimensions)).values())
+    weights = sum(p.numel() for p in prunable(built(experiment.model, inputs)).values())
     keep = round((1 - experiment.sparsity) * weights)
     if keep == 0:
         raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")

@@ -162,7 +162,7 @@ class Stages:
     def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
         numbers, dead = _account(self.model, masks, self.data)
         about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
-        about |= {"collapsed": collapsed or dead, "account": numbers}
+        about |= {"collapsed": collapsed or dead, "account": numbers, "inputs": asdict(self.data.inputs)}
         maskfile.save_masks(masks, self.folder.path / MASK, **about, **self._stamp(MASK))
 
     def _copy_mask(self, source: Path | None) -> None:
@@ -172,6 +172,7 @@ class Stages:
         if maskfile.masks_digest(maskfile.load_masks(source)[0]) != self.experiment.mask:
             raise ValueError(f"{source} has changed since it was read; start again")
         masks, about = maskfile.load_masks(source, self.model)  # raises if they do not match the model
+        about |= {"inputs": asdict(self.data.inputs)}
         maskfile.save_masks(masks, self.folder.path / MASK, **about | self._stamp(MASK))
 
     def train(self, masks: Masks, about: dict[str, Any]) -> Steps:

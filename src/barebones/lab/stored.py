@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..data import DATA
+from ..data import DATA, Inputs
+from ..data import load as load_data
 from ..files.masks import load_masks, masks_digest
 from ..files.weights import load_weights
 from ..masks import Masks
@@ -18,10 +20,15 @@ from ..scope import prunable
 from ..words import printable
 from .experiment import DENSE, FILE, Experiment
 from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, explained, finished, load_mask, progress, recorded, verified
-from .network import initial_network
+from .forms import misfit
+from .network import beginning, cached_data, initial_network
+from .network import inputs_of as network_inputs
+from .options import RunOptions
 from .trust import check_trusted
 
 FINDING = ("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision")  # how masks are found
+INPUTS = {"classes": "int", "shape": "list[int]", "dtype": "str"}
+MOST = 100_000_000  # classes or numbers in an input that a file may name
 SETTLED = (
     *FINDING,
     "loss",
@@ -46,7 +53,7 @@ def load(
     if source.is_dir():
         return trained(source, model, data, trust)
     experiment = experiment_for_mask(source, {k: v for k, v in (("model", model), ("data", data)) if v}, trust)
-    network = initial(experiment)
+    network = initial_network(experiment, inputs_of(experiment, source, [data], trust))
     return experiment, network, load_masks(source, network)[0]
 
 
@@ -93,7 +100,7 @@ def trained(
             f"the run in {folder} is not finished ({progress(folder)}); finish it, or name its {MASK} "
             "for the network before training"
         )
-    network, path = initial(experiment), folder / WEIGHTS
+    network, path = initial_network(experiment, inputs_of(experiment, folder, [data], trust)), folder / WEIGHTS
     masks, _ = load_mask(folder, owner, network)
     verified(path, owner)
     with explained(path):
@@ -106,29 +113,44 @@ def trained(
     return experiment, network, masks
 
 
-def initial(experiment: Experiment) -> nn.Module:
-    """Return the experiment's network at its initial weights, on the CPU."""
-    data = DATA[experiment.data]
-    return initial_network(experiment, data.classes, data.size, data.channels)
+def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None] = (), trust: bool = False) -> Inputs:
+    """Return what the network of a mask file or run has to take.
+
+    For data of the user's own the file says it. If not, the data is loaded, which needs trust: the file names code.
+    """
+    if experiment.data in DATA:
+        return DATA[experiment.data].inputs
+    about = load_masks(source / MASK if source.is_dir() else source)[1]
+    found = about.get("inputs")
+    if found is not None and (source.is_dir() or (about.get("experiment") or {}).get("data") == experiment.data):
+        if misfit(found, INPUTS) or not (0 < found["classes"] <= MOST and 0 < math.prod(found["shape"]) <= MOST):
+            raise ValueError(f"{source} does not say what inputs its network takes; name the data set with --data")
+        return Inputs(found["classes"], tuple(found["shape"]), found["dtype"])
+    check_trusted(experiment.data, source, named, trust, "--data")
+    return load_data(experiment.data).inputs
 
 
-def check_unchanged(folder: Path, experiment: Experiment) -> None:
-    """Raise a `ValueError` if the experiment's network is not the one that the run in this folder began with."""
-    known, network = recorded(folder, experiment)[1].initial, initial(experiment)
-    if known in (None, digest.hexadecimal(network.parameters())):
+def check_unchanged(folder: Path, experiment: Experiment, options: RunOptions) -> None:
+    """Raise a `ValueError` if the experiment's network or data is not what the run in this folder began with."""
+    known, data = recorded(folder, experiment)[1].initial, ""
+    if experiment.data not in DATA:
+        data = cached_data(experiment.data, options.data_root, options.device, options.download).digest
+    network = initial_network(experiment, network_inputs(experiment, options))
+    if known in (None, beginning(network, data)):
         return
+    what, change = experiment.model, "its initial weights are others"
     before = (finished(folder, experiment) or load_mask(folder, recorded(folder)[1])[1])["prunable"]
     now = sum(weight.numel() for weight in prunable(network).values())
-    change = "its initial weights are others"
-    if before != now:
+    if known.partition("+")[2] != data:
+        what, change = experiment.data, "its digest is another"
+    elif before != now:
         change = f"it had {before:,} prunable weights and has {now:,}"
     raise ValueError(
-        f"{experiment.model} has changed since {folder} was written ({change}); "
-        "delete that folder, or pass --again to run anew, or give the network another name"
+        f"{what} has changed since {folder} was written ({change}); "
+        "delete that folder, or pass --again to run anew, or give it another name"
     )
 
 
-def example(experiment: Experiment, batch: int = 2) -> Tensor:
-    """Return random images in the shape of the experiment's images; they are the same in every call."""
-    data = DATA[experiment.data]
-    return torch.randn(batch, data.channels, data.size, data.size, generator=torch.Generator("cpu").manual_seed(0))
+def example(experiment: Experiment, source: Path, batch: int = 2) -> Tensor:
+    """Return random inputs for the network that `load` has loaded from this source; they are the same in every call."""
+    return inputs_of(experiment, source, trust=True).example(batch)

@@ -11,7 +11,8 @@ from time import monotonic
 import torch
 from rich.console import Console
 
-from ..data import load
+from ..data import DATA, load
+from ..imports import is_code
 from ..models import MODELS, build
 from ..words import printable
 from . import records
@@ -108,8 +109,9 @@ def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed
     jobs = [Job(resolved) for resolved in dict.fromkeys(each.resolved(options.device) for each in experiments)]
     for job in jobs:
         row = _look(job, options)
-        if job.state == SKIPPED and job.experiment.model not in MODELS:  # its code may have changed since
-            check_unchanged(options.runs / job.folder, job.experiment)
+        own = job.experiment.model not in MODELS or job.experiment.data not in DATA
+        if job.state == SKIPPED and own:  # its code or data may have changed since
+            check_unchanged(options.runs / job.folder, job.experiment, options)
         if retry_failed and row is not None and row["status"] == records.FAILED:
             job.state, job.reason = QUEUED, ""
     return jobs
@@ -131,7 +133,7 @@ def _check(experiments: Sequence[Experiment], options: RunOptions) -> None:
     if options.on_gpu and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; use --device cpu")
     for model in dict.fromkeys(experiment.model for experiment in experiments):
-        if ":" not in model and model not in MODELS:
+        if not is_code(model) and model not in MODELS:
             build(model, classes=10, size=32)  # raises, and lists the networks that exist
     for data in dict.fromkeys(experiment.data for experiment in experiments):
         load(data, options.data_root, download=options.download)  # downloads once, not in each process

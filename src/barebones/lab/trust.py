@@ -6,13 +6,20 @@ import shlex
 from collections.abc import Collection
 from pathlib import Path
 
+from ..imports import is_code
 from ..words import printable
 
 
-def check_trusted(model: str, source: Path | str, named: Collection[str | None] = (), trust: bool = False) -> None:
-    """Raise a `ValueError` if a file names a network that is not in `MODELS`, unless it is in `named` or trusted.
+def check_trusted(
+    code: str,
+    source: Path | str,
+    named: Collection[str | None] = (),
+    trust: bool = False,
+    option: str = "--model",
+) -> None:
+    """Raise a `ValueError` if a file names a network or data set that is code, unless it is in `named` or trusted.
 
-    To build such a network is to import and run whatever the file names, so this comes before it.
+    To use it is to import and run whatever the file names, so this comes before it.
 
     >>> check_trusted("vgg19", "mask"), check_trusted("helpers:net", "mask", named=["helpers:net"])
     (None, None)
@@ -21,9 +28,9 @@ def check_trusted(model: str, source: Path | str, named: Collection[str | None] 
     ValueError: mask asks to import and run helpers:net; if you trust that code, pass --model helpers:net, or --trust
     to run whatever the file names
     """
-    if ":" in model and model not in named and not trust:
-        code = printable(model)
+    if is_code(code) and code not in named and not trust:
+        shown = printable(code)
         raise ValueError(
-            f"{source} asks to import and run {code}; if you trust that code, pass --model {shlex.quote(code)}, or "
+            f"{source} asks to import and run {shown}; if you trust that code, pass {option} {shlex.quote(shown)}, or "
             "--trust to run whatever the file names"
         )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from torch import nn
 
-from ..words import did_you_mean, unknown
+from ..imports import is_code, made
+from ..words import unknown
 from .init import SCHEMES, initialize
 from .mobilenet import MobileNetV2
 from .resnet import ResNet
@@ -69,51 +67,22 @@ MODELS: dict[str, Architecture] = {
 
 
 def build(name: str, classes: int, size: int, channels: int = 3) -> nn.Module:
-    """Build the network of that name in `MODELS`, or the network that the factory "package.module:factory" returns.
+    """Build the network of that name in `MODELS`, or the one that a factory of your own returns.
 
-    A factory of your own receives the number of classes if it has a parameter `classes`, `num_classes` or
+    Such a factory is named as "package.module:factory" or "path/to/file.py:factory".
+
+    It receives the number of classes if it has a parameter `classes`, `num_classes` or
     `n_classes`, or if it needs exactly one argument. The weights are those of torch's default initialization; use
     `initialize` to change them.
 
     >>> build("resnet50", classes=10, size=32).conv1.kernel_size, build("resnet50", 1000, 224).conv1.kernel_size
     ((3, 3), (7, 7))
     """
-    if ":" in name:
-        return _imported(name, classes)
-    if name not in MODELS:
-        raise ValueError(f"{unknown('model', name, MODELS)}, or package.module:factory for one of your own")
-    return MODELS[name].factory(classes, size, channels)
-
-
-def _imported(name: str, classes: int) -> nn.Module:
-    path, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(path)
-    except Exception as error:  # the user's module may raise anything
-        not_found = isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")
-        hint = "; add its folder to PYTHONPATH" if not_found else ""
-        raise ValueError(f"the model {name} cannot be imported ({type(error).__name__}: {error}){hint}") from error
-    try:
-        factory = attrgetter(attribute)(module)
-    except AttributeError as error:
-        raise ValueError(f"{path} has no {attribute!r}{did_you_mean(attribute, vars(module))}") from error
-    if isinstance(factory, nn.Module) or not callable(factory):
-        kind = type(factory).__name__
-        raise ValueError(f"{name} is of type {kind}; name a function or a class that returns an nn.Module")
-    signature = inspect.signature(factory)
-    keywords = [word for word in ("classes", "num_classes", "n_classes") if word in signature.parameters]
-    for args, kwargs in [*(((), {keyword: classes}) for keyword in keywords), ((), {}), ((classes,), {})]:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError:
-            continue
-        try:
-            model = factory(*args, **kwargs)
-        except (Exception, SystemExit) as error:  # the user's factory, too
-            raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
+    if is_code(name):
+        model = made(name, "model", dict.fromkeys(("classes", "num_classes", "n_classes"), classes), "an nn.Module")
         if not isinstance(model, nn.Module):
             raise ValueError(f"{name} returned {type(model).__name__}; a factory must return an nn.Module")
         return model
-    raise ValueError(
-        f"{name}{signature} needs more arguments than the number of classes; name a factory that needs no others"
-    )
+    if name not in MODELS:
+        raise ValueError(f"{unknown('model', name, MODELS)}, or package.module:factory for one of your own")
+    return MODELS[name].factory(classes, size, channels)

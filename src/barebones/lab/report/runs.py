@@ -15,12 +15,13 @@ from ...accounting import LayerAccount, account
 from ...data import DATA
 from ...files.masks import load_masks
 from ...masks import Masks
-from ...models import MODELS, build
+from ...models import MODELS
 from ..experiment import DENSE, Experiment
 from ..folder import CHECKPOINT, EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
 from ..looks import look, titled
 from ..metrics import COUNTED, METRICS, Line, finite
 from ..metrics import read as read_metrics
+from ..network import built
 from ..records import DONE, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
 from ..seal import Identity
 from ..stored import SETTLED
@@ -196,8 +197,9 @@ def _effective_layers(masks: Masks, settings: Row) -> list[LayerAccount]:
     """Return the layers with their effective weights, by following the network on the CPU."""
     if settings["model"] not in MODELS:  # a run folder may come from a stranger, so its code is not imported
         raise ValueError("the network is not one of barebones's own, so its layers are not followed here")
-    data = DATA[settings["data"]]
-    example = torch.zeros(1, data.channels, data.size, data.size)
+    if settings["data"] not in DATA:
+        raise ValueError("the data set is not one of barebones's own, so the layers are not followed here")
+    example = torch.zeros(1, *DATA[settings["data"]].inputs.shape)
     return account(_network(settings["model"], settings["data"]), masks, example).layers
 
 
@@ -205,7 +207,7 @@ def _effective_layers(masks: Masks, settings: Row) -> list[LayerAccount]:
 def _network(model: str, data: str) -> nn.Module:
     """Return the network with arbitrary weights: only its structure matters."""
     with torch.random.fork_rng(devices=[]):
-        return build(model, *DATA[data].dimensions)
+        return built(model, DATA[data].inputs)
 
 
 def _series(stage: str, lines: Sequence[Line]) -> Row | None:

@@ -10,11 +10,12 @@ import torch
 from ...data import DATA
 from ...lab import plots
 from ...lab.figures import Figure
+from ...lab.network import built
 from ...lab.options import RunOptions
 from ...lab.plots import Cell
 from ...lab.sources import SCALES, Analysis, Settings
 from ...lab.tidy import Row, Rows, grouped
-from ...models import build, parameter_table
+from ...models import parameter_table
 from ..accuracies import OURS, PAPER
 from ..numbers import PARAMETERS
 
@@ -28,7 +29,7 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
     """Compute the percentages of weights per layer type and the number of parameters, without allocating any."""
     for data, model in settings["pairs"]:
         with torch.device("meta"):
-            shares = parameter_table(build(model, *DATA[data].dimensions))
+            shares = parameter_table(built(model, DATA[data].inputs))
         yield {"source": OURS, "data": data, "model": model, **shares._asdict()}
 
 

@@ -1,0 +1,97 @@
+"""Code of the user's own, by its name: package.module:function, or path/to/file.py:function."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from hashlib import sha256
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from .words import did_you_mean, first_line
+
+SHORTHANDS = ("timm", "images")  # not modules: timm:NAME is a network of timm, images:PATH a folder of images
+
+
+def is_code(name: str) -> bool:
+    """Return whether a network, data set or recipe of this name is code that has to be imported and run.
+
+    >>> is_code("vgg19"), is_code("timm:vit_tiny_patch16_224"), is_code("mynet.py:net"), is_code("package.nets:net")
+    (False, False, True, True)
+    """
+    return ":" in name and name.partition(":")[0] not in SHORTHANDS
+
+
+def imported(source: str) -> ModuleType:
+    """Import a module by its name, or a Python file by its path; each once in a process."""
+    return _from_file(Path(source).resolve()) if source.endswith(".py") else importlib.import_module(source)
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Import a file, and make its folder importable as for a script, so that it may import files beside it."""
+    name = f"barebones_file_{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look for it there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def named(name: str, kind: str) -> Any:
+    """Import and return what "source:attribute" names; `kind` says in errors what it is for."""
+    source, _, attribute = name.rpartition(":")
+    if source.endswith(".py") and not Path(source).is_file():
+        raise ValueError(f"there is no file {source} for the {kind} {name}; check its path")
+    try:
+        module = imported(source)
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        not_found = isinstance(error, ModuleNotFoundError) and f"{source}.".startswith(f"{error.name}.")
+        hint = "; add its folder to PYTHONPATH, or name its file: path/to/file.py:function" if not_found else ""
+        raise ValueError(f"the {kind} {name} cannot be imported ({type(error).__name__}: {error}){hint}") from error
+    try:
+        return attrgetter(attribute)(module)
+    except AttributeError as error:
+        raise ValueError(f"{source} has no {attribute!r}{did_you_mean(attribute, vars(module))}") from error
+
+
+def made(name: str, kind: str, offered: Mapping[str, Any], returns: str) -> Any:
+    """Call the function or class of that name and return what it makes.
+
+    It gets the first of the offered arguments that it has a parameter for. If it has none of them, it is called without
+    arguments, or with the first one if it needs exactly one. `returns` says in errors what it has to return.
+    """
+    factory = named(name, kind)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise ValueError(
+            f"{name} is of type {type(factory).__name__}; name a function or a class that returns {returns}"
+        )
+    signature = inspect.signature(factory)
+    keywords = [word for word in offered if word in signature.parameters]
+    first = next(iter(offered))
+    for args, kwargs in [*(((), {word: offered[word]}) for word in keywords), ((), {}), ((offered[first],), {})]:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError:
+            continue
+        try:
+            return factory(*args, **kwargs)
+        except (Exception, SystemExit) as error:  # the user's factory, too
+            raise ValueError(f"{name} raised {type(error).__name__}: {first_line(error)}") from error
+    raise ValueError(f"{name}{signature} needs more arguments than {first}; name a factory that needs no others")

@@ -1,0 +1,227 @@
+"""Data of the user's own: what a factory may return, what it may not, and that its items are read repeatably."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from barebones import data
+from barebones.data import own
+
+FORKS = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # Python 3.12 warns about torch's forks
+GENERATOR = torch.Generator().manual_seed(0)
+PIXELS = torch.randint(256, (40, 3, 6, 5), generator=GENERATOR, dtype=torch.uint8)
+FLOATS = torch.randn(40, 7, generator=GENERATOR)
+TARGETS = torch.arange(40) % 4
+GOOD, IMAGES = (FLOATS, TARGETS), (PIXELS, TARGETS)
+
+
+def items(*values):
+    """A Dataset of these items."""
+    kind = type("Items", (Dataset,), {"__len__": lambda self: len(values), "__getitem__": lambda self, i: values[i]})
+    return kind()
+
+
+class Random(Dataset):
+    """Items that use all random generators."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.tensor([random.random(), np.random.rand(), float(torch.rand(())), index]), index % 4
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Return a function that loads data as if a factory had returned it."""
+
+    def load(returned, **options):
+        monkeypatch.setattr(own, "made", lambda *words: returned)
+        return data.load("mine:data", **options)
+
+    return load
+
+
+def everything(split: data.Split, batch: int = 7, **options) -> tuple[Tensor, Tensor]:
+    inputs, labels = zip(*split.epoch(batch, **options), strict=True)
+    return torch.cat(inputs), torch.cat(labels)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "lists", "arrays", "Dataset", "Dataset of numbers", "double", "half"])
+def test_floats_are_used_as_they_are(kind, loaded):
+    given = {
+        "tensors": GOOD,
+        "lists": list(GOOD),
+        "arrays": (FLOATS.numpy(), TARGETS.numpy()),
+        "Dataset": TensorDataset(*GOOD),
+        "Dataset of numbers": items(*((values.tolist(), int(target)) for values, target in zip(*GOOD, strict=True))),
+        "double": (FLOATS.double(), TARGETS.to(torch.uint8)),
+        "half": (FLOATS.half().float(), TARGETS),
+    }[kind]
+    read = loaded((given, given))
+    assert read.inputs == data.Inputs(4, (7,))
+    assert read.validation is None
+    inputs, labels = everything(read.test)
+    assert torch.equal(inputs, FLOATS.half().float() if kind == "half" else FLOATS)
+    assert torch.equal(labels, TARGETS)
+    augmented = everything(read.train, augment=True)[0]
+    assert torch.equal(augmented, inputs)
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+@pytest.mark.parametrize("given", [{}, {"mean": [0.1, 0.2, 0.3], "std": (1, 2, 3)}])
+def test_bytes_are_normalized_by_the_training_images(as_dataset, given, loaded):
+    parts = {"train": (PIXELS, TARGETS), "test": (PIXELS[:9], TARGETS[:9]), "validation": (PIXELS[:3], TARGETS[:3])}
+    read = loaded({**{k: TensorDataset(*v) if as_dataset else v for k, v in parts.items()}, **given})
+    assert read.inputs == data.Inputs(4, (3, 6, 5))
+    scaled = PIXELS.double() / 255
+    mean, std = scaled.mean((0, 2, 3)), scaled.std((0, 2, 3), correction=0)
+    if given:
+        mean, std = (torch.tensor(given[name], dtype=torch.float64) for name in ("mean", "std"))
+    expected = ((scaled - mean.view(3, 1, 1)) / std.view(3, 1, 1)).float()
+    torch.testing.assert_close(everything(read.train)[0], expected)
+    torch.testing.assert_close(everything(read.test)[0], expected[:9])
+    torch.testing.assert_close(everything(read.validation)[0], expected[:3])
+
+
+def test_grey_images_get_a_channel_and_a_constant_one_stays_finite(loaded):
+    flat = torch.full((40, 6, 5), 9, dtype=torch.uint8)
+    read = loaded(((flat, TARGETS), (PIXELS[:, 0], TARGETS)))
+    assert read.shape == (1, 6, 5)
+    assert everything(read.train)[0].unique().tolist() == [0.0]
+    assert everything(read.test)[0].isfinite().all()
+
+
+def test_words_stay_integers(loaded):
+    words = torch.randint(100, (40, 12), generator=GENERATOR, dtype=torch.int32)
+    read = loaded(((words, TARGETS), TensorDataset(words, TARGETS)))
+    assert read.inputs == data.Inputs(4, (12,), "int64")
+    assert torch.equal(everything(read.test)[0], words.long())
+    assert not read.inputs.example(3).any()
+
+
+@FORKS
+def test_random_items_depend_on_the_epoch_and_the_index_only(loaded):
+    read = loaded({"train": Random(), "test": Random(), "classes": 4})
+    before = torch.get_rng_state(), random.getstate()
+    epochs = [everything(read.train, 7, seed=1, number=n, augment=True, shuffle=True) for n in (0, 1, 0)]
+    torch.rand(5), random.random(), np.random.rand()
+    rest = everything(read.train, 7, seed=1, number=0, augment=True, shuffle=True, skip=3)[0]
+    assert torch.equal(rest, epochs[0][0][21:])
+    assert torch.equal(epochs[0][0], epochs[2][0])
+    assert not torch.equal(epochs[0][0].sort(0).values[:, :3], epochs[1][0].sort(0).values[:, :3])
+    assert torch.equal(everything(read.test)[0], everything(read.test, 3)[0])
+    with_workers = loaded({"train": Random(), "test": Random(), "classes": 4, "workers": 2})
+    assert torch.equal(everything(with_workers.train, 7, seed=1, number=0, augment=True, shuffle=True)[0], epochs[0][0])
+    torch.set_rng_state(before[0]), random.setstate(before[1])
+    everything(read.train, augment=True)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+def test_the_digest_tells_whether_the_data_has_changed(loaded):
+    changed = FLOATS.clone()
+    changed[39, 6] += 1e-6
+    sets = [GOOD, (changed, TARGETS), (FLOATS, TARGETS.flip(0)), (FLOATS[:39], TARGETS[:39])]
+    digests = [loaded((each, GOOD)).digest for each in [*sets, *(TensorDataset(*each) for each in sets)]]
+    digests += [loaded((GOOD, sets[1])).digest, loaded({"train": GOOD, "test": GOOD, "validation": GOOD}).digest]
+    assert len({*digests}) == len(digests)
+    assert loaded((GOOD, GOOD)).digest == digests[0]
+    assert not data.load("digits").digest
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+class Image:
+    def convert(self, mode):
+        return self
+
+
+WRONG = {
+    "returned NoneType; a factory must return (train, test), each": None,
+    "returned 2 values": GOOD,
+    "returned 3 values": (GOOD, GOOD, GOOD),
+    "returned no test data": {"train": GOOD},
+    "a dict with 'tset'; did you mean 'test'?": {"train": GOOD, "tset": GOOD},
+    "the test of mine:data is of type tuple; return a Dataset": (GOOD, (FLOATS, None)),
+    "the train of mine:data is of type Numbers; return a Dataset with a length": (Numbers(), GOOD),
+    "the train of mine:data is of type DataLoader": (DataLoader(TensorDataset(*GOOD)), GOOD),
+    "the train of mine:data is empty": ((FLOATS[:0], TARGETS[:0]), GOOD),
+    "the test of mine:data is empty": (GOOD, items()),
+    "needs one whole number, that of its class, for each input": (GOOD, (FLOATS[:3], TARGETS)),
+    "and targets of 40 float32": (GOOD, (FLOATS, TARGETS.float())),
+    "and targets of 40×1 int64": (GOOD, (FLOATS, TARGETS[:, None])),
+    "has inputs of 6 float32, but those of train are 7 float32": (GOOD, (FLOATS[:, :6], TARGETS)),
+    "has inputs of 7 int64, but those of train are 7 float32": (GOOD, (FLOATS.long(), TARGETS)),
+    "has the target 4; classes are numbered from 0 to 3": (GOOD, (FLOATS, TARGETS + 1)),
+    "has the target -1; classes": (GOOD, (FLOATS, TARGETS - 1)),
+    "bytes of shape 7; images are channels": ((FLOATS.byte(), TARGETS), GOOD),
+    "has complex inputs": ((FLOATS + 0j, TARGETS), GOOD),
+    "has 1 classes; it needs two or more": ((FLOATS, TARGETS * 0), GOOD),
+    "has 'ten' classes": {"train": GOOD, "test": GOOD, "classes": "ten"},
+    "workers of mine:data is -1": {"train": GOOD, "test": GOOD, "workers": -1},
+    "returned one of mean and std": {"train": GOOD, "test": GOOD, "mean": [1]},
+    "mean and std, which are for bytes": {"train": GOOD, "test": GOOD, "mean": [1], "std": [1]},
+    "one number for each of 3 channels": {"train": IMAGES, "test": IMAGES, "mean": [1], "std": [1]},
+    "item 0 of train of mine:data is of type Tensor; it must be a pair": {"train": FLOATS, "test": GOOD},
+    "item 1 of train of mine:data raised KeyError: 1": (
+        type("Broken", (Dataset,), {"__len__": lambda s: 3, "__getitem__": lambda s, i: {0: (FLOATS[0], 1)}[i]})(),
+        GOOD,
+    ),
+    "input of type Image, which is no tensor; add a transform": (items((Image(), 0)), GOOD),
+    "the target of item 0 of train of mine:data is 0.5; it must be the number": (items((FLOATS[0], 0.5)), GOOD),
+    "the target of item 0 of train of mine:data is 'cat'": (items((FLOATS[0], "cat")), GOOD),
+    "the target of item 1 of train of mine:data is -1": (items((FLOATS[0], 1), (FLOATS[0], -1)), GOOD),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_a_factory_may_not_return(message, loaded):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        loaded(WRONG[message])
+    assert "\n" not in str(error.value)
+
+
+def test_items_are_checked_as_they_are_read(loaded):
+    good = (FLOATS[0], 1)
+    for wrong, message in {
+        (FLOATS[0, :6], 1): "item 1 of test of mine:data is 6 float32, but the first input is 7 float32",
+        (FLOATS[0], 2): "the target of item 1 of test of mine:data is 2; classes are numbered from 0 to 1",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            list(loaded({"train": items(good, good), "test": items(good, wrong), "classes": 2}).test.epoch(2))
+
+
+def test_a_factory_in_a_file_or_a_module_gets_the_root_if_it_asks_for_it(tmp_path, monkeypatch):
+    path = tmp_path / "data_of_mine.py"
+    path.write_text(
+        "import torch\n"
+        "def plain(): return rooted('.')\n"
+        "def rooted(root):\n"
+        "    assert str(root) == ('.' if root == '.' else 'there')\n"
+        "    return (torch.eye(4), torch.arange(4)), (torch.eye(4), torch.arange(4))\n"
+        "def failing(): raise RuntimeError('no disk')\n"
+        "def needy(a, b): pass\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in (f"{path}:plain", "data_of_mine:plain", f"{path}:rooted"):
+        assert data.load(name, root="there").classes == 4
+    for name, message in {
+        "failing": "raised RuntimeError: no disk",
+        "needy": r"needy\(a, b\) needs more arguments than root",
+        "number": "is of type int; name a function or a class that returns .train, test.",
+        "plane": "has no 'plane'; did you mean 'plain'",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            data.load(f"{path}:{name}")
+    with pytest.raises(ValueError, match=r"there is no file no.py for the data set no.py:plain; check its path"):
+        data.load("no.py:plain")

@@ -1,0 +1,165 @@
+"""Runs with networks and data of the user's own: files, resuming, changes that are noticed, trust, and the docs."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lab_runs import assert_same_run, interrupted
+from rich.console import Console
+
+from barebones.lab import network, recipes, stored
+from barebones.lab.experiment import Experiment
+from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.sweep import sweep
+
+PAGE = Path(__file__).parents[2] / "docs" / "your-data.md"
+SNIPPETS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+MARK = "from pathlib import Path\nPath('ran').touch()\n"
+
+
+@pytest.fixture
+def page(command, tmp_path) -> Path:
+    """Write the files of the page into the working folder of `command`, and return it; no file is imported yet."""
+    for name, text in SNIPPETS.items():
+        (tmp_path / name).write_text(text)
+    forget()
+    return tmp_path
+
+
+def forget() -> None:
+    """Make files and data unknown to this process, as to a new one."""
+    for name in [name for name in sys.modules if name.startswith("barebones_file_") or f"{name}.py" in SNIPPETS]:
+        del sys.modules[name]
+    network.cached_data.cache_clear()
+
+
+def experiment(data: str = "mydata.py:blobs", model: str = "mynet.py:mlp", **settings) -> Experiment:
+    return Experiment(model, data, "force", 0.8, rounds=3, epochs=2, batch=128, **settings).resolved()
+
+
+@pytest.mark.parametrize("data", ["mydata.py:blobs", "mydata:blobs", "noisy.py:noisy_blobs"])
+def test_the_examples_of_the_page_learn(data, page, command):
+    words = ["--model", "mynet.py:mlp", "--sparsity", 0.8, "--rounds", 10, "--epochs", 5, "--device", "cpu"]
+    done = command("run", "--data", data, *words)
+    assert done.code == 0, done.err
+    assert float(re.search(r"last epoch: ([\d.]+)%", done.out)[1]) > 70
+    (folder,) = (path for path in Path("runs").iterdir() if path.is_dir())
+    assert folder.name.startswith(f"{data.replace(':', '-')}-mynet.py-mlp-force-80-s0-")
+
+
+@pytest.mark.parametrize("data", ["mydata.py:blobs", "noisy.py:noisy_blobs"])
+def test_a_run_that_was_stopped_ends_the_same(data, page, tmp_path):
+    options, undisturbed = (RunOptions(tmp_path / name, save_every=0) for name in ("stopped", "undisturbed"))
+    chosen = experiment(data)
+    for stop in (1, 5, 3):
+        interrupted(chosen, options, stop)
+        network.cached_data.cache_clear()
+    result_of(run(chosen, options))
+    result_of(run(chosen, undisturbed))
+    assert_same_run(options.folder(chosen), undisturbed.folder(chosen))
+
+
+@pytest.mark.parametrize("stop", [None, 5], ids=["finished", "unfinished"])
+@pytest.mark.parametrize(
+    ("file", "before", "after", "message"),
+    [
+        ("mydata.py", "2 * torch", "3 * torch", r"mydata.py:blobs has changed since .*--again"),
+        ("mydata.py", "500", "400", r"mydata.py:blobs has changed since"),
+        ("mynet.py", "64", "65", r"mynet.py:mlp has changed since .*it had 704 prunable weights and has 715"),
+    ],
+)
+def test_changed_data_and_networks_are_noticed(stop, file, before, after, message, page):
+    options, chosen = RunOptions(page / "runs", save_every=0), experiment()
+    interrupted(chosen, options, stop) if stop else result_of(run(chosen, options))
+    forget()
+    Path(file).write_text(SNIPPETS[file].replace(before, after))
+    with pytest.raises(ValueError, match="from other initial weights or data" if stop else message):
+        result_of(run(chosen, options))
+    if not stop:
+        with pytest.raises(ValueError, match=message):
+            sweep([chosen], options, console=Console(quiet=True))
+    forget()
+    assert result_of(run(chosen, replace(options, again=True)))["test"]["top1"] > 0.5
+
+
+def test_a_mask_file_says_what_its_network_takes(page, command, mistake):
+    mark = MARK + SNIPPETS["mydata.py"]
+    words = ["--sparsity", 0.5, "--rounds", 2, "--model", "mynet.py:mlp", "--data", "mydata.py:blobs"]
+    assert command("prune", *words, "-o", "mask", "--device", "cpu").code == 0
+    Path("mydata.py").write_text(mark)
+    forget()
+    assert command("shrink", "mask", "--model", "mynet.py:mlp", "--json").code == 0
+    assert command("export", "mask", "--model", "mynet.py:mlp", "-o", "x.safetensors").code == 0
+    assert not Path("ran").exists()
+    ask = "asks to import and run mydata.py:blobs; if you trust that code, pass --data mydata.py:blobs, or --trust"
+    mistake(ask, "train", "--mask", "mask", "--model", "mynet.py:mlp", "--device", "cpu")
+    Path("grid.toml").write_text("model = 'small-vgg'\ndata = 'mydata.py:blobs'\n")
+    mistake(ask, "sweep", "grid.toml", "--dry-run", "--device", "cpu")
+    assert command("sweep", "grid.toml", "--dry-run", "--data", "mydata.py:blobs", "--device", "cpu").code == 0
+    assert not Path("ran").exists()
+    for way in (["--data", "mydata.py:blobs"], ["--trust"]):
+        done = command("train", "--mask", "mask", "--model", "mynet.py:mlp", *way, "--epochs", 1, "--device", "cpu")
+        assert done.code == 0, done.err
+        assert Path("ran").exists()
+        shutil.rmtree("runs")
+        Path("ran").unlink()
+        forget()
+    assert recipes.experiments("grid.toml", ["mydata.py:blobs"])[0].data == "mydata.py:blobs"
+
+
+def test_a_finished_run_can_be_loaded_without_its_data(page):
+    options = RunOptions(page / "runs")
+    result_of(run(experiment(), options))
+    Path("mydata.py").unlink()
+    folder = options.folder(experiment())
+    found, model, _ = stored.load(folder, model="mynet.py:mlp")
+    assert model(stored.example(found, folder)).shape == (2, 3)
+    assert torch.equal(stored.example(found, folder), stored.example(found, folder))
+
+
+def test_wrong_names_are_said_in_one_line(page, mistake):
+    words = ["run", "--device", "cpu", "--model", "mynet.py:mlp", "--data"]
+    mistake("there is no data set 'mydata'", *words, "mydata")
+    mistake("there is no data set 'timm:blobs'", *words, "timm:blobs")
+    mistake("there is no file nodata.py", *words, "nodata.py:blobs")
+    mistake("mydata.py has no 'blob'; did you mean 'blobs'?", *words, "mydata.py:blob")
+    mistake("cannot be imported (ModuleNotFoundError", *words, "nodata:blobs")
+    mistake(
+        "small-vgg takes images, but the inputs have the shape 8", *words, "mydata.py:blobs", "--model", "small-vgg"
+    )
+    mistake("gives outputs of shape (2, 1, 8, 10) for 2 images of digits", *words, "digits")
+    mistake("there is no file no.py for the model", *words, "mydata.py:blobs", "--model", "no.py:net")
+    assert not Path("runs").exists()
+
+
+def test_a_long_path_gives_a_folder_name_that_the_system_takes(page):
+    deep = page / ("d" * 200) / ("e" * 200)
+    deep.mkdir(parents=True)
+    for name in SNIPPETS:
+        shutil.copy(name, deep / name)
+    chosen = experiment(f"{deep}/mydata.py:blobs", f"{deep}/mynet.py:mlp")
+    assert len(chosen.folder) < 255
+    assert chosen.folder != experiment(f"{page}/mydata.py:blobs", f"{deep}/mynet.py:mlp").folder
+    result_of(run(chosen, RunOptions(page / "runs")))
+
+
+@pytest.mark.slow
+def test_a_sweep_with_files_of_the_users(page):
+    grid = {
+        "model": "mynet.py:mlp",
+        "data": "noisy.py:noisy_blobs",
+        "epochs": 1,
+        "method": ["snip", "force"],
+        "rounds": 2,
+    }
+    Path("grid.json").write_text(json.dumps(grid))
+    words = ["sweep", "grid.json", "--trust", "--device", "cpu", "--jobs", "1"]
+    done = subprocess.run([sys.executable, "-m", "barebones", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done
+    assert "2 done" in done.stdout
