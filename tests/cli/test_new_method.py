@@ -73,4 +73,4 @@ def test_a_sweep_a_figure_and_the_report_know_it(recipe, command):
     page = Path("report.html").read_text()
     content = json.loads(page.split('type="application/json"')[1].split(">", 1)[1].split("</script>")[0])
     assert METHOD in [group["method"] for group in content["groups"]]
-    assert (content["looks"][METHOD]["light"], content["looks"][METHOD]["marker"]) == (COLOUR, "*")
+    assert (content["looks"][METHOD]["light"], content["looks"][METHOD]["glyph"][0]) == (COLOUR, "★")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..lab import accuracy
+from ..lab.report import follow
 from ..lab.report import write as write_report
 from ..lab.sources import SCALES
 from ..paper.figures import FIGURES, FigureContext, listed, named
@@ -102,19 +104,33 @@ def report(
     quick: Annotated[
         bool, typer.Option("--quick", help="Skip the effective weights of each layer, which take a second per mask.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the page again whenever a run changes, until Ctrl-C stops it.")
+    ] = False,
 ) -> None:
     """Write one page about all runs: tables, charts, layers, comparisons. It needs nothing but a browser.
 
     Example: barebones report runs -o report.html
     """
+    if watch:
+        with stoppable("") as stopping:
+            before = ""
+            for content in follow(runs, out, not quick, stopping):
+                if (now := _counted(content)) != before:
+                    say(f"{now} in {out}; open it in a browser. Ctrl-C stops.")
+                before = now
+        return
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading runs")
         content = write_report(runs, out, not quick, lambda done, total: bar.update(task, completed=done, total=total))
-    states = [run["status"] for run in content["runs"]]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
     for run in content["runs"]:
         for problem in run["problems"]:
             say(f"{run['folder']} cannot be read in full: {problem}")
-    noun, verb = ("run", "is") if len(states) == 1 else ("runs", "are")
-    say(f"{len(states)} {noun} ({counts}) {verb} in {out}; open it in a browser.")
+    say(f"{_counted(content)} in {out}; open it in a browser.")
+
+
+def _counted(content: Mapping[str, Any]) -> str:
+    states = [run["status"] for run in content["runs"]]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+    return f"{len(states)} {'run' if len(states) == 1 else 'runs'} ({counts}) {'is' if len(states) == 1 else 'are'}"

@@ -118,5 +118,5 @@ class Tags(HTMLParser):
         assert not any(name.startswith("on") for name, _ in attrs)
 
     def handle_data(self, data: str) -> None:
-        if self.tags[-1:] == ["script"]:
+        if self.tags[-1:] == ["script"] and data.strip():
             self.inside.append(data)

@@ -19,7 +19,7 @@ from barebones.lab import run as lab
 from barebones.lab.experiment import DENSE, Experiment
 from barebones.lab.looks import look
 from barebones.lab.options import RunOptions
-from barebones.lab.report.runs import LONGEST, gather, thinned
+from barebones.lab.report.runs import LONGEST, _run, gather, thinned
 from barebones.pruning.methods import GREY, METHODS, Method
 
 
@@ -69,10 +69,18 @@ def test_each_variant_of_a_method_has_its_own_mark(tmp_path: Path) -> None:
     for sparsity in (0.9, 0.98):
         write_run(tmp_path, "snip", sparsity)
     groups = gather(tmp_path, effective=False)["groups"]
-    force = [(g["marker"], g["dash"]) for g in groups if g["method"] == "force"]
+    force = [(g["symbol"], g["dash"]) for g in groups if g["method"] == "force"]
     assert len(set(force)) == 12
-    assert force[0] == (look("force").marker, 0)
-    assert {(g["marker"], g["dash"]) for g in groups if g["method"] == "snip"} == {(look("snip").marker, 0)}
+    assert force[0] == ("circle", "solid")
+    assert {(g["symbol"], g["dash"]) for g in groups if g["method"] == "snip"} == {("triangle-up", "solid")}
+
+
+def test_methods_of_one_colour_have_different_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in ("one", "two"):
+        monkeypatch.setitem(METHODS, method, Method(METHODS["snip"].criterion))
+        write_run(tmp_path, method)
+    one, two = gather(tmp_path, effective=False)["groups"]
+    assert (one["symbol"], one["glyph"]) != (two["symbol"], two["glyph"])
 
 
 def test_layers_are_counted_and_followed(content: dict[str, Any]) -> None:
@@ -138,9 +146,10 @@ def test_long_series_are_thinned_with_their_ends(content: dict[str, Any]) -> Non
 
 def test_nothing_of_a_run_becomes_markup(content: dict[str, Any], text: str) -> None:
     seen = Tags(text)
-    assert seen.tags.count("script") == 2
+    assert seen.tags.count("script") == 3
     assert "img" not in seen.tags
-    embedded = seen.inside[0]
+    assert re.fullmatch("[A-Za-z0-9+/=]+", seen.inside[0])  # Plotly, packed
+    embedded = seen.inside[1]
     assert not set("<>&") & set(embedded)
     held = json.loads(embedded)
     assert held["runs"] == content["runs"]
@@ -155,13 +164,17 @@ def test_names_of_folders_are_harmless_too(tmp_path: Path) -> None:
     page = write_to.read_text(encoding="utf-8")
     assert "<title>&lt;b&gt;{{data}}{{policy}}&amp;amp; – barebones report</title>" in page
     seen = Tags(page)
-    assert (seen.tags.count("script"), seen.tags.count("b"), seen.tags.count("img")) == (2, 0, 0)
-    assert json.loads(seen.inside[0])["runs"][0]["folder"] == "<img src=x>"
+    assert (seen.tags.count("script"), seen.tags.count("b"), seen.tags.count("img")) == (3, 0, 0)
+    assert json.loads(seen.inside[1])["runs"][0]["folder"] == "<img src=x>"
 
 
 def test_the_page_is_complete_in_itself(runs: Path, text: str, tmp_path: Path) -> None:
     addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[\w./]*", text))
-    assert addresses <= {"http://www.w3.org/2000/svg"}  # the name of a language, never fetched
+    assert addresses == set()
+    assert len(text) < 2_500_000
+    policy = re.search('Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    assert not {"unsafe-inline", "unsafe-eval", "*", "blob:"} & set(re.split("[ ;']+", policy[1]))
     assert str(runs.parent) not in text
     assert str(Path.home()) not in text
     for number in (1, 2):
@@ -205,17 +218,17 @@ def test_a_broken_file_is_named_and_the_others_go_on(tmp_path: Path, name: str, 
 def test_other_values_than_numbers_do_not_reach_the_page(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     (folder / files.MASK).unlink()
-    changes = {"flops_dense": 10**400, "environment": {"torch": [1]}}
+    changes = {"environment": {"torch": [1]}}
     [owner], result = {files.recorded(folder)[1]}, files.finished(folder)
     assert result is not None
     files.write_json(folder / files.RESULT, result | changes, owner)
     [run] = gather(tmp_path)["runs"]
-    assert (run["status"], run["flops_dense"], run["environment"]) == ("done", None, {})
-    for name in ("kept", "effective"):
+    assert (run["status"], run["environment"]) == ("done", {})
+    for name in ("kept", "effective", "flops_dense"):
         files.write_json(folder / files.RESULT, result | {name: "many"}, owner)
         [run] = gather(tmp_path)["runs"]
         assert (run["status"], run["accuracy"]) == ("unreadable", None)
-        assert f"{name} 'many' is not a whole number" in words_of(run)
+        assert words_of(run).count(f"{name} 'many' is not a whole number") == 1
     report.page(gather(tmp_path))
 
 
@@ -236,13 +249,13 @@ def test_a_method_registered_at_run_time_is_on_the_page(tmp_path: Path, monkeypa
     monkeypatch.setitem(METHODS, "shy", Method(METHODS["snip"].criterion))
     for method in ("brave", "shy"):
         write_run(tmp_path, method)
-    seen = json.loads(Tags(report.page(gather(tmp_path, effective=False))).inside[0])
+    seen = json.loads(Tags(report.page(gather(tmp_path, effective=False))).inside[1])
     assert [group["method"] for group in seen["groups"]] == ["brave", "shy"]
-    shown = {name: (each["light"], each["marker"]) for name, each in seen["looks"].items()}
-    assert shown["brave"] == ("#123456", "h")
-    assert shown["shy"] == shown[""] == (GREY, ".")
-    assert shown["force"] == look("force")[1:]
-    assert seen["looks"][DENSE] == {"light": "#000000", "dark": "#f4f4f4", "marker": "o"}
+    shown = {name: (each["light"], each["glyph"][0]) for name, each in seen["looks"].items()}
+    assert shown["brave"] == ("#123456", "⬢")
+    assert shown["shy"] == shown[""] == (GREY, "●")
+    assert shown["iter-snip"] == (look("iter-snip").colour, "■")
+    assert (seen["looks"][DENSE]["light"], seen["looks"][DENSE]["dark"]) == ("#000000", "#f4f4f4")
 
 
 def test_the_page_knows_no_method(text: str) -> None:
@@ -284,3 +297,37 @@ def test_mistakes_are_one_sentence(tmp_path: Path, command: Callable[..., Any]) 
         assert (code, out) == (2, "")
         assert sentence in err
         assert "Traceback" not in err
+
+
+def test_a_page_without_plotly_is_one_sentence(
+    tmp_path: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    report._plotly.cache_clear()
+    code, out, err = command("report", write_run(tmp_path / "runs"), "-o", tmp_path / "page.html")
+    assert (code, out) == (2, "")
+    assert "the report's charts are drawn with Plotly: pip install 'barebones[report]'" in err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_followed_page_is_written_when_a_run_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr("barebones.lab.report.runs._run", counting(_run, counts))
+    stops = iter([False] * 3 + [True] * 100)
+    pages = report.follow(tmp_path / "runs", tmp_path / "page.html", False, lambda: next(stops), pause=0)
+    write_run(tmp_path / "runs", "force", accuracy=None)
+    assert [run["status"] for run in next(pages)["runs"]] == ["pruned"]
+    assert '"refresh":10' in (tmp_path / "page.html").read_text(encoding="utf-8")
+    write_run(tmp_path / "runs", "snip")
+    assert [run["status"] for run in next(pages)["runs"]] == ["pruned", "done"]
+    assert len(counts) == 2  # the first run has not changed, so it is not read again
+    assert len(list(pages)) == 1
+    assert '"refresh":null' in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def counting(call: Callable[..., Any], counts: list[int]) -> Callable[..., Any]:
+    def counted(*args: Any) -> Any:
+        counts.append(1)
+        return call(*args)
+
+    return counted

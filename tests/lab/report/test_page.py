@@ -1,5 +1,7 @@
 """The report's page in a browser."""
 
+import csv
+import io
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +56,7 @@ def opened(browser: Any, address: str) -> Iterator[Opened]:
         page.on("request", lambda request: request.url.startswith(("file:", "data:")) or complaints.append(request.url))
         page.goto(at)
         page.wait_for_selector("html[data-ready=true]")
+        page.locator(".plot .main-svg").first.wait_for(state="attached")
         return page
 
     yield go
@@ -88,7 +91,7 @@ def test_it_loads_and_shows_everything(opened: Opened) -> None:
     assert page.locator("#summary").inner_text().startswith("13 runs:")
     assert page.locator("#table tbody tr").count() == 11
     assert page.locator("details.run").count() == 13
-    assert page.locator("#facets svg .mark").count() > 5
+    until(lambda: page.locator("#facets .scatterlayer .point").count() > 5)
     assert "93.00 ± 3.61" in column(page, "Accuracy %")
     assert "OutOfMemoryError" in page.locator("#troubles").inner_text()
     assert HOSTILE in page.locator("#facets").inner_text() + page.locator("#table").inner_text()
@@ -154,7 +157,11 @@ def test_the_search_knows_words_fields_and_comparisons(opened: Opened) -> None:
     ]:  # fmt: skip
         assert len(found(page, text)) == many, text
     assert len(found(page, page.get_attribute("#text", "placeholder"))) >= 1
-    for wrong, sentence in [("sed:1", "There is no field “sed”"), ("seed>=many", "compares with no number")]:
+    for wrong, sentence in [
+        ("sed:1", "There is no field “sed”"),
+        ("seed>=many", "compares with no number"),
+        ("constructor:1", "no field"),
+    ]:
         assert found(page, wrong) == []
         assert sentence in page.locator("#count").inner_text()
 
@@ -222,13 +229,13 @@ def test_the_state_can_be_seen_without_scrolling(opened: Opened, width: int) -> 
 
 def test_a_run_opens_and_shows_its_masks(opened: Opened) -> None:
     page = opened()
-    assert page.locator("details.run svg .bar-live").count() == 0  # drawn when it is opened
+    assert page.locator("details.run .plot").count() == 0  # drawn when it is opened
     page.locator("#table tbody tr", has_text="1 collapsed").locator("a").click()
     section = page.locator("details.run[open]")
-    section.locator("svg .bar-kept").first.wait_for()
+    section.locator(".bars .point").first.wait_for()
     words = section.inner_text()
     assert "A dead layer, with no weight left: features.20." in words
-    assert section.locator(".deadmark").count() == 1
+    assert "dead layer" in section.locator(".legend").first.inner_text()
     assert "Sparsity, effective" in words
     section.get_by_text("layers as a table").click()
     until(lambda: section.locator("table tbody tr").count() == len(SHAPES))
@@ -239,31 +246,210 @@ def test_a_run_opens_and_shows_its_masks(opened: Opened) -> None:
         assert title in force.inner_text()
 
 
+def shown_tip(page: Any) -> str:
+    return " ".join(page.locator(".hoverlayer .hovertext, .hoverlayer .legend").all_text_contents())
+
+
+def test_names_are_text_in_charts_too(opened: Opened, tmp_path: Path) -> None:
+    names = ['<a href="https://example.org">x</a>', "<b>bold</b>&lt;", "<img src=x onerror=alert(1)>"]
+    for model in names:
+        write_run(tmp_path / "runs", model=model, name=f"run-{names.index(model)}")
+    page = shown_at(opened, tmp_path, tmp_path / "runs")
+    page.click("#draw-all")
+    plot = page.locator("#overlays .plot").first
+    plot.locator(".main-svg").first.wait_for()
+    plot.focus()
+    plot.press("Home")
+    for name in names:
+        until(lambda name=name: name in shown_tip(page))  # type: ignore[misc]
+    assert page.locator(".plot a, .plot img, .plot tspan[style]").count() == 0
+
+
 def test_the_charts_tell_their_numbers(opened: Opened) -> None:
     page = opened()
     plot = page.locator(".facet", has_text="small-vgg on digits").locator(".plot").first
     plot.scroll_into_view_if_needed()
-    mark = plot.locator(".mark").first.bounding_box()
+    plot.locator(".point").first.wait_for()
+    mark = plot.locator(".point").first.bounding_box()
     page.mouse.move(mark["x"] + mark["width"] / 2, mark["y"] + mark["height"] / 2)
-    assert "accuracy" in plot.locator(".tip").inner_text()
+    until(lambda: "accuracy" in shown_tip(page))
     plot.focus()
     plot.press("Home")
-    first = plot.locator(".tip").inner_text()
+    until(lambda: page.locator("#live").inner_text() != "")
+    first = page.locator("#live").inner_text()
     plot.press("ArrowRight")
-    assert plot.locator(".tip").inner_text() != first
-    assert page.locator("#live").inner_text() != ""
+    until(lambda: page.locator("#live").inner_text() != first)
+    assert "accuracy" in shown_tip(page)
     plot.press("Escape")
-    assert not plot.locator(".tip").is_visible()
+    until(lambda: shown_tip(page) == "")
+
+
+def ticks(page: Any, plot: Any, axis: str) -> list[tuple[float, float]]:
+    """Return the places and labels of the ticks of a chart, in its units."""
+    return plot.evaluate(
+        "(plot, axis) => [...plot.querySelectorAll(`.${axis}tick text`)].map((tick) => [plot._fullLayout[axis + 'axis']"
+        ".p2c(0), tick.__data__.x, Number(tick.textContent.replace('−', '-'))]).map(([, at, label]) => [at, label])",
+        axis,
+    )
+
+
+@pytest.mark.parametrize("accuracies", [(0.825, 0.875), (0.8, 0.9), (0.9101, 0.9104), (0.1, 0.99)])
+def test_ticks_stand_where_their_labels_say(opened: Opened, tmp_path: Path, accuracies: tuple[float, float]) -> None:
+    for sparsity, accuracy in zip((0.9, 0.99), accuracies, strict=True):
+        write_run(tmp_path / "runs", "snip", sparsity, 0, accuracy)
+    page = shown_at(opened, tmp_path, tmp_path / "runs")
+    accuracy, cost = page.locator(".facet .plot").all()
+    until(lambda: len(ticks(page, accuracy, "y")) > 1 and len(ticks(page, cost, "x")) > 0)
+    for place, label in ticks(page, accuracy, "y") + ticks(page, cost, "y"):
+        assert label == pytest.approx(place, abs=1e-9)
+    for place, label in ticks(page, cost, "x"):
+        assert label == pytest.approx(10**place, rel=1e-6)
+    for place, label in ticks(page, accuracy, "x"):
+        assert label == pytest.approx(100 * (1 - 10**-place), abs=1e-6)
+
+
+def test_the_legend_hides_a_line_and_shows_it_again(opened: Opened) -> None:
+    page = opened()
+    panel = page.locator(".facet", has_text="small-vgg on digits")
+    until(lambda: panel.locator(".plot").first.locator(".point").count() > 0)
+    before = panel.locator(".plot").first.locator(".point").count()
+    button = panel.locator(".toggle", has_text="force")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert button.get_attribute("aria-pressed") == "false"
+    until(lambda: panel.locator(".plot").first.locator(".point").count() == before - 2)
+    page.keyboard.press("Enter")
+    until(lambda: panel.locator(".plot").first.locator(".point").count() == before)
+
+
+def test_a_chart_zooms_and_is_saved(opened: Opened) -> None:
+    page = opened(accept_downloads=True)
+    plot = page.locator(".facet .plot").first
+    plot.scroll_into_view_if_needed()
+    width = "(plot) => plot._fullLayout.yaxis.range[1] - plot._fullLayout.yaxis.range[0]"
+    before = plot.evaluate(width)
+    plot.locator("[data-title='Zoom in']").click()
+    until(lambda: plot.evaluate(width) < 0.9 * before)
+    plot.locator("[data-title='Reset axes']").click()
+    until(lambda: plot.evaluate(width) == pytest.approx(before))
+    plot.focus()
+    page.keyboard.press("+")
+    until(lambda: plot.evaluate(width) < 0.9 * before)
+    page.keyboard.press("0")
+    until(lambda: plot.evaluate(width) == pytest.approx(before))
+    for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<svg")):
+        with page.expect_download() as download:
+            plot.locator(f"[data-title='Save as {kind}']").click()
+        assert download.value.suggested_filename.endswith(f".{kind.lower()}")
+        picture = Path(download.value.path()).read_bytes()
+        assert picture.startswith(start)
+        assert len(picture) > 5000
 
 
 def test_a_method_has_the_same_colour_everywhere(opened: Opened) -> None:
     page = opened(color_scheme="light")
     colours = page.evaluate(
-        "[...document.querySelectorAll('#table tbody tr')].filter((r) => r.innerText.includes('force'))"
-        ".map((r) => getComputedStyle(r.querySelector('.mark')).fill)"
+        "[...document.querySelectorAll('#table tbody tr, .legend li')].filter((r) => /^force/.test(r.innerText.trim()"
+        ")).map((r) => getComputedStyle(r.querySelector('.glyph')).color)"
     )
     red, green, blue = (int(look("force").colour[i : i + 2], 16) for i in (1, 3, 5))
+    assert len(colours) >= 3
     assert set(colours) == {f"rgb({red}, {green}, {blue})"}
+
+
+def test_runs_are_drawn_over_each_other_with_bands(opened: Opened) -> None:
+    page = opened()
+    page.locator("#table tbody tr", has_text="93.00 ± 3.61").locator("input").check()
+    page.locator("#table tbody tr", has_text="70.00").locator("input").check()
+    card = page.locator("#overlays .card")
+    assert card.locator("h4").all_inner_texts()[:3] == [
+        "Validation accuracy by epoch",
+        "Training loss by epoch",
+        "Kept weights by round",
+    ]
+    assert card.locator(".legend").first.locator("button").all_inner_texts() == ["force 98 %", "snip 98 %"]
+    accuracy = card.locator(".plot").first
+    until(lambda: accuracy.evaluate("(plot) => plot.data?.length") == 4)  # two edges of the band, and two lines
+    upper, lower, mean, one = accuracy.evaluate("(plot) => plot.data.map((trace) => [...trace.y])")
+    assert mean == pytest.approx([93.0] * 5)
+    assert upper == pytest.approx([96.6056] * 5, rel=1e-4)
+    assert lower == pytest.approx([89.3944] * 5, rel=1e-4)
+    assert one == pytest.approx([70.0] * 5)
+    assert "4 runs selected" in page.locator("#selected").inner_text()
+    page.click("#draw-all")
+    until(lambda: card.locator(".legend").first.locator("button").count() == 10)  # all groups with rounds or epochs
+    page.click("#draw-none")
+    assert page.locator("#overlays .plot").count() == 0
+
+
+def test_a_pinned_baseline_is_drawn_and_compared_with(opened: Opened) -> None:
+    page = opened()
+    page.select_option("#pin", label="snip 98 %, small-vgg on digits")
+    rows = dict(zip(column(page, "Accuracy %"), column(page, "vs. baseline"), strict=True))
+    assert (rows["93.00 ± 3.61"], rows["10.00"], rows["70.00"], rows["–"]) == ("+23", "−60", "0", "–")
+    assert "baseline: snip 98 %" in page.locator(".facet", has_text="small-vgg on digits").inner_text()
+    assert "baseline: snip 98 %" in page.locator("#overlays .legend").first.inner_text()
+    page.select_option("#pin", label="none")
+    assert "vs. baseline" not in page.locator("#table thead").inner_text()
+
+
+def saved(page: Any, button: str) -> str:
+    with page.expect_download() as download:
+        page.click(button)
+    return Path(download.value.path()).read_text(encoding="utf-8")
+
+
+def test_the_table_is_saved_as_csv_and_latex(opened: Opened, tmp_path: Path) -> None:
+    formula = '=1+1,"x"'
+    for seed, accuracy in enumerate((0.9, 0.92)):
+        write_run(tmp_path / "runs", "force", 0.98, seed, accuracy, name=f"folder_{seed}")
+    write_run(tmp_path / "runs", "snip", 0.995, 0, None, model=formula, name="100%_{}~^&$#\\")
+    page = shown_at(opened, tmp_path, tmp_path / "runs", accept_downloads=True)
+    rows = list(csv.reader(io.StringIO(saved(page, "#csv"))))
+    assert rows[0][:5] == ["Method", "Sparsity %", "State", "Accuracy %", "Deviation %"]
+    assert ["force", "98", "2 done", "91.00", "1.41"] in [row[:5] for row in rows]
+    [snip] = [row for row in rows if row[0] == "snip"]
+    assert (snip[1:5], snip[rows[0].index("Network")]) == (["99.5", "1 pruned", "", ""], f"'{formula}")
+    page.check("input[name=rows][value=runs]", force=True)
+    table = saved(page, "#latex")
+    assert r"\begin{tabular}{lrlr" in table
+    assert r"force & 98 & done & 1 & 92.00 &" in table
+    assert r"100\%\_\{\}\textasciitilde{}\textasciicircum{}\&\$\#\textbackslash{}" in table
+    page.check("input[name=rows][value=groups]", force=True)
+    assert r"91.00 $\pm$ 1.41" in saved(page, "#latex")
+
+
+def test_the_address_holds_filter_selection_and_run(opened: Opened, address: str) -> None:
+    page = opened()
+    page.fill("#text", "sparsity>=98 -failed")
+    page.select_option("#by-method", label="force")
+    page.locator("#table thead button", has_text="Accuracy").click()
+    page.locator("#table tbody input").first.check()
+    page.select_option("#pin", label="snip 98 %, small-vgg on digits")
+    page.locator("details.run summary").nth(1).click()
+    until(lambda: "run=" in page.url and "pin=" in page.url and "q=" in page.url)
+    again = opened(page.url)
+    assert again.input_value("#text") == "sparsity>=98 -failed"
+    assert again.locator("#by-method option:checked").inner_text() == "force"
+    assert again.locator("th[aria-sort=descending]").inner_text().strip() == "Accuracy %"
+    assert "vs. baseline" in again.locator("#table thead").inner_text()
+    assert again.locator("#table tbody input:checked").count() == 1
+    assert again.locator("details.run[open]").count() == 1
+    assert again.url == page.url
+    assert opened(f"{address}#q=seed:1&run=none&draw=none&pin=none&method=none&sort=none&a=none").input_value("#text")
+    page.get_by_role("link", name="Table").click()
+    assert again.url == page.url  # a link within the page keeps the choices
+
+
+def test_a_followed_page_loads_itself_anew(opened: Opened, content: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "live.html"
+    path.write_text(report.page(content, refresh=4), encoding="utf-8")
+    page = opened(path.as_uri() + "#q=force")
+    path.write_text(report.page(content | {"title": "later"}), encoding="utf-8")
+    until(lambda: page.locator("#title").inner_text() == "later")
+    page.wait_for_selector("html[data-ready=true]")
+    assert page.input_value("#text") == "force"
+    assert page.get_by_role("button", name="Pause").count() == 0  # the last page is at rest
 
 
 def test_two_runs_are_compared(opened: Opened) -> None:
@@ -276,7 +462,7 @@ def test_two_runs_are_compared(opened: Opened) -> None:
     [row] = shown.locator("tr.differs").all()
     assert row.inner_text().split()[-2:] == ["0.98", "0.995"]
     assert "−10" in shown.inner_text()  # per cent of accuracy
-    assert shown.locator("svg .bar-b").count() > 0
+    assert "Density of each layer" in shown.inner_text()
     page.uncheck("#only")
     assert shown.locator("table.settings tbody tr").count() > 10
     page.click("#swap")
@@ -299,7 +485,7 @@ def test_the_keyboard_is_enough(opened: Opened) -> None:
     page = opened()
     here = "((e) => e.id || e.classList.contains('plot') && 'plot' || e.innerText)(document.activeElement)"
 
-    def tab_to(target: str, most: int = 60) -> None:
+    def tab_to(target: str, most: int = 100) -> None:
         for _ in range(most):
             page.keyboard.press("Tab")
             if page.evaluate(here).strip().startswith(target):
@@ -323,7 +509,7 @@ def test_the_keyboard_is_enough(opened: Opened) -> None:
     until(lambda: page.locator("#table tbody tr").count() == 2)
     tab_to("plot")
     page.keyboard.press("ArrowRight")
-    assert page.locator(".tip:visible").count() == 1
+    until(lambda: "accuracy" in page.locator("#live").inner_text())
     tab_to("Accuracy %")
     page.keyboard.press("Enter")
     assert page.locator("th[aria-sort=descending]").inner_text().strip() == "Accuracy %"
@@ -353,7 +539,7 @@ def test_narrow_windows_do_not_overflow(opened: Opened, width: int) -> None:
     page = opened(width=width, height=844)
     assert overflow(page) == 0
     page.evaluate("document.querySelectorAll('details.run').forEach((d) => { d.open = true; })")
-    page.locator("details.run svg .bar-live").first.wait_for()
+    page.locator("details.run .bars .point").first.wait_for()
     page.evaluate("document.querySelectorAll('details.more').forEach((d) => { d.open = true; })")
     page.wait_for_timeout(100)
     assert overflow(page) == 0
@@ -368,7 +554,7 @@ def test_a_large_sweep_stays_usable(content: dict[str, Any], opened: Opened, tmp
     sets = [group | {"index": i, "runs": [3 * i, 3 * i + 1, 3 * i + 2], "variant": f"lr {i}"} for i in range(100)]
     page_file = tmp_path / "many.html"
     page_file.write_text(report.page(content | {"runs": many, "groups": sets}), encoding="utf-8")
-    assert page_file.stat().st_size < 6_000_000
+    assert page_file.stat().st_size < 5_000_000
     page = opened(page_file.as_uri())
     assert page.locator("details.run").count() == 60
     page.get_by_role("button", name="Show 240 more runs").click()

@@ -3,71 +3,126 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import html
+import importlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from ...files.container import atomically
 from ...version import __version__
 from ..experiment import DENSE
 from ..looks import look, looks
-from .runs import gather
+from .runs import Known, gather, mark, stamps
 
-__all__ = ["gather", "page", "write"]
+__all__ = ["follow", "gather", "page", "write"]
 
-SCRIPTS = ("draw.js", "search.js", "overview.js", "run.js", "start.js")  # in this order they are one script
+SCRIPTS = (
+    "page.js",
+    "charts.js",
+    "search.js",
+    "overview.js",
+    "run.js",
+    "start.js",
+)  # in this order they are one script
 DARK_DENSE = "#f4f4f4"  # black on a light page is white on a dark one
 BRIGHTNESS = 0.24  # the least relative luminance of a colour on a dark page
 
 
+REFRESH = 10  # seconds after which a page that is being followed loads itself anew
+
+
 def write(
-    runs: Path, out: Path, effective: bool = True, watch: Callable[[int, int], None] = lambda done, total: None
+    runs: Path,
+    out: Path,
+    effective: bool = True,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+    refresh: int | None = None,
+    known: Known | None = None,
 ) -> dict[str, Any]:
     """Write the page about all run folders under `runs`, and return its content.
 
     With `effective` the networks are built, to count in each layer the weights that lie on a path from input to
-    output. `watch` is called with the number of runs that are read and the number of all.
+    output. `watch` is called with the number of runs that are read and the number of all. With `refresh` the page
+    loads itself anew after so many seconds. Runs that have not changed are taken from `known`, if it is given.
     """
     out = Path(out)
     if not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} to write {out.name} into; create it first")
     if out.is_dir():
         raise ValueError(f"{out} is a folder; name a file to write the report into, such as report.html")
-    content = gather(Path(runs), effective, watch)
+    _plotly()  # raises before the work begins
+    content = gather(Path(runs), effective, watch, known)
     with atomically(out) as file:
-        file.write(page(content).encode("utf-8", "replace"))
+        file.write(page(content, refresh).encode("utf-8", "replace"))
     return content
 
 
-def page(content: Mapping[str, Any]) -> str:
+def follow(
+    runs: Path, out: Path, effective: bool, stopping: Callable[[], bool], pause: float = 2.0
+) -> Iterator[dict[str, Any]]:
+    """Write the page whenever a run changes, and yield its content, until `stopping()`.
+
+    The page loads itself anew meanwhile; the last one does not. A folder without runs is waited for.
+    """
+    known: Known = {}
+    before: object = None
+    while not stopping():
+        if (now := stamps(runs)) and now != before:
+            yield write(runs, out, effective, refresh=REFRESH, known=known)
+            before = now
+        end = monotonic() + pause
+        while not stopping() and monotonic() < end:
+            sleep(0.05)
+    yield write(runs, out, effective, known=known)
+
+
+def page(content: Mapping[str, Any], refresh: int | None = None) -> str:
     """Return the content that `gather` collected as HTML, with style, script and data inside.
 
     Nothing of the content can become markup: the data are JSON without any "<" in a script element of their own, and
-    the page may run only the one script whose hash it names.
+    the page may run only two scripts, whose hashes it names: its own, and Plotly's. The hash of the empty style lets
+    Plotly make a style sheet and add rules to it by its own code.
     """
+    library, packed = _plotly()
     template, style = _file("page.html"), _file("page.css")
     script = '"use strict";\n(() => {\n' + "\n".join(map(_file, SCRIPTS)) + "})();\n"
     parts = {
         "title": html.escape(f"{content['title']} – barebones report"),
-        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:",
+        "policy": (
+            f"default-src 'none'; script-src {_hash(script)} {library}; "
+            f"style-src {_hash(style)} {_hash('')}; img-src data:"
+        ),
         "style": style,
         "script": script,
-        "data": _embedded({**content, "looks": _looks(), "version": __version__}),
+        "library": packed,
+        "data": _embedded({**content, "looks": _looks(), "version": __version__, "refresh": refresh}),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], template)
 
 
+@cache
+def _plotly() -> tuple[str, str]:
+    """Return the hash of Plotly's JavaScript, and the JavaScript itself, packed into a quarter of its size or less."""
+    try:
+        source = importlib.import_module("plotly.offline").get_plotlyjs()
+    except ImportError:
+        raise ImportError("the report's charts are drawn with Plotly: pip install 'barebones[report]'") from None
+    return _hash(source), base64.b64encode(gzip.compress(source.encode(), mtime=0)).decode()
+
+
 def _looks() -> dict[str, dict[str, str]]:
-    """Return the colours and marker of every method; those under the empty name are for runs without one."""
-    known = {name: (colour, marker) for name, (_, colour, marker) in (looks() | {"": look("")}).items()}
+    """Return the colours and glyph of every method; those under the empty name are for runs without one."""
     return {
-        name: {"light": colour, "dark": DARK_DENSE if name == DENSE else _lighter(colour), "marker": marker}
-        for name, (colour, marker) in known.items()
+        name: {"light": colour, "dark": DARK_DENSE if name == DENSE else _lighter(colour), "glyph": mark(marker)[1]}
+        for name, (_, colour, marker) in (looks() | {"": look("")}).items()
     }
 
 

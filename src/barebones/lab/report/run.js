@@ -1,134 +1,98 @@
-/* One run, and two runs side by side: charts, layers, settings. */
-/* Charts of one run, or of two runs A and B. */
-function layersChart(pair) {
-  const [first, second] = pair;
-  const names = first.layers.map((layer) => layer.name);
-  const both = second && second.layers.length === names.length && second.layers.every((layer, index) => layer.name === names[index]);
-  if (!names.length || (second && !both)) return null;
-  const drawnRuns = second ? [first, second] : [first];
-  const density = (layer, field) => (layer.total ? layer[field] / layer.total : 0);
-  const densities = drawnRuns.flatMap((run) => run.layers.flatMap((layer) => [density(layer, "kept"), known(layer.effective) && !second ? density(layer, "effective") : 0])).filter((d) => d > 0);
-  const least = Math.min(0.1, ...densities), log = least < 0.05;
-  const floor = log ? Math.max(-7, Math.floor(Math.log10(least) - 0.15)) : 0;
-  const live = !second && first.layers.every((layer) => known(layer.effective));
-  const keys = second ? drawnRuns.map((run, index) => ({ name: `${index ? "B" : "A"}: ${describe(run)}`, colour: colour(setting(run, "method")), kind: "s", bare: true }))
-    : null;
-  return chart({
-    class: "full", title: "Density of each layer", keys,
-    note: [live ? "pale: kept, full: kept and on a path from input to output" : second ? "filled: A, outlined: B" : null, log ? "log scale" : null].filter(Boolean).join("; "),
-    label: `Density of each layer, from input to output: ${names.length} layers`,
-    draw(width) {
-      const f = frame(width, 260, { domain: [0, names.length], ticks: nice(1, names.length, width / 60).ticks.filter((t) => t >= 1 && Number.isInteger(t)).map((t) => t - 0.5),
-        format: (t) => String(t + 0.5), name: "layer, from input to output" },
-      log ? { domain: [floor, 0], ticks: decades(floor, 0, 6), format: (t) => tidy((100 * 10 ** t).toFixed(5)), name: "weights kept, % of the layer" }
-        : { domain: [0, 1], ticks: [0, 0.25, 0.5, 0.75, 1], format: (t) => String(100 * t), name: "weights kept, % of the layer" });
-      const stops = [], slot = (f.right - f.left) / names.length, gap = Math.max(slot * 0.2, slot - 26 * drawnRuns.length);
-      const y = (d) => f.py(log ? Math.max(floor, Math.log10(d)) : d);
-      drawnRuns.forEach((run, which) => run.layers.forEach((layer, index) => {
-        const wide = (slot - gap) / drawnRuns.length, x = f.left + index * slot + gap / 2 + which * wide;
-        const group = s("g", { class: "m", ...colour(setting(run, "method")) });
-        const box = (d, name) => d > 0 && group.append(s("rect", { class: name, x: x.toFixed(1), width: Math.max(1, wide - (which || second ? 1 : 0)).toFixed(1), y: y(d).toFixed(1), height: Math.max(1, f.bottom - y(d)).toFixed(1) }));
-        if (live) { box(density(layer, "kept"), "bar-kept"); box(density(layer, "effective"), "bar-live"); }
-        else box(density(layer, "kept"), which ? "bar-b" : "bar-live");
-        if (!layer.kept) {
-          const at = x + wide / 2, up = f.bottom - 8, r = Math.min(4, wide / 2);
-          group.append(s("path", { class: "deadmark", d: `M${at - r},${up - r}l${2 * r},${2 * r}m0,${-2 * r}l${-2 * r},${2 * r}` }));
-        }
-        f.svg.append(group);
-      }));
-      names.forEach((name, index) => stops.push({
-        x: f.left + (index + 0.5) * slot, y: Math.min(...drawnRuns.map((run) => (run.layers[index].kept ? y(density(run.layers[index], "kept")) : f.bottom - 14))), cross: [f.top, f.bottom],
-        title: `${index + 1}. ${label(name)}`,
-        lines: [first.layers[index].shape.join(" × "), ...drawnRuns.flatMap((run, which) => {
-          const layer = run.layers[index], before = second ? `${"AB"[which]}: ` : "";
-          return [`${before}${count(layer.kept)} of ${count(layer.total)} kept, ${short(100 * density(layer, "kept"))} %`,
-            ...(known(layer.effective) && !second ? [`${count(layer.effective)} on a path, ${short(100 * density(layer, "effective"))} %`] : []),
-            ...(layer.kept ? [] : [`${before}dead`])];
-        })] }));
-      return { svg: f.svg, stops };
-    },
+/* One run, and several runs over each other: charts, layers, settings. */
+/* A bundle is what one line shows: {name, look, dash, runs}, where the runs differ in the seed alone. */
+const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"], UNITS = { pretrain: "epoch", prune: "round", train: "epoch" };
+const mixed = (hex, k) => (k % 3 ? hex.replace(/^#(..)(..)(..)$/, (_, ...parts) => "#" + parts.slice(0, 3).map((part) => Math.round(parseInt(part, 16) * 0.6 + (k % 3 === 1 ? 0 : 102)).toString(16).padStart(2, "0")).join("")) : hex);
+/* Bundles of one method share its colour: the second is darker, the third lighter, and the next are dashed. */
+function told(bundles) {
+  const seen = new Map();
+  return bundles.map((bundle) => {
+    const k = seen.get(bundle.method) ?? 0, { light, dark: night } = lookOf(bundle.method);
+    seen.set(bundle.method, k + 1);
+    return { look: { light: mixed(light, k), dark: mixed(night, k) }, dash: DASHES[Math.floor(k / 3) % DASHES.length], ...bundle };
   });
 }
-/* Lines over rounds or epochs: each is {name, colour, at, values, dash, class, say}; say turns a value into words. */
-function linesChart({ title, name, unit, lines, log, share, yName, planned }) {
-  const drawn = lines.filter((line) => line.values.some(known));
+/* A line over rounds or epochs: the mean over the runs of a bundle. `read` turns a number of a run into the one that is drawn. */
+function seriesLine({ name, look, dash, runs: members, wide }, stage, field, say, read = (value) => value) {
+  const values = new Map(), seeds = new Map(members.map((run) => [setting(run, "seed"), run]));
+  for (const run of seeds.values()) run.series[stage]?.at.forEach((at, index) => {
+    const value = run.series[stage][field][index];
+    if (known(value)) values.set(at, [...(values.get(at) ?? []), read(value, run)]);
+  });
+  const words = (all) => `${name}: ${say(mean(all))}${all.length > 1 ? ` ± ${say(deviation(all))}, ${all.length} seeds` : ""}`;
+  const points = [...values].sort(([a], [b]) => a - b).map(([x, all]) => ({ x, y: mean(all), off: deviation(all), title: `${UNITS[stage]} ${x}`, says: [words(all)] }));
+  return { name, look, dash, wide, points, joined: points.length > 1, banded: true, gaps: true, size: 7, symbol: points.length > 1 ? null : "circle" };
+}
+const countAxis = (lines, title) => { const at = lines.flatMap((line) => line.points.map((point) => point.x)), span = Math.max(...at) - Math.min(...at); return { title, ...(span <= 10 ? { dtick: 1 } : {}), ...(span ? {} : { range: [at[0] - 1, at[0] + 1] }) }; };
+const wideSpread = (lines) => { const all = lines.flatMap((line) => line.points.map((point) => point.y)); return Math.min(...all) > 0 && Math.max(...all) > 30 * Math.min(...all); };
+function seriesChart(title, stage, lines, yTitle, { log = wideSpread, ...more } = {}) {
+  const drawn = lines.filter((line) => line.points.length);
   if (!drawn.length) return null;
-  const all = drawn.flatMap((line) => line.values.filter((value) => known(value) && (!log || value > 0)));
-  if (!all.length) return null;
-  const thin = drawn.map((line) => line.thin).find(Boolean);
-  return chart({
-    title, note: thin, label: `${title}: ${drawn.map((line) => line.name).join(", ")}`,
-    keys: drawn.length > 1 ? drawn.map((line) => ({ name: line.name, colour: line.colour, dash: line.dash, class: line.class })) : null,
-    draw(width) {
-      let axis;
-      if (share) axis = percents(all, 0.1);
-      else if (log) {
-        const low = Math.log10(Math.min(...all)), high = Math.log10(Math.max(...all)), room = Math.max(0.05, (high - low) * 0.06);
-        axis = { domain: [low - room, high + room], ticks: decades(low - room, high + room, 6), format: (t) => plain(10 ** t) };
-      } else {
-        const low = Math.min(...all), high = Math.max(...all), room = (high - low || Math.abs(high) || 1) * 0.08;
-        const domain = [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
-        axis = { domain, ticks: nice(...domain, 5).ticks, format: short };
-      }
-      const from = Math.min(...drawn.map((line) => line.at[0])), to = Math.max(...drawn.map((line) => line.at.at(-1)));
-      const f = frame(width, 240, { domain: from === to ? [from - 0.5, to + 0.5] : [from, to], ticks: nice(from, to, width / 80).ticks.filter(Number.isInteger), format: (t) => t.toLocaleString("en-GB"), name }, { ...axis, name: unit === "%" ? `${yName}, %` : yName });
-      const y = (value) => f.py(share ? 100 * value : log ? Math.log10(value) : value), stops = new Map();
-      for (const line of drawn) {
-        const parts = [[]];
-        line.values.forEach((value, index) => {
-          if (!known(value) || (log && value <= 0)) { if (known(value) || !line.sparse) parts.push([]); }
-          else parts.at(-1).push([f.px(line.at[index]), y(value)]);
-          const x = line.at[index];
-          if (!stops.has(x)) stops.set(x, { x: f.px(x), y: f.bottom, cross: [f.top, f.bottom], title: `${name} ${x.toLocaleString("en-GB")}${planned ? ` of ${planned}` : ""}`, lines: [] });
-          const stop = stops.get(x);
-          if (known(value)) { stop.lines.push(`${line.name} ${line.say(value, index)}`); if (!log || value > 0) stop.y = Math.min(stop.y, y(value)); }
-        });
-        f.svg.append(s("g", { class: `m ${line.class || ""}`, ...line.colour }, parts.map((part) => part.length > 1 ? s("path", { class: "curve", d: path(part), "stroke-dasharray": line.dash })
-          : part.length ? s("path", { class: "mark", d: outline("o", part[0][0], part[0][1], 3.5) }) : null)));
-      }
-      return { svg: f.svg, stops: [...stops.values()].filter((stop) => stop.lines.length) };
-    },
-  });
+  const logarithmic = typeof log === "function" ? log(drawn) : log;
+  for (const line of drawn) if (logarithmic) line.points = line.points.filter((point) => point.y > 0);
+  return chart({ ...more, title, label: title, lines: drawn, unified: true, x: countAxis(drawn, UNITS[stage]), y: { title: yTitle, ...(logarithmic ? logAxis(drawn.flatMap((line) => line.points.map((point) => point.y))) : {}) } });
 }
-const thinNote = (series, noun) => (series.all > series.at.length ? `${series.at.length} of ${count(series.all)} ${noun} drawn` : null);
-function roundCharts(pair) {
-  const charts = [], two = pair.length > 1, before = (which) => (two ? `${"AB"[which]} ` : "");
-  const stages = pair.map((run, which) => ({ run, which, series: run.series.prune })).filter(({ series }) => series && series.at.length > 1);
-  if (!stages.length) return charts;
-  const planned = two ? null : stages[0].series.planned;
-  const line = ({ run, which, series }, field, name, dash, change = (v) => v, say = short) => ({
-    name: before(which) + name, colour: colour(setting(run, "method")), at: series.at, thin: thinNote(series, "rounds"), dash,
-    values: series[field].map((value) => (known(value) ? change(value) : null)), say });
-  const changes = stages.flatMap((each) => {
-    const total = each.run.prunable || 1, part = (value) => (100 * value) / total;
-    const say = (field) => (value, index) => `${count(each.series[field][index])} (${short(value)} %)`;
-    const fields = [["pruned", "pruned", null], ["recovered", "recovered", "6 4"], ["recovered_empty", "recovered in empty channels", "2 4"]];
-    return (two ? fields.slice(0, 2) : fields).filter(([field]) => each.series[field].some((value) => value > 0))
-      .map(([field, name, dash]) => ({ ...line(each, field, name, two && each.which && !dash ? "9 3 2 3" : dash, part), say: say(field), class: null }));
-  });
-  charts.push(linesChart({ title: "Pruned and recovered in each round", name: "round", planned, yName: "weights, % of all prunable", log: true, lines: changes }));
-  charts.push(linesChart({ title: "Saliency of the kept weights", name: "round", planned, yName: "saliency S(θ, c)", lines: stages.map((each) => line(each, "saliency", "saliency", two && each.which ? "6 4" : null)),
-    log: spread(stages.flatMap((each) => each.series.saliency)) > 30 }));
-  return charts;
+const inPercent = (value) => `${value.toFixed(2)} %`, hundredfold = (value) => 100 * value, share = (part, whole) => (known(part) && whole ? part / whole : null);
+const thinNote = (run, stage) => { const series = run.series[stage]; return series && series.all > series.at.length ? `${series.at.length} of ${count(series.all)} ${UNITS[stage]}s drawn` : null; };
+
+/* The density of each layer: bars for one run, lines for several that have the same layers. */
+function layersChart(bundles, more = {}) {
+  const layers = bundles[0].runs[0].layers, alike = (run) => run.layers.length === layers.length && run.layers.every((layer, index) => layer.name === layers[index].name);
+  if (!layers.length || !bundles.every((bundle) => bundle.runs.every(alike))) return null;
+  const one = bundles.length === 1 && bundles[0].runs.length === 1, live = one && layers.every((layer) => known(layer.effective));
+  const density = (run, index, field) => 100 * (share(run.layers[index][field], run.layers[index].total) ?? 0);
+  const says = (layer) => [layer.shape.join(" × "), `${count(layer.kept)} of ${count(layer.total)} kept, ${short(100 * share(layer.kept, layer.total))} %`,
+    ...(known(layer.effective) ? [`${count(layer.effective)} on a path, ${short(100 * share(layer.effective, layer.total))} %`] : []), ...(layer.kept ? [] : ["dead: no weight is left"])];
+  const lines = bundles.flatMap(({ name, look, dash, runs: members, wide }) => (one ? [["kept", live], ...(live ? [["effective", false]] : [])] : [["kept", false]]).map(([field, faint]) => ({
+    name: one ? (field === "kept" ? "kept" : "kept and on a path") : name, look, dash, wide, faint, bar: one, joined: !one, banded: !one, symbol: one ? null : "circle", size: 6, glyph: one ? (faint ? "▒" : "█") : null,
+    points: layers.map((layer, index) => { const all = members.map((run) => density(run, index, field)); return { x: index + 1, y: mean(all), off: deviation(all), title: `${index + 1}. ${label(layer.name)}`,
+      says: one ? says(layer) : [`${name}: ${short(mean(all))} %${all.length > 1 ? ` ± ${short(deviation(all))}` : ""}`] }; }) })));
+  const all = lines.flatMap((line) => line.points.map((point) => point.y)).filter((value) => value > 0), log = Math.min(10, ...all) < 5;
+  const low = Math.floor(Math.log10(Math.min(10, ...all)) - 0.15), dead = one ? layers.map((layer, index) => ({ layer, index })).filter(({ layer }) => layer.total && !layer.kept) : [];
+  if (dead.length) lines.push({ name: "dead layer", look: { light: "#a8261c", dark: "#ff9b8f" }, symbol: "x", glyph: "✖", size: 9, points: dead.map(({ layer, index }) => ({ x: index + 1, y: log ? 10 ** (low + 0.15) : 2, title: `${index + 1}. ${label(layer.name)}`, says: says(layer) })) });
+  return chart({ ...more, class: "full", title: "Density of each layer", note: log ? "log scale" : null, label: `Density of each layer, from input to output: ${layers.length} layers`, unified: !one,
+    lines: lines.map((line) => (log && !line.bar ? { ...line, points: line.points.map((point) => ({ ...point, y: point.y > 0 ? point.y : null })) } : line)),
+    x: { ...countAxis(lines, "layer, from input to output"), range: [0.4, layers.length + 0.6] }, y: { title: "weights kept, % of the layer", ...(log ? { ...logAxis([10 ** low, 100]), range: [low, 2] } : { range: [0, 100] }) } });
 }
-const spread = (values) => { const numbers = values.filter((v) => known(v)); return numbers.length && numbers.every((v) => v > 0) ? Math.max(...numbers) / Math.min(...numbers) : 0; };
-function trainCharts(pair) {
-  const charts = [], two = pair.length > 1;
-  for (const stage of two ? ["train"] : ["pretrain", "train"]) {
-    const stages = pair.map((run, which) => ({ run, which, series: run.series[stage] })).filter(({ series }) => series && series.at.length);
-    if (!stages.length) continue;
-    const say = (value) => `${percent(value)} %`, planned = two ? null : stages[0].series.planned;
-    const line = ({ run, which, series }, field, name, dash, soft) => ({ name: (two ? `${"AB"[which]} ` : "") + name, at: series.at, values: series[field], say, dash,
-      colour: colour(setting(run, "method")), class: soft ? "soft-line" : null, thin: thinNote(series, "epochs"), sparse: true });
-    const tested = (each) => each.series.test.filter(known).length > 1;
-    const lines = stages.flatMap((each) => two
-      ? [line(each, tested(each) ? "test" : "validation", tested(each) ? "test" : "validation", each.which ? "6 4" : null)]
-      : [line(each, "accuracy", "training", null, true), line(each, "validation", "validation", "6 4"), line(each, "test", "test", null)]);
-    const title = stage === "train" ? "Accuracy in training" : "Accuracy in the dense epochs before pruning";
-    charts.push(linesChart({ title, name: "epoch", planned, unit: "%", yName: "accuracy", share: true, lines }));
-    charts.push(linesChart({ title: stage === "train" ? "Training loss" : "Loss before pruning", name: "epoch", planned, yName: "loss", lines: stages.map((each) => ({ ...line(each, "loss", "loss", two && each.which ? "6 4" : null), say: short })) }));
-  }
-  return charts;
+function runCharts(run) {
+  const bundle = { method: setting(run, "method"), runs: [run], look: lookOf(setting(run, "method")) }, soft = { light: "#777777", dark: "#a3a8b1" };
+  const named = (name, dash, look = bundle.look) => ({ ...bundle, name, dash, look }), part = (value) => 100 * share(value, run.prunable || 1), partly = (value) => `${short(value)} % (${count((value * run.prunable) / 100)})`;
+  const rounds = run.series.prune?.at.length > 1 ? [
+    seriesChart("Pruned and recovered in each round", "prune", [["pruned", "pruned"], ["recovered", "recovered", "dash"], ["recovered_empty", "recovered in empty channels", "dot"]]
+      .filter(([field]) => run.series.prune[field].some((value) => value > 0)).map(([field, name, dash]) => seriesLine(named(name, dash), "prune", field, partly, part)), "weights, % of all prunable", { log: true, note: thinNote(run, "prune") }),
+    seriesChart("Saliency of the kept weights", "prune", [seriesLine(named("saliency"), "prune", "saliency", short)], "saliency S(θ, c)", { note: thinNote(run, "prune") })] : [];
+  const epochs = ["pretrain", "train"].flatMap((stage) => [
+    seriesChart(stage === "train" ? "Accuracy in training" : "Accuracy in the dense epochs before pruning", stage, [["accuracy", "training", "dot", soft], ["validation", "validation", "dash"], ["test", "test", "solid"]]
+      .map(([field, ...more]) => seriesLine(named(...more), stage, field, inPercent, hundredfold)), "accuracy, %", { log: false, note: thinNote(run, stage) }),
+    seriesChart(stage === "train" ? "Training loss" : "Loss before pruning", stage, [seriesLine(named("loss"), stage, "loss", short)], "loss", { note: thinNote(run, stage) })]);
+  return [layersChart([{ ...bundle, name: "kept" }]), ...rounds, ...epochs].filter(Boolean);
+}
+/* Several bundles over each other, with one legend. The accuracy is one that all of them have. */
+function overlayCharts(bundles) {
+  const has = (field) => bundles.filter(({ runs: all }) => all.some((run) => run.series.train)).every(({ runs: all }) => all.some((run) => run.series.train?.[field].some(known)));
+  const field = ["validation", "test", "accuracy"].find(has) ?? "accuracy", title = { validation: "Validation accuracy by epoch", test: "Test accuracy by epoch", accuracy: "Training accuracy by epoch" }[field];
+  const lines = (...more) => bundles.map((bundle) => seriesLine(bundle, ...more)), together = { hidden: new Set(), keys: false };
+  const charts = [
+    seriesChart(title, "train", lines("train", field, inPercent, hundredfold), "accuracy, %", { log: false, ...together }),
+    seriesChart("Training loss by epoch", "train", lines("train", "loss", short), "loss", together),
+    seriesChart("Kept weights by round", "prune", lines("prune", "keep", (value) => `${short(value)} %`, (value, run) => 100 * share(value, run.prunable || 1)), "weights kept, % of all prunable", together),
+    seriesChart("Saliency of the kept weights by round", "prune", lines("prune", "saliency", short), "saliency S(θ, c)", together),
+    layersChart(bundles, together),
+  ].filter(Boolean);
+  if (!charts.length) return h("p", { class: "hint" }, "None of these runs has rounds or epochs yet.");
+  const card = h("div", { class: "card" }, legend(bundles, together.hidden, () => { for (const plot of card.querySelectorAll(".plot")) draw(plot); }), h("div", { class: "grid" }, charts));
+  return card;
+}
+function overlay() {
+  const pinned = baseline(), members = new Map();
+  for (const index of [...chosen].sort((a, b) => a - b)) if (!pinned?.runs.includes(index)) members.set(groupOf[index], [...(members.get(groupOf[index]) ?? []), runs[index]]);
+  const drawnGroups = [...members.keys(), ...(pinned ? [pinned] : [])], vary = (read) => new Set(drawnGroups.map(read)).size > 1;
+  const [places, protocols] = [vary((g) => `${g.model} on ${g.data}`), vary((g) => g.protocol)]; // a name says only what differs
+  const named = (g) => titleOf(g) + (places && g.model ? `, ${g.model} on ${g.data}` : "") + (protocols && g.protocol ? `, ${g.protocol}` : "");
+  const something = (run) => run.layers.length || Object.values(run.series).some(Boolean);
+  const drawn = told([...members].filter(([, all]) => all.some(something)).map(([g, all]) => ({ method: g.method, name: named(g), runs: all })));
+  if (pinned) drawn.unshift({ method: pinned.method, name: `baseline: ${named(pinned)}`, look: INK, dash: "dash", wide: true, runs: pinned.members });
+  $("selected").textContent = `${plural(chosen.size, "run")} selected${pinned ? ", and the baseline" : ""}.`;
+  $("overlays").replaceChildren(drawn.length ? overlayCharts(drawn) : h("p", { class: "hint" }, "Tick runs in the table, or draw all that are shown."));
 }
 
 /* Runs. */
@@ -138,7 +102,6 @@ function describe(run) {
   return `${settings.method}${run.dense ? "" : ` ${nominal(settings.sparsity)} %`}, seed ${settings.seed}, ${settings.model} on ${settings.data}${more ? `, ${more}` : ""}`;
 }
 const tile = (name, value, below) => (value === "–" || value === null ? null : h("div", {}, h("dt", {}, name), h("dd", {}, value, below ? h("small", {}, below) : null)));
-const share = (part, whole) => (known(part) && whole ? part / whole : null);
 function tiles(run) {
   const pruned = !run.dense;
   const shown = [
@@ -173,8 +136,8 @@ function settingsTable(run) {
 }
 const words = (run) => (run.words.length ? h("ul", { class: "words" }, run.words.map(([kind, text]) => h("li", { class: `word ${kind}` }, text))) : null);
 function section(run) {
-  const charts = [layersChart([run]), ...roundCharts([run]), ...trainCharts([run])].filter(Boolean);
-  const choose = (id) => () => { $(id).value = String(run.index); compare(); $("compare").scrollIntoView(); $(id).focus({ preventScroll: true }); };
+  const charts = runCharts(run);
+  const choose = (id) => () => { $(id).value = String(run.index); compare(); remember(); $("compare").scrollIntoView(); $(id).focus({ preventScroll: true }); };
   return h("div", { class: "body" }, words(run), tiles(run), charts.length ? h("div", { class: "grid" }, charts) : null,
     run.layers.length ? more(`The ${run.layers.length} layers as a table`, () => layerTable(run)) : null,
     run.settings ? more("Settings and environment", () => h("div", { class: "card" }, settingsTable(run))) : null,
@@ -182,15 +145,16 @@ function section(run) {
       h("span", { class: "mono hint" }, run.folder)));
 }
 const sections = new Map();
+let opened = null; // the run that was opened last
 function detailsOf(run) {
   if (!sections.has(run.index)) {
     const settings = run.settings, dead = run.layers.some((layer) => layer.total && !layer.kept);
     const details = h("details", { class: "run", id: `run-${run.index}` }, h("summary", {},
-      settings ? swatch(settings.method, groupOf[run.index].marker) : h("span", {}, run.folder), settings ? h("b", { class: "num" }, run.dense ? "" : `${nominal(settings.sparsity)} %`) : null,
+      settings ? swatch(settings.method, groupOf[run.index].glyph) : h("span", {}, run.folder), settings ? h("b", { class: "num" }, run.dense ? "" : `${nominal(settings.sparsity)} %`) : null,
       settings ? h("span", { class: "where" }, `seed ${settings.seed} · ${settings.model} on ${settings.data}${variantOf(run) ? ` · ${variantOf(run)}` : ""}`) : null,
       h("span", { class: "badges" }, run.collapsed.length ? h("span", { class: "badge bad" }, "collapsed") : dead ? h("span", { class: "badge warn" }, "dead layers") : null,
         known(run.accuracy) ? h("span", { class: "num" }, `${percent(run.accuracy)} %`) : null, run.status === "done" ? null : stateBadge(run.status))));
-    details.addEventListener("toggle", () => { if (details.open && details.children.length === 1) details.append(section(run)); });
+    details.addEventListener("toggle", () => { if (details.open && details.children.length === 1) details.append(section(run)); opened = details.open ? run : opened === run ? null : opened; remember(); });
     sections.set(run.index, details);
   }
   return sections.get(run.index);
@@ -210,10 +174,6 @@ function open(index) {
   if (details.children.length === 1) details.append(section(runs[index]));
   details.scrollIntoView();
   details.querySelector("summary").focus({ preventScroll: true });
-}
-function follow() {
-  const match = /^#run-(\d+)$/.exec(location.hash);
-  if (match && runs[Number(match[1])]) open(Number(match[1]));
 }
 
 /* Two runs. */
@@ -237,8 +197,7 @@ function compare() {
   const head = (last) => h("thead", {}, h("tr", {}, ["", "A", "B", ...last].map((name, index) => h("th", { scope: "col", class: index && last.length ? "plain number" : "plain" }, name || h("span", { class: "quiet" }, "what")))));
   const scores = SCORES.filter(([, value]) => known(value(a)) || known(value(b))).map(([name, value, say, scale, digits]) => {
     const delta = known(value(a)) && known(value(b)) ? scale * (value(b) - value(a)) : null;
-    const difference = delta === null ? "–" : Math.abs(delta) < 0.5 * 10 ** -digits ? "0" : (delta > 0 ? "+" : "−") + Math.abs(delta).toLocaleString("en-GB", { maximumFractionDigits: digits });
-    return h("tr", {}, h("th", { scope: "row" }, name), [say(value(a)), say(value(b)), difference].map((text) => h("td", { class: "number" }, text)));
+    return h("tr", {}, h("th", { scope: "row" }, name), [say(value(a)), say(value(b)), signed(delta, digits)].map((text) => h("td", { class: "number" }, text)));
   });
   const names = data.settings.filter((name) => known(setting(a, name)) || known(setting(b, name)));
   const differs = (name) => setting(a, name) !== setting(b, name);
@@ -247,8 +206,8 @@ function compare() {
   const check = h("input", { type: "checkbox", id: "only", onchange: (event) => { onlyDifferences = event.target.checked; compare(); $("only").focus(); } });
   check.checked = onlyDifferences;
   const apart = names.filter(differs).length;
-  const charts = a === b ? [] : [layersChart([a, b]), ...roundCharts([a, b]), ...trainCharts([a, b])].filter(Boolean);
-  const side = (run, letter) => h("div", { class: "card" }, h("h3", {}, h("span", { class: "letter" }, letter), " ", swatch(setting(run, "method"), groupOf[run.index].marker)), h("p", { class: "hint" }, h("a", { href: `#run-${run.index}` }, describe(run))), words(run));
+  const charts = a === b ? [] : [overlayCharts(told([a, b].map((run, index) => ({ method: setting(run, "method"), name: `${"AB"[index]}: ${describe(run)}`, runs: [run] }))))];
+  const side = (run, letter) => h("div", { class: "card" }, h("h3", {}, h("span", { class: "letter" }, letter), " ", swatch(setting(run, "method"), groupOf[run.index].glyph)), h("p", { class: "hint" }, link(run.index, describe(run))), words(run));
   $("comparison").replaceChildren(
     ...(a === b ? [h("p", { class: "hint" }, "A and B are the same run; choose another run to see differences.")] : []),
     h("div", { class: "side" }, side(a, "A"), side(b, "B")),
@@ -256,7 +215,7 @@ function compare() {
       h("div", { class: "card" }, h("h3", {}, "Results"), scores.length ? h("table", {}, head(["B − A"]), h("tbody", {}, scores)) : h("p", { class: "hint" }, "Neither run has results yet.")),
       h("div", { class: "card" }, h("div", { class: "bar" }, h("h3", {}, apart ? `Settings: ${plural(apart, "difference")}` : "Settings: no difference"), h("label", { class: "check" }, check, "differences only")),
         rows.length ? h("table", { class: "settings" }, head([]), h("tbody", {}, rows)) : null)),
-    ...(charts.length ? [h("div", { class: "card" }, h("div", { class: "grid" }, charts))] : []));
+    ...charts);
 }
 function pair() {
   const options = () => runs.map((run) => h("option", { value: run.index }, describe(run)));

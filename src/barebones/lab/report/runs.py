@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,35 +28,54 @@ from ..seal import Identity
 from ..stored import SETTLED
 from .sentences import PRUNED, UNFINISHED, sentences
 
+FILES = (EXPERIMENT, RESULT, FAILURE, MASK, METRICS)  # a folder with one of these is a run's
 LONGEST = 150  # points of a series; longer series are thinned out
 NUMBERS = (
     "prunable", "kept", "effective", "sparsity", "effective_sparsity", "flops_dense", "flops_effective", "flops_shrunk",
 )  # fmt: skip
 SERIES = {  # the numbers that are drawn of each stage
-    "prune": ("pruned", "recovered", "recovered_empty", "saliency"),
+    "prune": ("keep", "pruned", "recovered", "recovered_empty", "saliency"),
     "pretrain": ("loss", "accuracy"),
     "train": ("loss", "accuracy"),
 }
 TRAINED = tuple(name for name in SETTINGS if name not in (*SETTLED, "method", "mask", "seed", "shrink"))
 """The data, the network and how it is trained: only runs that share all of these are in one chart."""
-MARKERS, DASHES = "os^vDPX", 4  # the markers and the number of dash patterns that tell variants of a method apart
+MARKS = {  # Plotly's name of each of Matplotlib's markers, and a letter that looks like it
+    "o": ("circle", "●"), "s": ("square", "■"), "^": ("triangle-up", "▲"), "v": ("triangle-down", "▼"),
+    "D": ("diamond", "◆"), "P": ("cross", "✚"), "X": ("x", "✖"), "*": ("star", "★"), "p": ("pentagon", "⬟"),
+    "h": ("hexagon", "⬢"), "<": ("triangle-left", "◀"), ">": ("triangle-right", "▶"),
+}  # fmt: skip
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OSError, RuntimeError, RecursionError)
 
 
+Stamp = tuple[tuple[str, int, int], ...]
+Known = dict[Path, tuple[Stamp, Row]]  # what was read of a folder, and the stamp that the folder had then
+
+
 def gather(
-    runs: Path, effective: bool = True, watch: Callable[[int, int], None] = lambda done, total: None
+    runs: Path,
+    effective: bool = True,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+    known: Known | None = None,
 ) -> dict[str, Any]:
-    """Collect every run under a folder, and the groups of runs that differ only in the seed."""
+    """Collect every run under a folder, and the groups of runs that differ only in the seed.
+
+    Folders that have not changed since they were put into `known` are not read again.
+    """
     if not runs.is_dir():
         raise ValueError(f"there is no folder {runs}; name the one that holds the run folders")
-    folders = sorted(_run_folders(runs, set()))
+    folders = stamps(runs)
     if not folders:
         raise ValueError(f"there is no run in {runs}; create some with barebones run or barebones sweep")
+    known = {} if known is None else known
     rows: list[Row] = []
-    for folder in folders:
+    for folder, stamp in folders.items():
         watch(len(rows), len(folders))
-        name = folder.name if folder == runs else folder.relative_to(runs).as_posix()
-        rows.append(_run(folder, name, effective))
+        if folder not in known or known[folder][0] != stamp:
+            name = folder.name if folder == runs else folder.relative_to(runs).as_posix()
+            known[folder] = stamp, _run(folder, name, effective)
+        rows.append(known[folder][1])
     watch(len(rows), len(folders))
     rows.sort(key=_order)
     return {
@@ -64,6 +84,20 @@ def gather(
         "groups": _groups(rows),
         "settings": list(SETTINGS),
     }
+
+
+def stamps(runs: Path) -> dict[Path, Stamp]:
+    """Return the run folders under a folder, each with the times and sizes of its files, which change as it does."""
+    folders = sorted(_run_folders(runs, set())) if runs.is_dir() else []
+    return {folder: tuple(sorted(_stamp(folder))) for folder in folders}
+
+
+def _stamp(folder: Path) -> Iterator[tuple[str, int, int]]:
+    with suppress(OSError):  # a file or a folder may vanish, or be unreadable, which its reader tells
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):
+                about = path.stat()
+                yield path.name, about.st_mtime_ns, about.st_size
 
 
 def _run_folders(folder: Path, visited: set[Path]) -> Iterator[Path]:
@@ -75,7 +109,7 @@ def _run_folders(folder: Path, visited: set[Path]) -> Iterator[Path]:
     visited.add(real)
     try:
         paths = sorted(folder.iterdir())
-        if any(path.name in (EXPERIMENT, RESULT, FAILURE, MASK, METRICS) for path in paths):
+        if any(path.name in FILES for path in paths):
             yield folder
             return
         for path in paths:
@@ -158,7 +192,7 @@ class _FileReader:
             if isinstance(error, OSError) and error.strerror:
                 problem = error.strerror
             problem = problem.replace(f"{self.folder}/", "").splitlines()[0][:300]
-            problem = problem if problem.startswith(name) else f"{name}: {problem}"
+            problem = problem if problem.startswith(FILES) else f"{name}: {problem}"
             if problem not in self.problems:
                 self.problems.append(problem)
             return None
@@ -268,18 +302,24 @@ def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -
     )
 
 
+def mark(marker: str) -> tuple[str, str]:
+    """Return Plotly's name of one of Matplotlib's markers, and a letter like it; for an unknown one, a dot."""
+    name, letter = MARKS.get(marker, MARKS["o"])
+    return name, letter + "\ufe0e"  # a letter, not an emoji
+
+
 def _mark(groups: Sequence[Row]) -> None:
-    """Give the groups of each method and variant a marker and a dash that no other of the same colour has."""
-    marks: dict[tuple[str | None, str], tuple[str, int]] = {}
+    """Give the groups of each method and variant a marker and dashes that no other of the same colour has."""
+    chosen: dict[tuple[str | None, str], tuple[tuple[str, str], str]] = {}
     taken = set()
     for each in groups:
         name = (each["method"], each["line"])
         _, colour, first = look(each["method"] or "")
-        if name not in marks:
-            choices = [(m, d) for d in range(DASHES) for m in (first, *MARKERS.replace(first, ""))]
-            marks[name] = next((choice for choice in choices if (colour, choice) not in taken), choices[-1])
-            taken.add((colour, marks[name]))
-        each["marker"], each["dash"] = marks[name]
+        if name not in chosen:
+            choices = [(m, dash) for dash in DASHES for m in dict.fromkeys([mark(first), *map(mark, MARKS)])]
+            chosen[name] = next((choice for choice in choices if (colour, choice) not in taken), choices[-1])
+            taken.add((colour, chosen[name]))
+        (each["symbol"], each["glyph"]), each["dash"] = chosen[name]
 
 
 def _variant(settings: Row, firsts: Sequence[Row], equal_in: Sequence[str]) -> str:

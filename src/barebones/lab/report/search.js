@@ -3,11 +3,13 @@ const setting = (run, name) => (run.settings ? run.settings[name] : null);
 const asShown = (value) => (known(value) ? Number(percent(value, 6)) : null);
 /* What the fields read, as the page shows it. Fractions are shown in percent: of those, 0.98 means 98. */
 const PERCENT = {
+  __proto__: null,
   sparsity: (run) => asShown(setting(run, "sparsity")),
   accuracy: (run) => (known(run.accuracy) ? Number(percent(run.accuracy)) : null),
-  effective: (run) => (known(run.effective_sparsity) ? Number(percent(run.effective_sparsity, 3)) : null),
+  effective: (run) => (known(run.effective_sparsity) ? Number(sparse(run.effective_sparsity)) : null),
 };
 const FIELDS = {
+  __proto__: null,
   ...Object.fromEntries(data.settings.map((name) => [spoken(name), (run) => setting(run, name)])),
   ...PERCENT,
   network: (run) => setting(run, "model"),
