@@ -118,7 +118,7 @@ def test_idle_layers_are_called_out_in_words(tmp_path: Path, monkeypatch: pytest
 
 
 def test_quick_counts_without_the_network(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barebones.lab.report.runs.build", lambda *_: pytest.fail("a network was built"))
+    monkeypatch.setattr("barebones.lab.report.runs.built", lambda *_: pytest.fail("a network was built"))
     run = run_with(gather(runs, effective=False), method="force", sparsity=0.98, seed=0)
     assert [layer[4] for layer in run["layers"]] == [None] * len(SHAPES)
     assert run["effective"] == run["kept"] // 2  # as the run itself had counted
