@@ -149,7 +149,7 @@ def test_a_gpu_gets_the_same_batches():
 def test_an_unknown_name_suggests_the_closest():
     with pytest.raises(ValueError, match=r"no data set 'CIFAR-10'; did you mean 'cifar10'\? Choose one of cifar10,"):
         data.load("CIFAR-10")
-    with pytest.raises(ValueError, match=r"choose one of cifar10, .*imagenet, digits, or file.py:factory"):
+    with pytest.raises(ValueError, match=r"choose one of cifar10, .*imagenet, digits, images:PATH for a folder"):
         data.load("zzz")
 
 

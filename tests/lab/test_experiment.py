@@ -163,7 +163,7 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
         model="vgg16", data="cifar100", method="iter-snip", sparsity=0.5, seed=1, rounds=2, batches=2,
         schedule="linear", revive_until=0.5, at_least=1, loss="nll-on-logits", init="xavier", scoring_precision="bf16",
         pretrain=2, rewind=True, mask="0", control="shuffle", epochs=1, batch=2, lr=1.0, momentum=0.0, weight_decay=0.0,
-        precision="tf32", shrink=True,
+        optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, precision="tf32", shrink=True,
     )  # fmt: skip
     assert list(others) == NAMES
     experiments = [base, *(replace(base, **{name: value}) for name, value in others.items())]
@@ -187,7 +187,9 @@ def test_the_id_of_a_known_experiment_does_not_change_by_accident():
         scoring_precision="fp32", pretrain=0, rewind=False, mask=None, epochs=350, batch=128, lr=0.1, momentum=0.9,
         weight_decay=5e-4, precision="fp32",
     )  # fmt: skip
-    later = dict(shrink=False, control="none")  # options that came afterwards, at the values that change nothing
+    later = dict(  # options that came afterwards, at the values that change nothing
+        shrink=False, control="none", optimizer="sgd", lr_schedule="milestones", warmup=0, label_smoothing=0.0,
+    )  # fmt: skip
     known = Experiment("vgg19").resolved()
     assert asdict(known) == values | later
     assert known.folder == "cifar10-vgg19-force-99-s0-c6d05175a3"

@@ -17,7 +17,9 @@ from ..data import DATA
 from ..imports import is_code
 from ..lab.experiment import DENSE, Experiment
 from ..lab.options import RunOptions
+from ..lab.rates import LR_SCHEDULES
 from ..lab.tracking import TRACKERS
+from ..lab.training import OPTIMIZERS
 from ..models import MODELS, SCHEMES
 from ..pruning.controls import CONTROLS
 from ..pruning.methods import METHODS
@@ -134,6 +136,8 @@ def _completion(option: str) -> Callable[[str], list[str]] | None:
         "method": (METHODS, (DENSE,)),
         "schedule": (SCHEDULES,),
         "init": (SCHEMES,),
+        "optimizer": (OPTIMIZERS,),
+        "lr_schedule": (LR_SCHEDULES,),
         "control": (CONTROLS,),
     }
     if option not in tables:

@@ -14,7 +14,7 @@ from platformdirs import user_cache_path
 from ..imports import is_code
 from ..running.processors import processors
 from ..words import unknown
-from . import cifar, digits, imagenet, own, tiny_imagenet
+from . import cifar, digits, image_folder, imagenet, own, tiny_imagenet
 from .split import Batch, Data, Inputs, Request, Split
 from .tensors import TensorSplit
 
@@ -56,10 +56,10 @@ def load(
     workers: int | None = None,
     channels_last: bool = False,
 ) -> Data:
-    """Load the data set of this name in `DATA`, or the one that a factory of your own returns.
+    """Load the data set of this name in `DATA`, a folder of images, or the data that a factory of your own returns.
 
-    Such a factory is named as "package.module:factory" or "path/to/file.py:factory"; docs/your-data.md says what it
-    returns. The batches will be on `device`.
+    A folder is named as "images:PATH" or "images:PATH@SIZE", a factory as "package.module:factory" or
+    "path/to/file.py:factory"; docs/your-data.md says more about both. The batches will be on `device`.
 
     `root` is the folder of the data set, or the folder that contains it. The default is `$BAREBONES_DATA`, and if
     that is not set, the user's cache folder (`~/.cache/barebones` on Linux). Nothing is downloaded unless `download`
@@ -79,10 +79,15 @@ def load(
     if workers is None:
         workers = min(MAX_WORKERS, processors())
     request = Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last)
-    return DATA[name].load(request) if name in DATA else own.load(name, request)
+    if name in DATA:
+        return DATA[name].load(request)
+    return own.load(name, request) if is_code(name) else image_folder.load(name, request)
 
 
 def check_name(name: str) -> None:
-    """Raise a `ValueError` if there is no data set of this name, and it names no code either."""
-    if name not in DATA and not is_code(name):
-        raise ValueError(f"{unknown('data set', name, DATA)}, or file.py:factory for one of your own")
+    """Raise a `ValueError` if there is no data set of this name, and it names neither code nor a folder of images."""
+    if name.startswith(image_folder.PREFIX):
+        image_folder.parsed(name)
+    elif name not in DATA and not is_code(name):
+        own_ones = f"{image_folder.PREFIX}PATH for a folder of images, or file.py:factory for a data set of your own"
+        raise ValueError(f"{unknown('data set', name, DATA)}, {own_ones}")

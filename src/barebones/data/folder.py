@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..running import digest
-from .images import centre_crop, open_rgb, random_crop, require_pillow, to_tensor
+from .images import SUFFIXES, centre_crop, open_rgb, random_crop, require_pillow, to_tensor
 from .normalization import Normalization
 from .split import Batch, Split
 
@@ -90,3 +92,41 @@ class _Decoder(Dataset[Any]):
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+def listed(root: Path, parts: Sequence[str]) -> tuple[list[str], dict[str, tuple[list[str], list[int]]]]:
+    """Return the classes of a folder, and the files and labels of each of its parts, such as train and test.
+
+    Each part has one folder per class, the same in all. Classes are numbered in sorted order.
+    """
+    classes = _classes(root / parts[0])
+    for part in parts[1:]:
+        if (others := _classes(root / part)) != classes:
+            odd = min(set(others) ^ set(classes))
+            raise ValueError(
+                f"{root}/{parts[0]} and {root}/{part} must have folders of the same names, but only one has {odd}"
+            )
+    return classes, {part: _listed(root / part, classes) for part in parts}
+
+
+def _classes(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is missing; create it, with one folder of images per class")
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise ValueError(f"{folder} contains no folders; put each image into a folder of its class")
+    return names
+
+
+def _listed(folder: Path, classes: list[str]) -> tuple[list[str], list[int]]:
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        with os.scandir(folder / name) as entries:
+            images = sorted(e.path for e in entries if e.name.lower().endswith(SUFFIXES) and not e.name.startswith("."))
+        if not images:
+            raise ValueError(f"{folder / name} contains no images")
+        paths += images
+        labels += [label] * len(images)
+    return paths, labels

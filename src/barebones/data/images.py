@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -48,6 +50,40 @@ def to_tensor(images: Sequence[Image.Image]) -> Tensor:
     width, height = images[0].size
     pixels = torch.frombuffer(bytearray(b"".join(image.tobytes() for image in images)), dtype=torch.uint8)
     return pixels.view(len(images), height, width, 3).permute(0, 3, 1, 2)
+
+
+def decoded(
+    paths: Sequence[str | Path],
+    size: tuple[int, int],
+    threads: int,
+    chunk: int,
+    change: Callable[[Image.Image], Image.Image] = lambda image: image,
+    hint: str = "",
+) -> Tensor:
+    """Read image files of one size, width and height, into a uint8 tensor; a thread decodes `chunk` files at once.
+
+    `change` is applied to each image before its size is checked; `hint` ends the error about another size.
+    """
+
+    def read(start: int) -> Tensor:
+        images = []
+        for path in paths[start : start + chunk]:
+            image = change(open_rgb(path))
+            if image.size != size:
+                raise ValueError(f"{path} is {image.width} x {image.height} pixels, not {size[0]} x {size[1]}{hint}")
+            images.append(image)
+        return to_tensor(images)
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(max(1, threads)) as pool:
+        warnings.simplefilter("ignore")  # Pillow warns about damaged metadata, which is not used here
+        return torch.cat(list(pool.map(read, range(0, len(paths), chunk))))
+
+
+def fitted(image: Image.Image, size: int) -> Image.Image:
+    """Cut out the largest square in the middle, and resize it to `size` x `size`."""
+    from PIL import Image, ImageOps
+
+    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
 
 
 def random_crop(image: Image.Image, size: int, random: Random) -> Image.Image:

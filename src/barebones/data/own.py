@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,14 +16,13 @@ from ..running.rng import forked
 from ..words import did_you_mean, first_line, shape_of
 from .folder import loaded
 from .normalization import Normalization
-from .split import Batch, Data, Request, Split
+from .split import Batch, Data, Request, Split, statistics
 from .tensors import TensorSplit
 
 PARTS = ("train", "validation", "test")
 OTHERS = ("classes", "mean", "std", "workers")
 RECIPE = "(train, test), each a Dataset of (input, target) or a pair of tensors (inputs, targets)"
 LOOKED_AT = 256  # items at the start of a Dataset that its digest is made from
-MEASURED = 5_000  # training images, evenly spaced, that mean and standard deviation are computed from
 CPU = torch.device("cpu")
 
 
@@ -222,7 +221,7 @@ def _normalization(
             raise ValueError(f"{name} returned mean and std, which are for bytes; other inputs are used as they are")
         return request.normalization((), ())
     channels = form[0][0]
-    mean, std = _statistics(train, channels) if "mean" not in given else (given["mean"], given["std"])
+    mean, std = statistics(train) if "mean" not in given else (given["mean"], given["std"])
     try:
         mean, std = ([float(value) for value in values] for values in (mean, std))
     except (TypeError, ValueError):
@@ -230,18 +229,6 @@ def _normalization(
     if not len(mean) == len(std) == channels or not all(value > 0 for value in std):
         raise ValueError(f"mean and std of {name} need one number for each of {channels} channels, std above 0")
     return request.normalization(mean, std)
-
-
-def _statistics(split: Split, channels: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Return mean and standard deviation of each channel, with 255 as 1."""
-    sums, pixels = torch.zeros(2, channels, dtype=torch.float64), 0
-    for images, _ in split.read(torch.arange(0, len(split), -(-len(split) // MEASURED)), LOOKED_AT, None):
-        values = images.double().transpose(0, 1).flatten(1) / 255
-        sums += torch.stack([values.sum(1), values.square().sum(1)])
-        pixels += values.shape[1]
-    mean, square = sums / pixels
-    std = (square - mean.square()).clamp(min=0).sqrt()
-    return mean.tolist(), torch.where(std > 1e-6, std, 1.0).tolist()  # a channel of one value has no spread
 
 
 def _content(split: TensorSplit | DatasetSplit) -> Iterator[Tensor]:

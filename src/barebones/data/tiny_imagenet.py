@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from .download import Archive, located
-from .images import open_rgb, require_pillow, to_tensor
+from .images import decoded, require_pillow
 from .split import Data, Request
 from .tensors import TensorSplit
 
@@ -38,7 +34,7 @@ def load(request: Request) -> Data:
     normalization = request.normalization(MEAN, STD)
 
     def split(paths: list[Path], labels: list[int]) -> TensorSplit:
-        return TensorSplit(_decoded(paths, request.workers), torch.tensor(labels), normalization)
+        return TensorSplit(decoded(paths, (SIZE, SIZE), request.workers, CHUNK), torch.tensor(labels), normalization)
 
     train, test = _train(folder / "train", classes), _test(folder / "val", classes)  # check both before decoding either
     return Data("tiny-imagenet", CLASSES, (3, SIZE, SIZE), train=split(*train), validation=None, test=split(*test))
@@ -88,18 +84,3 @@ def _text(path: Path) -> str:
         raise FileNotFoundError(f"{path} is missing; unpack {ARCHIVE.name} again") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is damaged: it is not text") from None
-
-
-def _decoded(paths: Sequence[Path], threads: int) -> Tensor:
-    def chunk(start: int) -> Tensor:
-        images = []
-        for path in paths[start : start + CHUNK]:
-            image = open_rgb(path)  # about 2 % of the images are grey
-            if image.size != (SIZE, SIZE):
-                raise ValueError(f"{path} is {image.width} x {image.height} pixels, not {SIZE} x {SIZE}")
-            images.append(image)
-        return to_tensor(images)
-
-    with warnings.catch_warnings(), ThreadPoolExecutor(max(1, threads)) as pool:
-        warnings.simplefilter("ignore")  # Pillow warns about damaged metadata, which is not used here
-        return torch.cat(list(pool.map(chunk, range(0, len(paths), CHUNK))))

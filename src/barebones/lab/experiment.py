@@ -22,7 +22,8 @@ from ..pruning.methods import resolved as resolved_method
 from ..pruning.schedules import SCHEDULES
 from ..words import did_you_mean, unknown
 from .protocols import protocol
-from .training import PRECISIONS, TrainingPlan
+from .rates import LR_SCHEDULES
+from .training import OPTIMIZERS, PRECISIONS, TrainingPlan
 
 DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a known method
 PRUNING = (  # fields that a dense run lacks
@@ -35,7 +36,14 @@ LONGEST = 80  # characters of a network's or data set's name in the name of a fo
 
 # Fields that were added after runs had been recorded. A field at its value here is left out of the hash, so the
 # folders of all earlier runs keep their names. Every new field of `Experiment` must be listed here.
-LATER: dict[str, Any] = {"shrink": False, "control": NONE}
+LATER: dict[str, Any] = {
+    "shrink": False,
+    "control": NONE,
+    "optimizer": "sgd",
+    "lr_schedule": "milestones",
+    "warmup": 0,
+    "label_smoothing": 0.0,
+}
 
 
 def _option(default: Any, help: str) -> Any:
@@ -57,7 +65,7 @@ class Experiment:
         "resnet50", f"Network: {', '.join(MODELS)}; or package.module:factory or file.py:factory for your own."
     )
     data: str = _option(
-        "cifar10", f"Data set: {', '.join(DATA)}; or package.module:factory or file.py:factory for your own."
+        "cifar10", f"Data set: {', '.join(DATA)}; images:PATH for a folder of images; or file.py:factory for your own."
     )
     method: str = _option("force", f"Pruning method: {', '.join(METHODS)}; or dense, for no pruning.")
     sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.")
@@ -80,11 +88,15 @@ class Experiment:
         "(invert); or the weights, drawn anew under the same masks (redraw).",
     )
 
-    epochs: int | None = _option(None, "Number of training epochs; the learning rate's milestones scale with it.")
+    epochs: int | None = _option(None, "Number of training epochs; the learning rate's schedule scales with it.")
     batch: int | None = _option(None, "Images per batch, in training and in scoring.")
-    lr: float | None = _option(None, "Learning rate at the start.")
-    momentum: float = _option(0.9, "Momentum of SGD.")
-    weight_decay: float | None = _option(None, "Weight decay of SGD.")
+    lr: float | None = _option(None, "Learning rate: the first and highest, after the warm-up.")
+    momentum: float = _option(0.9, "Momentum of SGD, or the first beta of AdamW.")
+    weight_decay: float | None = _option(None, "Weight decay.")
+    optimizer: str = _option("sgd", f"Optimizer: {', '.join(OPTIMIZERS)}.")
+    lr_schedule: str = _option("milestones", f"How the learning rate changes: {', '.join(LR_SCHEDULES)}.")
+    warmup: int = _option(0, "Epochs in which the learning rate rises.")
+    label_smoothing: float = _option(0.0, "Share of each training target that is spread over all classes.")
     precision: str | None = _option(None, f"Precision of training: {', '.join(PRECISIONS)}.")
     shrink: bool = _option(False, "Train the network without the channels that carry no signal.")
 
@@ -101,6 +113,8 @@ class Experiment:
             "schedule": ("schedule", SCHEDULES),
             "precision": ("precision", PRECISIONS),
             "scoring_precision": ("scoring precision", SCORING_PRECISIONS),
+            "optimizer": ("optimizer", OPTIMIZERS),
+            "lr_schedule": ("schedule of the learning rate", LR_SCHEDULES),
         }
         for name, (kind, known) in choices.items():
             if (value := getattr(self, name)) is not None and value not in known:
@@ -111,7 +125,8 @@ class Experiment:
             raise ValueError(
                 f"sparsity {self.sparsity:g} is not a fraction of weights to remove, from 0 to below 1{hint}"
             )
-        for name, minimum in (("rounds", 1), ("batches", 1), ("epochs", 0), ("batch", 2), ("pretrain", 0), ("seed", 0)):
+        at_least = {"rounds": 1, "batches": 1, "batch": 2, "epochs": 0, "pretrain": 0, "seed": 0, "warmup": 0}
+        for name, minimum in at_least.items():
             if (value := getattr(self, name)) is not None and value < minimum:
                 raise ValueError(f"{_option_name(name)} {value} is too small; it must be at least {minimum}")
         if self.seed >= 2**63:
@@ -119,6 +134,10 @@ class Experiment:
         for name in ("lr", "weight_decay", "momentum"):
             if (value := getattr(self, name)) is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{_option_name(name)} {value} must be 0 or more")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label-smoothing {self.label_smoothing:g} must be from 0 to below 1")
+        if self.optimizer == "adamw" and self.momentum >= 1:
+            raise ValueError(f"momentum {self.momentum:g} must be below 1 for adamw")
         if self.method == FILE and self.mask is None:
             raise ValueError("method file trains the masks of a file; name it with barebones train --mask FILE")
         if self.rewind and not self.pretrain:
@@ -129,7 +148,7 @@ class Experiment:
 
         The precision of training, if it is None, becomes the one that suits the device.
         """
-        paper = protocol(self.data, self.model)
+        paper = protocol(self.data, self.model, self.optimizer)
         defaults = {name: getattr(paper, name) for name in ("epochs", "batch", "lr", "weight_decay")}
         defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
         fixed: dict[str, Any] = {}
@@ -143,6 +162,9 @@ class Experiment:
             defaults["schedule"] = next((name for name, known in SCHEDULES.items() if known is row.schedule), None)
             defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        epochs = paper.epochs if self.epochs is None else self.epochs
+        if self.warmup and self.warmup >= epochs:
+            raise ValueError(f"warmup {self.warmup} is not shorter than the training, which has {epochs} epochs")
         return replace(self, **missing, **fixed)
 
     def pruning(self, rounds: int | None = None, batches: int | None = None) -> Method:
@@ -166,7 +188,10 @@ class Experiment:
 
     def plan(self) -> TrainingPlan:
         """Return how a resolved experiment trains."""
-        names = ("epochs", "batch", "lr", "momentum", "weight_decay")
+        names = (
+            "epochs", "batch", "lr", "momentum", "weight_decay", "optimizer", "lr_schedule", "warmup",
+            "label_smoothing",
+        )  # fmt: skip
         milestones = protocol(self.data, self.model).milestones
         return TrainingPlan(**{name: getattr(self, name) for name in names}, milestones=milestones)
 

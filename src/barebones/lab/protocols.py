@@ -29,16 +29,19 @@ PROTOCOLS = {
     # not in the paper, but small enough for any machine
     "digits": Protocol(20, (1 / 2, 3 / 4), batch=64, weight_decay=5e-4, rounds=60, batches=1),
 }
+ADAMW = {"lr": 1e-3, "weight_decay": 0.01}  # not in the paper
 WEIGHT_DECAY = {"mobilenet-v2": 4e-5}  # of networks that the paper trains with another one
 
 
-def protocol(data: str, model: str) -> Protocol:
+def protocol(data: str, model: str, optimizer: str = "sgd") -> Protocol:
     """Return how the paper prunes and trains this network on this data set.
 
-    A data set without a row has the protocol of digits.
+    A data set without a row has the protocol of digits. Another optimizer than SGD has settings of its own.
 
     >>> protocol("cifar10", "mobilenet-v2").weight_decay, protocol("cifar10", "vgg19").weight_decay
     (4e-05, 0.0005)
     """
     row = PROTOCOLS.get(data, PROTOCOLS["digits"])
+    if optimizer == "adamw":
+        return replace(row, lr=ADAMW["lr"], weight_decay=ADAMW["weight_decay"])
     return replace(row, weight_decay=WEIGHT_DECAY.get(model, row.weight_decay))

@@ -85,7 +85,7 @@ class Stages:
         """Train the dense network before pruning, at the first learning rate."""
         path = self.folder.path / PRETRAINED
         if not path.exists():
-            plan = replace(self.experiment.plan(), epochs=self.experiment.pretrain, milestones=())
+            plan = replace(self.experiment.plan(), epochs=self.experiment.pretrain, lr_schedule="constant", warmup=0)
             yield from self._training("pretrain", plan, None, PRETRAINING)
             save_weights(self.model, {}, path, **self._stamp(PRETRAINED))
         self._passed(self.folder.about(PRETRAINED)["metrics"])

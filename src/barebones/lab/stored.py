@@ -53,7 +53,7 @@ def load(
     if source.is_dir():
         return trained(source, model, data, trust)
     experiment = experiment_for_mask(source, {k: v for k, v in (("model", model), ("data", data)) if v}, trust)
-    network = initial_network(experiment, inputs_of(experiment, source, [data], trust))
+    network = initial(experiment, inputs_of(experiment, source, [data], trust))
     return experiment, network, load_masks(source, network)[0]
 
 
@@ -78,6 +78,8 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
         )
     method = finder["method"] if record and finder["method"] in METHODS else FILE
     settings = {"method": method, "mask": masks_digest(masks), "sparsity": float(about["sparsity"])}
+    if changes.get("optimizer", finder["optimizer"]) != finder["optimizer"]:
+        finder |= {"lr": None, "weight_decay": None}  # those of the file are for its optimizer
     experiment = Experiment.from_dict(finder | dict.fromkeys(FINDING) | settings | changes)
     check_trusted(experiment.model, path, [changes.get("model")], trust)
     return experiment
@@ -100,7 +102,7 @@ def trained(
             f"the run in {folder} is not finished ({progress(folder)}); finish it, or name its {MASK} "
             "for the network before training"
         )
-    network, path = initial_network(experiment, inputs_of(experiment, folder, [data], trust)), folder / WEIGHTS
+    network, path = initial(experiment, inputs_of(experiment, folder, [data], trust)), folder / WEIGHTS
     masks, _ = load_mask(folder, owner, network)
     verified(path, owner)
     with explained(path):
@@ -111,6 +113,11 @@ def trained(
         if experiment.method != DENSE and masks_digest(stored) != masks_digest(masks):
             raise ValueError(f"{folder / MASK} does not hold the masks of {WEIGHTS}")
     return experiment, network, masks
+
+
+def initial(experiment: Experiment, inputs: Inputs | None = None) -> nn.Module:
+    """Return the experiment's network at its initial weights, on the CPU; without `inputs`, for data of the library."""
+    return initial_network(experiment, inputs or DATA[experiment.data].inputs)
 
 
 def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None] = (), trust: bool = False) -> Inputs:
@@ -135,7 +142,7 @@ def check_unchanged(folder: Path, experiment: Experiment, options: RunOptions) -
     known, data = recorded(folder, experiment)[1].initial, ""
     if experiment.data not in DATA:
         data = cached_data(experiment.data, options.data_root, options.device, options.download).digest
-    network = initial_network(experiment, network_inputs(experiment, options))
+    network = initial(experiment, network_inputs(experiment, options))
     if known in (None, beginning(network, data)):
         return
     what, change = experiment.model, "its initial weights are others"

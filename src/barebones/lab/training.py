@@ -1,9 +1,9 @@
-"""Training: SGD on a masked network, in one loop that can stop after any step and resume there."""
+"""Training: a masked network, in one loop that can stop after any step and resume there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from time import perf_counter
 from typing import Any
@@ -22,6 +22,7 @@ from ..running.precision import autocast, tf32
 from ..running.rng import reseed
 from ..scope import parameters
 from ..words import shortened
+from . import rates
 from .forms import misfit
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -42,12 +43,26 @@ STATE = {  # of a checkpoint, besides its tensors
         },
     ),
 }
+Optimize = Callable[[Iterable[nn.Parameter], Any, "TrainingPlan", torch.device], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Optimize] = {
+    "sgd": lambda parameters, rate, plan, device: torch.optim.SGD(
+        parameters, rate, momentum=plan.momentum, weight_decay=plan.weight_decay, fused=_fused(device)
+    ),
+    "adamw": lambda parameters, rate, plan, device: torch.optim.AdamW(
+        parameters, rate, betas=(plan.momentum, 0.999), weight_decay=plan.weight_decay, fused=_fused(device),
+        capturable=device.type == "cuda",
+    ),
+}  # fmt: skip
+KEYS = {"sgd": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an optimizer remembers
+STATES = {key: key for keys in KEYS.values() for key in keys} | {"momentum_buffer": "momentum"}  # in a checkpoint
 TOP5_FROM = 100  # classes; with fewer, top-5 accuracy says little
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How to train: SGD with momentum. The learning rate is divided by ten at each milestone, a fraction of the epochs.
+    """How to train: by default SGD with momentum, whose rate is divided by ten at each milestone.
+
+    A milestone is a fraction of the epochs.
 
     >>> plan = TrainingPlan(epochs=350, batch=128, lr=0.1, weight_decay=5e-4, milestones=(150 / 350, 250 / 350))
     >>> [plan.rate(epoch) for epoch in (0, 149, 150, 250)]
@@ -60,11 +75,14 @@ class TrainingPlan:
     weight_decay: float
     milestones: tuple[float, ...] = ()
     momentum: float = 0.9
+    optimizer: str = "sgd"
+    lr_schedule: str = "milestones"
+    warmup: int = 0  # epochs
+    label_smoothing: float = 0.0
 
-    def rate(self, epoch: int) -> float:
-        """Return the learning rate of an epoch, counted from 0. The first epoch always has the full one."""
-        passed = sum(epoch >= max(1, round(at * self.epochs)) for at in self.milestones)
-        return self.lr / 10**passed
+    def rate(self, epoch: int, step: int = 0, steps: int = 1) -> float:
+        """Return the learning rate of a step of an epoch, which has `steps`; all are counted from 0."""
+        return rates.rate(self, epoch * steps + step, steps)
 
 
 @dataclass(frozen=True)
@@ -106,8 +124,8 @@ class Training:
     step) alone. So a training that was stopped after any step and resumed ends with the same bits, on the same device
     and thread count. Every step reseeds the global generators.
 
-    On a GPU, `captured` replays the whole step (forward, backward, SGD, masks) as one CUDA graph. `compiled` lets torch
-    compile the network.
+    On a GPU, `captured` replays the whole step (forward, backward, optimizer, masks) as one CUDA graph. `compiled` lets
+    torch compile the network.
     """
 
     def __init__(
@@ -133,13 +151,9 @@ class Training:
         self.seconds, self.began = 0.0, perf_counter()  # of this epoch: seconds before the last resume, and since
         self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # sums of this epoch: loss, hits, images
         self.rate = torch.full((), plan.lr, device=self.device) if on_gpu else None  # for the CUDA graph
-        self.optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=plan.lr if self.rate is None else self.rate,
-            momentum=plan.momentum,
-            weight_decay=plan.weight_decay,
-            fused=self.device.type in ("cpu", "cuda"),
-        )
+        self.rate_now = plan.lr
+        rate = plan.lr if self.rate is None else self.rate
+        self.optimizer = OPTIMIZERS[plan.optimizer](model.parameters(), rate, plan, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         if masks:  # a shrunk network may have none
             self.held = hold(model, masks, self.optimizer)
@@ -150,8 +164,8 @@ class Training:
     def steps(self) -> Iterator[Epoch | None]:
         """Train to the end: yield None after every step and an `Epoch` after every epoch. Save only after a yield."""
         plan, train = self.plan, self.data.train
+        steps = math.ceil(len(train) / plan.batch)
         while self.epoch < plan.epochs:
-            rate = self._set_rate(plan.rate(self.epoch))
             self.model.train()
             self.began = perf_counter()
             for images, labels in train.epoch(
@@ -159,6 +173,7 @@ class Training:
             ):
                 if len(labels) > 1:  # batch-norm needs more than one image
                     reseed(self.device, digest.text(self.seed, "train", self.epoch, self.step))
+                    self._set_rate(plan.rate(self.epoch, self.step, steps))
                     self._learn(images, labels)
                 self.step += 1
                 yield None
@@ -173,18 +188,19 @@ class Training:
                 raise FloatingPointError(
                     f"epoch {self.epoch}: the network's outputs after it are not finite; lower the learning rate"
                 )
+            rate = plan.rate(self.epoch, steps - 1, steps)
             self.last = Epoch(self.epoch, rate, loss / count, hits / count, validation, test, seconds, count / seconds)
             self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
             self.tally.zero_()
             yield self.last
 
     def _learn_from(self, images: Tensor, labels: Tensor) -> None:
-        """Do one step: forward, backward, SGD. `hold` zeroes the pruned weights after it."""
+        """Do one step: forward, backward, optimizer. `hold` zeroes the pruned weights after it."""
         forward = self.forward if len(labels) == self.plan.batch else self.model  # do not compile for a short batch
         with tf32(self.device, self.precision != "fp32"):
             with autocast(self.precision, self.device):
                 output = forward(images)
-                loss = F.cross_entropy(output, labels)
+                loss = F.cross_entropy(output, labels, label_smoothing=self.plan.label_smoothing)
             self.optimizer.zero_grad()
             self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
@@ -208,12 +224,14 @@ class Training:
         """Return the accuracy of the network, in its current state, on a split of the data."""
         return evaluate(self.model, split, 4 * self.plan.batch, self.precision, self.data.classes)
 
-    def _set_rate(self, rate: float) -> float:
+    def _set_rate(self, rate: float) -> None:
+        if rate == self.rate_now:
+            return
+        self.rate_now = rate
         if self.rate is not None:
             self.rate.fill_(rate)
         else:
             self.optimizer.param_groups[0]["lr"] = rate
-        return rate
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return the weights and buffers of the network by their names in a checkpoint."""
@@ -224,8 +242,8 @@ class Training:
         """Write a checkpoint, atomically; `about` takes further values that JSON can represent."""
         tensors = self._tensors() | {"tally": self.tally}
         for name, p in parameters(self.model).items():
-            if (momentum := self.optimizer.state.get(p, {}).get("momentum_buffer")) is not None:
-                tensors[f"momentum {name}"] = momentum
+            state = self.optimizer.state.get(p, {})
+            tensors |= {f"{STATES[key]} {name}": value for key, value in state.items() if value is not None}
         state = {
             "epoch": self.epoch,
             "step": self.step,
@@ -241,8 +259,14 @@ class Training:
         tensors, about = files.read(path, KIND, VERSION)
         state: Any = about.get("state")
         current = self._tensors() | {"tally": self.tally}
-        momenta: dict[str, Tensor] = {f"momentum {name}": p for name, p in parameters(self.model).items()}
-        if differing := files.differences(tensors, momenta | current, required=current):
+        count, keys = self.tally[0].float(), KEYS[self.plan.optimizer]
+        states = {
+            f"{STATES[key]} {name}": (p, key, count if key == "step" else p)
+            for name, p in parameters(self.model).items()
+            for key in keys
+        }
+        optional: dict[str, Tensor] = {name: like for name, (_, _, like) in states.items()}
+        if differing := files.differences(tensors, optional | current, required=current):
             raise ValueError(f"{path} is a checkpoint of another network: {shortened(differing)}")
         wrong = misfit(state, STATE | {"scaler": dict.fromkeys(self.scaler.state_dict(), "float")})
         if wrong or not (0 <= state["epoch"] <= self.plan.epochs and state["step"] >= 0):
@@ -251,13 +275,17 @@ class Training:
             for name, tensor in current.items():
                 tensor.copy_(tensors[name])
             self.optimizer.state.clear()
-            for name, p in parameters(self.model).items():
-                if (momentum := tensors.get(f"momentum {name}")) is not None:
-                    self.optimizer.state[p] = {"momentum_buffer": torch.empty_like(p).copy_(momentum)}
+            for name, (p, key, like) in states.items():
+                if (stored := tensors.get(name)) is not None:
+                    self.optimizer.state[p][key] = torch.empty_like(like).copy_(stored)
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.best = state["best"] and _made(Best, state["best"])
         self.last = state["last"] and epoch_from(state["last"])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def _fused(device: torch.device) -> bool:
+    return device.type in ("cpu", "cuda")
 
 
 def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes: int) -> Accuracy:
