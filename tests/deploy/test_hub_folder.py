@@ -50,7 +50,7 @@ def test_the_folder_of_a_run(finished, command):
     with safe_open("hub/model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}  # other libraries ask for it
 
-    example = stored.example(experiment)[:1]
+    example = stored.example(experiment, finished)[:1]
     loaded, about = bb.load_masks("hub/masks.safetensors", model)
     assert bb.account(model, loaded, example) == bb.account(model, masks, example)
     assert about["experiment"] == experiment.to_dict()

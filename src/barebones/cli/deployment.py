@@ -129,10 +129,13 @@ def _to_hub_folder(source: Path, folder: Path, replace: bool, model: str | None,
     experiment, network, masks = _load(source, model, data, trust)
     about = load_masks(source / MASK if source.is_dir() else source)[1]
     result = finished(source) if source.is_dir() else None
-    counts = card.counted(network, masks, stored.example(experiment))
-    text = card.card(experiment, counts, result, about.get("experiment"))
+    inputs = stored.inputs_of(experiment, source, [data], trust)
+    counts = card.counted(network, masks, inputs.example(1))
+    text = card.card(experiment, counts, inputs, result, about.get("experiment"))
     about = {name: value for name, value in about.items() if name not in ("run", "metrics")}  # those of this machine
-    to_hub_folder(network, masks, folder, card.config(experiment, network, counts), text, replace=replace, **about)
+    to_hub_folder(
+        network, masks, folder, card.config(experiment, network, counts, inputs), text, replace=replace, **about
+    )
     say(f"{folder} holds {', '.join(FILES)}; read and complete {CARD}, for example with a license.")
     name = experiment.folder.rpartition("-")[0]
     say(f"To upload it: hf upload YOUR-NAME/{shlex.quote(name)} {shlex.quote(str(folder))}")

@@ -103,6 +103,16 @@ class Inputs:
     shape: tuple[int, ...]  # of one input, without the batch
     dtype: str = "float32"
 
+    @property
+    def size(self) -> int:
+        """Pixels along the shorter side of an image; 0 if the inputs are no images."""
+        return min(self.shape[1:]) if len(self.shape) == 3 else 0
+
+    @property
+    def channels(self) -> int:
+        """The channels of an image; 0 if the inputs are no images."""
+        return self.shape[0] if len(self.shape) == 3 else 0
+
     def example(self, batch: int) -> Tensor:
         """Return random inputs of this form, the same in every call; those that are integers are zeros."""
         dtype: torch.dtype = getattr(torch, self.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..accounting import Account, account
-from ..data import DATA
+from ..data import Inputs
 from ..deploy.hub import MASKS, WEIGHTS
 from ..masks import Masks
 from ..models import MODELS
@@ -40,17 +40,16 @@ def counted(network: nn.Module, masks: Masks, example: Tensor) -> Account:
         return account(network, masks)
 
 
-def config(experiment: Experiment, network: nn.Module, counts: Account) -> dict[str, Any]:
+def config(experiment: Experiment, network: nn.Module, counts: Account, inputs: Inputs) -> dict[str, Any]:
     """Return the content of config.json: everything needed to build the network again, and its sparsity."""
-    classes, size, channels = DATA[experiment.data].dimensions
     return {
         "model_type": "barebones",
         "architectures": [type(network).__name__],
         "barebones_version": __version__,
         "model": experiment.model,
-        "num_classes": classes,
-        "image_size": size,
-        "num_channels": channels,
+        "num_classes": inputs.classes,
+        "image_size": inputs.size,
+        "num_channels": inputs.channels,
         "sparsity": counts.sparsity,
         "effective_sparsity": counts.effective_sparsity,
         "experiment": experiment.to_dict(),
@@ -58,7 +57,11 @@ def config(experiment: Experiment, network: nn.Module, counts: Account) -> dict[
 
 
 def card(
-    experiment: Experiment, counts: Account, result: Mapping[str, Any] | None, finder: Mapping[str, Any] | None = None
+    experiment: Experiment,
+    counts: Account,
+    inputs: Inputs,
+    result: Mapping[str, Any] | None,
+    finder: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the model card in Markdown; `result` is that of the run, None before training.
 
@@ -66,25 +69,25 @@ def card(
     """
     name = f"{_label(experiment)} on {plots.data_label(experiment.data)}"
     share = "dense" if experiment.method == DENSE else f"{plots.removed(counts.sparsity)} % sparse"
+    task = "image-classification" if inputs.size else "other"
     about: dict[str, Any] = {
         "library_name": "barebones",
-        "pipeline_tag": "image-classification",
+        "pipeline_tag": task,
         "tags": ["barebones", "pruning", "sparsity", "pruning-at-initialization", experiment.method],
         "metrics": ["accuracy"],
     }
     if result is not None:
         data = {"name": plots.data_label(experiment.data), "type": experiment.data}
         metric = {"type": "accuracy", "value": result["test"]["top1"], "name": "test accuracy after the last epoch"}
-        task = {"type": "image-classification"}
         about["model-index"] = [
-            {"name": f"{name}, {share}", "results": [{"task": task, "dataset": data, "metrics": [metric]}]}
+            {"name": f"{name}, {share}", "results": [{"task": {"type": task}, "dataset": data, "metrics": [metric]}]}
         ]
     header = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in about.items()]  # JSON is YAML, too
     rows = [f"| {what} | {value} |" for what, value in _numbers(counts, result)]
-    classes, size, channels = DATA[experiment.data].dimensions
     loading = LOADING.format(
-        model=experiment.model, classes=classes, size=size, channels=channels, weights=WEIGHTS, masks=MASKS
-    )
+        model=experiment.model, classes=inputs.classes, size=inputs.size, channels=inputs.channels, weights=WEIGHTS,
+        masks=MASKS,
+    )  # fmt: skip
     method = (
         "not pruned" if experiment.method == DENSE else f"pruned at initialization ({look(experiment.method).label})"
     )

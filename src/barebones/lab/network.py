@@ -120,14 +120,12 @@ def initial_network(experiment: Experiment, inputs: Inputs) -> nn.Module:
 
 def built(name: str, inputs: Inputs) -> nn.Module:
     """Build the network of this name for such inputs."""
-    is_image = len(inputs.shape) == 3
-    if not is_image and not is_code(name):
+    if not inputs.size and not is_code(name):
         shape = shape_of(inputs.shape)
         raise ValueError(
             f"{name} takes images, but the inputs have the shape {shape}; name a network of your own, file.py:factory"
         )
-    size, channels = (min(inputs.shape[1:]), inputs.shape[0]) if is_image else (0, 0)
-    return build(name, inputs.classes, size, channels)
+    return build(name, inputs.classes, inputs.size, inputs.channels)
 
 
 def inputs_of(experiment: Experiment, options: RunOptions) -> Inputs:
