@@ -90,6 +90,7 @@ def made_up_result(experiment: Experiment, top1: float = 0.9, **changes) -> dict
     return {
         "experiment": experiment.to_dict(),
         "test": {"top1": top1, "top5": None, "loss": 0.3},
+        "counted_from": 1,
         "best_validation": {"epoch": 12, "validation": 0.92, "test": 0.89},
         "prunable": 1000,
         "kept": 100,

@@ -157,7 +157,7 @@ def test_a_second_interrupt_kills_the_workers(crew, monkeypatch):
     assert states(crew) == "stopped queued queued queued"
 
 
-LINE = {"stage": "train", "epoch": 1, "epochs": 10, "accuracy": 0.6, "validation": {"top1": 0.7}}
+LINE = {"stage": "train", "epoch": 2, "epochs": 10, "accuracy": 0.6, "validation": {"top1": 0.7}}
 
 
 def test_the_table_shows_counts_times_running_finished_and_failed_jobs(tmp_path):
@@ -175,7 +175,7 @@ def test_the_table_shows_counts_times_running_finished_and_failed_jobs(tmp_path)
     assert lines[:2] == ["10 queued, 10 running, 10 done, 10 failed", "0:20 elapsed, about 0:40 left"]
     assert [line.split()[0] for line in lines[2:]] == ["failed"] * 5 + ["running"] * 10 + ["done"] * 5
     assert lines[2] == f"failed   {jobs[39].label}: too [bold]large[/bold]"
-    assert lines[7].split()[2:] == ["train", "2/10", "70.00", "%"]
+    assert lines[7].split()[2:] == ["train", "2", "of", "10", "epochs", "70.00", "%"]
     assert lines[-5].split()[:3] == ["done", jobs[38].label, "2:18"]
 
 

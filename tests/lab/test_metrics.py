@@ -24,9 +24,9 @@ def line(stage: str, number: int, **numbers) -> dict:
 
 
 LINES = [
-    *(line("pretrain", n, loss=n / 3) for n in range(2)),
-    *(line("prune", n, keep=100 - n, layers={"a": 3}) for n in range(3)),
-    *(line("train", n, loss=n / 7, test={"top1": n / 9, "top5": None}) for n in range(4)),
+    *(line("pretrain", n, loss=n / 3) for n in range(1, 3)),
+    *(line("prune", n, keep=100 - n, layers={"a": 3}) for n in range(1, 4)),
+    *(line("train", n, loss=n / 7, test={"top1": n / 9, "top5": None}) for n in range(1, 5)),
 ]
 
 
@@ -74,6 +74,40 @@ def test_rewinding_removes_what_comes_after_a_mark(count, tmp_path):
     log(LINES[0])
     assert read(path, OWNER, log.mark()) == [*LINES[:count], LINES[0]]
     log.close()
+
+
+def test_a_file_that_counts_from_zero_is_read_as_one_that_counts_from_one_and_stays_as_it_is(tmp_path):
+    older = [
+        each | {unit: each[unit] - 1} for each in LINES for unit in [{"prune": "round"}.get(each["stage"], "epoch")]
+    ]
+    log, _ = metrics(tmp_path)
+    log.rewind()
+    for each in older[:1]:
+        log(each)
+    assert log.lines == older[:1]
+    log.close()
+    log, _ = metrics(tmp_path)
+    log.rewind({"lines": 1, "seal": log.seals[-1]})
+    for each in LINES[1:]:
+        log(each)
+    log.close()
+    assert [
+        json.loads(row)[unit]
+        for row in log.path.read_text().splitlines()[1:]
+        for unit in ("epoch", "round")
+        if unit in json.loads(row)
+    ] == [
+        0,
+        1,
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert read(log.path, OWNER) == LINES
 
 
 def test_lost_lines_are_told(tmp_path):
@@ -150,10 +184,10 @@ def test_a_run_has_a_line_for_every_round_and_epoch(networks, tmp_path):
     before = read(folder / "metrics.jsonl")
     result = result_of(run(experiment, options, reported.append))
     lines = read(folder / "metrics.jsonl")
-    assert timeless(lines) == timeless(before + reported)
+    assert timeless(lines) == timeless(before + [line for line in reported if "part" not in line])
     assert [(row["stage"], row.get("round", row.get("epoch"))) for row in lines] == [
-        *(("prune", n) for n in range(4)),
-        *(("train", n) for n in range(4)),
+        *(("prune", n) for n in range(1, 5)),
+        *(("train", n) for n in range(1, 5)),
     ]
     rounds, epochs = lines[:4], lines[4:]
     assert all(row.keys() >= ROUND and row["rounds"] == 4 for row in rounds)

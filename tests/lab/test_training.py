@@ -251,7 +251,7 @@ def test_where_nothing_is_held_out_every_epoch_is_tested_and_none_is_best():
 
 @pytest.mark.parametrize(
     ("train", "lr", "match"),
-    [(37, 1e30, "epoch 0: the training loss is not finite"), (8, 1e38, "epoch 0: the network's outputs after it")],
+    [(37, 1e30, "epoch 1: the training loss is not finite"), (8, 1e38, "epoch 1: the network's outputs after it")],
     ids=["loss", "last step of an epoch"],
 )
 def test_numbers_that_are_not_finite_end_the_training(train, lr, match):

@@ -90,7 +90,7 @@ def test_a_warning_is_shown_as_it_comes(terminal):
 
 def test_a_sweep_tells_it_beside_the_run(cut):
     job = Job(cut, RUNNING)
-    job.update({"stage": "prune", "round": 0, "rounds": 1, "seconds": 1.0})
+    job.update({"stage": "prune", "round": 1, "rounds": 1, "seconds": 1.0})
     job.update({"stage": "prune", "warning": "a. b.", "short": "collapsed"})
     assert sentence(job) == f"warning  {job.label}: a. b."
-    assert job.progress == (1, 1)
+    assert job.progress == "1 of 1 rounds"

@@ -108,7 +108,7 @@ def test_what_cannot_be_continued(sparsity, after, match):
 def test_a_round_with_another_index_is_not_continued(index):
     first = steps_of("force")[0]
     with pytest.raises(
-        ValueError, match=f"this round keeps {first.keep} weights, but round {index} of this run does not"
+        ValueError, match=f"this round keeps {first.keep} weights, but round {index + 1} of this run does not"
     ):
         run("force", after=replace(first, index=index))
 

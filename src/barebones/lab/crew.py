@@ -13,6 +13,7 @@ from ..running.processors import processors
 from .experiment import Experiment
 from .folder import FAILURE, write_json
 from .lanes import Event
+from .metrics import COUNTED
 from .options import RunOptions
 from .seal import Identity
 from .worker import Worker
@@ -48,10 +49,13 @@ class Job:
         return self.folder.rpartition("-")[0]
 
     @property
-    def progress(self) -> tuple[int, int]:
-        """How many rounds or epochs of the stage are done, and how many there are."""
-        unit = "round" if "rounds" in self.line else "epoch"
-        return self.line.get(unit, -1) + 1, self.line.get(unit + "s", 0)
+    def progress(self) -> str:
+        """How many rounds or epochs of the stage are done, with the part of the current one, and how many there are."""
+        if not self.line:
+            return ""
+        unit = COUNTED[self.line["stage"]]
+        done = self.line[unit] - 1 + self.line.get("part", 1.0)
+        return f"{done:.1f}".removesuffix(".0") + f" of {self.line[unit + 's']} {unit}s"
 
     def update(self, line: dict[str, Any]) -> None:
         """Update the job by a line of metrics, or by a warning."""

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .crew import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
+from .heartbeat import clock
 
 LATEST = 5  # finished runs in the table, and as many failed ones
 
@@ -44,9 +45,19 @@ def sentence(job: Job) -> str:
     return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state in (FAILED, STOPPED) and job.reason else "")
 
 
+def status(crew: Crew) -> str:
+    """Return in one line how many jobs are in which state, and how far the first running ones are."""
+    running = [job for job in crew.jobs.values() if job.state == RUNNING]
+    told = [f"{job.label}: {job.line['stage']} {job.progress}" for job in running[:LATEST] if job.line]
+    return "; ".join([_counts(crew), *told])
+
+
+def _counts(crew: Crew) -> str:
+    return ", ".join(f"{crew.count(state)} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
+
+
 def table(crew: Crew, now: float) -> Group:
     """Return counts and times, then the running jobs and the latest that failed or finished."""
-    counts = ", ".join(f"{crew.count(state)} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
     before = f"; {skipped} done before" if (skipped := crew.count(SKIPPED)) else ""
     left = crew.left(now)
     times = f"{clock(now - crew.began)} elapsed" + (f", about {clock(left)} left" if left is not None else "")
@@ -55,16 +66,14 @@ def table(crew: Crew, now: float) -> Group:
         rows.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
     jobs = {state: [job for job in crew.jobs.values() if job.state == state] for state in (RUNNING, DONE, FAILED)}
     for job in jobs[RUNNING]:
-        done, total = job.progress
-        progress = f"{done}/{total}" if total else ""
         rows.add_row(
-            "running", Text(job.label), job.line.get("stage", ""), progress, percent(job.accuracy), _alarm(job)
+            "running", Text(job.label), job.line.get("stage", ""), job.progress, percent(job.accuracy), _alarm(job)
         )
     for job in sorted(jobs[DONE], key=lambda job: -job.ended)[:LATEST]:
         cells = "done", Text(job.label), "", clock(job.ended - job.began), percent(job.accuracy), _alarm(job)
         rows.add_row(*cells, style="green")
     failed = [_one_line(sentence(job), "red") for job in sorted(jobs[FAILED], key=lambda job: -job.ended)[:LATEST]]
-    return Group(_one_line(counts + before, "bold"), _one_line(times, "bold"), *failed, rows)
+    return Group(_one_line(_counts(crew) + before, "bold"), _one_line(times, "bold"), *failed, rows)
 
 
 def _alarm(job: Job) -> Text:
@@ -82,14 +91,3 @@ def percent(accuracy: float | None) -> str:
     ('91.23 %', '')
     """
     return "" if accuracy is None else f"{100 * accuracy:.2f} %"
-
-
-def clock(seconds: float) -> str:
-    """Return a time as minutes and seconds, or as hours, minutes and seconds.
-
-    >>> clock(7), clock(3750)
-    ('0:07', '1:02:30')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

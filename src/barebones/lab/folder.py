@@ -197,7 +197,10 @@ def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, An
     A result that is damaged, or that belongs to another run than `experiment` or than its folder, raises a
     `ValueError`.
     """
-    return _ending(folder / RESULT, experiment)
+    result = _ending(folder / RESULT, experiment)
+    if result is not None and result.get("counted_from") is None and result["best_validation"]:
+        result["best_validation"]["epoch"] += 1
+    return result
 
 
 def failed(folder: Path) -> dict[str, Any] | None:
@@ -269,11 +272,11 @@ def progress(folder: Path) -> str:
     lines = read_metrics(folder / METRICS, recorded(folder)[1] if (folder / EXPERIMENT).exists() else None)
     if (folder / MASK).exists():
         epochs = [line for line in lines if line["stage"] == "train"]
-        return f"pruned; trained {epochs[-1]['epoch'] + 1} of {epochs[-1]['epochs']} epochs" if epochs else "pruned"
+        return f"pruned; trained {epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs" if epochs else "pruned"
     if lines:
         last = lines[-1]
         unit = "round" if last["stage"] == "prune" else "epoch"
-        return f"{last['stage']}: {last[unit] + 1} of {last[unit + 's']} {unit}s"
+        return f"{last['stage']}: {last[unit]} of {last[unit + 's']} {unit}s"
     return "begun" if folder.exists() else "not begun"
 
 

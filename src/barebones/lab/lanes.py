@@ -145,7 +145,7 @@ class Lane:
     def report(self, line: Line) -> None:
         """Pass on a line of metrics."""
         self.wire.tell("line", self.folder, line={name: value for name, value in line.items() if name != "layers"})
-        if not self.measured and line["stage"] == "train":
+        if not self.measured and line["stage"] == "train" and "part" not in line:  # after the first epoch
             self.measure()
 
     def measure(self) -> None:

@@ -18,7 +18,7 @@ COUNTED = {"pretrain": "epoch", "prune": "round", "train": "epoch"}  # what the 
 ELAPSED = {"prune": {"elapsed": "float"}}
 MARK = {"lines": "int", "seal": "str"}
 
-Line = dict[str, Any]
+Line = dict[str, Any]  # it counts rounds and epochs from 1
 Mark = dict[str, Any]  # how many lines a file has, and the seal of the last; the form of MARK
 
 
@@ -38,8 +38,9 @@ class Metrics:
     The first line says which run the file belongs to. Then a line is appended when a round or an epoch ends. Each has
     a seal, which depends on all lines before it. So a change, a lost line and a line of another run are noticed.
 
-    A file that is written after some lines keeps their `mark`. The run that resumes from this file begins with
-    `rewind`, which checks that these lines are there, and removes those that the run will write again.
+    `lines` are as they are in the file. A file that is written after some lines keeps their `mark`. The run that
+    resumes from this file begins with `rewind`, which checks that these lines are there, and removes those that the run
+    will write again.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Metrics:
         """Raise a `ValueError` unless the lines up to a mark are there."""
         count = mark["lines"]
         if count > len(self.lines):
-            since = f" after {_words(self.lines[-1])}" if self.lines else ""
+            since = f" after {_words(_shifted(self.lines[-1], _behind(self.lines)))}" if self.lines else ""
             why = f", because {self.problem}" if self.problem else ""
             lost = f"{count - len(self.lines)} of {count} lines{since}{why}"
             raise ValueError(f"{self.path} has lost {lost}; {REMEDY}")
@@ -87,7 +88,7 @@ class Metrics:
         """Append a line, report it, and track it."""
         assert self.file is not None
         self.owned()
-        self.lines.append(finite(line))
+        self.lines.append(_shifted(finite(line), -_behind(self.lines)))
         self.seals.append(_seal(self.seals[-1], self.lines[-1]))
         rest = memoryview(_text(self.lines[-1], self.seals[-1]))
         try:
@@ -96,7 +97,7 @@ class Metrics:
         except OSError as error:  # a full disk does not name the file
             raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
         if self.track is not None:
-            self.track.log(len(self.lines) - 1, self.lines[-1])
+            self.track.log(len(self.lines) - 1, _shifted(self.lines[-1], _behind(self.lines)))
         self.report(line)
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ class Metrics:
             file.write(b"".join(map(_text, [self.stamp, *self.lines], self.seals)))
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open until the run ends)
         if self.track is not None:
-            self.track.begin(self.lines)
+            self.track.begin(_from_one(self.lines))
 
 
 def read(path: Path, identity: Identity | None = None, mark: Mark | None = None) -> list[Line]:
@@ -125,7 +126,26 @@ def read(path: Path, identity: Identity | None = None, mark: Mark | None = None)
         problem = f"it has {len(lines)} lines instead of the {mark['lines']} that the run had written"
     if problem:
         raise ValueError(f"{path} is damaged ({problem}); {REMEDY}")
-    return lines
+    return _from_one(lines)
+
+
+def _behind(lines: list[Line]) -> int:
+    """Return by how much the lines of a file are behind: files that an older version began count from 0, others from 1.
+
+    >>> _behind([{"stage": "prune", "round": 0}, {"stage": "prune", "round": 1}]), _behind([])
+    (1, 0)
+    """
+    return 1 - lines[0][COUNTED[lines[0]["stage"]]] if lines else 0
+
+
+def _from_one(lines: list[Line]) -> list[Line]:
+    """Return the lines of a file so that they count from 1."""
+    return [_shifted(line, _behind(lines)) for line in lines]
+
+
+def _shifted(line: Line, by: int) -> Line:
+    unit = COUNTED[line["stage"]]
+    return line | {unit: line[unit] + by}
 
 
 def _parsed(path: Path, identity: Identity | None) -> tuple[list[Line], list[str], str]:
@@ -172,11 +192,11 @@ def _text(content: Line, seal: str) -> bytes:
 def _words(line: Line) -> str:
     """Return the place of a line in words.
 
-    >>> _words({"stage": "train", "epoch": 2})
+    >>> _words({"stage": "train", "epoch": 3})
     'epoch 3 of train'
     """
     unit = COUNTED[line["stage"]]
-    return f"{unit} {line[unit] + 1} of {line['stage']}"
+    return f"{unit} {line[unit]} of {line['stage']}"
 
 
 def finite(value: Any) -> Any:

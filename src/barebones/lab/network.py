@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from ..data import DATA, Data, Inputs
+from ..data import DATA, Batch, Data, Inputs
 from ..data import load as load_data
 from ..files.weights import dense_bytes
 from ..imports import is_code
@@ -78,11 +79,15 @@ def pruned(
     options: RunOptions,
     on_round: Callable[[Round], None] | None = None,
     after: Round | None = None,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Pruned:
-    """Prune the network with the experiment's settings, and continue after the round `after` if there is one."""
+    """Prune the network with the experiment's settings, and continue after the round `after` if there is one.
+
+    `on_batch` is called for each batch that is read.
+    """
     return prune(
         network.model,
-        network.data.train.scoring(experiment.plan().batch, experiment.seed),
+        _Watched(network.data.train.scoring(experiment.plan().batch, experiment.seed), on_batch),
         experiment.sparsity,
         experiment.pruning(),
         experiment.loss,
@@ -93,6 +98,19 @@ def pruned(
         after=after,
         seed=experiment.seed,
     )
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Batches that call a function for each one that is read."""
+
+    batches: Iterable[Batch]
+    on_batch: Callable[[], None]
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            self.on_batch()
+            yield batch
 
 
 def scores(network: Network, experiment: Experiment, keep: int) -> Scores:

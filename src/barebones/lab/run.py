@@ -31,7 +31,9 @@ def run(
 ) -> Steps:
     """Prune, train and test: a generator that does one training step per `next` and returns the result.
 
-    `report` gets the metrics of every finished round and epoch. When `stopping()` becomes true, the run saves a
+    `report` gets the metrics of every finished round and epoch, and between them how far the run is: lines with `part`,
+    the part of the current round or epoch that is done. The first line of a stage says whether it is `resumed`. A line
+    with `warning` says what is wrong with the masks. When `stopping()` becomes true, the run saves a
     checkpoint and raises `Stopped`. With `until="prune"` it ends after pruning and returns what the mask file says.
     """
     path = options.folder(experiment)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from ..files.masks import load_masks
 from ..pruning.methods import METHODS
@@ -20,47 +20,79 @@ from ..words import printable
 from . import trouble
 from .experiment import Experiment
 from .folder import finished, progress, recorded
+from .heartbeat import heartbeat
 from .metrics import COUNTED, Line
 from .network import built, inputs_of
 from .options import RunOptions
 
+PREPARING = "reading the data and building the network"
+
 
 @contextmanager
-def watching(console: Console) -> Iterator[Any]:
-    """Yield a function that shows lines of metrics: as progress bars on a terminal, otherwise as lines of text."""
-    if not console.is_terminal:
-        yield lambda line: _print(console, line)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True) as progress:
-        bars: dict[str, Any] = {}
+def watching(console: Console) -> Iterator[Callable[[Line], None]]:
+    """Yield a function that shows lines of a run: as progress bars on a terminal, otherwise as lines of text."""
+    latest: list[Line] = []
+    with heartbeat(console, lambda: _place(latest[-1]) if latest else PREPARING) as say:
+
+        def write(line: Line) -> None:
+            if line.get("resumed") is False:
+                say(f"{_place(line, part=False)} begins")
+            elif _worth_a_line(line):
+                say(f"{_place(line)}, {note(line)}")
+
+        with _bars(console) if console.is_terminal else nullcontext(write) as show:
+
+            def watch(line: Line) -> None:
+                if "warning" in line:
+                    say(f"warning: {line['warning']}")
+                    return
+                if line.get("resumed"):
+                    say(_place(line, part=False).replace(": ", ": resuming at "))
+                latest[:] = [line]
+                show(line)
+
+            yield watch
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Callable[[Line], None]]:
+    """Yield a function that shows lines as one bar for each stage."""
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # of the line, which the numbers may not break
+    note_column = TextColumn("{task.fields[note]}", table_column=rest)
+    columns = (TextColumn("{task.description}"), BarColumn(20), TimeRemainingColumn(), note_column)
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
+        bars: dict[str, Any] = {"": progress.add_task(PREPARING, total=None, note="")}
 
         def show(line: Line) -> None:
-            if "warning" in line:
-                _print(progress.console, line)
-                return
-            stage, number, total = _counted(line)
+            if "" in bars:
+                progress.remove_task(bars.pop(""))
+            stage, unit = line["stage"], COUNTED[line["stage"]]
+            done = line[unit] - 1 + line.get("part", 1.0)
             if stage not in bars:
-                bars[stage] = progress.add_task(stage, total=total, completed=number - 1, note="")
-            progress.update(bars[stage], completed=number, note=note(line))
+                bars[stage] = progress.add_task(stage, total=line[unit + "s"], completed=done, note="")
+            progress.update(bars[stage], description=_place(line, part=False), completed=done)
+            if "part" not in line:
+                progress.update(bars[stage], note=note(line))
 
         yield show
 
 
-def _counted(line: Line) -> tuple[str, int, int]:
+def _worth_a_line(line: Line) -> bool:
+    """Return whether to print a line where there are no bars: every epoch, and every tenth of the rounds."""
     unit = COUNTED[line["stage"]]
-    return line["stage"], line[unit] + 1, line[unit + "s"]
+    number, total = line[unit], line[unit + "s"]
+    return "part" not in line and (unit == "epoch" or number == total or number % max(1, total // 10) == 0)
 
 
-def _print(console: Console, line: Line) -> None:
-    """Print every warning, every epoch, and every tenth of the rounds."""
-    if "warning" in line:
-        console.print(f"warning: {line['warning']}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-        return
-    stage, number, total = _counted(line)
-    if stage != "prune" or number == total or number % max(1, total // 10) == 0:
-        unit = COUNTED[stage]
-        console.print(f"{stage}: {unit} {number} of {total}, {note(line)}", highlight=False, soft_wrap=True)
+def _place(line: Line, part: bool = True) -> str:
+    """Return where a run is.
+
+    >>> _place({"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25})
+    'train: epoch 3 of 40, 25% of it'
+    """
+    unit = COUNTED[line["stage"]]
+    within = f", {line['part']:.0%} of it" if part and "part" in line else ""
+    return f"{line['stage']}: {unit} {line[unit]} of {line[unit + 's']}{within}"
 
 
 def note(line: Line) -> str:
@@ -127,7 +159,7 @@ def summary(result: dict[str, Any], folder: Path, before: bool = False) -> Itera
     yield f"Test accuracy after the last epoch: {test['top1']:.2%}{five}."
     if best is not None:
         yield (
-            f"Best validation accuracy {best['validation']:.2%} after epoch {best['epoch'] + 1}; "
+            f"Best validation accuracy {best['validation']:.2%} after epoch {best['epoch']}; "
             f"test accuracy there: {best['test']:.2%}."
         )
     yield from kept(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import shlex
 import subprocess
@@ -46,13 +47,14 @@ from .folder import (
     explained,
     load_mask,
 )
-from .metrics import Line, Mark, Metrics
+from .metrics import COUNTED, Line, Mark, Metrics
 from .network import Network, pruned, scores
 from .options import RunOptions
 from .shrunk import account_of, images_per_second, laid_out, to_train
 from .training import Training, TrainingPlan
 
 FLUSH = {"cuda": 1.0}  # seconds between reading the numbers of pruning rounds, which delays a GPU each time
+TICK = 0.2  # seconds between reports of the progress within a round or an epoch
 COUNTS = ("kept", "effective", "sparsity", "effective_sparsity", "flops_dense", "flops_effective", "flops_shrunk")
 
 Steps = Generator[None, None, dict[str, Any]]  # yields after each training step and returns the result
@@ -80,6 +82,7 @@ class Stages:
         self.model, self.data = network.model, network.data
         self.mark: Mark | None = None  # of the last finished stage: the metrics up to its end
         self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
+        self.told_at = 0.0  # when progress was reported
 
     def pretrain(self) -> Iterator[None]:
         """Train the dense network before pruning, at the first learning rate."""
@@ -128,17 +131,26 @@ class Stages:
         flushed_at = monotonic()
         began = flushed_at - (lines[-1]["elapsed"] if lines else 0.0)
         unwritten: list[Round] = []
+        finished, read = (after.index + 1 if after else 0), 0  # rounds, and batches of the current round
+        self._tell("prune", finished, method.rounds, 0.0, resumed=after is not None)
+
+        def on_batch() -> None:
+            nonlocal read
+            read += 1  # a method may read its batches more than once, and a resumed one skips those of earlier rounds
+            self._tell("prune", finished, method.rounds, min(read / (method.batches + 1), 1.0))
 
         def flush() -> None:
             nonlocal flushed_at
             flushed_at = monotonic()
             for step in unwritten:
-                line = {"stage": "prune", "round": step.index, "rounds": method.rounds, **asdict(step.record)}
+                line = {"stage": "prune", "round": step.index + 1, "rounds": method.rounds, **asdict(step.record)}
                 del line["index"]
                 self.metrics(line | {"elapsed": flushed_at - began})
             unwritten.clear()
 
         def on_round(step: Round) -> None:
+            nonlocal finished, read
+            finished, read = step.index + 1, 0
             unwritten.append(step.without_masks())
             stop = self.stopping()
             if stop or monotonic() - flushed_at >= FLUSH.get(self.network.device.type, 0.0):
@@ -150,7 +162,7 @@ class Stages:
                 raise Stopped
 
         with _deterministic():
-            result = pruned(self.network, self.experiment, self.options, on_round, after)
+            result = pruned(self.network, self.experiment, self.options, on_round, after, on_batch)
             flush()
             masks, collapsed = result.masks, result.collapsed
             if self.experiment.control == "shuffle":
@@ -201,7 +213,8 @@ class Stages:
             "experiment": experiment.to_dict(),
             "id": experiment.id,
             "test": asdict(test),
-            "best_validation": training.best and asdict(training.best),
+            "best_validation": training.best and asdict(training.best) | {"epoch": training.best.epoch + 1},
+            "counted_from": 1,  # the epoch above; results of older versions count from 0
             **about["account"],
             "collapsed": about.get("collapsed") or [],
             "empty": about["empty"],
@@ -244,11 +257,14 @@ class Stages:
         self.metrics.rewind(self._marked(checkpoint) or self.mark)
         path = self.folder.path / checkpoint
         with explained(path):
-            if path.exists():
+            if resumed := path.exists():
                 training.load(path)
+        steps = math.ceil(len(self.data.train) / plan.batch)  # of an epoch
+        self._tell(stage, training.epoch, plan.epochs, training.step / steps, resumed)
         for epoch in training.steps():
+            self._tell(stage, training.epoch, plan.epochs, training.step / steps)
             if epoch is not None:
-                line = {"stage": stage, "epoch": epoch.index, "epochs": plan.epochs, **asdict(epoch)}
+                line = {"stage": stage, "epoch": epoch.index + 1, "epochs": plan.epochs, **asdict(epoch)}
                 del line["index"]
                 self.metrics(line)
             over = training.epoch == plan.epochs
@@ -267,6 +283,17 @@ class Stages:
         return Training(
             model, self.data, plan, masks, seed=seed, precision=precision, captured=captured, compiled=compiled
         )
+
+    def _tell(self, stage: str, finished: int, total: int, part: float, resumed: bool | None = None) -> None:
+        """Report how far a stage is: its finished rounds or epochs, and the part of the current one that is done.
+
+        The beginning of a stage is reported always, then not too often. Nothing waits for the device.
+        """
+        if finished == total or (resumed is None and monotonic() - self.told_at < TICK):
+            return
+        self.told_at, unit = monotonic(), COUNTED[stage]
+        line = {"stage": stage, unit: finished + 1, unit + "s": total, "part": part}
+        self.report(line if resumed is None else line | {"resumed": resumed})
 
     def _stamp(self, name: str) -> dict[str, Any]:
         """Return the metadata of a file that is written next: its run, and up to where metrics are on the disk."""

@@ -14,12 +14,12 @@ from rich.console import Console
 from ..data import DATA, load
 from ..imports import is_code
 from ..models import MODELS, build
-from ..words import printable
 from . import records
 from .crew import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
-from .display import clock, live_table, sentence
+from .display import live_table, sentence, status
 from .experiment import Experiment
 from .folder import FAILURE
+from .heartbeat import clock, heartbeat
 from .options import RunOptions
 from .stored import check_unchanged
 from .tidy import Row
@@ -59,20 +59,18 @@ def sweep(
     into its memory. Equal experiments run once. A failed experiment is tried again only with `retry_failed`.
 
     When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second
-    KeyboardInterrupt kills the runs instead. At the end a summary is printed, unless `summarize` is False.
+    KeyboardInterrupt kills the runs instead. A line for each run and at the end a summary are printed, unless
+    `summarize` is False; how far the sweep is, is always shown.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: at least one experiment must run at a time")
     listed = _listed(experiments, options, retry_failed)
     _check([job.experiment for job in listed if job.state == QUEUED], options)
     options.runs.mkdir(parents=True, exist_ok=True)
-
-    def say(text: str) -> None:
-        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-    crew = Crew(listed, options, jobs, lambda job: None if console.is_terminal else say(sentence(job)))
+    each = summarize and not console.is_terminal
+    crew = Crew(listed, options, jobs, lambda job: say(sentence(job)) if each else None)
     ended = crew.count(DONE, FAILED)
-    with live_table(crew, console):
+    with heartbeat(console, lambda: status(crew)) as say, live_table(crew, console):
         try:
             while crew.busy and not stopping():
                 crew.assign()

@@ -181,12 +181,12 @@ class Training:
             seconds = self.seconds + perf_counter() - self.began
             if not math.isfinite(loss):
                 raise FloatingPointError(
-                    f"epoch {self.epoch}: the training loss is not finite; lower the learning rate, or use fp32"
+                    f"epoch {self.epoch + 1}: the training loss is not finite; lower the learning rate, or use fp32"
                 )
             validation, test = self._evaluate_epoch(last=self.epoch + 1 == plan.epochs)
             if not all(math.isfinite(measured.loss) for measured in (validation, test) if measured is not None):
                 raise FloatingPointError(
-                    f"epoch {self.epoch}: the network's outputs after it are not finite; lower the learning rate"
+                    f"epoch {self.epoch + 1}: the network's outputs after it are not finite; lower the learning rate"
                 )
             rate = plan.rate(self.epoch, steps - 1, steps)
             self.last = Epoch(self.epoch, rate, loss / count, hits / count, validation, test, seconds, count / seconds)

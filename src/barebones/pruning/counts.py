@@ -84,7 +84,7 @@ def check_finite(not_finite: Tensor, layers: Iterable[str], index: int) -> None:
     subjects = ["the loss"] * loss + [f"the scores of {shortened(wrong)}"] * bool(wrong)
     verb = "are" if wrong else "is"
     raise FloatingPointError(
-        f"round {index}: {' and '.join(subjects)} {verb} not finite; "
+        f"round {index + 1}: {' and '.join(subjects)} {verb} not finite; "
         "check the data and the weights, or use a higher precision"
     )
 

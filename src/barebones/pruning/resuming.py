@@ -54,7 +54,7 @@ def check_same_run(after: Round, plan: dict[str, Any], weights_digest: int, prob
         raise ValueError(f"this round was made with other settings: {', '.join(differing)} (then {then}, now {now})")
     counts = plan["counts"]  # before the first round, and after each
     if not 0 <= after.index < len(counts) - 1 or counts[after.index + 1] != after.keep:
-        raise ValueError(f"this round keeps {after.keep} weights, but round {after.index} of this run does not")
+        raise ValueError(f"this round keeps {after.keep} weights, but round {after.index + 1} of this run does not")
     if (
         probe.shapes != {name: mask.shape for name, mask in after.masks.items()}
         or after.weights_digest != weights_digest

@@ -23,7 +23,7 @@ FORMAT, VERSION = "barebones-round", 1
 class Record:
     """The numbers of one round."""
 
-    index: int
+    index: int  # of the round, from 0; texts and files count rounds from 1
     keep: int  # weights kept after the round
     pruned: int  # kept before the round, not after it
     recovered: int  # kept after the round, not before it
@@ -35,7 +35,7 @@ class Record:
 
     def __repr__(self) -> str:
         return (
-            f"Record(round {self.index}: keep {self.keep:,}, pruned {self.pruned:,}, recovered {self.recovered:,}, "
+            f"Record(round {self.index + 1}: keep {self.keep:,}, pruned {self.pruned:,}, recovered {self.recovered:,}, "
             f"saliency {self.saliency:.4g}, loss {self.loss:.4g})"
         )
 

@@ -33,12 +33,12 @@ def metrics(rounds: int, epochs: int, accuracy: float, total: int) -> list[dict[
     lines: list[dict[str, Any]] = []
     for i in range(rounds):
         keep = round(total * 0.5 ** (i + 1))
-        lines.append({"stage": "prune", "round": i, "rounds": rounds, "keep": keep, "pruned": keep + 10 * (i > 0)})
+        lines.append({"stage": "prune", "round": i + 1, "rounds": rounds, "keep": keep, "pruned": keep + 10 * (i > 0)})
         lines[-1] |= {"recovered": 10 * (i > 0), "recovered_empty": 0, "saliency": 50.0 / (i + 1), "loss": 2.3}
         lines[-1] |= {"seconds": 0.5, "elapsed": 0.5}
     for i in range(epochs):
         test = {"top1": accuracy, "top5": None, "loss": 0.3}
-        lines.append({"stage": "train", "epoch": i, "epochs": epochs, "lr": 0.1, "loss": 2.0 / (i + 1)})
+        lines.append({"stage": "train", "epoch": i + 1, "epochs": epochs, "lr": 0.1, "loss": 2.0 / (i + 1)})
         lines[-1] |= {"accuracy": 0.9, "validation": test, "test": test if i + 1 == epochs else None, "seconds": 1.0}
     return lines
 
@@ -81,7 +81,8 @@ def write_run(
     changes = {
         **numbers,
         "collapsed": collapsed,
-        "best_validation": {"epoch": 3, "validation": 0.93, "test": 0.91},
+        "counted_from": 1,
+        "best_validation": {"epoch": 4, "validation": 0.93, "test": 0.91},
         "seconds": {"pretrain": 0, "prune": 0.0 if method == DENSE else 0.5 + seed, "train": 60.0},
         "environment": {"torch": "2"},
         "metrics": log.mark(),

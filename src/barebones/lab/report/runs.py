@@ -252,7 +252,7 @@ def _series(stage: str, lines: Sequence[Line]) -> Row | None:
     counted = COUNTED[stage]
     drawn = [stage_lines[index] for index in thinned(len(stage_lines))]
     columns: Row = {"all": len(stage_lines), "planned": _number(stage_lines[-1].get(counted + "s"))}
-    columns["at"] = [int(line[counted]) + 1 for line in drawn]
+    columns["at"] = [int(line[counted]) for line in drawn]
     for name in SERIES[stage]:
         columns[name] = [_rounded(line.get(name)) for line in drawn]
     for name in ("validation", "test") if stage != "prune" else ():

@@ -1,0 +1,110 @@
+"""Progress: a run says at once where it is, moves within rounds and epochs, and is never silent for long."""
+
+import io
+import time
+from dataclasses import replace
+
+import pytest
+from lab_runs import interrupted
+from rich.console import Console
+
+from barebones.lab import heartbeat, stages
+from barebones.lab.crew import RUNNING, Crew, Job
+from barebones.lab.display import status
+from barebones.lab.experiment import Experiment
+from barebones.lab.folder import finished
+from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.show import summary, watching
+
+
+@pytest.fixture
+def reported(short, options, monkeypatch) -> list[dict]:
+    """All lines of a run of four rounds and two epochs of eleven steps."""
+    monkeypatch.setattr(stages, "TICK", 0.0)
+    lines: list[dict] = []
+    result_of(run(short, options, lines.append))
+    return lines
+
+
+def test_a_stage_is_told_at_once_and_moves_within_rounds_and_epochs(reported):
+    first, *_ = [line for line in reported if line["stage"] == "train"]
+    assert first == {"stage": "train", "epoch": 1, "epochs": 2, "part": 0.0, "resumed": False}
+    assert reported[0] == {"stage": "prune", "round": 1, "rounds": 4, "part": 0.0, "resumed": False}
+    for stage, unit, steps in (("prune", "round", 2), ("train", "epoch", 11)):
+        done = [line[unit] - 1 + line.get("part", 1.0) for line in reported if line["stage"] == stage]
+        assert done == sorted(done)
+        assert len(set(done)) >= steps * reported[-1]["epochs"]
+
+
+def test_progress_within_an_epoch_is_told_seldom_enough(short, options, monkeypatch):
+    monkeypatch.setattr(stages, "TICK", 1e9)
+    lines: list[dict] = []
+    result_of(run(short, options, lines.append))
+    assert sum("part" in line for line in lines) == 2  # the beginnings of two stages
+
+
+def shown(lines: list[dict], terminal: bool = False) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    with watching(console) as watch:
+        for line in lines:
+            watch(line)
+    return console.file.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_for_each_beginning_round_and_epoch(reported):
+    text = shown(reported).splitlines()
+    assert text[0] == "prune: round 1 of 4 begins"
+    assert [line for line in text if line.endswith("begins")][1] == "train: epoch 1 of 2 begins"
+    assert [line.partition(",")[0] for line in text if "loss" in line] == ["train: epoch 1 of 2", "train: epoch 2 of 2"]
+    assert len(text) == 8
+
+
+def test_a_terminal_shows_the_stage_its_round_and_its_epoch(reported):
+    text = shown(reported, terminal=True)
+    assert "prune: round 4 of 4" in text
+    assert "train: epoch 2 of 2" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(("stop", "place"), [(2, "prune: resuming at round 4 of 4"), (17, "resuming at epoch 2 of 2")])
+def test_a_resumed_run_says_where(short, options, terminal, stop, place):
+    interrupted(short, options, stop)
+    lines: list[dict] = []
+    result_of(run(short, options, lines.append))
+    assert place in shown(lines, terminal)
+
+
+def test_silence_is_broken(monkeypatch):
+    monkeypatch.setattr(heartbeat, "QUIET", 0.0)
+    console = Console(file=io.StringIO(), width=100)
+
+    def waits_for(text: str) -> None:
+        until = time.monotonic() + 20
+        while text not in console.file.getvalue() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert text in console.file.getvalue()
+
+    with watching(console) as watch:
+        waits_for("reading the data and building the network, 0:00 so far")
+        watch({"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25})
+        waits_for("train: epoch 3 of 40, 25% of it, 0:00 so far")
+    before = console.file.getvalue()
+    time.sleep(0.05)
+    assert console.file.getvalue() == before  # nothing comes after the end
+
+
+def test_the_status_of_a_sweep_names_the_running_jobs(short, tmp_path):
+    jobs = [Job(replace(short, seed=seed)) for seed in range(3)]
+    for job in jobs[:2]:
+        job.state = RUNNING
+    jobs[0].update({"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25})
+    expected = f"1 queued, 2 running, 0 done, 0 failed; {jobs[0].label}: train 2.2 of 40 epochs"
+    assert status(Crew(jobs, RunOptions(tmp_path))) == expected
+
+
+def test_the_best_epoch_is_counted_alike_on_the_screen_and_in_files(networks, options):
+    experiment = Experiment(networks, "digits", "snip", 0.7, epochs=1, batch=128).resolved()
+    result = result_of(run(experiment, options))
+    assert result["best_validation"]["epoch"] == 1
+    assert "after epoch 1;" in " ".join(summary(result, options.folder(experiment)))
+    assert finished(options.folder(experiment))["best_validation"]["epoch"] == 1
