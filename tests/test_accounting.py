@@ -14,6 +14,17 @@ from barebones.files.encoding import encode
 from barebones.paths import collapsed, effective
 
 
+def test_flops_are_those_of_one_sample_whatever_the_batch():
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 10)), torch.zeros(5, 3, 8, 8)
+    masks = {name: torch.rand(p.shape) > 0.5 for name, p in model.named_parameters() if p.dim() > 1}
+    counts = [account(model, masks, example).to_dict() for example in (x, x[:1], {"input": x})]
+    assert counts[0] == counts[1] == counts[2]
+    assert counts[0]["flops_dense"] == 2 * (36 * 4 * 27 + 4 * 36 * 10)
+    assert "FLOPs/" in str(account(model, masks, x))
+    vector = account(nn.Linear(4, 4), {"weight": torch.ones(4, 4) > 0}, torch.zeros(4))  # without a batch
+    assert vector.flops_dense == 2 * 16
+
+
 def flops(model: nn.Module, example: Any) -> dict[str, int | None]:
     return {layer.name: layer.flops_dense for layer in account(model, keep_all(model), example).layers}
 
@@ -32,10 +43,10 @@ def test_by_hand() -> None:
     first, second = counts.layers
     assert (first.name, first.shape, first.total, first.kept, first.effective) == ("0.weight", (3, 4), 12, 3, 2)
     assert (second.name, second.shape, second.total, second.kept, second.effective) == ("3.weight", (2, 3), 6, 2, 1)
-    # 2 per multiply-add and 5 samples; one row and two columns are left of the first, one of each of the second
-    assert (first.flops_dense, first.flops_kept, first.flops_effective, first.flops_shrunk) == (120, 30, 20, 20)
-    assert (second.flops_dense, second.flops_kept, second.flops_effective, second.flops_shrunk) == (60, 20, 10, 10)
-    assert (counts.flops_dense, counts.flops_kept, counts.flops_effective, counts.flops_shrunk) == (180, 50, 30, 30)
+    # 2 per multiply-add, for one sample; one row and two columns are left of the first, one of each of the second
+    assert (first.flops_dense, first.flops_kept, first.flops_effective, first.flops_shrunk) == (24, 6, 4, 4)
+    assert (second.flops_dense, second.flops_kept, second.flops_effective, second.flops_shrunk) == (12, 4, 2, 2)
+    assert (counts.flops_dense, counts.flops_kept, counts.flops_effective, counts.flops_shrunk) == (36, 10, 6, 6)
     assert (counts.total, counts.kept, counts.effective, counts.parameters) == (18, 5, 3, 18 + 3 + 6)
     assert counts.sparsity == pytest.approx(13 / 18)
     assert counts.sparsity_of_all == pytest.approx(13 / 27)
@@ -86,9 +97,9 @@ def test_flops_of_a_layer(layer: nn.Module, shape: tuple[int, ...], expected: in
     for batch in (1, 2):
         dense_flops = flops(layer, torch.randn(batch, *shape))
         if expected is None:
-            assert dense_flops == {"weight_ih_l0": batch * 2 * 16 * 3 * 5, "weight_hh_l0": batch * 2 * 16 * 4 * 5}
+            assert dense_flops == {"weight_ih_l0": 2 * 16 * 3 * 5, "weight_hh_l0": 2 * 16 * 4 * 5}
         else:
-            assert dense_flops == {"weight": batch * expected}
+            assert dense_flops == {"weight": expected}
 
 
 def test_flops_of_attention_and_of_matrix_products() -> None:
@@ -99,7 +110,7 @@ def test_flops_of_attention_and_of_matrix_products() -> None:
 
     forward = lambda net, x: torch.einsum("bti,oi->bto", torch.relu(x @ net.w), net.v)
     product = Net(forward, w=nn.Parameter(torch.randn(4, 6)), v=nn.Parameter(torch.randn(2, 6)))
-    assert flops(product, torch.randn(2, 3, 4)) == {"w": 2 * 24 * 6, "v": 2 * 12 * 6}
+    assert flops(product, torch.randn(2, 3, 4)) == {"w": 24 * 6, "v": 12 * 6}
 
 
 def test_a_layer_called_twice_and_tied_keep_all() -> None:

@@ -1,28 +1,55 @@
 """Strip a neural network to its bare bones before training: prune at initialization, keep it sparse, account for it."""
 
-from .running import interrupts as interrupts  # first: before torch is imported
+from __future__ import annotations
 
-# isort: split
-from .accounting import Account, account
-from .deploy.export import Exported, to_onnx, to_program, to_sparse
-from .deploy.fold import folded
-from .deploy.shrink import Shrunk, shrink
-from .deploy.sparse import sparsify_for_cpu
-from .files.masks import load_masks, save_masks
-from .files.weights import Weights, load_weights, save_weights
-from .holding import Hold, audit, hold
-from .masks import Agreement, Masks, Scores, agreement
-from .pruning.controls import inverted, redrawn, shuffled
-from .pruning.methods import METHODS, Method
-from .pruning.probe import Probe
-from .pruning.prune import Pruned, prune
-from .pruning.round import Record, Round
-from .pruning.rounds import rounds
-from .pruning.saliency import saliency
-from .pruning.schedules import SCHEDULES, exponential, linear, one_shot, settle
-from .pruning.selection import keep_top
-from .scope import prunable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .running import interrupts as interrupts  # before torch is imported
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .accounting import Account, account
+    from .deploy.export import Exported, to_onnx, to_program, to_sparse
+    from .deploy.fold import folded
+    from .deploy.shrink import Shrunk, shrink
+    from .deploy.sparse import sparsify_for_cpu
+    from .files.masks import load_masks, save_masks
+    from .files.weights import Weights, load_weights, save_weights
+    from .holding import Hold, audit, hold
+    from .masks import Agreement, Masks, Scores, agreement
+    from .pruning.controls import inverted, redrawn, shuffled
+    from .pruning.methods import METHODS, Method
+    from .pruning.probe import Probe
+    from .pruning.prune import Pruned, prune
+    from .pruning.round import Record, Round
+    from .pruning.rounds import rounds
+    from .pruning.saliency import saliency
+    from .pruning.schedules import SCHEDULES, exponential, linear, one_shot, settle
+    from .pruning.selection import keep_top
+    from .scope import prunable
+
+_HOMES = {  # of public names: modules that are imported when one is used, so that `barebones --help` needs no torch
+    "accounting": ("Account", "account"),
+    "deploy.export": ("Exported", "to_onnx", "to_program", "to_sparse"),
+    "deploy.fold": ("folded",),
+    "deploy.shrink": ("Shrunk", "shrink"),
+    "deploy.sparse": ("sparsify_for_cpu",),
+    "files.masks": ("load_masks", "save_masks"),
+    "files.weights": ("Weights", "load_weights", "save_weights"),
+    "holding": ("Hold", "audit", "hold"),
+    "masks": ("Agreement", "Masks", "Scores", "agreement"),
+    "pruning.controls": ("inverted", "redrawn", "shuffled"),
+    "pruning.methods": ("METHODS", "Method"),
+    "pruning.probe": ("Probe",),
+    "pruning.prune": ("Pruned", "prune"),
+    "pruning.round": ("Record", "Round"),
+    "pruning.rounds": ("rounds",),
+    "pruning.saliency": ("saliency",),
+    "pruning.schedules": ("SCHEDULES", "exponential", "linear", "one_shot", "settle"),
+    "pruning.selection": ("keep_top",),
+    "scope": ("prunable",),
+}
 
 __all__ = [
     "METHODS",
@@ -68,3 +95,21 @@ __all__ = [
     "to_program",
     "to_sparse",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name, or a module of the package, when it is first used (PEP 562)."""
+    for module, names in _HOMES.items():
+        if name in names:
+            globals()[name] = value = getattr(import_module(f".{module}", __name__), name)
+            return value
+    try:
+        return import_module(f".{name}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":  # a package that the module needs is missing
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

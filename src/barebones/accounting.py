@@ -29,7 +29,7 @@ class LayerAccount:
     total: int
     kept: int
     effective: int | None = None  # kept weights on a path from input to output
-    flops_dense: int | None = None
+    flops_dense: int | None = None  # FLOPs are those of one sample
     flops_kept: int | None = None
     flops_effective: int | None = None
     flops_shrunk: int | None = None
@@ -53,7 +53,8 @@ class Account:
       (parameters without a mask are kept). `effective_sparsity` also counts weights on no path from input to output
       as removed.
     - FLOPs are two per multiply-add of convolutions, linear layers and other matrix products with a parameter, masked
-      or not, in one forward pass of the example. Pass an example of one sample for FLOPs per sample.
+      or not, in one forward pass, per sample. The first dimension of the example counts its samples, if all inputs
+      and the first output have the same first size; otherwise the example counts as one sample.
     - `flops_shrunk` is an estimate: the cost of dense layers without the rows and columns that have no effective
       weight, for each layer by itself. (Residual sums tie channels together, so `shrink` may remove fewer.)
     - Bytes are those of the parameters. `bytes_stored` counts the kept values, and for each masked weight either one
@@ -123,7 +124,7 @@ class Account:
         if traced:
             table.add_column("effective", _count(self.effective), justify="right")
         for kind in flops:
-            table.add_column(f"FLOPs\n{kind}", _scaled(getattr(self, f"flops_{kind}")), justify="right")
+            table.add_column(f"FLOPs/\nsample\n{kind}", _scaled(getattr(self, f"flops_{kind}")), justify="right")
         table.add_column("")
         for layer in self.layers:
             cuts_off = layer.name in (self.collapsed or ())
@@ -190,8 +191,9 @@ def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) 
     for name, on_path in traced.effective.items():
         kept = layers[name].kept if name in layers else on_path.numel()
         effective, use = int(on_path.count_nonzero()), traced.uses.get(name, Use())
-        on_paths, occupied = use.kept * effective / max(kept, 1), use.dense * _occupied(on_path)
-        flops = [2 * use.dense, 2 * use.kept, 2 * round(on_paths), 2 * round(occupied)]
+        dense, used = use.dense // traced.samples, use.kept // traced.samples  # multiply-adds of one sample
+        on_paths, occupied = used * effective / max(kept, 1), dense * _occupied(on_path)
+        flops = [2 * dense, 2 * used, 2 * round(on_paths), 2 * round(occupied)]
         sums = [a + b for a, b in zip(sums, flops, strict=True)]
         if name in layers:
             layers[name] = LayerAccount(name, layers[name].shape, layers[name].total, kept, effective, *flops)

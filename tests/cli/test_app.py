@@ -11,6 +11,7 @@ import pytest
 import torch
 import typer
 
+import barebones as bb
 from barebones import __version__
 from barebones.cli import app as cli
 from barebones.cli import stopping as signals
@@ -21,9 +22,9 @@ from barebones.lab.run import Stopped
 
 def commands() -> dict[str, Any]:
     """Return every command, also those of a group, by its words."""
-    top = typer.main.get_command(cli.app).commands
-    inner = {f"{name} {word}": c for name, group in top.items() for word, c in getattr(group, "commands", {}).items()}
-    return top | inner
+    bench = typer.main.get_command(cli.app).commands["bench"]
+    inner = {f"bench {name}": cli.loaded(name) for name in cli.BENCH}
+    return {name: cli.loaded(name) for name in cli.COMMANDS} | {"bench": bench} | inner
 
 
 # help
@@ -38,6 +39,42 @@ def test_every_command_explains_itself(name, command):
     for option in subject.params:
         assert option.name == "help" or option.help, f"{name} {option.name} has no help"
         assert option.param_type_name == "argument" or option.opts[0] in done.out
+
+
+@pytest.mark.parametrize("name", [*cli.COMMANDS, *cli.BENCH])
+def test_the_list_of_commands_says_what_the_command_says(name, command):
+    first = cli.loaded(name).help.splitlines()[0]
+    shown = command(*(["bench"] if name in cli.BENCH else []), "--help").out
+    assert first in " ".join(shown.replace("│", "").split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["", "--help", "--version", "bench", "bench --help", "trim", "--nonsense"])
+def test_what_needs_no_torch_does_not_wait_for_it(words):
+    program = f"""if True:
+        import atexit, sys
+        atexit.register(lambda: print({{"torch", "numpy"}} & {{*sys.modules}}))
+        sys.argv = ["barebones", *{words.split()!r}]
+        from barebones.cli import main
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_public_names_are_those_of_their_modules():
+    program = (
+        "import sys, barebones as bb; print(bb.__version__, 'torch' in sys.modules); from barebones import *; prune"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{__version__} False\n", "")
+    homes = [name for names in bb._HOMES.values() for name in names]
+    assert sorted([*homes, "__version__"]) == sorted(bb.__all__)
+    assert set(bb.__all__) <= set(dir(bb))
+    assert all(getattr(bb, name) is not None for name in bb.__all__)
+    assert bb.pruning.methods.METHODS is bb.METHODS
+    with pytest.raises(AttributeError, match="module 'barebones' has no attribute 'prun'"):
+        bb.prun
 
 
 @pytest.mark.parametrize("name", ["prune", "train", "run"])

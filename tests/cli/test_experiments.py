@@ -30,6 +30,24 @@ FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--ep
 # dry runs
 
 
+def origins(out: str) -> dict[str, str]:
+    """Return where a dry run says that the value of each setting comes from."""
+    rows = [line.strip("│ ").split("│") for line in out.splitlines() if line.startswith("│")]
+    return {row[0].strip(): row[2].strip() for row in rows}
+
+
+def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
+    told = origins(command("run", "--data", "digits", "--model", "small-vgg", "--epochs", "3", "--dry-run").out)
+    assert [told[name] for name in ("epochs", "seed", "rounds", "model")] == [
+        "you", "default", "data set and method", "you",
+    ]  # fmt: skip
+    told = origins(command("run", "--data", "digits", "--model", "small-vgg", "--method", "dense", "--dry-run").out)
+    assert told["sparsity"] == "data set and method"
+    command("prune", "--data", "digits", "--model", "small-vgg", "--method", "random", "--seed", "3", "-o", "mask")
+    told = origins(command("train", "--mask", "mask", "--epochs", "1", "--dry-run").out)
+    assert [told[name] for name in ("epochs", "seed", "data", "sparsity")] == ["you", *["mask file"] * 3]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -39,7 +57,7 @@ FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--ep
         (["run", "--model", "vgg19", "--data", "cifar100", "--method", "snip-mb"], ["600", "350"]),
         (["train", *TINY], ["dense", "Training: 20 epochs"]),
         (["run", *TINY, "--method", "magnitude", "--pretrain", "1", "--rewind"], ["pretrain", "rewind"]),
-        (["sweep", "smoke", "--device", "cpu"], ["experiments in runs"]),
+        (["sweep", "smoke", "--device", "cpu"], ["experiments in smoke-runs"]),
     ],
     ids=["run", "prune", "snip-mb", "train", "early", "sweep"],
 )  # fmt: skip
@@ -93,8 +111,8 @@ def test_a_sweep_with_failed_or_unfinished_runs_says_so_by_its_exit_code(numbers
 def test_a_dry_run_of_a_sweep_names_a_damaged_file_and_goes_on(command):
     words = ("sweep", "smoke", "--device", "cpu", "--dry-run")
     names = [line.partition(":")[0] for line in command(*words).out.splitlines()[:-1]]
-    Path("runs", names[0]).mkdir(parents=True)
-    Path("runs", names[0], "metrics.jsonl").write_text("{}\n")
+    Path("smoke-runs", names[0]).mkdir(parents=True)
+    Path("smoke-runs", names[0], "metrics.jsonl").write_text("{}\n")
     done = command(*words)
     assert (done.code, done.out.count("not begun")) == (0, len(names) - 1)
     assert "metrics.jsonl is damaged (line 1 is not a sealed line); delete its folder" in done.out
@@ -253,8 +271,8 @@ def test_inspect_names_a_damaged_file(name, content, problem, mistake, tmp_path)
 
 @pytest.mark.parametrize(("stopped", "code"), [(False, 0), (True, 143)])
 def test_the_demo_takes_seeds_and_epochs_and_can_be_stopped(stopped, code, command, monkeypatch):
-    def run(console, seeds, epochs, stopping):
-        assert (seeds, epochs) == (2, 5)
+    def run(console, seeds, epochs, stopping, out):
+        assert (seeds, epochs, out) == (2, 5, Path("demo.png"))
         if stopped:
             signal.raise_signal(signal.SIGTERM)
             assert stopping()

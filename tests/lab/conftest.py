@@ -77,6 +77,6 @@ def forkserver(monkeypatch) -> BaseContext:
     """
     context = get_context("forkserver")
     # Once: the server lives on. The first step of an optimizer would import torch._dynamo.
-    context.set_forkserver_preload(["barebones.cli.app", "sklearn.datasets", "torch._dynamo"])
+    context.set_forkserver_preload(["barebones.cli.experiments", "sklearn.datasets", "torch._dynamo"])
     monkeypatch.setattr(worker, "get_context", lambda method: context)
     return context

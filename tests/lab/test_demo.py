@@ -2,6 +2,7 @@
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -19,7 +20,8 @@ RESULTS = dict(effective_sparsity=0.99, collapsed=False, prune_seconds=1.0, trai
 def rows(experiments: list[Experiment], **accuracies: float) -> list[records.Row]:
     """Records as a sweep would write them, with these accuracies."""
     known = ACCURACIES | {name.replace("_", "-"): value for name, value in accuracies.items()}
-    return [{**e.to_dict(), **RESULTS, "status": records.DONE, "top1_mean": known[e.method]} for e in experiments]
+    done = {**RESULTS, "status": records.DONE}
+    return [{**e.to_dict(), **done, "top1": known[e.method], "top1_mean": known[e.method]} for e in experiments]
 
 
 def test_the_recipe_has_every_method_network_and_seed():
@@ -30,7 +32,7 @@ def test_the_recipe_has_every_method_network_and_seed():
     assert weights == {"small-vgg": 266_384, "small-resnet": 54_096}
 
 
-def shown(monkeypatch, seeds: int, stopped: int = 0, **failure: str) -> str:
+def shown(monkeypatch, seeds: int, stopped: int = 0, out: Path | None = None, **failure: str) -> str:
     """Return what the demo prints if a sweep records made-up results, is stopped, or has a failed run."""
     folders = []
 
@@ -43,7 +45,7 @@ def shown(monkeypatch, seeds: int, stopped: int = 0, **failure: str) -> str:
 
     monkeypatch.setattr(demo, "sweep", sweep)
     console = Console(record=True, width=120, file=io.StringIO())
-    demo.demo(console, seeds)
+    demo.demo(console, seeds, out=out)
     assert not folders[0].exists()
     return console.export_text()
 
@@ -57,6 +59,19 @@ def test_it_prints_a_row_for_each_method_and_leaves_nothing_on_disk(seeds, monke
         assert text.count(f"│ {label} ") == 2
     assert ("mean ± standard deviation of 3 seeds" in text) == (seeds == 3)
     assert " ".join(text.split()).count("This is what the paper says") == 2
+
+
+def test_it_draws_a_picture_or_says_what_is_missing(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "demo.png"
+    assert f"The picture of it is {out}" in shown(monkeypatch, 2, out=out)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    out.unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = " ".join(shown(monkeypatch, 1, out=out).split())
+    assert "There is no picture: figures are drawn with matplotlib: pip install 'barebones[figures]'" in text
+    assert "This is what the paper says" in text
+    assert not out.exists()
 
 
 def test_a_demo_that_fails_says_why_and_one_that_is_stopped_shows_no_table(monkeypatch):
@@ -88,6 +103,7 @@ def test_what_it_says_follows_from_the_numbers(accuracies, agrees, words):
     sentence = demo.sentence("small-vgg", rows(demo.recipe(seeds=2), **accuracies))
     assert words in sentence
     assert ("This is what the paper says" if agrees else "This is not what the paper says") in sentence
+    assert ("revives weights into channels that are empty" in sentence) == (accuracies.get("iter_snip", 0.95) > 0.09)
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch):

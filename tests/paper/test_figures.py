@@ -7,21 +7,24 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
 import pytest
 from figure_rows import ANALYSES, RUNS, TINY, TINY_FIGURES, cells, context, drawn, made_up, touched
+from rich.console import Console
 from typer.testing import CliRunner
 
 from barebones.cli.app import app
+from barebones.lab import figures as lab_figures
 from barebones.lab import plots, records, sources, tidy
 from barebones.lab import run as lab
 from barebones.lab.experiment import DENSE, FILE, Experiment
 from barebones.lab.looks import look, looks
 from barebones.lab.options import RunOptions
 from barebones.lab.run import Stopped
-from barebones.lab.sources import SCALES
+from barebones.lab.sources import SCALES, FigureContext
 from barebones.lab.sweep import SweepResult
 from barebones.paper import accuracies, numbers
 from barebones.paper.figures import FIGURES, accuracy_vs_rounds, cost, figure, imagenet
@@ -160,6 +163,21 @@ def test_runs_at_other_sparsities_and_on_another_device_are_drawn_too(
     monkeypatch.setattr(records, "records", lambda runs: stored)
     rows = RUNS["cifar10"].load("cifar10", "short", tmp_path, context(tmp_path))
     assert [(row["sparsity"], row["rounds"]) for row in rows if row["source"] == "ours"] == [(0.97, 300)]
+
+
+def test_smoke_pictures_say_that_they_show_nothing_about_the_methods(tmp_path: Path) -> None:
+    for scale, data, cautioned in (("smoke", "digits", True), ("short", "cifar10", False), ("smoke", None, False)):
+        drawn = plots.canvas(3, 2)
+        source = SimpleNamespace(compute=lambda *_, data=data: [{"data": data}])
+        figure = lab_figures.Figure("nothing", source, lambda rows, drawn=drawn: drawn)  # type: ignore[arg-type]
+        context = FigureContext(RunOptions(tmp_path), Console(quiet=True))
+        lab_figures.write("nothing", figure, scale, tmp_path, context)
+        assert ("shows nothing about the methods" in drawn.get_suptitle()) == cautioned
+
+
+def test_smoke_runs_have_a_folder_of_their_own_unless_one_is_named() -> None:
+    assert RunOptions().for_smoke().runs == Path("smoke-runs")
+    assert RunOptions(Path("mine")).for_smoke().runs == Path("mine")
 
 
 def test_failed_runs_leave_a_gap_and_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("precision='fp16': choose one of fp32, tf32, bf16", dict(precision="fp16")),
     ("on_collapse='explode': choose 'warn', 'raise' or 'ignore'", dict(on_collapse="explode")),
     ("choose 'warn', 'raise' or 'ignore'", dict(on_collapse="")),
+    ("sparsity='0.9': it must be a number, the fraction of weights to remove", dict(sparsity="0.9")),
+    ("seed='1': it must be a whole number", dict(seed="1")),
+    ("revive_until='1': it is a fraction of the rounds, from 0 to 1", dict(revive_until="1")),
     ("there is no schedule 'cosine'.*exponential, linear, one-shot, settle", dict(schedule="cosine")),
     *(
         ("the schedule .* must give 3 counts", dict(sparsity=0.9, rounds=3, schedule=lambda m, k, t, c=counts: c))

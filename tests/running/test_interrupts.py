@@ -19,9 +19,9 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("words", "quiet"),
     [
-        (["-m", "barebones", "--help"], True),
-        (["bin/barebones", "--help"], True),  # as pip installs it
-        (["-c", "import barebones"], False),
+        (["-m", "barebones", "inspect", "x"], True),
+        (["bin/barebones", "inspect", "x"], True),  # as pip installs it
+        (["-c", "from barebones import prune"], False),
         (["mine.py"], False),
     ],
     ids=["module", "script", "library", "program"],
@@ -30,7 +30,7 @@ def test_ctrl_c_while_torch_is_imported(words, quiet, tmp_path):
     (tmp_path / "torch.py").write_text(TORCH)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "barebones").write_text("from barebones.cli import main\nmain()\n")
-    (tmp_path / "mine.py").write_text("import barebones\n")
+    (tmp_path / "mine.py").write_text("import barebones\n\nbarebones.prune\n")
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2] / "src")])
     listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a command in the background ignores it
     done = subprocess.run(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from importlib import import_module
+from importlib.resources import files
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +16,21 @@ from typer.core import TyperCommand, TyperGroup
 from ..running import interrupts
 from ..version import __version__
 from ..words import printable
-from . import deployment, experiments, figures
+
+EXPERIMENTS, RESULTS = "Experiments", "Results and deployment"  # panels of the help
+COMMANDS = {  # the panel and the module of each command; the module is imported when the command is used
+    "prune": (EXPERIMENTS, "experiments"),
+    "train": (EXPERIMENTS, "experiments"),
+    "run": (EXPERIMENTS, "experiments"),
+    "sweep": (EXPERIMENTS, "experiments"),
+    "inspect": (EXPERIMENTS, "experiments"),
+    "figure": (EXPERIMENTS, "figures"),
+    "report": (RESULTS, "figures"),
+    "shrink": (RESULTS, "deployment"),
+    "export": (RESULTS, "deployment"),
+    "demo": (RESULTS, "experiments"),
+}
+BENCH = {"speed": (None, "deployment")}
 
 
 class Plain:
@@ -33,8 +49,34 @@ class Command(Plain, TyperCommand):
     """A command of the command line."""
 
 
+class Later(Command):
+    """A command that is known by its name and the first line of its help; its module is imported when it is used."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Read the arguments of the command itself."""
+        assert self.name is not None
+        command = loaded(self.name)
+        interrupts.started()
+        return command.make_context(info_name, args, parent, **extra)
+
+
 class Group(Plain, TyperGroup):
     """A command that has commands of its own."""
+
+
+def loaded(name: str) -> Any:
+    """Import a command."""
+    _, module = {**COMMANDS, **BENCH}[name]
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    alone.command(name, cls=Command)(getattr(import_module(f".{module}", __package__), name))
+    return typer.main.get_command(alone)
+
+
+def first_line(name: str, module: str) -> str:
+    """Return the first line of a command's help from the source of its module, which need not be imported for it."""
+    source = files(__package__).joinpath(f"{module}.py").read_text(encoding="utf-8")
+    functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    return (ast.get_docstring(functions[name]) or "").partition("\n")[0]
 
 
 app = typer.Typer(
@@ -46,20 +88,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 bench = typer.Typer(cls=Group, help="Measure speed and memory on this machine.", no_args_is_help=True)
-
-for command in (
-    experiments.prune,
-    experiments.train,
-    experiments.run,
-    experiments.sweep,
-    experiments.inspect,
-    figures.figure,
-):
-    app.command(cls=Command, rich_help_panel="Experiments")(command)
-for command in (figures.report, deployment.shrink, deployment.export, experiments.demo):
-    app.command(cls=Command, rich_help_panel="Results and deployment")(command)
-app.add_typer(bench, name="bench", rich_help_panel="Results and deployment")
-bench.command(cls=Command)(deployment.speed)
+for group, table in ((app, COMMANDS), (bench, BENCH)):
+    for name, (panel, module) in table.items():
+        group.command(name, cls=Later, help=first_line(name, module), rich_help_panel=panel)(lambda: None)
+app.add_typer(bench, name="bench", rich_help_panel=RESULTS)
 
 
 def _show_version(requested: bool) -> None:
@@ -81,13 +113,12 @@ def global_options(
 def main() -> None:
     """Run the command line; print a mistake of the user as one line, without a traceback, and exit with code 2."""
     try:
-        interrupts.started()
         app()
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped")
         sys.exit(interrupts.INTERRUPTED)
-    except (ValueError, ImportError, OSError, FloatingPointError, torch.OutOfMemoryError) as error:
-        if "--debug" in sys.argv:
+    except (ValueError, ImportError, OSError, FloatingPointError, RuntimeError) as error:
+        if "--debug" in sys.argv or (isinstance(error, RuntimeError) and not _out_of_memory(error)):
             raise
         Console(stderr=True, soft_wrap=True).print(
             "[red]error:[/red]", escape(printable(_sentence(error))), highlight=False
@@ -96,8 +127,12 @@ def main() -> None:
 
 
 def _sentence(error: BaseException) -> str:
-    if isinstance(error, torch.OutOfMemoryError):
+    if _out_of_memory(error):
         return "the device has too little memory for this; use a smaller --batch or another --device"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return type(error).__name__ == "OutOfMemoryError"  # of torch, which may not be imported yet

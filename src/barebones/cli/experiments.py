@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,7 +96,7 @@ def train(
         raise ValueError("without --mask the dense network is trained: leave out --sparsity, or use barebones run")
     else:
         experiment = Experiment(**settings, method=DENSE)
-    _conclude(experiment, run_options, dry_run)
+    _conclude(experiment, run_options, dry_run, settings if mask is not None else None)
 
 
 @with_options()
@@ -110,24 +111,30 @@ def run(again: Again = False, dry_run: DryRun = False, **options: Any) -> None:
     _conclude(Experiment(**settings), run_options, dry_run)
 
 
-def _conclude(requested: Experiment, run_options: RunOptions, dry_run: bool) -> None:
+def _conclude(
+    requested: Experiment, run_options: RunOptions, dry_run: bool, given: Collection[str] | None = None
+) -> None:
     """Run an experiment to its end and print the result."""
     folder = run_options.folder(requested.resolved(run_options.device))
     before = (folder / RESULT).exists() and not run_options.again
-    result = _perform(requested, run_options, dry_run)
+    result = _perform(requested, run_options, dry_run, given=given)
     if result is not None:
         for sentence in summary(result, folder, before):
             say(sentence)
 
 
 def _perform(
-    requested: Experiment, run_options: RunOptions, dry_run: bool, until: str = "train"
+    requested: Experiment,
+    run_options: RunOptions,
+    dry_run: bool,
+    until: str = "train",
+    given: Collection[str] | None = None,
 ) -> dict[str, Any] | None:
     """Run an experiment and show its progress; in a dry run only print what it would do, and return None."""
     import_from_working_folder(requested.model, requested.data)
     if dry_run:
         console = Console(soft_wrap=True)
-        for part in explain(requested, run_options):
+        for part in explain(requested, run_options, given):
             console.print(part, highlight=False, markup=False)
         return None
     experiment = requested.resolved(run_options.device)
@@ -164,6 +171,8 @@ def sweep(
     Example: barebones sweep smoke
     """
     _, run_options = split(options)
+    if recipe == "smoke":
+        run_options = run_options.for_smoke()
     named = [*(model or ()), *(data or ())]
     import_from_working_folder(recipe, *named, trust=trust)
     listed = from_recipe(recipe, named, trust)
@@ -211,9 +220,11 @@ def inspect(
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, each with another seed.")] = 3,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of training.")] = lab_demo.EPOCHS,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Picture to draw; it needs matplotlib.")] = Path("demo.png"),
 ) -> None:
     """Prune two small networks to the bone, train what is left, and compare the methods on handwritten digits."""
+    check_output(out)
     with stoppable("") as stopping:
-        lab_demo.demo(Console(), seeds, epochs, stopping)
+        lab_demo.demo(Console(), seeds, epochs, stopping, out)
         if stopping():
             raise typer.Exit(stopping.code)

@@ -105,6 +105,8 @@ class Experiment:
             kind, value = str(option.type).partition(" | ")[0], getattr(self, option.name)
             if kind in ("int", "float") and isinstance(value, int):
                 object.__setattr__(self, option.name, TYPES[kind](value))
+            else:
+                typed(_option_name(option.name), value, str(option.type))
         choices: dict[str, tuple[str, Iterable[str]]] = {
             "method": ("method", (*METHODS, DENSE, FILE)),
             "init": ("initialization", SCHEMES),

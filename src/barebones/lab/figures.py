@@ -18,6 +18,8 @@ from .tidy import Rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
+CAUTION = "Smoke test on digits: it shows nothing about the methods."
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -61,7 +63,10 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     try:
         with plots.styled():
-            written = plots.save(figure.draw(rows), out / name)
+            drawn = figure.draw(rows)
+            if any((row.get("scale"), row.get("data")) == ("smoke", "digits") for row in rows):
+                plots.caution(drawn, CAUTION)
+            written = plots.save(drawn, out / name)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if table is None:
             raise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import tracking
 from .experiment import Experiment
 from .trouble import ON_COLLAPSE, WARN
 
+SMOKE = Path("smoke-runs")  # of smoke runs, which show nothing about the methods, instead of the default folder
 COMPILED_FROM = 100  # epochs; on a GPU, training this long wins back the half minute that compiling takes
 
 
@@ -37,6 +38,10 @@ class RunOptions:
     def folder(self, experiment: Experiment) -> Path:
         """Return the folder of the experiment's run."""
         return self.runs / experiment.folder
+
+    def for_smoke(self) -> RunOptions:
+        """Return the options for smoke runs: unless the user has named a folder, they have one of their own."""
+        return replace(self, runs=SMOKE) if self.runs == RunOptions.runs else self
 
     def compiles(self, epochs: int) -> bool:
         """Return whether torch compiles a network that trains for this many epochs."""

@@ -150,6 +150,17 @@ def save(figure: Canvas, stem: Path) -> list[Path]:
     return written
 
 
+def caution(figure: Canvas, text: str) -> None:
+    """Write a warning above a figure, in room of its own."""
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.2)
+    if figure.get_layout_engine() is None:  # a table, which fills the figure
+        for axes in figure.axes:
+            axes.set_position((0.0, 0.0, 1.0, height / (height + 0.2)))
+    title = figure.get_suptitle()
+    figure.suptitle(f"{text}\n{title}" if title else text, x=0.01, ha="left", fontsize=7, color=ALARM)
+
+
 def log_axis(
     axes: Axes, ticks: Mapping[float, str], label: str, room: float = 1.25, reach: Iterable[float] = ()
 ) -> None:

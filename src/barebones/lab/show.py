@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,15 @@ def note(line: Line) -> str:
     return ", ".join([*parts, f"lr {line['lr']:g}", f"{line['images_per_second']:,.0f} images/s"])
 
 
-def dry_run(requested: Experiment, options: RunOptions) -> Iterator[Table | str]:
+def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] | None = None) -> Iterator[Table | str]:
     """Yield a table and sentences about what a run would do, without writing anything.
 
-    Data is read only if it is the user's own, whose form is not known before.
+    Data is read only if it is the user's own, whose form is not known before. `given` are the settings that the user
+    names for a mask file; the others are those of the file.
     """
     experiment = requested.resolved(options.device)
     inputs = inputs_of(experiment, options)
-    yield settings(experiment, requested)
+    yield settings(experiment, requested, given)
     weights = sum(p.numel() for p in prunable(built(experiment.model, inputs)).values())
     keep = round((1 - experiment.sparsity) * weights)
     if keep == 0:
@@ -133,15 +134,23 @@ def _count(number: int | None, singular: str, plural: str = "") -> str:
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
-def settings(experiment: Experiment, requested: Experiment) -> Table:
-    """Show every setting of an experiment, and where its value comes from."""
+def settings(experiment: Experiment, requested: Experiment, given: Collection[str] | None = None) -> Table:
+    """Show every setting of an experiment, and where its value comes from; see `dry_run` for `given`."""
     table = Table("setting", "value", "from", title="experiment", title_justify="left")
     for option in fields(experiment):
         value, requested_value = getattr(experiment, option.name), getattr(requested, option.name)
         if value is not None:
-            source = "default" if requested_value == option.default else "you"
-            table.add_row(option.name, _plain(str(value)), "data set and method" if requested_value is None else source)
+            table.add_row(option.name, _plain(str(value)), _source(option, value, requested_value, given))
     return table
+
+
+def _source(option: Field[Any], value: Any, requested: Any, given: Collection[str] | None) -> str:
+    """Say where the value of a setting comes from."""
+    if value != requested:
+        return "data set and method"
+    if given is not None:
+        return "you" if option.name in given else "mask file"
+    return "default" if value == option.default else "you"
 
 
 def run_folder(folder: Path) -> dict[str, Any]:
@@ -205,7 +214,8 @@ def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
             with suppress(ValueError):  # its method may not be registered here
                 value = Experiment.from_dict(value).folder
         if isinstance(value, dict):
-            value = ", ".join(f"{key} {inner}" for key, inner in value.items() if inner is not None)
+            inner = {key.replace("flops_", "FLOPs per image, "): each for key, each in value.items()}
+            value = ", ".join(f"{key} {each}" for key, each in inner.items() if each is not None)
         header.add_row(_plain(name), "none" if value == [] else _plain(str(value)))
     table = Table("layer", "shape", "weights", "kept", "density", title_justify="left")
     for name, layer in layers.items():

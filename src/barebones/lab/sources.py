@@ -76,7 +76,8 @@ class Runs:
     def compute(self, name: str, scale: str, context: FigureContext) -> Rows:
         """Sweep over the runs that are missing and return the rows of all."""
         listed = [experiment.resolved(context.options.device) for experiment in self.experiments(scale)]
-        options = replace(context.options, runs=self._folder(context.options.runs))
+        options = context.options.for_smoke() if scale == "smoke" else context.options
+        options = replace(options, runs=self._folder(options.runs))
         outcome = sweep(
             listed,
             options,
@@ -137,7 +138,8 @@ class Analysis:
 
     def compute(self, name: str, scale: str, context: FigureContext) -> Rows:
         """Return the rows from the cache, or compute and cache them."""
-        path = self.cache(name, scale, context.options.runs)
+        options = context.options.for_smoke() if scale == "smoke" else context.options
+        path = self.cache(name, scale, options.runs)
         if path.exists():
             return tidy.read(path, self.columns)
         rows: Rows = []

@@ -60,6 +60,7 @@ class Trace:
     uses: dict[str, Use]
     effective: Masks
     peeked: bool = False  # Python code has read values; known after a strict run
+    samples: int = 1  # in the example; 1 where its first dimension does not count them
 
 
 def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> list[str]:
@@ -131,10 +132,27 @@ def trace(
                     if flow is not None:
                         on_path = mask & (flow + mode.unselected(name, flow) != 0)
                     on_paths[name] = on_path.to(masks[name].device)
-            return Trace(reached, mode.uses(), on_paths, mode.peeked)
+            return Trace(reached, mode.uses(), on_paths, mode.peeked, _samples(model, call(example), outputs))
     except Exception as error:
         advice = "" if isinstance(error, ValueError) else "; pass an example that the model accepts"
         raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}{advice}") from error
+
+
+def _samples(model: nn.Module, inputs: Any, outputs: list[Tensor]) -> int:
+    """Return the first size of all inputs and of the first output, if it is the same; otherwise 1.
+
+    Layers with `batch_first=False` have positions first, so their inputs count as one sample, too.
+
+    >>> net = nn.Linear(3, 1)
+    >>> _samples(net, [torch.zeros(8, 3)], [torch.zeros(8)]), _samples(net, [torch.zeros(3, 9, 9)], [torch.zeros(10)])
+    (8, 1)
+    """
+    if any(getattr(module, "batch_first", None) is False for module in model.modules()):
+        return 1
+    given = [t for t in tensors(inputs) if t.dim()]
+    sizes = {t.shape[0] for t in [*given, *outputs[:1]] if t.dim()}
+    batched = any(t.dim() > 1 for t in given)
+    return max(sizes.pop(), 1) if len(sizes) == 1 and batched else 1
 
 
 def guards(device: torch.device) -> Iterator[Any]:

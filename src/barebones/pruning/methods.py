@@ -55,8 +55,8 @@ class Method:
             raise ValueError(f"rounds={self.rounds}: pruning needs at least one round")
         if self.batches < 1:
             raise ValueError(f"batches={self.batches}: a round needs at least one batch")
-        if not 0 <= self.revive_until <= 1:
-            raise ValueError(f"revive_until={self.revive_until}: it is a fraction of the rounds, from 0 to 1")
+        if not isinstance(self.revive_until, int | float) or not 0 <= self.revive_until <= 1:
+            raise ValueError(f"revive_until={self.revive_until!r}: it is a fraction of the rounds, from 0 to 1")
         if not re.fullmatch("#[0-9A-Fa-f]{6}", self.colour):
             raise ValueError(f"colour={self.colour!r}: it must be six hexadecimal digits, such as {GREY!r}")
         if self.at_least < 0:

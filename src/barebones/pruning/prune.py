@@ -104,6 +104,8 @@ def prune(
             f"sparsity={sparsity}: it is the fraction of weights to remove, from 0 up to but not including 1"
             + (f"; did you mean {sparsity / 100:g}?" if 1 < sparsity < 100 else "")
         )
+    if not isinstance(seed, int):
+        raise ValueError(f"seed={seed!r}: it must be a whole number")
     if on_collapse not in ON_COLLAPSE:
         raise ValueError(f"on_collapse={on_collapse!r}: choose 'warn', 'raise' or 'ignore'")
     row = resolved(method, rounds, batches_per_round, schedule, revive_until, revive_empty, at_least)
