@@ -1,4 +1,4 @@
-"""The README's examples run as written, and its table of methods is that of the library."""
+"""The examples of the README and of the pages run as written, and the table of methods is that of the library."""
 
 import os
 import re
@@ -15,18 +15,72 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 @pytest.mark.slow
 def test_the_examples_run_as_written(tmp_path):
-    first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    first, second = snippets(README)
     assert len([line for line in first.splitlines() if line.strip()]) == 15
-    code = first + second  # the second goes on with what the first made
-    env = {**os.environ, "PYTHONWARNINGS": "error", "COLUMNS": "120"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
+    done = ran(first + second, tmp_path, PYTHONWARNINGS="error", COLUMNS="120")  # the second goes on with the first
     assert not done.stderr
     assert "300×64" in done.stdout
     assert "Sparsity 95.00 %" in done.stdout
     masks, about = bb.load_masks(tmp_path / "masks.safetensors")
     assert about["method"] == "force"
     assert sum(int(m.sum()) for m in masks.values()) == round(0.05 * (64 * 300 + 300 * 10)) == about["kept"]
+
+
+def snippets(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+def ran(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process, which must succeed."""
+    env = {**os.environ, **environment, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+LAYOUT = """
+import json, math
+import numpy as np
+from safetensors import safe_open
+with safe_open("network.safetensors", "np") as file:
+    layout = json.loads(file.metadata()["about"])["layout"]["0.weight"]
+    mask, values = (file.get_tensor(f"{part} 0.weight") for part in ("mask", "values"))
+shape, encoding = layout["shape"], layout["encoding"]
+"""
+BEFORE = {  # what the n-th example of a page takes as given, by the sentences before it
+    ("speed.md", 0): f"{snippets(README)[0]}\nexample = images = batches[0][0]\n",
+    ("export.md", 0): f"{snippets(README)[0]}\nexample = batches[0][0]\n",
+    ("export.md", 1): LAYOUT,
+    ("training-loop.md", 4): "import functools; torch.compile = functools.partial(torch.compile, backend='eager')\n",
+}
+AFTER = {  # what it promises
+    ("export.md", 1): "assert (weight.reshape(shape) == state['0.weight'].numpy()).all()\n",
+    ("training-loop.md", 2): "torch.save(model.state_dict(), 'whole.pt')\n",
+    (
+        "training-loop.md",
+        3,
+    ): "assert all(map(torch.equal, torch.load('whole.pt').values(), model.state_dict().values()))\n",
+}
+PAGES = [page for page in sorted(Path(__file__).parents[1].glob("docs/*.md")) if snippets(page.read_text("utf-8"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_as_written(page, tmp_path):
+    """All code of a page runs in one process, except where a comment in its first line says otherwise."""
+    if page.name == "training-loop.md":
+        for package in ("lightning", "transformers", "accelerate"):
+            pytest.importorskip(package, reason=f"needs {package}: pip install 'barebones[{package}]'")
+    processes = [""]
+    for number, code in enumerate(snippets(page.read_text("utf-8"))):
+        if file := re.match(r"# (\w+\.py)\n", code):
+            (tmp_path / file[1]).write_text(code)
+            continue
+        if code.startswith("# in a new process\n"):
+            processes.append("")
+        processes[-1] += BEFORE.get((page.name, number), "") + code + AFTER.get((page.name, number), "")
+    for code in filter(None, processes):
+        ran(code, tmp_path)
 
 
 def test_the_table_lists_the_methods():

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from barebones.lab.folder import finished
 from barebones.lab.looks import looks
 from barebones.lab.recipes import experiments
 from barebones.lab.records import records
@@ -39,6 +40,32 @@ def test_the_sentences_match_the_records():
         assert accuracies(**settings) == [(accuracy, False)]
         assert accuracy in README
     assert f"{len(records(RESULTS))} of\nthem are finished" in README
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """The cells of the rows of a page that begin with the label of a method."""
+    text = (RESULTS.parent / "docs" / page).read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in row.split("|")] for row in re.findall(r"^\|(.*)\|$", text, re.MULTILINE)]
+    return [row for row in rows if row[0] in METHODS]
+
+
+def result(label: str, sparsity: float) -> dict:
+    settings = {"model": "vgg19", "epochs": 40, "method": METHODS[label], "sparsity": sparsity, "seed": 0}
+    [row] = [row for row in records(RESULTS) if all(row[name] == value for name, value in settings.items())]
+    return finished(RESULTS / row["folder"])
+
+
+def test_the_tables_of_the_pages_are_those_of_the_records():
+    for label, *accuracies, flops in rows_of("choosing.md"):
+        results = [result(label, sparsity) for sparsity in (0.9, 0.99, 0.995, 0.999)]
+        assert accuracies == [f"{100 * each['test']['top1']:.2f}" for each in results]
+        assert flops == f"{results[2]['flops_shrunk'] / results[2]['flops_dense']:.0%}".replace("%", " %")
+    for label, *cells in rows_of("effective-sparsity.md"):
+        of = result(label, 0.999)
+        assert of["kept"] == 20024
+        assert cells == [
+            f"{of['effective']:,}", f"{100 * of['effective_sparsity']:.3f} %", f"{100 * of['test']['top1']:.2f}"
+        ]  # fmt: skip
 
 
 def test_every_record_is_in_the_queue():
