@@ -37,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
     targets = {(page.parent / link).resolve() for page in pages for link in LINK.findall(page.read_text("utf-8"))}
     sources = {path for path in targets if path.is_file() and path.is_relative_to(ROOT)}
-    for path in dict.fromkeys([*pages, *sorted(sources)]):
+    for path in dict.fromkeys([*pages, ROOT / "docs/style.css", *sorted(sources)]):
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
     text = notebook(json.loads((ROOT / NOTEBOOK).read_text("utf-8")))

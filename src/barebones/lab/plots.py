@@ -262,9 +262,14 @@ def legend(figure: Canvas, handles: dict[str, Any], columns: int = 5) -> None:
 
 
 def legend_columns(labels: Sequence[str], width: float, most: int = 5) -> int:
-    """Return how many columns a legend of these labels has in a figure of this width."""
-    longest = max(len(line) for label in labels for line in label.splitlines())
-    return max(min(most, int(width / (LETTER * longest + 0.5)), len(labels)), 1)
+    """Return how many columns of a legend fit into a figure of this width: each is as wide as its longest label."""
+    number = len(labels)
+    for columns in range(min(most, number), 1, -1):
+        parts = [labels[number * n // columns : number * (n + 1) // columns] for n in range(columns)]
+        longest = [max(len(line) for label in part for line in label.splitlines()) for part in parts]
+        if sum(LETTER * letters + 0.5 for letters in longest) <= width:
+            return columns
+    return 1
 
 
 def handle(method: str, **changes: Any) -> Any:
