@@ -132,10 +132,9 @@ def _to_hub_folder(source: Path, folder: Path, replace: bool, model: str | None,
     inputs = stored.inputs_of(experiment, source, [data], trust)
     counts = card.counted(network, masks, inputs.example(1))
     text = card.card(experiment, counts, inputs, result, about.get("experiment"))
+    config = card.config(experiment, network, counts, inputs)
     about = {name: value for name, value in about.items() if name not in ("run", "metrics")}  # those of this machine
-    to_hub_folder(
-        network, masks, folder, card.config(experiment, network, counts, inputs), text, replace=replace, **about
-    )
+    to_hub_folder(network, masks, folder, config, text, replace=replace, **about)
     say(f"{folder} holds {', '.join(FILES)}; read and complete {CARD}, for example with a license.")
     name = experiment.folder.rpartition("-")[0]
     say(f"To upload it: hf upload YOUR-NAME/{shlex.quote(name)} {shlex.quote(str(folder))}")

@@ -33,9 +33,9 @@ bb.audit(model, masks)  # raises an error if a pruned weight is not zero"""
 
 
 def counted(network: nn.Module, masks: Masks, example: Tensor) -> Account:
-    """Return the account of one sample; without paths and FLOPs if they cannot be followed through the network."""
+    """Return the account, without paths and FLOPs if they cannot be followed through the network."""
     try:
-        return account(network, masks, example[:1])
+        return account(network, masks, example)
     except ValueError:
         return account(network, masks)
 
@@ -48,8 +48,8 @@ def config(experiment: Experiment, network: nn.Module, counts: Account, inputs: 
         "barebones_version": __version__,
         "model": experiment.model,
         "num_classes": inputs.classes,
-        "image_size": inputs.size,
-        "num_channels": inputs.channels,
+        "input_shape": list(inputs.shape),
+        "input_dtype": inputs.dtype,
         "sparsity": counts.sparsity,
         "effective_sparsity": counts.effective_sparsity,
         "experiment": experiment.to_dict(),
@@ -79,15 +79,12 @@ def card(
     if result is not None:
         data = {"name": plots.data_label(experiment.data), "type": experiment.data}
         metric = {"type": "accuracy", "value": result["test"]["top1"], "name": "test accuracy after the last epoch"}
-        about["model-index"] = [
-            {"name": f"{name}, {share}", "results": [{"task": {"type": task}, "dataset": data, "metrics": [metric]}]}
-        ]
+        measured = {"task": {"type": task}, "dataset": data, "metrics": [metric]}
+        about["model-index"] = [{"name": f"{name}, {share}", "results": [measured]}]
     header = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in about.items()]  # JSON is YAML, too
     rows = [f"| {what} | {value} |" for what, value in _numbers(counts, result)]
-    loading = LOADING.format(
-        model=experiment.model, classes=inputs.classes, size=inputs.size, channels=inputs.channels, weights=WEIGHTS,
-        masks=MASKS,
-    )  # fmt: skip
+    form = {"classes": inputs.classes, "size": inputs.size, "channels": inputs.channels}
+    loading = LOADING.format(model=experiment.model, **form, weights=WEIGHTS, masks=MASKS)
     method = (
         "not pruned" if experiment.method == DENSE else f"pruned at initialization ({look(experiment.method).label})"
     )
