@@ -18,7 +18,7 @@ from barebones.lab.metrics import read
 from barebones.lab.run import RunOptions, Stopped, result_of, run
 from barebones.lab.seal import Identity
 
-ALWAYS = {"experiment.json", "metrics.jsonl", "mask.safetensors", "weights.safetensors", "result.json", "lock"}
+ALWAYS = {"experiment.json", "metrics.jsonl", "mask.safetensors", "weights.safetensors", "result.json"}
 CLOCK = ("seconds", "elapsed", "images_per_second")
 UNLIKE = {"made": None, "seconds": 0, "metrics": 0}  # what differs between runs because of the clock
 NETWORK = """

@@ -148,7 +148,7 @@ def test_a_network_that_begins_with_other_weights_is_another_run(short, options,
     interrupted(short, options, 2)
     monkeypatch.setattr(network, "initialize", lambda model, scheme, generator: None)
     with pytest.raises(
-        ValueError, match=r"experiment.json belongs to a run from other initial weights \(\w+, not \w+\)"
+        ValueError, match=r"experiment.json belongs to a run from other initial weights or data \(\w+, not \w+\)"
     ):
         result_of(run(short, options))
 

@@ -1,4 +1,4 @@
-"""A run's folder: its lock, full disks, damaged files, and how far the run has come."""
+"""A run's folder: its owner, full disks, damaged files, and how far the run has come."""
 
 import errno
 import json
@@ -13,7 +13,8 @@ from lab_runs import assert_same_run, interrupted
 from barebones.files import container as files
 from barebones.lab import run as lab
 from barebones.lab import stages
-from barebones.lab.folder import Busy, finished, progress
+from barebones.lab.folder import finished, progress
+from barebones.lab.lease import Busy
 from barebones.lab.network import Network
 from barebones.lab.run import result_of, run
 
@@ -43,7 +44,8 @@ def test_a_run_whose_folder_is_gone_stops_and_writes_nothing_more(stage, fate, s
                 next(began[0])
             began.append(line)
 
-    expected = re.escape(f"{folder} was deleted, moved or replaced while this run was working in it, so this run stops")
+    how = "taken over by another process" if fate == "replaced" else "deleted, moved or replaced"
+    expected = re.escape(f"{folder} was {how} while this run was working in it, so this run stops")
     with pytest.raises(Busy, match=expected):
         result_of(run(short, replace(options, save_every=1e9), lose))
     assert folder.exists() == (fate == "replaced")
@@ -81,7 +83,6 @@ class ReadOnly:
 def test_a_finished_run_in_a_read_only_folder_gives_its_result(until, short, options, monkeypatch):
     first = result_of(run(short, options))
     folder = options.folder(short)
-    (folder / "lock").unlink()  # as in a copy
     (folder / "checkpoint.safetensors").write_bytes(b"left over")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for name in ("open", "mkdir", "unlink", "replace", "rename", "remove"):

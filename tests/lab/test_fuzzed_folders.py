@@ -79,7 +79,7 @@ def mutated(draw: random.Random, folder: Path, others: list[Path]) -> str:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != "lock")
+    return sorted(path.name for path in folder.iterdir())
 
 
 def exported(folder: Path) -> Any:

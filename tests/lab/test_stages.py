@@ -46,7 +46,7 @@ def test_lines_beyond_the_checkpoint_are_written_again(short, options, undisturb
         next(steps)
     steps.close()  # as if killed, with the line of an epoch written and nothing of its training saved
     names = {path.name for path in options.folder(short).iterdir()}
-    assert names == {"experiment.json", "metrics.jsonl", "mask.safetensors", "lock"}
+    assert names == {"experiment.json", "metrics.jsonl", "mask.safetensors"}
     result_of(run(short, options))
     assert_same_run(options.folder(short), undisturbed(short))
 
@@ -60,7 +60,7 @@ def test_every_file_is_put_in_place_whole_and_training_is_saved_at_its_end(short
 
     monkeypatch.setattr(os, "replace", put)
     result_of(run(short, replace(options, save_every=1e9)))
-    assert {*placed} == ALWAYS - {"lock"} | {"checkpoint.safetensors"}
+    assert {*placed} == ALWAYS | {"checkpoint.safetensors"}
     assert placed[-3:] == ["checkpoint.safetensors", "weights.safetensors", "result.json"]  # the result comes last
 
 
@@ -138,4 +138,4 @@ def test_a_round_is_not_saved_before_its_lines_are_written(short, options, monke
     monkeypatch.setattr(bb.Round, "save", save)
     result_of(run(short, replace(options, save_every=0)))
     assert saved
-    assert all(lines == list(range(index + 1)) for index, lines in saved)
+    assert all(lines == list(range(1, index + 2)) for index, lines in saved)

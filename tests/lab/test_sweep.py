@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 from lab_runs import made_up_result, write_file
 from rich.console import Console
 
 from barebones.lab import crew, recipes, records
 from barebones.lab.experiment import Experiment
+from barebones.lab.lease import leased
 from barebones.lab.options import RunOptions
 from barebones.lab.run import result_of, run
 from barebones.lab.sweep import SweepResult, sweep
@@ -66,11 +66,11 @@ def counts(result: SweepResult) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.slow
-def test_a_run_that_another_process_has_locked_is_left_alone(tmp_path, forkserver):
+def test_a_run_that_another_process_owns_is_left_alone(tmp_path, forkserver):
     options = RunOptions(tmp_path / "runs")
     locked = folder(options, short())
     locked.mkdir(parents=True)
-    with FileLock(locked / "lock"):
+    with leased(locked):
         result, text = swept([short()], options, jobs=1)
     assert counts(result) == (0, 0, 1, 0)
     assert "another process is running" in text

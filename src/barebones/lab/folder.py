@@ -1,17 +1,15 @@
-"""A run's folder: the names of its files, its lock, its record and result, and the progress of the run."""
+"""A run's folder: the names of its files, its owner, its record and result, and the progress of the run."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from filelock import AcquireReturnProxy, FileLock, Timeout
 from torch import nn
 
 from ..files import container, masks, weights
@@ -20,6 +18,7 @@ from ..pruning import round as rounds
 from . import training
 from .experiment import Experiment, folder_of
 from .forms import misfit
+from .lease import Busy, Lease, is_lease, leased
 from .metrics import MARK, METRICS, REMEDY
 from .metrics import read as read_metrics
 from .seal import Identity, sealed, unsealed
@@ -30,7 +29,6 @@ PRETRAINED = "pretrained.safetensors"
 ROUND, PRETRAINING, CHECKPOINT = "round.safetensors", "pretraining.safetensors", "checkpoint.safetensors"  # to resume
 SHRUNK = "shrunk.json"  # what shrinking did to the network, and how fast it trains
 TRACKED = "tracked.json"  # the ids that trackers know the run by
-LOCK = "lock"
 SPARE = 16 * 2**20  # bytes of disk for everything but weights
 
 FORMATS = {  # of the files with tensors: the kind and the version of their container
@@ -86,29 +84,17 @@ FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
 }
 
 
-class Busy(ValueError):
-    """The folder of the run belongs to another process."""
-
-
 @dataclass(frozen=True)
 class Folder:
-    """The folder of a run that this process has locked."""
+    """The folder of a run that this process owns."""
 
     path: Path
     identity: Identity
-    lock: BinaryIO  # the file that is locked, kept open so that no other file can get its number
+    lease: Lease
 
     def check(self) -> None:
-        """Raise `Busy` if the folder is gone, or is another one of the same name."""
-        try:
-            same = os.path.samestat(os.fstat(self.lock.fileno()), os.stat(self.path / LOCK))
-        except (FileNotFoundError, NotADirectoryError):
-            same = False
-        if not same:
-            raise Busy(
-                f"{self.path} was deleted, moved or replaced while this run was working in it, so this run stops; "
-                "run the experiment again to start anew"
-            )
+        """Raise `Busy` if this process no longer owns the folder."""
+        self.lease.check()
 
     def stamp(self, name: str) -> dict[str, Any]:
         """Return the metadata of a file that is written next; the folder must still be there."""
@@ -131,17 +117,18 @@ class Folder:
 
 @contextmanager
 def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int) -> Iterator[Folder]:
-    """Make the run's folder and lock it for this process; check that the disk has room for what a run writes.
+    """Make the run's folder and own it; check that the disk has room for what a run writes.
 
     `initial` is the digest of the initial weights.
     """
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
-    with _locked(path), open(path / LOCK, "rb") as locked:
+    path.mkdir(parents=True, exist_ok=True)
+    with leased(path) as lease:
         try:
             _check_space(path, weight_bytes)
             for unfinished in path.glob(".*.tmp"):  # a process was killed while it wrote them
                 unfinished.unlink(missing_ok=True)
-            folder = Folder(path, Identity(experiment.folder, initial), locked)
+            folder = Folder(path, Identity(experiment.folder, initial), lease)
             if not (path / EXPERIMENT).exists():
                 folder.write(EXPERIMENT, experiment.to_dict())
             folder.read(EXPERIMENT)  # raises if it is the record of another run
@@ -169,25 +156,16 @@ def _untouched(path: Path) -> bool:
     """Return whether a run has done nothing yet: no round or epoch is in its metrics, and it has saved nothing."""
     names = {file.name for file in path.iterdir() if file.is_file()}
     begun = METRICS in names and (path / METRICS).read_bytes().count(b"\n") > 1  # the first line names the run
-    return not begun and names <= {LOCK, EXPERIMENT, METRICS}
-
-
-def _locked(path: Path) -> AcquireReturnProxy:
-    """Make a folder and lock it for this process."""
-    path.mkdir(parents=True, exist_ok=True)
-    try:  # the system releases the lock when the process ends, also by SIGKILL
-        return FileLock(path / LOCK, timeout=0, thread_local=False).acquire()
-    except Timeout:
-        raise Busy(f"another process is running in {path}; wait for it, or stop it first") from None
+    return not begun and all(name in (EXPERIMENT, METRICS) or is_lease(name) for name in names)
 
 
 def emptied(path: Path) -> None:
     """Delete the files of a run, if there are any; a folder in which a process works raises `Busy`."""
     if not path.exists():
         return
-    with _locked(path):
+    with leased(path):
         for file in sorted(path.iterdir(), key=lambda file: file.name != RESULT):  # a run without result is unfinished
-            if file.name != LOCK and file.is_file():
+            if not is_lease(file.name) and file.is_file():
                 file.unlink()
 
 

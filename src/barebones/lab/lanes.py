@@ -22,7 +22,7 @@ import torch
 from ..pruning.methods import METHODS
 from . import recipes
 from .experiment import Experiment
-from .folder import Busy
+from .lease import Busy
 from .metrics import Line
 from .options import RunOptions
 from .run import Stopped, run

@@ -1,0 +1,178 @@
+"""Leases: which process owns a run's folder, on any node that sees it.
+
+The owner of a folder has a file in it, `lease-1`, which says where it runs, and whose time it renews every few seconds.
+A lease that was not renewed three times in a row, or whose process is dead, is taken over with the next number,
+`lease-2`. Such a file is made exclusively, so that only one process can take over. Who finds its own lease gone, or a
+higher one beside it, no longer owns the folder and must not write. The age of a lease is read from the clock of the
+file system alone, so that the clocks of nodes may differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+RENEWED_EVERY = 10.0  # seconds
+MISSED = 3  # renewals, after which a lease may be taken over
+NAME = re.compile(r"lease-([1-9][0-9]{0,8})")
+
+
+class Busy(ValueError):
+    """The folder of the run belongs to another process."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right of this process to write into a folder."""
+
+    folder: Path
+    attempt: int
+    file: BinaryIO  # kept open, so that no other file can get its number
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"lease-{self.attempt}"
+
+    def check(self) -> None:
+        """Raise `Busy` if another process has taken the folder over, or if the folder is gone or is another one."""
+        if (self.folder / f"lease-{self.attempt + 1}").exists() or not self._is_there():
+            how = "taken over by another process" if _attempts(self.folder) else "deleted, moved or replaced"
+            raise Busy(
+                f"{self.folder} was {how} while this run was working in it, so this run stops; "
+                "run the experiment again to see its result, or to start anew"
+            )
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self.file.fileno()), os.stat(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def renew(self) -> None:
+        """Set the time of the lease to now, by the clock of the file system."""
+        os.utime(self.file.fileno())
+
+
+def is_lease(name: str) -> bool:
+    """Whether a file of this name is a lease."""
+    return NAME.fullmatch(name) is not None
+
+
+@contextmanager
+def leased(folder: Path) -> Iterator[Lease]:
+    """Own a folder, which must exist, until the end of the block; raise `Busy` if another process owns it."""
+    lease = _taken(folder)
+    done = threading.Event()
+    thread = threading.Thread(target=_keep_renewing, args=(lease, done), daemon=True, name=f"renews {lease.path}")
+    try:
+        for attempt in _attempts(folder):
+            if attempt < lease.attempt:  # their owners find them gone
+                (folder / f"lease-{attempt}").unlink(missing_ok=True)
+        thread.start()
+        yield lease
+    finally:
+        done.set()
+        if thread.is_alive():
+            thread.join()
+        if lease._is_there():
+            lease.path.unlink(missing_ok=True)
+        lease.file.close()
+
+
+def _keep_renewing(lease: Lease, done: threading.Event) -> None:
+    while not done.wait(RENEWED_EVERY):
+        with suppress(OSError):  # the folder is gone, which `check` tells; or its server is, perhaps for a moment
+            lease.renew()
+
+
+def _taken(folder: Path) -> Lease:
+    """Make the file of the next lease."""
+    attempt = max(_attempts(folder), default=0)
+    if attempt and not _is_stale(folder / f"lease-{attempt}"):
+        raise Busy(f"another process is running in {folder}; wait for it, or stop it first")
+    path = folder / f"lease-{attempt + 1}"
+    try:
+        file = open(path, "xb", buffering=0)  # noqa: SIM115 (the lease keeps it open)
+    except FileExistsError:
+        raise Busy(f"another process is running in {folder}; wait for it, or stop it first") from None
+    file.write(json.dumps(_here() | {"renewed_every": RENEWED_EVERY}).encode())
+    return Lease(folder, attempt + 1, file)
+
+
+def _attempts(folder: Path) -> list[int]:
+    """Return the numbers of the leases in a folder."""
+    try:
+        return [int(match[1]) for name in os.listdir(folder) if (match := NAME.fullmatch(name))]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_stale(path: Path) -> bool:
+    """Return whether a lease may be taken over: its process is dead, or it has missed its renewals."""
+    try:
+        written, owner = os.stat(path).st_mtime, _owner(path)
+    except FileNotFoundError:
+        return True  # given back this moment
+    if owner is not None and owner.get("node") == _here()["node"] and not _runs(owner):
+        return True
+    every = owner.get("renewed_every") if owner is not None else None
+    every = every if isinstance(every, float) and 0 < every < 3600 else RENEWED_EVERY
+    return _now(path.parent) - written > MISSED * every
+
+
+def _owner(path: Path) -> dict[str, Any] | None:
+    """Return what a lease says about its owner; None if that was not written, or is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _now(folder: Path) -> float:
+    """Return the time by the clock of the file system: that of a file that is made now."""
+    probe = folder / f".{secrets.token_hex(8)}.tmp"
+    try:
+        probe.touch(exist_ok=False)
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _here() -> dict[str, Any]:
+    """Say where this process runs: on which node since it was started, its number, and when it began."""
+    node = socket.gethostname()
+    with suppress(OSError):
+        node += " " + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {"node": node, "process": os.getpid(), "began": _began(os.getpid())}
+
+
+def _began(process: int) -> str:
+    """Return when a process of this node began, as the system counts it; empty where that is not known."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _runs(owner: dict[str, Any]) -> bool:
+    """Return whether the owner of a lease of this node is alive. Another process may have got its number."""
+    process = owner.get("process")
+    if type(process) is not int or process <= 0:
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return _began(process) == owner.get("began")

@@ -1,0 +1,192 @@
+"""Leases: one owner at a time, on any node; who lost its lease writes nothing more."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from barebones.lab import lease as leases
+from barebones.lab.lease import Busy, Lease, leased
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_has_one_owner_and_nothing_stays_behind(tmp_path):
+    with leased(tmp_path) as first:
+        first.check()
+        assert names(tmp_path) == ["lease-1"]
+        with pytest.raises(Busy, match="another process is running in"), leased(tmp_path):
+            pytest.fail("it has an owner")
+    assert names(tmp_path) == []
+    with leased(tmp_path) as again:
+        assert again.attempt == 1
+
+
+@pytest.mark.parametrize("change", [{"process": 2**22 + 1}, {"began": "1"}])
+def test_the_lease_of_a_dead_process_of_this_node_is_taken_over_at_once(change, tmp_path):
+    (tmp_path / "lease-3").write_text(json.dumps(leases._here() | change | {"renewed_every": 10.0}))
+    with leased(tmp_path) as mine:
+        assert names(tmp_path) == ["lease-4"]
+        mine.check()
+
+
+@pytest.mark.parametrize(
+    "content", [json.dumps({"node": "another", "process": 1, "renewed_every": 10.0}), "", "[1]", "{"]
+)
+def test_the_lease_of_another_node_is_taken_over_after_three_missed_renewals(content, tmp_path):
+    path = tmp_path / "lease-1"
+    path.write_text(content)
+    age = lambda seconds: os.utime(path, (path.stat().st_atime, time.time() - seconds))
+    age(25)
+    with pytest.raises(Busy), leased(tmp_path):
+        pytest.fail("it was renewed not long ago")
+    age(31)
+    with leased(tmp_path) as mine:
+        assert mine.attempt == 2
+
+
+def test_a_lease_is_renewed_while_its_process_works(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "RENEWED_EVERY", 0.01)
+    with leased(tmp_path) as mine:
+        os.utime(mine.path, (0, 0))
+        deadline = time.monotonic() + 20
+        while mine.path.stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert mine.path.stat().st_mtime > 0
+
+
+@pytest.mark.parametrize("fate", ["taken over", "deleted"])
+def test_who_lost_its_lease_is_told(fate, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with leased(folder) as mine:
+        if fate == "deleted":
+            mine.path.unlink()
+            folder.rmdir()
+        else:
+            (folder / "lease-2").touch()
+        with pytest.raises(Busy, match=fate):
+            mine.check()
+
+
+class Actor:
+    """A process that takes leases, renews, freezes, wakes up and publishes, one step at a time."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.lease: Lease | None = None
+        self.frozen = False
+
+    def act(self, draw: random.Random, log: list[tuple[str, int]]) -> None:
+        if self.frozen:
+            self.frozen = draw.random() < 0.7
+        elif self.lease is None:
+            with suppress(Busy):
+                self.lease = leases._taken(self.folder)
+                for attempt in leases._attempts(self.folder):
+                    if attempt < self.lease.attempt:
+                        (self.folder / f"lease-{attempt}").unlink(missing_ok=True)
+        else:
+            match draw.choice(["freeze", "renew", "publish", "leave"]):
+                case "freeze":
+                    self.frozen = True
+                case "renew":
+                    self.lease.renew()
+                case "publish":
+                    try:
+                        self.lease.check()
+                        log.append((self.name, self.lease.attempt))
+                    except Busy:
+                        self.drop()
+                case "leave" if self.lease._is_there():
+                    self.lease.path.unlink()
+                    self.drop()
+
+    def drop(self) -> None:
+        assert self.lease is not None
+        self.lease.file.close()
+        self.lease = None
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_in_any_order_of_events_only_the_latest_owner_publishes(seed, tmp_path, monkeypatch):
+    """Time is drawn, too: leases get old in jumps, whether their owners are frozen or merely slow."""
+    draw = random.Random(seed)
+    monkeypatch.setattr(leases, "_runs", lambda owner: True)
+    actors = [Actor(tmp_path, name) for name in "abc"]
+    for _ in range(80):
+        for path in tmp_path.glob("lease-*"):
+            if draw.random() < 0.2:
+                os.utime(path, (0, path.stat().st_mtime - draw.choice([5, 31])))
+        log: list[tuple[str, int]] = []
+        draw.choice(actors).act(draw, log)
+        there = leases._attempts(tmp_path)
+        assert len(there) <= 1
+        for _, attempt in log:
+            assert attempt == max(there)
+        owners = []
+        for actor in actors:
+            with suppress(Busy):
+                if actor.lease is not None:
+                    actor.lease.check()
+                    owners.append(actor.name)
+        assert len(owners) <= 1
+    with ExitStack() as stack:
+        for actor in actors:
+            if actor.lease is not None:
+                stack.callback(actor.drop)
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from barebones.lab import lease
+lease.RENEWED_EVERY = 0.1
+folder, name = Path(sys.argv[1]), sys.argv[2]
+with lease.leased(folder) as mine:
+    print("owns", flush=True)
+    while not (folder / f"go-{name}").exists():
+        time.sleep(0.01)
+    mine.check()
+    (folder / "result").write_text(name)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be stopped here")
+def test_a_frozen_owner_never_writes_after_its_successor(tmp_path):
+    def start(name: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", WRITER, str(tmp_path), name]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "owns\n"
+        return process
+
+    first = start("first")
+    try:
+        os.kill(first.pid, signal.SIGSTOP)
+        time.sleep(0.6)  # more than three renewals
+        second = start("second")
+        (tmp_path / "go-second").touch()
+        assert second.communicate(timeout=60)[0] == "done\n"
+        (tmp_path / "go-first").touch()
+        os.kill(first.pid, signal.SIGCONT)
+        output, errors = first.communicate(timeout=60)
+        assert output == ""
+        assert "was taken over" in errors or "was deleted, moved or replaced" in errors
+        assert (tmp_path / "result").read_text() == "second"
+    finally:
+        with suppress(ProcessLookupError):
+            first.kill()
+            first.communicate()
