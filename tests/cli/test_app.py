@@ -143,7 +143,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU he
         (f"{PRUNE} --method force -o .", "folder"),
         ("train --method force", "--method has no effect; use barebones run"),
         ("train --sparsity 0.5", "sparsity"),
-        ("train --mask nowhere", "nowhere"),
+        ("train --mask nowhere", "there is no file nowhere; name a mask file"),
         ("train --mask nets_for_cli.py", "nets_for_cli.py is not a safetensors file"),
         ("train --mask .", "folder"),
         ("inspect nets_for_cli.py", "nets_for_cli.py is not a safetensors file"),

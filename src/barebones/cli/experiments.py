@@ -26,6 +26,7 @@ from ..lab.stored import experiment_for_mask
 from ..lab.sweep import sweep as run_sweep
 from ..lab.trust import check_trusted
 from ..pruning.methods import METHODS
+from ..words import counted
 from .options import (
     Again,
     DryRun,
@@ -58,10 +59,13 @@ def prune(
         raise ValueError(f"method {requested.method} prunes nothing; choose another, or use barebones train")
     if out is not None:
         check_output(out)
+    path = run_options.folder(requested.resolved(run_options.device)) / MASK
+    before = path.exists() and not again
     about = _perform(requested, run_options, dry_run, until="prune")
     if about is None:
         return
-    path = run_options.folder(requested.resolved(run_options.device)) / MASK
+    if before:
+        say("These masks were found before; --again finds them anew.")
     if out is not None:
         with atomically(out) as file:
             file.write(path.read_bytes())
@@ -90,6 +94,8 @@ def train(
     if "method" in settings:
         raise ValueError("train does not prune, so --method has no effect; use barebones run")
     if mask is not None:
+        if not mask.exists():
+            raise ValueError(f"there is no file {mask}; name a mask file, as barebones prune -o writes it")
         experiment, run_options = experiment_for_mask(mask, settings, trust), replace(run_options, mask=mask)
         check_trusted(experiment.data, mask, [settings.get("data")], trust, "--data")
     elif "sparsity" in settings:
@@ -183,7 +189,7 @@ def sweep(
                 say(f"{experiment.folder}: {progress(run_options.folder(experiment))}")
             except ValueError as error:  # a damaged file of one run does not hide the others
                 say(f"{experiment.folder}: {error}")
-        say(f"{len(experiments)} experiments in {run_options.runs}")
+        say(f"{counted(len(experiments), 'experiment')} in {run_options.runs}")
         return
     with stoppable("") as stopping:
         outcome = run_sweep(

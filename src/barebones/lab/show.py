@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from ..files.masks import load_masks
 from ..pruning.methods import METHODS
 from ..scope import prunable
-from ..words import printable
+from ..words import counted, printable
 from . import trouble
 from .experiment import Experiment
 from .folder import finished, progress, recorded
@@ -121,17 +121,13 @@ def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] |
         raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")
     yield f"{experiment.model} has {weights:,} prunable weights; {keep:,} would be left."
     if experiment.rounds is not None:
-        batches = f"each with {_count(experiment.batches, 'batch', 'batches')} of {experiment.batch} images"
+        batches = f"each with {counted(experiment.batches or 1, 'batch', 'es')} of {experiment.batch} images"
         data = batches if METHODS[experiment.method].needs_data else "without data"
-        yield f"Pruning: {_count(experiment.rounds, 'round')}, {data}."
+        yield f"Pruning: {counted(experiment.rounds, 'round')}, {data}."
     small = ", without the channels that carry no signal" if experiment.shrink else ""
-    yield f"Training: {_count(experiment.epochs, 'epoch')} on {options.device}{small}."
+    yield f"Training: {counted(experiment.epochs or 0, 'epoch')} on {options.device}{small}."
     folder = options.folder(experiment)
     yield f"The run's folder is {folder}: {progress(folder)}."
-
-
-def _count(number: int | None, singular: str, plural: str = "") -> str:
-    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def settings(experiment: Experiment, requested: Experiment, given: Collection[str] | None = None) -> Table:

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ..words import counted
 from . import records, tidy
 from .experiment import DENSE, Experiment
+from .heartbeat import heartbeat
 from .options import RunOptions
 from .run import Stopped
 from .sweep import sweep
@@ -143,7 +145,8 @@ class Analysis:
         if path.exists():
             return tidy.read(path, self.columns)
         rows: Rows = []
-        with threads(1 if scale == "smoke" else None):
+        told = heartbeat(context.console, lambda: f"{name}: {counted(len(rows), 'row')} computed")
+        with told, threads(1 if scale == "smoke" else None):
             for row in self.analyse(self.settings[scale], context.options):
                 rows.append(row)
                 if context.stopping():
