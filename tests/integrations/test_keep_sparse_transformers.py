@@ -95,3 +95,21 @@ def test_a_checkpoint_without_its_masks_or_with_others_is_refused(tmp_path):
     path.unlink()
     with pytest.raises(ValueError, match=r"checkpoint-3 has no masks\.safetensors"):
         trained(tmp_path, masks, resume=True)
+
+
+def test_an_interrupted_run_does_not_hold_on_to_its_masks(tmp_path):
+    masks = found(Classifier())
+    others = {name: ~mask for name, mask in masks.items()}
+    state = {name: value.clone() for name, value in Classifier().state_dict().items()}
+    callback = KeepSparse(masks)
+    model = Classifier()
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=8)
+    trainer = Trainer(model, arguments, train_dataset=Rows(), callbacks=[callback, At(2, lambda model: 1 / 0)])
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    trainer.remove_callback(At)
+    model.load_state_dict(state)
+    callback.masks = bb.Masks(others)
+    trainer.train()
+    bb.audit(model, others)
+    assert all(model.get_parameter(name)[mask].all() for name, mask in others.items())

@@ -25,6 +25,7 @@ class KeepSparse(Callback):
         self.handle: Hold | None = None
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._release()  # what a run that was interrupted in this process has left
         network = module.get_submodule(self.of)
         self.masks = masks_for(network, self.masks)
         self.handle = hold(network, self.masks, trainer.optimizers, gradients=True)
@@ -33,6 +34,9 @@ class KeepSparse(Callback):
         audit(module.get_submodule(self.of), self.state_dict()["masks"])
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        self._release()
+
+    def _release(self) -> None:
         if self.handle is not None:
             self.handle.remove()
 

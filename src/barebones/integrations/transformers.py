@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..holding import audit, hold
+from ..holding import Hold, audit, hold
+from ..masks import Masks
 from .source import Source, load_from, masks_for, save_into
 
 try:
@@ -22,22 +23,28 @@ class KeepSparse(TrainerCallback):
     """
 
     def __init__(self, masks: Source) -> None:
-        self.masks = masks
+        self.source, self.masks = masks, Masks()
+        self.handle: Hold | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
+        self._release()  # what a run that was interrupted in this process has left
         if state.global_step:  # it resumes: the masks must belong to the weights that were loaded
             self.masks = load_from(_checkpoint(args, state))
             audit(of["model"], self.masks)
-        self.masks = masks_for(of["model"], self.masks)
+        self.masks = self.masks or Masks(masks_for(of["model"], self.source))
         self.handle = hold(of["model"], self.masks, of["optimizer"], gradients=True)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
         if state.is_world_process_zero:
-            save_into(_checkpoint(args, state), self.handle.state_dict())
+            save_into(_checkpoint(args, state), self.masks)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
-        self.handle.remove()
-        audit(of["model"], self.handle.state_dict())
+        self._release()
+        audit(of["model"], self.masks)
+
+    def _release(self) -> None:
+        if self.handle is not None:
+            self.handle.remove()
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
