@@ -153,10 +153,10 @@ def save(figure: Canvas, stem: Path) -> list[Path]:
 def caution(figure: Canvas, text: str) -> None:
     """Write a warning above a figure, in room of its own."""
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 0.2)
-    if figure.get_layout_engine() is None:  # a table, which fills the figure
+    figure.set_size_inches(width, height + 0.25)
+    if not figure.get_constrained_layout():  # a table, which fills the figure
         for axes in figure.axes:
-            axes.set_position((0.0, 0.0, 1.0, height / (height + 0.2)))
+            axes.set_position((0.0, 0.0, 1.0, height / (height + 0.25)))
     title = figure.get_suptitle()
     figure.suptitle(f"{text}\n{title}" if title else text, x=0.01, ha="left", fontsize=7, color=ALARM)
 
