@@ -35,7 +35,7 @@ def test_what_is_asked_to_stop_is_saved_however_seldom_it_saves(short, options):
     interrupted(short, options, 2)
     assert bb.Round.load(options.folder(short) / "round.safetensors").index == 2
     interrupted(short, options, 6)
-    saved = files.read(options.folder(short) / "checkpoint.safetensors", "barebones-checkpoint", 1)[1]
+    saved = files.read(options.folder(short) / "checkpoint.safetensors", "barebones-checkpoint", 2)[1]
     assert (saved["state"]["epoch"], saved["state"]["step"]) == (0, 6)  # rounds 3; then steps 0 to 5
 
 

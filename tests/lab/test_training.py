@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from barebones.data import Data, TensorSplit
 from barebones.data.normalization import Normalization
+from barebones.files import container as files
 from barebones.lab.protocols import PROTOCOLS
 from barebones.lab.training import Accuracy, Best, Epoch, Training, TrainingPlan, evaluate
 from barebones.running import digest
@@ -57,7 +58,7 @@ MASKED = ("0.weight", "5.weight")
 def state(training: Training) -> dict[str, Tensor]:
     """All tensors that the future depends on."""
     momentum = {
-        f"momentum {name}": training.optimizer.state[p]["momentum_buffer"]
+        f"momentum {name}": training.optimizer.state[p]["momentum_buffer"] * training.masks.get(name, True)
         for name, p in training.model.named_parameters()
         if "momentum_buffer" in training.optimizer.state.get(p, {})
     }
@@ -179,6 +180,34 @@ def test_stopping_after_any_step_changes_nothing(stop, dropout, precision, prune
     assert_same(state(uninterrupted), state(second))
     assert (second.best, second.scaler.state_dict()) == (uninterrupted.best, uninterrupted.scaler.state_dict())
     assert timeless(second.last) == expected[-1]
+
+
+def test_a_checkpoint_holds_kept_weights_and_their_momentum_only(tmp_path):
+    sizes = {}
+    for density in (1.0, 0.01):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 1000), nn.ReLU(), nn.Linear(1000, 10))
+        masks = {f"{at}.weight": torch.rand(model[at].weight.shape) < density for at in (1, 3)}
+        training = Training(model, data(), PLAN, masks)
+        next(training.steps())
+        training.save(tmp_path / "checkpoint")
+        sizes[density] = (tmp_path / "checkpoint").stat().st_size
+    stored, _ = files.read(tmp_path / "checkpoint", "barebones-checkpoint", 2)
+    kept = int(masks["1.weight"].count_nonzero())
+    assert stored["weight 1.weight"].shape == stored["momentum 1.weight"].shape == (kept,)
+    assert sizes[1.0] > 2 * 4 * 26_000  # bytes of weights and momentum
+    assert sizes[0.01] < sizes[1.0] / 10
+
+
+def test_a_checkpoint_under_other_masks_is_refused(tmp_path):
+    model = network()
+    masks = half(model)
+    Training(model, data(), PLAN, masks).save(tmp_path / "checkpoint")
+    other = network()
+    loaded = Training(other, data(), PLAN, {name: mask.flip(0) for name, mask in masks.items()})
+    before = state(loaded)
+    with pytest.raises(ValueError, match="under other masks"):
+        loaded.load(tmp_path / "checkpoint")
+    assert_same(before, state(loaded))
 
 
 OTHERS = {

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ..files.container import atomically
 from ..lab import demo as lab_demo
+from ..lab import packs
 from ..lab.experiment import DENSE, Experiment
 from ..lab.folder import MASK, RESULT, progress
 from ..lab.options import RunOptions
@@ -166,13 +167,19 @@ def sweep(
     trust: Trust = False,
     jobs: Jobs = None,
     retry_failed: RetryFailed = False,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop after this time, with checkpoints saved; the same command resumes.", show_default="no limit"
+        ),
+    ] = None,
     dry_run: DryRun = False,
     **options: Any,
 ) -> None:
     """Run many experiments, several at once, and write one table of all results.
 
     Finished experiments are skipped, so the same command resumes a sweep. The exit code is 1 if an experiment failed,
-    or is not finished because another process runs it.
+    or is not finished, because another process runs it or the time of --minutes is over.
 
     Example: barebones sweep smoke
     """
@@ -194,12 +201,46 @@ def sweep(
     with stoppable("") as stopping:
         outcome = run_sweep(
             list(experiments), run_options,
-            jobs=jobs, retry_failed=retry_failed, console=Console(), stopping=stopping,
+            jobs=jobs, retry_failed=retry_failed, minutes=minutes, console=Console(), stopping=stopping,
         )  # fmt: skip
         if stopping():
             raise typer.Exit(stopping.code)
     if outcome.failed or outcome.stopped:
         raise typer.Exit(1)
+
+
+def pack(
+    runs: Annotated[Path, typer.Argument(help="Folder that contains the run folders, or one run folder.")] = Path(
+        "runs"
+    ),
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("pack.tar"),
+) -> None:
+    """Pack runs into one file, finished and unfinished ones, to continue or read them on another machine.
+
+    Example: barebones pack runs -o pack.tar
+    """
+    check_output(out)
+    carried = packs.pack(runs, out)
+    megabytes = out.stat().st_size / 1e6
+    say(f"{_runs(carried.runs)} ({carried.finished} finished) packed into {out}, {megabytes:.1f} MB.")
+
+
+def unpack(
+    source: Annotated[Path, typer.Argument(help="File that barebones pack wrote.", metavar="PACK")],
+    runs: Annotated[Path, typer.Option(help="Folder to unpack the run folders into.")] = Path("runs"),
+) -> None:
+    """Unpack the runs of a pack. Everything is checked before; a run that is further here is kept.
+
+    Example: barebones unpack pack.tar
+    """
+    carried = packs.unpack(source, runs)
+    for name in carried.here:
+        say(f"kept     {name}, which is at least as far in {runs}")
+    say(f"{_runs(carried.runs)} unpacked into {runs} ({carried.finished} finished).")
+
+
+def _runs(names: list[str]) -> str:
+    return f"{len(names)} run{'s' * (len(names) != 1)}"
 
 
 def inspect(

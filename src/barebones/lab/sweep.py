@@ -25,6 +25,7 @@ from .stored import check_unchanged
 from .tidy import Row
 
 PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep is stopped
+SAVING = 30.0, 0.1  # seconds, and share of the sweep's time: the smaller one is left for saving at its end
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def sweep(
     *,
     jobs: int | None = None,
     retry_failed: bool = False,
+    minutes: float | None = None,
     console: Console,
     stopping: Callable[[], bool] = lambda: False,
     summarize: bool = True,
@@ -59,11 +61,16 @@ def sweep(
     into its memory. Equal experiments run once. A failed experiment is tried again only with `retry_failed`.
 
     When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second
-    KeyboardInterrupt kills the runs instead. A line for each run and at the end a summary are printed, unless
+    KeyboardInterrupt kills the runs instead. With `minutes` the sweep stops by itself, so early that the runs have
+    saved their checkpoints when this time is over. A line for each run and at the end a summary are printed, unless
     `summarize` is False; how far the sweep is, is always shown.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: at least one experiment must run at a time")
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise ValueError(f"minutes={minutes:g}: a sweep needs some time; leave it out for no limit")
+    end = monotonic() + 60 * minutes if minutes else float("inf")
+    pause = min(SAVING[0], SAVING[1] * 60 * minutes) if minutes else 0.0
     listed = _listed(experiments, options, retry_failed)
     _check([job.experiment for job in listed if job.state == QUEUED], options)
     options.runs.mkdir(parents=True, exist_ok=True)
@@ -72,7 +79,7 @@ def sweep(
     ended = crew.count(DONE, FAILED)
     with heartbeat(console, lambda: status(crew)) as say, live_table(crew, console):
         try:
-            while crew.busy and not stopping():
+            while crew.busy and not stopping() and monotonic() < end - pause:
                 crew.assign()
                 crew.attend()
                 if crew.count(DONE, FAILED) > ended:
@@ -84,7 +91,7 @@ def sweep(
         except BaseException:
             crew.dismiss(10.0)
             raise
-        crew.dismiss(PATIENCE)
+        crew.dismiss(min(PATIENCE, max(end - monotonic(), 0.0)))
     _, tables = records.update(options.runs)
     swept = [row for job in listed if (row := _look(job, options)) is not None]  # also what another process has ended
     result = SweepResult(
@@ -97,7 +104,8 @@ def sweep(
     if summarize:
         if swept:
             console.print(records.summary(records.arranged(swept)))
-        for text in _sentences(crew, result):
+        why = f"The {minutes:g} minutes are over. " if monotonic() >= end - pause else ""
+        for text in _sentences(crew, result, why):
             say(text)
     return result
 
@@ -137,8 +145,8 @@ def _check(experiments: Sequence[Experiment], options: RunOptions) -> None:
         load(data, options.data_root, download=options.download)  # downloads once, not in each process
 
 
-def _sentences(crew: Crew, result: SweepResult) -> Iterator[str]:
-    """Yield the results of the sweep in sentences."""
+def _sentences(crew: Crew, result: SweepResult, why: str) -> Iterator[str]:
+    """Yield the results of the sweep in sentences; `why` says why runs are unfinished."""
     for job in crew.jobs.values():
         if job.state == FAILED:
             yield f"failed: {crew.options.runs / job.folder}: {job.reason}"
@@ -150,4 +158,4 @@ def _sentences(crew: Crew, result: SweepResult) -> Iterator[str]:
     if len(result.tables) == 1:
         yield "To get Parquet as well: pip install 'barebones[lab]'"
     if result.stopped:
-        yield f"{result.stopped} unfinished; run the same command again to resume."
+        yield f"{why}{result.stopped} unfinished; run the same command again to resume."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ..data import Data, Split
 from ..files import container as files
+from ..files.masks import masks_digest
 from ..gpu.graphs import Captured
 from ..holding import hold
 from ..masks import Masks
@@ -26,10 +28,11 @@ from . import rates
 from .forms import misfit
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-KIND, VERSION = "barebones-checkpoint", 1
+KIND, VERSION = "barebones-checkpoint", 2
 ACCURACY = {"top1": "float", "top5": "float | None", "loss": "float"}
 BEST = {"epoch": "int", "validation": "float", "test": "float"}
 STATE = {  # of a checkpoint, besides its tensors
+    "masks": "str",
     "epoch": "int",
     "step": "int",
     "seconds": "float",
@@ -140,10 +143,9 @@ class Training:
         captured: bool = True,
         compiled: bool = False,
     ) -> None:
-        self.model, self.data, self.plan, self.masks, self.seed, self.precision = (
-            model, data, plan, masks, seed, precision,
-        )  # fmt: skip
+        self.model, self.data, self.plan, self.seed, self.precision = model, data, plan, seed, precision
         self.device = next(model.parameters()).device
+        self.masks = {name: mask.to(self.device) for name, mask in (masks or {}).items()}
         on_gpu = self.device.type == "cuda"
         self.epoch = self.step = 0  # finished epochs, and finished steps of the current epoch
         self.best: Best | None = None
@@ -233,18 +235,32 @@ class Training:
         else:
             self.optimizer.param_groups[0]["lr"] = rate
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """Return the weights and buffers of the network by their names in a checkpoint."""
-        weights: dict[str, Tensor] = {f"weight {name}": p for name, p in parameters(self.model).items()}
-        return weights | {f"buffer {name}": b for name, b in self.model.named_buffers()}
+    def _whole(self) -> dict[str, Tensor]:
+        """Return what a checkpoint holds as it is, by its names there: the buffers and the sums of this epoch."""
+        return {f"buffer {name}": buffer for name, buffer in self.model.named_buffers()} | {"tally": self.tally}
+
+    def _kept(self, name: str, tensor: Tensor) -> Tensor:
+        """Return what a checkpoint holds of a parameter or its optimizer's state: the values of the kept weights."""
+        mask = self.masks.get(name)
+        return tensor if mask is None or mask.shape != tensor.shape else tensor.detach()[mask]
+
+    @cached_property
+    def _masks_digest(self) -> str:
+        return masks_digest(self.masks)
 
     def save(self, path: files.Path, **about: Any) -> None:
-        """Write a checkpoint, atomically; `about` takes further values that JSON can represent."""
-        tensors = self._tensors() | {"tally": self.tally}
+        """Write a checkpoint, atomically; `about` takes further values that JSON can represent.
+
+        Of masked weights it holds the values of those that are kept, and their optimizer's state. The state of the
+        others has no effect, because they are zero again after every step.
+        """
+        tensors = self._whole()
         for name, p in parameters(self.model).items():
+            tensors[f"weight {name}"] = self._kept(name, p)
             state = self.optimizer.state.get(p, {})
-            tensors |= {f"{STATES[key]} {name}": value for key, value in state.items() if value is not None}
+            tensors |= {f"{STATES[k]} {name}": self._kept(name, v) for k, v in state.items() if v is not None}
         state = {
+            "masks": self._masks_digest,
             "epoch": self.epoch,
             "step": self.step,
             "seconds": self.seconds + perf_counter() - self.began if self.step else 0.0,
@@ -255,33 +271,43 @@ class Training:
         files.write(path, tensors, KIND, VERSION, about | {"state": state})
 
     def load(self, path: files.Path) -> None:
-        """Resume from a checkpoint of the same network."""
+        """Resume from a checkpoint of the same network under the same masks."""
         tensors, about = files.read(path, KIND, VERSION)
         state: Any = about.get("state")
-        current = self._tensors() | {"tally": self.tally}
+        whole, named = self._whole(), parameters(self.model)
+        kept = {name: self._kept(name, p) for name, p in named.items()}
+        required = whole | {f"weight {name}": values for name, values in kept.items()}
         count, keys = self.tally[0].float(), KEYS[self.plan.optimizer]
-        states = {
-            f"{STATES[key]} {name}": (p, key, count if key == "step" else p)
-            for name, p in parameters(self.model).items()
-            for key in keys
-        }
-        optional: dict[str, Tensor] = {name: like for name, (_, _, like) in states.items()}
-        if differing := files.differences(tensors, optional | current, required=current):
+        optional = {f"{STATES[k]} {name}": count if k == "step" else kept[name] for name in named for k in keys}
+        if differing := files.differences(tensors, optional | required, required):
             raise ValueError(f"{path} is a checkpoint of another network: {shortened(differing)}")
         wrong = misfit(state, STATE | {"scaler": dict.fromkeys(self.scaler.state_dict(), "float")})
         if wrong or not (0 <= state["epoch"] <= self.plan.epochs and state["step"] >= 0):
             raise ValueError(f"{path} is no checkpoint of this training: {wrong or 'its epoch or step is wrong'}")
+        if state["masks"] != self._masks_digest:
+            raise ValueError(f"{path} is a checkpoint of training under other masks")
         with torch.no_grad():
-            for name, tensor in current.items():
+            for name, tensor in whole.items():
                 tensor.copy_(tensors[name])
             self.optimizer.state.clear()
-            for name, (p, key, like) in states.items():
-                if (stored := tensors.get(name)) is not None:
-                    self.optimizer.state[p][key] = torch.empty_like(like).copy_(stored)
+            for name, p in named.items():
+                self._put(name, p, tensors[f"weight {name}"])
+                for key in keys:
+                    if (stored := tensors.get(f"{STATES[key]} {name}")) is not None:
+                        empty = torch.zeros_like(count if key == "step" else p)
+                        self.optimizer.state[p][key] = self._put(name, empty, stored)
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.best = state["best"] and _made(Best, state["best"])
         self.last = state["last"] and epoch_from(state["last"])
         self.scaler.load_state_dict(state["scaler"])
+
+    def _put(self, name: str, tensor: Tensor, values: Tensor) -> Tensor:
+        """Write into a parameter or its optimizer's state what a checkpoint holds of it, and return it."""
+        mask = self.masks.get(name)
+        if mask is None or mask.shape != tensor.shape:
+            return tensor.copy_(values)
+        tensor.masked_fill_(~mask, 0)[mask] = values.to(tensor.device)
+        return tensor
 
 
 def _fused(device: torch.device) -> bool:
