@@ -110,6 +110,14 @@ def test_a_refused_experiment_leaves_no_folder(changes, short, options, tmp_path
     assert not (tmp_path / "new").exists()
 
 
+def test_a_run_that_is_refused_again_leaves_no_folder(short, options, monkeypatch):
+    result_of(run(short, options))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))
+    with pytest.raises(ValueError, match="delete something first"):
+        result_of(run(short, replace(options, again=True)))
+    assert not options.folder(short).exists()
+
+
 def test_a_refused_experiment_deletes_no_folder_of_the_user_and_no_work(short, options, monkeypatch):
     folder = options.folder(short)
     folder.mkdir(parents=True)

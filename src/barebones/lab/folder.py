@@ -121,8 +121,9 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
 
     `initial` is the digest of the initial weights.
     """
-    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
+    fresh = all(is_lease(file.name) for file in path.iterdir())  # new, or emptied by --again
     with leased(path) as lease:
         try:
             _check_space(path, weight_bytes)
@@ -134,9 +135,9 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
             folder.read(EXPERIMENT)  # raises if it is the record of another run
             yield folder
         except Exception as error:
-            if new and path.is_dir() and not isinstance(error, Busy) and _untouched(path):  # it was refused
+            if fresh and path.is_dir() and not isinstance(error, Busy) and _untouched(path):  # it was refused
                 shutil.rmtree(path, ignore_errors=True)
-                for parent in new[1:]:
+                for parent in missing[1:]:
                     if parent.is_dir() and not any(parent.iterdir()):
                         parent.rmdir()
             raise

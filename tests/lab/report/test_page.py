@@ -262,7 +262,7 @@ def test_names_are_text_in_charts_too(opened: Opened, tmp_path: Path) -> None:
     plot.press("Home")
     for name in names:
         until(lambda name=name: name in shown_tip(page))  # type: ignore[misc]
-    assert page.locator(".plot a, .plot img, .plot tspan[style]").count() == 0
+    assert page.locator(".plot svg a, .plot img, .plot tspan[style]").count() == 0
 
 
 def test_the_charts_tell_their_numbers(opened: Opened) -> None:

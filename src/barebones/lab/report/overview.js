@@ -81,7 +81,7 @@ function facet(name, members, denseElsewhere) {
   const lines = [...byLine.values()].sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name));
   for (const line of lines) line.groups.sort((a, b) => a.sparsity - b.sparsity);
   const pinned = baseline(), title = `${model} on ${data}${protocol ? `, ${protocol}` : ""}`;
-  const rules = dense.map((g) => [g]);
+  const rules = dense.filter((g) => g.index !== pinned?.index).map((g) => [g]);
   if (pinned && known(pinned.accuracy) && JSON.stringify(pinned.panel) === name) rules.push([pinned, `baseline: ${titleOf(pinned)}`, "dot", INK]);
   if (!hiddenIn.has(name)) hiddenIn.set(name, new Set());
   const hidden = hiddenIn.get(name), panel = h("div", { class: "facet" }, h("h3", {}, title));

@@ -1,14 +1,15 @@
 /* One run, and several runs over each other: charts, layers, settings. */
 /* A bundle is what one line shows: {name, look, dash, runs}, where the runs differ in the seed alone. */
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"], UNITS = { pretrain: "epoch", prune: "round", train: "epoch" };
-const mixed = (hex, k) => (k % 3 ? hex.replace(/^#(..)(..)(..)$/, (_, ...parts) => "#" + parts.slice(0, 3).map((part) => Math.round(parseInt(part, 16) * 0.6 + (k % 3 === 1 ? 0 : 102)).toString(16).padStart(2, "0")).join("")) : hex);
-/* Bundles of one method share its colour: the second is darker, the third lighter, and the next are dashed. */
+const TINTS = { light: [null, [0, 0.4], [255, 0.4]], dark: [null, [255, 0.45], [255, 0.75]] }; // towards what, and how far
+const tinted = (hex, tint) => (tint ? hex.replace(/^#(..)(..)(..)$/, (_, ...parts) => `#${parts.slice(0, 3).map((part) => Math.round(parseInt(part, 16) * (1 - tint[1]) + tint[0] * tint[1]).toString(16).padStart(2, "0")).join("")}`) : hex);
+/* Bundles of one method share its colour: the second and third are tints of it, and the next are dashed. */
 function told(bundles) {
   const seen = new Map();
   return bundles.map((bundle) => {
     const k = seen.get(bundle.method) ?? 0, { light, dark: night } = lookOf(bundle.method);
     seen.set(bundle.method, k + 1);
-    return { look: { light: mixed(light, k), dark: mixed(night, k) }, dash: DASHES[Math.floor(k / 3) % DASHES.length], ...bundle };
+    return { look: { light: tinted(light, TINTS.light[k % 3]), dark: tinted(night, TINTS.dark[k % 3]) }, dash: DASHES[Math.floor(k / 3) % DASHES.length], ...bundle };
   });
 }
 /* A line over rounds or epochs: the mean over the runs of a bundle. `read` turns a number of a run into the one that is drawn. */

@@ -19,6 +19,7 @@ from ...masks import Masks
 from ...models import MODELS
 from ..experiment import DENSE, Experiment
 from ..folder import CHECKPOINT, EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
+from ..lease import is_lease
 from ..looks import look, titled
 from ..metrics import COUNTED, METRICS, Line, finite
 from ..metrics import read as read_metrics
@@ -97,7 +98,8 @@ def _stamp(folder: Path) -> Iterator[tuple[str, int, int]]:
         for path in folder.iterdir():
             with suppress(FileNotFoundError):
                 about = path.stat()
-                yield path.name, about.st_mtime_ns, about.st_size
+                if not is_lease(path.name):  # its time is renewed although nothing else changes
+                    yield path.name, about.st_mtime_ns, about.st_size
 
 
 def _run_folders(folder: Path, visited: set[Path]) -> Iterator[Path]:
