@@ -296,6 +296,43 @@ def test_a_captured_step_trains_as_a_plain_one(precision):
     assert graph[-1].loss < 0.8 * graph[0].loss
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_captured_training_of_ones_own_trains_as_a_plain_one_and_resumes(optimizer, precision, tmp_path):
+    plan = TrainingPlan(
+        epochs=4, batch=32, lr=0.05 if optimizer == "sgd" else 0.005, weight_decay=5e-4, optimizer=optimizer,
+        lr_schedule="cosine", warmup=1, label_smoothing=0.1,
+    )  # fmt: skip
+    data, ends = small_data(), []
+
+    def start(captured: bool) -> Training:
+        model = network().cuda()
+        model[7] = nn.Identity()  # dropout: a graph draws its numbers elsewhere
+        return Training(model, data, plan, precision=precision, captured=captured)
+
+    for captured in (False, True):
+        training = start(captured)
+        ends.append([e for e in training.steps() if e is not None])
+        rate = training.optimizer.param_groups[0]["lr"]
+        assert float(rate) == pytest.approx(plan.rate(3, 9, 10), rel=1e-5)
+    first = start(True)
+    steps = first.steps()
+    for _ in range(15):
+        next(steps)
+    first.save(tmp_path / "checkpoint")
+    second = start(True)
+    second.load(tmp_path / "checkpoint")
+    for p, q in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        kept, loaded = first.optimizer.state[p], second.optimizer.state[q]
+        assert all(torch.equal(kept[key], loaded[key]) for key in kept if kept[key] is not None)
+    ends.append(ends[1][:1] + [e for e in second.steps() if e is not None])
+    for a, b, c in zip(*ends, strict=True):
+        assert a.lr == b.lr == c.lr
+        assert b.loss == pytest.approx(a.loss, rel=0.2, abs=0.05)
+        assert c.loss == pytest.approx(a.loss, rel=0.2, abs=0.05)
+    assert ends[1][-1].loss < 0.9 * ends[1][0].loss
+
+
 def test_lanes_train_side_by_side_as_alone():
     data, plan = small_data(), TrainingPlan(epochs=3, batch=32, lr=0.05, weight_decay=5e-4)
 

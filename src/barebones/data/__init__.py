@@ -18,7 +18,7 @@ from . import cifar, digits, image_folder, imagenet, own, tiny_imagenet
 from .split import Batch, Data, Inputs, Request, Split
 from .tensors import TensorSplit
 
-__all__ = ["DATA", "Batch", "Data", "DataSet", "Inputs", "Split", "TensorSplit", "check_name", "load"]
+__all__ = ["DATA", "Batch", "Data", "DataSet", "Inputs", "Request", "Split", "TensorSplit", "check_name", "load"]
 
 MAX_WORKERS = 16
 
@@ -55,6 +55,9 @@ def load(
     download: bool = False,
     workers: int | None = None,
     channels_last: bool = False,
+    size: int | None = None,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
 ) -> Data:
     """Load the data set of this name in `DATA`, a folder of images, or the data that a factory of your own returns.
 
@@ -64,7 +67,8 @@ def load(
     `root` is the folder of the data set, or the folder that contains it. The default is `$BAREBONES_DATA`, and if
     that is not set, the user's cache folder (`~/.cache/barebones` on Linux). Nothing is downloaded unless `download`
     is true. `workers` is the number of processes or threads that decode image files (Tiny-ImageNet and ImageNet). The
-    default is one per processor and at most 16. The batches do not depend on the number of workers.
+    default is one per processor and at most 16. The batches do not depend on the number of workers. Images are resized
+    to `size` x `size` pixels, and bytes normalized by `mean` and `std`, if these are given.
 
     >>> data = load("digits")
     >>> data.classes, data.shape, len(data.train), len(data.test)
@@ -78,7 +82,7 @@ def load(
         root = os.environ.get("BAREBONES_DATA") or user_cache_path("barebones")
     if workers is None:
         workers = min(MAX_WORKERS, processors())
-    request = Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last)
+    request = Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last, size, mean, std)
     if name in DATA:
         return DATA[name].load(request)
     return own.load(name, request) if is_code(name) else image_folder.load(name, request)

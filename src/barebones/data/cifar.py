@@ -77,7 +77,7 @@ def load(name: str, request: Request) -> Data:
     return Data(
         name,
         layout.classes,
-        shape=(3, SIZE, SIZE),
+        shape=request.shape(3, SIZE, SIZE),
         train=TensorSplit(images[~held], labels[~held], normalization),
         validation=TensorSplit(images[held], labels[held], normalization),
         test=TensorSplit(*_read(folder, layout.test, layout), normalization),

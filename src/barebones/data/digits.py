@@ -36,4 +36,4 @@ def load(request: Request) -> Data:
         TensorSplit(images[indices], labels[indices], normalization, pad=0, flip=False)
         for indices in (rest[~held], rest[held], test)
     )
-    return Data("digits", 10, (1, 8, 8), train, validation, last)
+    return Data("digits", 10, request.shape(1, 8, 8), train, validation, last)

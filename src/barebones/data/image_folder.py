@@ -26,6 +26,7 @@ def load(name: str, request: Request) -> Data:
     of them.
     """
     root, size = parsed(name)
+    size = size or request.size  # a network that wants a size gets it, whatever the sizes of the images
     require_pillow()
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; name one with the folders train and test")
@@ -55,7 +56,7 @@ def load(name: str, request: Request) -> Data:
     return Data(
         name,
         len(classes),
-        (3, height, width),
+        request.shape(3, height, width),
         train=splits["train"],
         validation=splits.get("validation"),
         test=splits["test"],

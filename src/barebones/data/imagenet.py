@@ -18,6 +18,7 @@ def load(request: Request) -> Data:
             f"there is no ImageNet in {root}; put the folders train and val there, each with one folder per class{hint}"
         )
     normalization = request.normalization(MEAN, STD)
+    shape = request.shape(3, SIZE, SIZE)
     classes, files = listed(root, ("train", "val"))
-    train, test = (FolderSplit(*files[name], SIZE, normalization, request.workers) for name in ("train", "val"))
-    return Data("imagenet", len(classes), (3, SIZE, SIZE), train=train, validation=None, test=test)
+    train, test = (FolderSplit(*files[name], shape[-1], normalization, request.workers) for name in ("train", "val"))
+    return Data("imagenet", len(classes), shape, train=train, validation=None, test=test)

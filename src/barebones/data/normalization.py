@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class Normalization:
@@ -25,10 +26,11 @@ class Normalization:
         white: int = 255,  # the value of a pixel that counts as 1
         device: torch.device | str = "cpu",
         channels_last: bool = False,
+        size: int | None = None,  # pixels along each side that images are resized to; None: they keep their size
     ) -> None:
         self.device = torch.device(device)
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.normalizes = len(mean) > 0
+        self.normalizes, self.size = len(mean) > 0, size
         self.mean, self.std = (
             (torch.tensor(values, dtype=torch.float64, device="cpu") * white).float().view(1, -1, 1, 1).to(self.device)
             for values in (mean, std)
@@ -36,7 +38,9 @@ class Normalization:
 
     def __call__(self, images: Tensor) -> Tensor:
         images = images.to(self.device, non_blocking=True)  # moved before the conversion, while a pixel is one byte
-        if not self.normalizes:
-            return images.contiguous(memory_format=self.memory_format) if images.dim() == 4 else images
+        if images.dim() != 4 or not (self.normalizes or images.is_floating_point()):
+            return images
         floats = images.to(torch.float32, memory_format=self.memory_format)
-        return floats.sub_(self.mean).div_(self.std)
+        if self.size and floats.shape[2:] != (self.size, self.size):
+            floats = F.interpolate(floats, (self.size, self.size), mode="bilinear", antialias=True)
+        return floats.sub_(self.mean).div_(self.std) if self.normalizes else floats

@@ -105,7 +105,7 @@ def load(name: str, request: Request) -> Data:
     return Data(
         name,
         classes,
-        form[0],
+        request.shape(*form[0]),
         train=splits["train"],
         validation=splits.get("validation"),
         test=splits["test"],

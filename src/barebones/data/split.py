@@ -149,10 +149,20 @@ class Request:
     download: bool = False
     workers: int = 0  # processes or threads that decode image files
     channels_last: bool = False
+    size: int | None = None  # pixels along each side of the images that the network wants; None: as they are
+    mean: tuple[float, ...] = ()  # of the normalization that the network wants; empty: that of the data set
+    std: tuple[float, ...] = ()
 
     def normalization(self, mean: Sequence[float], std: Sequence[float], white: int = 255) -> Normalization:
-        """Return how bytes become the floats that a network gets."""
-        return Normalization(mean, std, white, self.device, self.channels_last)
+        """Return how bytes become the floats that a network gets; without a mean they stay as they are."""
+        if len(mean) and self.mean:  # images of another number of channels get the average
+            alike = len(self.mean) == len(mean)
+            mean, std = (v if alike else [sum(v) / len(v)] * len(mean) for v in (self.mean, self.std))
+        return Normalization(mean, std, white, self.device, self.channels_last, self.size)
+
+    def shape(self, *shape: int) -> tuple[int, ...]:
+        """Return the shape of inputs of this shape as the network gets them."""
+        return (shape[0], self.size, self.size) if self.size and len(shape) == 3 else shape
 
 
 def statistics(split: Split) -> tuple[list[float], list[float]]:

@@ -37,7 +37,9 @@ def load(request: Request) -> Data:
         return TensorSplit(decoded(paths, (SIZE, SIZE), request.workers, CHUNK), torch.tensor(labels), normalization)
 
     train, test = _train(folder / "train", classes), _test(folder / "val", classes)  # check both before decoding either
-    return Data("tiny-imagenet", CLASSES, (3, SIZE, SIZE), train=split(*train), validation=None, test=split(*test))
+    return Data(
+        "tiny-imagenet", CLASSES, request.shape(3, SIZE, SIZE), train=split(*train), validation=None, test=split(*test)
+    )
 
 
 def _classes(path: Path) -> dict[str, int]:

@@ -62,7 +62,7 @@ class Experiment:
     """
 
     model: str = _option(
-        "resnet50", f"Network: {', '.join(MODELS)}; or package.module:factory or file.py:factory for your own."
+        "resnet50", f"Network: {', '.join(MODELS)}; timm:NAME for one of timm; or file.py:factory for your own."
     )
     data: str = _option(
         "cifar10", f"Data set: {', '.join(DATA)}; images:PATH for a folder of images; or file.py:factory for your own."

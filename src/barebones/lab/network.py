@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from ..data import load as load_data
 from ..files.weights import dense_bytes
 from ..imports import is_code
 from ..masks import Scores
-from ..models import build, initialize
+from ..models import build, initialize, wanted
 from ..pruning.controls import redrawn
 from ..pruning.probe import Probe
 from ..pruning.prune import Pruned, prune
@@ -39,7 +40,7 @@ class Network:
             if device.index is not None:
                 torch.cuda.set_device(device)
             torch.backends.cudnn.benchmark = True  # pays off: all batches but the last have one size
-        self.data = cached_data(experiment.data, options.data_root, options.device, options.download)
+        self.data = data_of(experiment, options)
         self.model = self.initial()
         self.digest = beginning(self.model, self.data.digest)
         self._check()
@@ -148,9 +149,15 @@ def built(name: str, inputs: Inputs) -> nn.Module:
 
 def inputs_of(experiment: Experiment, options: RunOptions) -> Inputs:
     """Return what the experiment's network has to take; data of the user's own is loaded for it."""
-    if experiment.data in DATA:
-        return DATA[experiment.data].inputs
-    return cached_data(experiment.data, options.data_root, options.device, options.download).inputs
+    return known_inputs(experiment) or data_of(experiment, options).inputs
+
+
+def known_inputs(experiment: Experiment) -> Inputs | None:
+    """Return what the network has to take if it is known without loading the data: for a data set of the library."""
+    if experiment.data not in DATA:
+        return None
+    inputs, wish = DATA[experiment.data].inputs, wanted(experiment.model)
+    return replace(inputs, shape=(inputs.channels, wish.size, wish.size)) if wish else inputs
 
 
 def beginning(model: nn.Module, data: str) -> str:
@@ -159,7 +166,15 @@ def beginning(model: nn.Module, data: str) -> str:
     return f"{weights}+{data}" if data else weights
 
 
+def data_of(experiment: Experiment, options: RunOptions) -> Data:
+    """Load the experiment's data in the form that its network wants, once in a process however many runs use it."""
+    return cached_data(
+        experiment.data, options.data_root, options.device, options.download, *(wanted(experiment.model) or ())
+    )
+
+
 @lru_cache(maxsize=2)
-def cached_data(name: str, root: Path | None, device: str, download: bool) -> Data:
-    """Load a data set, once in a process however many runs use it."""
-    return load_data(name, root, device, download, channels_last=device.startswith("cuda"))
+def cached_data(name: str, root: Path | None, device: str, download: bool, *wish: Any) -> Data:
+    """Load a data set; `wish` has the size, the mean and the standard deviation that a network wants."""
+    form = dict(zip(("size", "mean", "std"), wish, strict=False))
+    return load_data(name, root, device, download, channels_last=device.startswith("cuda"), **form)

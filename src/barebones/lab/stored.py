@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..data import DATA, Inputs
-from ..data import load as load_data
 from ..files.masks import load_masks, masks_digest
 from ..files.weights import load_weights
 from ..masks import Masks
@@ -21,7 +20,7 @@ from ..words import printable
 from .experiment import DENSE, FILE, Experiment
 from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, explained, finished, load_mask, progress, recorded, verified
 from .forms import misfit
-from .network import beginning, cached_data, initial_network
+from .network import beginning, data_of, initial_network, known_inputs
 from .network import inputs_of as network_inputs
 from .options import RunOptions
 from .trust import check_trusted
@@ -117,7 +116,9 @@ def trained(
 
 def initial(experiment: Experiment, inputs: Inputs | None = None) -> nn.Module:
     """Return the experiment's network at its initial weights, on the CPU; without `inputs`, for data of the library."""
-    return initial_network(experiment, inputs or DATA[experiment.data].inputs)
+    inputs = inputs or known_inputs(experiment)
+    assert inputs is not None
+    return initial_network(experiment, inputs)
 
 
 def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None] = (), trust: bool = False) -> Inputs:
@@ -125,8 +126,8 @@ def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None
 
     For data of the user's own the file says it. If not, the data is loaded, which needs trust: the file names code.
     """
-    if experiment.data in DATA:
-        return DATA[experiment.data].inputs
+    if (known := known_inputs(experiment)) is not None:
+        return known
     about = load_masks(source / MASK if source.is_dir() else source)[1]
     found = about.get("inputs")
     if found is not None and (source.is_dir() or (about.get("experiment") or {}).get("data") == experiment.data):
@@ -134,14 +135,14 @@ def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None
             raise ValueError(f"{source} does not say what inputs its network takes; name the data set with --data")
         return Inputs(found["classes"], tuple(found["shape"]), found["dtype"])
     check_trusted(experiment.data, source, named, trust, "--data")
-    return load_data(experiment.data).inputs
+    return data_of(experiment, RunOptions()).inputs
 
 
 def check_unchanged(folder: Path, experiment: Experiment, options: RunOptions) -> None:
     """Raise a `ValueError` if the experiment's network or data is not what the run in this folder began with."""
     known, data = recorded(folder, experiment)[1].initial, ""
     if experiment.data not in DATA:
-        data = cached_data(experiment.data, options.data_root, options.device, options.download).digest
+        data = data_of(experiment, options).digest
     network = initial(experiment, network_inputs(experiment, options))
     if known in (None, beginning(network, data)):
         return

@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 
 from ..data import DATA, load
-from ..imports import is_code
-from ..models import MODELS, build
+from ..models import MODELS, check_name, wanted
 from . import records
 from .crew import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
 from .display import live_table, sentence, status
@@ -139,10 +138,10 @@ def _check(experiments: Sequence[Experiment], options: RunOptions) -> None:
     if options.on_gpu and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; use --device cpu")
     for model in dict.fromkeys(experiment.model for experiment in experiments):
-        if not is_code(model) and model not in MODELS:
-            build(model, classes=10, size=32)  # raises, and lists the networks that exist
-    for data in dict.fromkeys(experiment.data for experiment in experiments):
-        load(data, options.data_root, download=options.download)  # downloads once, not in each process
+        check_name(model)
+    for data, wish in dict.fromkeys((experiment.data, wanted(experiment.model)) for experiment in experiments):
+        form = wish._asdict() if wish else {}
+        load(data, options.data_root, download=options.download, **form)  # downloads once, not in each process
 
 
 def _sentences(crew: Crew, result: SweepResult, why: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..imports import is_code, made
 from ..words import unknown
+from . import from_timm
 from .init import SCHEMES, initialize
 from .mobilenet import MobileNetV2
 from .resnet import ResNet
@@ -17,7 +18,17 @@ from .small import SmallResNet, SmallVGG
 from .table import parameter_table
 from .vgg import VGG
 
-__all__ = ["MODELS", "SCHEMES", "SmallResNet", "SmallVGG", "build", "initialize", "parameter_table"]
+__all__ = [
+    "MODELS",
+    "SCHEMES",
+    "SmallResNet",
+    "SmallVGG",
+    "build",
+    "check_name",
+    "initialize",
+    "parameter_table",
+    "wanted",
+]
 
 
 class Factory(Protocol):
@@ -69,7 +80,8 @@ MODELS: dict[str, Architecture] = {
 def build(name: str, classes: int, size: int, channels: int = 3) -> nn.Module:
     """Build the network of that name in `MODELS`, or the one that a factory of your own returns.
 
-    Such a factory is named as "package.module:factory" or "path/to/file.py:factory".
+    Such a factory is named as "package.module:factory" or "path/to/file.py:factory". "timm:NAME" is a network of timm,
+    and "timm:NAME@SIZE" the same for images of another size.
 
     It receives the number of classes if it has a parameter `classes`, `num_classes` or
     `n_classes`, or if it needs exactly one argument. The weights are those of torch's default initialization; use
@@ -83,6 +95,22 @@ def build(name: str, classes: int, size: int, channels: int = 3) -> nn.Module:
         if not isinstance(model, nn.Module):
             raise ValueError(f"{name} returned {type(model).__name__}; a factory must return an nn.Module")
         return model
-    if name not in MODELS:
-        raise ValueError(f"{unknown('model', name, MODELS)}, or package.module:factory for one of your own")
+    check_name(name)
+    if name.startswith(from_timm.PREFIX):
+        return from_timm.build(name, classes, channels)
     return MODELS[name].factory(classes, size, channels)
+
+
+def check_name(name: str) -> None:
+    """Raise a `ValueError` if there is no network of this name, and it names no code either."""
+    if name.startswith(from_timm.PREFIX):
+        wanted(name)
+    elif name not in MODELS and not is_code(name):
+        raise ValueError(
+            f"{unknown('model', name, MODELS)}, or package.module:factory for one of your own, or timm:NAME"
+        )
+
+
+def wanted(name: str) -> from_timm.Wanted | None:
+    """Return which size and normalization of images a network of timm wants; None for others, which take any."""
+    return from_timm.wanted(name) if name.startswith(from_timm.PREFIX) else None
