@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+import torch
 from rich.console import Console
 
 from barebones.lab import crew as module
@@ -12,6 +13,7 @@ from barebones.lab.crew import Crew, Job
 from barebones.lab.experiment import Experiment
 from barebones.lab.lanes import Event
 from barebones.lab.options import RunOptions
+from barebones.lab.sweep import _gpus
 
 
 def job(seed: int = 0, device: str = "cpu") -> Job:
@@ -22,7 +24,7 @@ class Fake(worker.Worker):
     """A worker without a process; the test says what it hears and how it ends."""
 
     def __init__(self, options: RunOptions, methods) -> None:
-        self.lanes, self.share, self.free = {}, None, 0
+        self.place, self.lanes, self.share, self.free = options.device, {}, None, 0
         self.pipe = None  # type: ignore[assignment]
         self.to_yield: list[Event] = []
         self.ended: str | None = None
@@ -190,3 +192,46 @@ def test_in_a_terminal_there_is_a_live_table_that_fits_it(tmp_path):
     text = console.file.getvalue()
     assert "0 queued, 9 running" in text
     assert text.count("digits-small-vgg") == 3  # the screen has no room for nine
+
+
+def test_every_gpu_has_a_worker_and_idle_ones_get_jobs_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "Worker", Fake)
+    monkeypatch.setattr(module, "wait", lambda pipes, seconds: None)
+    jobs = [job(seed, "cuda") for seed in range(5)]
+    crew = Crew(jobs, RunOptions(tmp_path, device="cuda"), devices=["cuda:0", "cuda:2"])
+    crew.assign()
+    assert [(worker.place, len(worker.lanes)) for worker in crew.workers] == [("cuda:0", 1), ("cuda:2", 1)]
+    for one, running in zip(crew.workers, jobs, strict=False):
+        one.to_yield.append(Event("memory", running.folder, {"share": 1, "free": 99}))
+    crew.attend(0)
+    crew.assign()
+    assert [len(worker.lanes) for worker in crew.workers] == [2, 2]
+    crew.workers[0].ended = "killed"
+    crew.attend(0)
+    crew.assign()
+    assert sorted(worker.place for worker in crew.workers) == ["cuda:0", "cuda:2"]
+
+
+def test_no_more_workers_start_than_there_are_jobs(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "Worker", Fake)
+    crew = Crew([job()], RunOptions(tmp_path), most=3)
+    crew.assign()
+    assert len(crew.workers) == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"), [((3,), "from 0 to 1"), ((0, 0), "name each GPU once"), ((-1,), "0 to 1")]
+)
+def test_gpus_that_are_not_there_are_an_error(numbers, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=words):
+        _gpus(RunOptions(tmp_path, device="cuda"), numbers)
+    with pytest.raises(ValueError, match="leave one of them out"):
+        _gpus(RunOptions(tmp_path, device="cuda:1"), numbers)
+
+
+def test_cuda_means_all_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert _gpus(RunOptions(tmp_path, device="cuda"), ()) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert _gpus(RunOptions(tmp_path, device="cuda"), (2, 0)) == ["cuda:2", "cuda:0"]
+    assert _gpus(RunOptions(tmp_path, device="cuda:1"), ()) == _gpus(RunOptions(tmp_path), ()) == []

@@ -150,6 +150,14 @@ def _perform(
         return result_of(run_experiment(experiment, run_options, report, stopping, until))
 
 
+def _numbers(text: str | None) -> list[int]:
+    """Return the numbers in a text such as 0,2."""
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise ValueError(f"--devices {text}: give numbers of GPUs with commas between them, such as 0,2") from None
+
+
 @with_options(experiment=False)
 def sweep(
     recipe: Annotated[
@@ -166,6 +174,9 @@ def sweep(
     ] = None,
     trust: Trust = False,
     jobs: Jobs = None,
+    devices: Annotated[
+        str | None, typer.Option(help="With --device cuda: the numbers of the GPUs to use, such as 0,2. Default: all.")
+    ] = None,
     retry_failed: RetryFailed = False,
     minutes: Annotated[
         float | None,
@@ -201,7 +212,8 @@ def sweep(
     with stoppable("") as stopping:
         outcome = run_sweep(
             list(experiments), run_options,
-            jobs=jobs, retry_failed=retry_failed, minutes=minutes, console=Console(), stopping=stopping,
+            jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, minutes=minutes, console=Console(),
+            stopping=stopping,
         )  # fmt: skip
         if stopping():
             raise typer.Exit(stopping.code)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from time import monotonic
 from typing import Any
@@ -75,6 +76,7 @@ class Crew:
         jobs: Sequence[Job],
         options: RunOptions,
         most: int | None = None,
+        devices: Sequence[str] = (),
         changed: Callable[[Job], None] = lambda job: None,
     ) -> None:
         self.jobs, self.options, self.changed = {job.folder: job for job in jobs}, options, changed
@@ -84,7 +86,9 @@ class Crew:
         self.began = monotonic()
         self.stopping = False
         self.most_lanes = (most or LANES) if options.on_gpu else 1  # per worker
-        self.most_workers = (most or processors()) if options.device == "cpu" else 1
+        self.places = list(devices) or [options.device]  # the device of each worker
+        if options.device == "cpu":
+            self.places *= most or processors()
 
     @property
     def busy(self) -> bool:
@@ -96,13 +100,18 @@ class Crew:
         return sum(job.state in states for job in self.jobs.values())
 
     def assign(self) -> None:
-        """Give queued jobs to workers that have room, and start new workers."""
-        for worker in self.workers:
-            while job := self._next_for(worker):
-                self._begin(job, worker)
-        while self.queue and len(self.workers) < self.most_workers:
-            self.workers.append(Worker(self.options, self.methods))
-            self._begin(self.queue[0], self.workers[-1])
+        """Start a worker on each device that has none, and give queued jobs to workers with room, idle ones first."""
+        for place in (Counter(self.places) - Counter(worker.place for worker in self.workers)).elements():
+            if self.count(QUEUED) > sum(not worker.lanes for worker in self.workers):
+                self.workers.append(Worker(replace(self.options, device=place), self.methods))
+        while pair := next(self._matches(), None):
+            self._begin(*pair)
+
+    def _matches(self) -> Iterator[tuple[Job, Worker]]:
+        """Yield queued jobs with workers that can run them next; the worker with the fewest jobs first."""
+        for worker in sorted(self.workers, key=lambda worker: len(worker.lanes)):
+            if job := self._next_for(worker):
+                yield job, worker
 
     def _next_for(self, worker: Worker) -> Job | None:
         """Return the queued job that this worker may run next, beside its running jobs; None if there is none."""

@@ -47,6 +47,7 @@ def sweep(
     options: RunOptions,
     *,
     jobs: int | None = None,
+    devices: Sequence[int] = (),
     retry_failed: bool = False,
     minutes: float | None = None,
     console: Console,
@@ -56,8 +57,9 @@ def sweep(
     """Run all experiments that are not finished, several at a time, and write the records as the runs end.
 
     On the CPU, `jobs` processes of one thread each run one experiment at a time; the default is one process per
-    processor. On a CUDA device, one process takes turns with up to `jobs` experiments (default 4), as many as fit
-    into its memory. Equal experiments run once. A failed experiment is tried again only with `retry_failed`.
+    processor. On each CUDA device, one process takes turns with up to `jobs` experiments (default 4), as many as fit
+    into its memory. The device "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal
+    experiments run once. A failed experiment is tried again only with `retry_failed`.
 
     When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second
     KeyboardInterrupt kills the runs instead. With `minutes` the sweep stops by itself, so early that the runs have
@@ -74,7 +76,8 @@ def sweep(
     _check([job.experiment for job in listed if job.state == QUEUED], options)
     options.runs.mkdir(parents=True, exist_ok=True)
     each = summarize and not console.is_terminal
-    crew = Crew(listed, options, jobs, lambda job: say(sentence(job)) if each else None)
+    gpus = _gpus(options, devices)
+    crew = Crew(listed, options, jobs, gpus, lambda job: say(sentence(job)) if each else None)
     ended = crew.count(DONE, FAILED)
     with heartbeat(console, lambda: status(crew)) as say, live_table(crew, console):
         try:
@@ -107,6 +110,18 @@ def sweep(
         for text in _sentences(crew, result, why):
             say(text)
     return result
+
+
+def _gpus(options: RunOptions, numbers: Sequence[int]) -> list[str]:
+    """Return the GPUs that the sweep uses; nothing if one device is named, or if there is one."""
+    if numbers and options.device != "cuda":
+        raise ValueError(f"--devices chooses among all GPUs, but --device is {options.device}; leave one of them out")
+    if options.device != "cuda":
+        return []
+    there = torch.cuda.device_count()
+    if len(set(numbers) & set(range(there))) < len(numbers):
+        raise ValueError(f"devices {','.join(map(str, numbers))}: name each GPU once, from 0 to {there - 1}")
+    return [f"cuda:{number}" for number in numbers or range(there)] if numbers or there > 1 else []
 
 
 def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed: bool) -> list[Job]:

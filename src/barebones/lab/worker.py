@@ -39,6 +39,7 @@ class Worker:
             self.process.start()
         other_end.close()  # so that either side notices when the other is gone
         self._send({name: row for name in methods if (row := METHODS.get(name)) and _can_be_sent(row)})
+        self.place = options.device
         self.lanes: dict[str, bool] = {}  # the folders of its running experiments, and whether their memory is known
         self.share: int | None = None  # bytes of the device's memory that the largest lane so far needs
         self.free = 0  # bytes of the device's memory that are free
