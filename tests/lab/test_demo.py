@@ -103,7 +103,13 @@ def test_what_it_says_follows_from_the_numbers(accuracies, agrees, words):
     sentence = demo.sentence("small-vgg", rows(demo.recipe(seeds=2), **accuracies))
     assert words in sentence
     assert ("This is what the paper says" if agrees else "This is not what the paper says") in sentence
-    assert ("revives weights into channels that are empty" in sentence) == (accuracies.get("iter_snip", 0.95) > 0.09)
+
+
+@pytest.mark.parametrize(("force", "told"), [(0.94, True), (0.951, False), (0.96, False)])
+def test_it_explains_once_why_force_is_below_iterative_snip(force, told):
+    text = demo.below(rows(demo.recipe(seeds=2), force=force))
+    assert text.startswith("On small-vgg and small-resnet, FORCE ends below Iterative SNIP, unlike") == told
+    assert bool(text) == told
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch):

@@ -30,13 +30,11 @@ CHANCE, LEARNT = (
 )  # % accuracy: of guessing one of ten classes, and from which on a network counts as learning
 
 
-STORY = (
-    "Weights removed before training: none, at random, in one shot (pale); progressively (full colour). Dots are seeds."
-)
+STORY = "Weights removed before training: none, at random, in one shot (pale); progressively (full colour)."
 CAUTION = "Digits and two small networks: a demonstration, which shows nothing about how the methods compare elsewhere."
 BELOW = (
-    "FORCE ends below Iterative SNIP here, unlike in the paper: it revives weights into channels that are empty, and a "
-    "small network has few channels to spare."
+    "On {}, FORCE ends below Iterative SNIP, unlike in the paper: it revives weights into channels that are empty, and "
+    "a small network has few channels to spare."
 )
 
 
@@ -77,6 +75,8 @@ def demo(
     for model in SPARSITIES:
         console.print(table(model, rows))
         console.print(sentence(model, rows), highlight=False)
+    if reason := below(rows):
+        console.print(reason, highlight=False)
     if out is not None:
         try:
             draw(rows, out)
@@ -122,8 +122,14 @@ def sentence(model: str, rows: Sequence[Row]) -> str:
         f"Pruned progressively, the same network reaches {progressive} (dense: {mean[DENSE]:.0f} %). "
         f"This is {'' if fails and learns else 'not '}what the paper says: "
         "one-shot pruning falls to chance or below random where progressive pruning still learns."
-        + (f" {BELOW}" if mean.get("force", 1.0) < mean.get("iter-snip", 0.0) else "")
     )
+
+
+def below(rows: Sequence[Row]) -> str:
+    """Return why FORCE ends below Iterative SNIP, for the networks where it does; nothing if there is none."""
+    percents = {(row["model"], row["method"]): round(100 * row["top1_mean"]) for row in rows}
+    lower = [m for m in SPARSITIES if percents.get((m, "force"), 0) < percents.get((m, "iter-snip"), 0)]
+    return BELOW.format(" and ".join(lower)) if lower else ""
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -147,7 +153,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             axes.grid(axis="y", visible=False)
             axes.set_title(f"{plots.model_label(model)}, {plots.percent(SPARSITIES[model])} of the weights removed")
             axes.set_xlabel("test accuracy (%)")
-        figure.suptitle(STORY, x=0.01, ha="left", fontsize=8)
+        seeds = " Dots are seeds." if len({row["seed"] for row in rows}) > 1 else ""
+        figure.suptitle(STORY + seeds, x=0.01, ha="left", fontsize=8)
         figure.supxlabel(CAUTION, x=0.01, ha="left", fontsize=7, color=plots.ALARM)
         figure.savefig(path, dpi=plots.DPI, facecolor="white", format="png")
 
