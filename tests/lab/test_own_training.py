@@ -104,9 +104,11 @@ def test_training_has_the_bits_of_torchs_optimizers_and_masks_applied_by_hand(pl
 
 
 def remembered(training: Training) -> dict[str, torch.Tensor]:
-    state = training.optimizer.state
+    """All tensors that the future depends on: what an optimizer remembers of pruned weights has no effect."""
     return training.model.state_dict() | {
-        f"{key} {name}": value for name, p in training.model.named_parameters() for key, value in state[p].items()
+        f"{key} {name}": value if key == "step" else value * training.masks.get(name, True)
+        for name, p in training.model.named_parameters()
+        for key, value in training.optimizer.state[p].items()
     }
 
 
