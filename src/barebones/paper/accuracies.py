@@ -143,8 +143,9 @@ def handles(rows: Rows, labels: Mapping[str, str] = {}) -> dict[str, Any]:
 
 
 def schedule(rows: Rows) -> str:
-    """Return the epochs, if all runs have the same, and the largest number of seeds, in brackets."""
+    """Return the epochs, if all runs have the same, and the smallest and largest number of seeds, in brackets."""
     epochs = {row["epochs"] for row in rows if row["source"] == OURS}
-    seeds = max(row["seeds"] or 0 for row in rows if row["source"] == OURS)
+    seeds = [row["seeds"] or 0 for row in rows if row["source"] == OURS]
     words = [counted(epochs.pop(), "epoch")] if len(epochs) == 1 else []
-    return f" ({', '.join([*words, counted(seeds, 'seed')])})"
+    fewest = f"{min(seeds)} to " * (min(seeds) < max(seeds))
+    return f" ({', '.join([*words, fewest + counted(max(seeds), 'seed')])})"

@@ -38,8 +38,11 @@ def experiments(scale: str) -> list[Experiment]:
 
 
 def rows(records: Sequence[Row]) -> Rows:
-    """Return a row for each run."""
-    return measured(records, "data", "model", "method", "sparsity", "control")
+    """Return a row for each run at a sparsity at which its method has a control; for each run if none has."""
+    point = ("data", "model", "method", "sparsity")
+    compared = {tuple(run[name] for name in point) for run in records if run["control"] != NONE}
+    shown = [run for run in records if tuple(run[name] for name in point) in compared]
+    return measured(shown or records, *point, "control")
 
 
 def draw(rows: Rows) -> Canvas:
