@@ -96,7 +96,8 @@ class Hold:
     def load_state_dict(self, masks: Mapping[str, Tensor]) -> None:
         """Hold other masks of the same weights from now on, and zero what they prune.
 
-        Call it before the optimizer loads its own state, which is cleared by the masks of that moment.
+        Call it before the optimizer loads its own state, which is cleared by the masks of that moment. A step that was
+        captured as a CUDA graph keeps the masks it was captured with: capture it again.
 
         >>> layer = nn.Linear(2, 1)
         >>> handle = hold(layer, {"weight": torch.tensor([[True, False]])}, SGD(layer.parameters()))

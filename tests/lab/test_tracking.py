@@ -216,3 +216,6 @@ def test_the_errors_of_a_tracker_are_one_sentence(folder, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://nowhere")
     with pytest.raises(ValueError, match=r"^mlflow cannot track the run \(.*\); set MLFLOW_TRACKING_URI to"):
         tracking("mlflow", folder).begin(LINES)
+    folder.write("tracked.json", {"mlflow": "0123"})
+    with pytest.raises(ValueError, match=r"; delete .*tracked\.json to track it as a new one$"):
+        tracking("mlflow", folder).begin(LINES)

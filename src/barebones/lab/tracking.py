@@ -61,8 +61,10 @@ class Tracking:
         self.close(False)
         path = self.folder.path
         ids = self.folder.read(TRACKED) if (path / TRACKED).exists() else {}
-        with _one_sentence(self.name):
-            self.tracked = TRACKERS[self.name](Run(path, self.settings, ids.get(self.name)))
+        known = ids.get(self.name)
+        remedy = f"delete {path / TRACKED} to track it as a new one" if known else REMEDIES[self.name]
+        with _one_sentence(self.name, remedy):
+            self.tracked = TRACKERS[self.name](Run(path, self.settings, known))
         if self.tracked.id is not None:
             self.folder.write(TRACKED, ids | {self.name: self.tracked.id})
         for index, line in enumerate(lines):
@@ -74,7 +76,7 @@ class Tracking:
         if index >= self.tracked.seen:
             stage, counted = line["stage"], COUNTED[line["stage"]]
             numbers = {f"{stage}/{name}": value for name, value in _numbers(line) if name.rstrip("s") != counted}
-            with _one_sentence(self.name):
+            with _one_sentence(self.name, "the same command resumes the run"):
                 self.tracked.log(index, (f"{stage}/{counted}", line[counted]), numbers)
 
     def close(self, finished: bool) -> None:
@@ -107,14 +109,15 @@ def tracking(name: str | None, folder: Folder, experiment: Experiment) -> Iterat
 
 
 @contextmanager
-def _one_sentence(name: str) -> Iterator[None]:
+def _one_sentence(name: str, remedy: str) -> Iterator[None]:
     """Turn the errors of a tracker's own, such as a server that does not answer, into one sentence."""
     try:
         yield
     except Exception as error:
         if not type(error).__module__.startswith(name):
             raise
-        raise ValueError(f"{name} cannot track the run ({first_line(error)}); {REMEDIES[name]}") from error
+        why = first_line(error).split(". ")[0].rstrip(".")
+        raise ValueError(f"{name} cannot track the run ({why}); {remedy}") from error
 
 
 def _tensorboard(run: Run) -> Tracked:
@@ -204,7 +207,7 @@ TRACKERS: dict[str, Callable[[Run], Tracked]] = {
 REMEDIES = {
     "tensorboard": "leave out --track",
     "wandb": "log in with wandb login, or set WANDB_MODE=offline",
-    "mlflow": "set MLFLOW_TRACKING_URI to a server or to a database, such as sqlite:///mlflow.db",
+    "mlflow": "set MLFLOW_TRACKING_URI to a server, or to a database if all of mlflow is installed",
     "trackio": "leave out --track",
 }
 
