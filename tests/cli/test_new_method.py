@@ -1,5 +1,7 @@
 """One function and one row: a method that is registered at run time works everywhere."""
 
+import base64
+import gzip
 import json
 from pathlib import Path
 
@@ -71,6 +73,7 @@ def test_a_sweep_a_figure_and_the_report_know_it(recipe, command):
     done = command("report", "runs", "-o", "report.html")
     assert done.code == 0, done
     page = Path("report.html").read_text()
-    content = json.loads(page.split('type="application/json"')[1].split(">", 1)[1].split("</script>")[0])
+    packed = page.split('id="data">')[1].split("</script>")[0]
+    content = json.loads(gzip.decompress(base64.b64decode(packed)))
     assert METHOD in [group["method"] for group in content["groups"]]
     assert (content["looks"][METHOD]["light"], content["looks"][METHOD]["glyph"][0]) == (COLOUR, "★")

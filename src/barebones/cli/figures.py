@@ -115,9 +115,10 @@ def report(
     if watch:
         with stoppable("") as stopping:
             before = ""
+            say(f"Watching {runs}; Ctrl-C stops.")
             for content in follow(runs, out, not quick, stopping):
                 if (now := _counted(content)) != before:
-                    say(f"{now} in {out}; open it in a browser. Ctrl-C stops.")
+                    say(f"{now} in {out}; open it in a browser.")
                 before = now
         return
     console = Console(stderr=True)

@@ -1,5 +1,7 @@
 """Run folders for the tests of the report, written without training anything."""
 
+import base64
+import gzip
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,11 @@ def run_with(content: dict[str, Any], **wanted: Any) -> dict[str, Any]:
 
 def words_of(run: dict[str, Any]) -> str:
     return " ".join(sentence for _, sentence in run["words"])
+
+
+def unpacked(page: str) -> str:
+    """Return the JSON that a page holds."""
+    return gzip.decompress(base64.b64decode(Tags(page).inside[1])).decode()
 
 
 class Tags(HTMLParser):

@@ -554,7 +554,7 @@ def test_a_large_sweep_stays_usable(content: dict[str, Any], opened: Opened, tmp
     sets = [group | {"index": i, "runs": [3 * i, 3 * i + 1, 3 * i + 2], "variant": f"lr {i}"} for i in range(100)]
     page_file = tmp_path / "many.html"
     page_file.write_text(report.page(content | {"runs": many, "groups": sets}), encoding="utf-8")
-    assert page_file.stat().st_size < 5_000_000
+    assert page_file.stat().st_size < 3_000_000
     page = opened(page_file.as_uri())
     assert page.locator("details.run").count() == 60
     page.get_by_role("button", name="Show 240 more runs").click()

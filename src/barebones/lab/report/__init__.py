@@ -24,18 +24,9 @@ from .runs import Known, gather, mark, stamps
 
 __all__ = ["follow", "gather", "page", "write"]
 
-SCRIPTS = (
-    "page.js",
-    "charts.js",
-    "search.js",
-    "overview.js",
-    "run.js",
-    "start.js",
-)  # in this order they are one script
+SCRIPTS = ("page.js", "charts.js", "search.js", "overview.js", "run.js", "start.js")  # in this order they are one
 DARK_DENSE = "#f4f4f4"  # black on a light page is white on a dark one
 BRIGHTNESS = 0.24  # the least relative luminance of a colour on a dark page
-
-
 REFRESH = 10  # seconds after which a page that is being followed loads itself anew
 
 
@@ -53,16 +44,20 @@ def write(
     output. `watch` is called with the number of runs that are read and the number of all. With `refresh` the page
     loads itself anew after so many seconds. Runs that have not changed are taken from `known`, if it is given.
     """
-    out = Path(out)
-    if not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} to write {out.name} into; create it first")
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder; name a file to write the report into, such as report.html")
-    _plotly()  # raises before the work begins
+    _check(out := Path(out))
     content = gather(Path(runs), effective, watch, known)
     with atomically(out) as file:
         file.write(page(content, refresh).encode("utf-8", "replace"))
     return content
+
+
+def _check(out: Path) -> None:
+    """Raise what would stop the page from being written at the end of the work."""
+    if not out.parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent} to write {out.name} into; create it first")
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file to write the report into, such as report.html")
+    _plotly()
 
 
 def follow(
@@ -72,6 +67,9 @@ def follow(
 
     The page loads itself anew meanwhile; the last one does not. A folder without runs is waited for.
     """
+    _check(out)
+    if runs.exists() and not runs.is_dir():
+        raise ValueError(f"{runs} is no folder; name the one that holds the run folders")
     known: Known = {}
     before: object = None
     while not stopping():
@@ -87,13 +85,14 @@ def follow(
 def page(content: Mapping[str, Any], refresh: int | None = None) -> str:
     """Return the content that `gather` collected as HTML, with style, script and data inside.
 
-    Nothing of the content can become markup: the data are JSON without any "<" in a script element of their own, and
-    the page may run only two scripts, whose hashes it names: its own, and Plotly's. The hash of the empty style lets
-    Plotly make a style sheet and add rules to it by its own code.
+    Nothing of the content can become markup: the data are packed into letters and digits, and the page may run only two
+    scripts, whose hashes it names: its own, and Plotly's. The hash of the empty style lets Plotly make a style sheet
+    and add rules to it by its own code.
     """
     library, packed = _plotly()
     template, style = _file("page.html"), _file("page.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(map(_file, SCRIPTS)) + "})();\n"
+    script = '"use strict";\n(async () => {\n' + "\n".join(map(_file, SCRIPTS)) + "})();\n"
+    data = {**content, "looks": _looks(), "version": __version__, "refresh": refresh}
     parts = {
         "title": html.escape(f"{content['title']} – barebones report"),
         "policy": (
@@ -103,19 +102,19 @@ def page(content: Mapping[str, Any], refresh: int | None = None) -> str:
         "style": style,
         "script": script,
         "library": packed,
-        "data": _embedded({**content, "looks": _looks(), "version": __version__, "refresh": refresh}),
+        "data": _packed(json.dumps(data, allow_nan=False, separators=(",", ":"))),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], template)
 
 
 @cache
 def _plotly() -> tuple[str, str]:
-    """Return the hash of Plotly's JavaScript, and the JavaScript itself, packed into a quarter of its size or less."""
+    """Return the hash of Plotly's JavaScript, and the JavaScript itself, packed."""
     try:
         source = importlib.import_module("plotly.offline").get_plotlyjs()
     except ImportError:
         raise ImportError("the report's charts are drawn with Plotly: pip install 'barebones[report]'") from None
-    return _hash(source), base64.b64encode(gzip.compress(source.encode(), mtime=0)).decode()
+    return _hash(source), _packed(source)
 
 
 def _looks() -> dict[str, dict[str, str]]:
@@ -151,11 +150,10 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _embedded(value: Any) -> str:
-    """Return JSON that no HTML parser mistakes for markup.
+def _packed(text: str) -> str:
+    """Return a text compressed, as letters and digits; the same text always gives the same.
 
-    >>> _embedded(["</script>"])
-    '["\\\\u003c/script\\\\u003e"]'
+    >>> gzip.decompress(base64.b64decode(_packed("</script>")))
+    b'</script>'
     """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # only ASCII, so it has no line separators
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -1,12 +1,10 @@
 /* Charts. Plotly draws them; this file loads it and adds the page's colours, a legend of buttons, the arrow keys and downloads. */
 const plotly = (async () => {
-  const packed = Uint8Array.from(atob($("library").textContent), (letter) => letter.charCodeAt(0));
-  const source = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const source = await unpacked("library");
   for (const [, id] of source.matchAll(/getElementById\("([0-9a-f]{64})"\)/g)) document.head.append(h("template", { id })); // its style of maps, which the page's policy forbids
   document.head.append(h("script", {}, source));
   return window.Plotly;
 })();
-plotly.catch(() => $("troubles").append(h("p", { class: "word bad" }, "This browser cannot draw the charts; it needs to be of 2024 or later.")));
 const safe = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;"); // Plotly reads tags in texts
 const shade = ({ light, dark: night }) => (dark() ? night : light);
 const coarse = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page, so it does not zoom

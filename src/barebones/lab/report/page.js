@@ -1,8 +1,13 @@
 /* Elements, numbers in words, and how methods look. */
-const data = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+async function unpacked(id) {
+  const bytes = Uint8Array.from(atob($(id).textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+if (!window.DecompressionStream) $("troubles").textContent = "This page needs a browser of 2024 or later.";
+const data = JSON.parse(await unpacked("data"));
 const { runs, groups } = data;
 for (const run of runs) run.layers = run.layers.map(([name, shape, total, kept, effective]) => ({ name, shape, total, kept, effective }));
-const $ = (id) => document.getElementById(id);
 
 /* Elements. Text is always a text node, so nothing from a run folder can become markup. */
 function fill(node, attributes, children) {
