@@ -1,4 +1,4 @@
-"""The scripts in examples/ run as written, without a warning, and save masks that load."""
+"""The examples with networks of transformers run as written, without a warning, and save masks that load."""
 
 import os
 import re
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("name", ["language_model", "vision_transformer"])
 def test_an_example_runs_as_written(name, tmp_path):
     env = {**os.environ, "PYTHONWARNINGS": "error", "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, str(EXAMPLES / f"{name}.py")]
