@@ -187,5 +187,12 @@ def test_every_accuracy_in_the_sentences_of_the_page_is_in_a_table():
     assert set(re.findall(r"\b\d\d\.\d\d\b", sentences)) <= known
 
 
+def test_the_numbers_at_the_top_of_the_readme_are_those_of_the_page():
+    text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
+    lines = [row for row in text.splitlines() if row.startswith(("| ResNet-50, ", "| VGG-19, "))]
+    assert len(lines) == 4
+    assert set(lines) <= set(paper_table())
+
+
 def test_the_controls_of_the_page_are_those_of_the_library():
     assert [name for name in CONTROLS if f"`{name}`" in PAGE] == ["shuffle", "redraw", "invert"]

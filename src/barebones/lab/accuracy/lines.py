@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ...pruning.controls import NONE
 from ...words import counted, printable
 from .. import plots
 from ..experiment import DENSE, LATER
-from ..looks import look, looks
+from ..looks import look, looks, titled
 from ..records import KEY, SETTINGS
 from ..statistics import over_seeds
 from ..stored import FINDING
-from ..tidy import Rows, grouped
+from ..tidy import Row, Rows, grouped
 from .axes import Axis
 
 COUNTED = {"rounds": ("round", "s"), "batches": ("batch", "es"), "epochs": ("epoch", "s")}
@@ -85,7 +86,12 @@ def _lines(rows: Rows, axis: Axis) -> list[Rows]:
     """
     names = [name for name in SETTINGS if name not in ("data", "model", "seed", "mask", *axis.along)]
     order = list(dict.fromkeys([DENSE, *reversed(looks()), *(row["method"] for row in rows)]))
-    rows = sorted(rows, key=lambda row: (order.index(row["method"]), [(row[n] is None, row[n]) for n in names]))
+
+    def place(row: Row) -> Any:
+        plain_first = row["control"] != NONE
+        return order.index(row["method"]), plain_first, [(row[name] is None, row[name]) for name in names]
+
+    rows = sorted(rows, key=place)
     lines: list[Rows] = []
     for line in grouped(rows, *names).values():
         same = grouped(line, "seed", *axis.along).values()
@@ -103,7 +109,7 @@ def _labels(lines: list[Rows], axis: Axis) -> list[str]:
     names = [name for name in SETTINGS if name not in (*KEY, "seed", "mask", *axis.along)]
     labels = []
     for line in lines:
-        first, words = line[0], [look(line[0]["method"]).label]
+        first, words = line[0], [titled(look(line[0]["method"]).label, line[0]["control"])]
         alike = [other for other in lines if other[0]["method"] == first["method"]]
         for name in names:
             others = alike if name in FINDING else lines
