@@ -1,6 +1,7 @@
 """The records in results/: every accuracy in its README and in docs/ is that of a record, and each is in the queue."""
 
 import re
+from functools import cache
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,9 +20,14 @@ METHODS = {look.label: method for method, look in looks().items()}
 VGG19 = {"model": "vgg19", "epochs": 40}
 
 
+@cache
+def finished_runs() -> list[dict]:
+    return records(RESULTS)
+
+
 def accuracies(**settings: object) -> list[tuple[str, bool]]:
     """The test accuracies in %, as the README prints them, of the records with these settings."""
-    chosen = [row for row in records(RESULTS) if all(row[name] == value for name, value in settings.items())]
+    chosen = [row for row in finished_runs() if all(row[name] == value for name, value in settings.items())]
     return [(f"{100 * row['top1']:.2f}", row["collapsed"]) for row in chosen]
 
 
@@ -45,8 +51,8 @@ def test_the_sentences_match_the_records():
     }.items():
         assert accuracies(**settings) == [(accuracy, False)]
         assert accuracy in README
-    assert f"{len(records(RESULTS))} of\nthem are finished" in README
-    unsealed = [row for row in records(RESULTS) if recorded(RESULTS / row["folder"])[1].initial is None]
+    assert f"{len(finished_runs())} of\nthem are finished" in README
+    unsealed = [row for row in finished_runs() if recorded(RESULTS / row["folder"])[1].initial is None]
     assert f"{len(unsealed)} of these runs are older than the seals" in README
 
 
@@ -59,7 +65,7 @@ def rows_of(page: str) -> list[list[str]]:
 
 def result(label: str, sparsity: float) -> dict:
     settings = VGG19 | {"method": METHODS[label], "sparsity": sparsity, "seed": 0, "control": "none"}
-    [row] = [row for row in records(RESULTS) if all(row[name] == value for name, value in settings.items())]
+    [row] = [row for row in finished_runs() if all(row[name] == value for name, value in settings.items())]
     return finished(RESULTS / row["folder"])
 
 
@@ -78,7 +84,7 @@ def test_the_tables_of_the_pages_are_those_of_the_records():
 
 def test_every_record_is_in_the_queue():
     queued = {experiment.resolved("cuda").folder for experiment in experiments(str(RESULTS / "queue.toml"))}
-    assert {row["folder"] for row in records(RESULTS)} <= queued
+    assert {row["folder"] for row in finished_runs()} <= queued
 
 
 # docs/results.md
@@ -90,13 +96,13 @@ STUDENT = 4.303  # half of a 95 % interval of three seeds, in standard errors
 
 def by_seed(**settings: object) -> dict[int, float]:
     """The test accuracies in % of the records with these settings."""
-    chosen = [row for row in records(RESULTS) if all(row[name] == value for name, value in settings.items())]
+    chosen = [row for row in finished_runs() if all(row[name] == value for name, value in settings.items())]
     return {row["seed"]: 100 * row["top1"] for row in chosen}
 
 
 def record_of(method: str, sparsity: float, control: str) -> dict:
     settings = VGG19 | {"method": method, "sparsity": sparsity, "control": control, "seed": 0}
-    [row] = [row for row in records(RESULTS) if all(row[name] == value for name, value in settings.items())]
+    [row] = [row for row in finished_runs() if all(row[name] == value for name, value in settings.items())]
     return finished(RESULTS / row["folder"])
 
 
@@ -151,7 +157,7 @@ def paper_table() -> list[str]:
     for number in ACCURACIES:
         rows = [
             row
-            for row in records(RESULTS)
+            for row in finished_runs()
             if all(row[name] == getattr(number, name) for name in ("data", "model", "method", "sparsity"))
             and row["control"] == "none"
             and number.rounds in (None, row["rounds"])
@@ -174,14 +180,14 @@ def paper_table() -> list[str]:
 def test_the_page_of_results_has_the_tables_of_the_records():
     for lines in (seeds_table(), second_seeds_table(), controls_table(), effective_table(), paper_table()):
         assert "\n".join(lines) in PAGE
-    assert f"{len(records(RESULTS))} finished runs" in PAGE
+    assert f"{len(finished_runs())} finished runs" in PAGE
 
 
 def test_every_accuracy_in_the_sentences_of_the_page_is_in_a_table():
     sentences = "\n".join(row for row in PAGE.splitlines() if not row.startswith("|"))
     tables = "\n".join([*seeds_table(), *second_seeds_table(), *controls_table(), *paper_table()])
     dense = by_seed(**VGG19, method="dense")[0]
-    best = {f"{100 * row['top1_at_best_validation']:.2f}" for row in records(RESULTS) if row["epochs"] == 350}
+    best = {f"{100 * row['top1_at_best_validation']:.2f}" for row in finished_runs() if row["epochs"] == 350}
     hybrid = by_seed(model="resnet50", method="hybrid")[0]
     known = {*re.findall(r"\b\d\d\.\d\d\b", tables), f"{dense:.2f}", f"{hybrid:.2f}", *best}
     assert set(re.findall(r"\b\d\d\.\d\d\b", sentences)) <= known

@@ -153,7 +153,7 @@ def test_a_file_that_lacks_its_end_or_has_another_is_not_that_of_the_result(tmp_
             Identity("digits-tiny-snip-90-s1-0123456789", OWNER.initial),
             "another run, digits-tiny-snip-90-s1-0123456789",
         ),
-        (Identity(OWNER.run, "f" * 16), f"a run from other initial weights ({'f' * 16}, not 0123456789abcdef)"),
+        (Identity(OWNER.run, "f" * 16), f"a run from other initial weights or data ({'f' * 16}, not 0123456789abcdef)"),
     ],
 )
 def test_the_metrics_of_another_run_are_refused(owner, problem, tmp_path):
