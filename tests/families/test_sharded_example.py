@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ def test_two_processes_prune_train_and_write_one_mask_file(tmp_path):
     pytest.importorskip("transformers", reason="the example prunes a network of transformers")
     path = tmp_path / "masks.safetensors"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLE, path]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # two processes cannot share one GPU
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "process 1 of 2: holds the masks of 73,728 weights" in done.stdout
     masks, about = bb.load_masks(path)
