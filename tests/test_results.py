@@ -2,22 +2,26 @@
 
 import re
 from functools import cache
+from itertools import product
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
-from barebones.lab.folder import finished, recorded
+from barebones.lab import tidy
+from barebones.lab.folder import finished, load_mask, recorded
 from barebones.lab.looks import looks
 from barebones.lab.recipes import experiments
 from barebones.lab.records import records
+from barebones.masks import kept
 from barebones.models import MODELS
+from barebones.paper.figures.settling import DASHES, LABELS, NEW
 from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES
 from barebones.pruning.controls import CONTROLS
 
 RESULTS = Path(__file__).parents[1] / "results"
 README = (RESULTS / "README.md").read_text(encoding="utf-8")
 METHODS = {look.label: method for method, look in looks().items()}
-VGG19 = {"model": "vgg19", "epochs": 40}
+VGG19 = {"model": "vgg19", "epochs": 40, "leave_empty": False, "scoring_bn": "batch", "scoring_init": None}
 
 
 @cache
@@ -82,9 +86,28 @@ def test_the_tables_of_the_pages_are_those_of_the_records():
         ]  # fmt: skip
 
 
+def test_the_means_of_the_page_about_choosing_are_those_of_the_records():
+    means = [
+        fmean(by_seed(**VGG19, method=method, sparsity=0.999, control="none").values())
+        for method in ("hybrid", "force")
+    ]
+    text = (RESULTS.parent / "docs" / "choosing.md").read_text(encoding="utf-8")
+    assert f"At 99.9 % they do: {means[0]:.2f} against {means[1]:.2f}." in text
+
+
 def test_every_record_is_in_the_queue():
     queued = {experiment.resolved("cuda").folder for experiment in experiments(str(RESULTS / "queue.toml"))}
     assert {row["folder"] for row in finished_runs()} <= queued
+
+
+def test_the_stored_masks_are_those_of_the_records():
+    stored = sorted(RESULTS.glob("*/mask.safetensors"))
+    assert f"{len(stored)} runs also have their masks" in README
+    for path in stored:
+        record = finished(path.parent)
+        masks, about = load_mask(path.parent, recorded(path.parent)[1])
+        assert (kept(masks), about["method"]) == (record["kept"], record["experiment"]["method"])
+        assert about["account"]["effective"] == record["effective"]
 
 
 # docs/results.md
@@ -110,24 +133,13 @@ def line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def seeds_table() -> list[str]:
-    """Three seeds at 99.5 %."""
+def seeds_table(sparsity: float) -> list[str]:
     lines = []
     for method in COMPARED:
-        seeds = by_seed(**VGG19, method=method, sparsity=0.995, control="none")
+        seeds = by_seed(**VGG19, method=method, sparsity=sparsity, control="none")
         values = [seeds[seed] for seed in range(3)]
         half = STUDENT * stdev(values) / sqrt(3)
         lines.append(line(looks()[method].label, *(f"{v:.2f}" for v in values), f"{fmean(values):.2f} ± {half:.2f}"))
-    return lines
-
-
-def second_seeds_table() -> list[str]:
-    """Two seeds at 99.9 %."""
-    lines = []
-    for method in COMPARED:
-        seeds = by_seed(**VGG19, method=method, sparsity=0.999, control="none")
-        cells = [f"{seeds[seed]:.2f}" if seed in seeds else "" for seed in range(2)]
-        lines.append(line(looks()[method].label, *cells))
     return lines
 
 
@@ -178,14 +190,14 @@ def paper_table() -> list[str]:
 
 
 def test_the_page_of_results_has_the_tables_of_the_records():
-    for lines in (seeds_table(), second_seeds_table(), controls_table(), effective_table(), paper_table()):
+    for lines in (seeds_table(0.995), seeds_table(0.999), controls_table(), effective_table(), paper_table()):
         assert "\n".join(lines) in PAGE
     assert f"{len(finished_runs())} finished runs" in PAGE
 
 
 def test_every_accuracy_in_the_sentences_of_the_page_is_in_a_table():
     sentences = "\n".join(row for row in PAGE.splitlines() if not row.startswith("|"))
-    tables = "\n".join([*seeds_table(), *second_seeds_table(), *controls_table(), *paper_table()])
+    tables = "\n".join([*seeds_table(0.995), *seeds_table(0.999), *controls_table(), *paper_table()])
     dense = by_seed(**VGG19, method="dense")[0]
     best = {f"{100 * row['top1_at_best_validation']:.2f}" for row in finished_runs() if row["epochs"] == 350}
     hybrid = by_seed(model="resnet50", method="hybrid")[0]
@@ -198,6 +210,87 @@ def test_the_numbers_at_the_top_of_the_readme_are_those_of_the_page():
     lines = [row for row in text.splitlines() if row.startswith(("| ResNet-50, ", "| VGG-19, "))]
     assert len(lines) == 4
     assert set(lines) <= set(paper_table())
+
+
+def layers_table() -> list[str]:
+    """The layers that each method empties at 99.9 %."""
+    rows = tidy.read(RESULTS / "layers.csv")
+    lines = []
+    for model in ("resnet50", "vgg19"):
+        for method in ("force", "iter-snip", "snip-mb", "grasp-mb"):
+            kept = [row["kept"] for row in rows if (row["model"], row["method"]) == (model, method)]
+            cells = (f"{kept.count(0)}", f"{len(kept)}", f"{kept[-1]:,}")
+            lines.append(line(MODELS[model].label, looks()[method].label, *cells))
+    return lines
+
+
+def test_the_analyses_of_the_page_are_those_of_the_tables():
+    assert "\n".join(layers_table()) in PAGE
+    rounds = {m: [r for r in tidy.read(RESULTS / "evolution.csv") if r["method"] == m] for m in ("force", "iter-snip")}
+    last = rounds["force"][-1]
+    pruned, recovered = (sum(row[name] for row in rounds["force"]) for name in ("pruned", "recovered"))
+    total = pruned - recovered + last["keep"]
+    for number in (last["keep"], last["recovered"], last["recovered_empty"], pruned, recovered, total):
+        assert f"{number:,}" in PAGE
+    assert sum(row["recovered"] for row in rounds["iter-snip"]) == 0
+    sparsest = [row for row in tidy.read(RESULTS / "consistency.csv.gz") if row["density_all"] < 0.0101]
+    emptied = {
+        method: [
+            len({row["name"] for row in sparsest if (row["method"], row["seed"]) == (method, seed) and not row["kept"]})
+            for seed in sorted({row["seed"] for row in sparsest if row["method"] == method})
+        ]
+        for method in ("snip", "grasp", "grasp-taylor", "iter-grasp", "iter-snip")
+    }
+    assert sorted(emptied.pop("snip")) == [19, 20, 21]
+    assert sorted(emptied.pop("grasp")) == [0, 0, 1]
+    assert emptied == {"grasp-taylor": [27], "iter-grasp": [0], "iter-snip": [0]}
+    assert {row["cut"] for row in sparsest if row["method"] == "snip"} == {True}
+
+
+def settling_table() -> list[str]:
+    """The last round that prunes, and the last one of all."""
+    rows = tidy.read(RESULTS / "settling.csv")
+    lines = []
+    for (statistics, label), reads in product(LABELS.items(), DASHES):
+        of = {row["round"]: row for row in rows if (row["statistics"], row["scored_on"]) == (statistics, reads)}
+        shares = [of[42]["recovered_share"], of[60]["recovered_share"], of[60]["moved_share"]]
+        correlations = [of[60][name] for name in ("channels_one_before", "channels_two_before", "gradients")]
+        cells = [f"{100 * share:.1f} %" for share in shares]
+        cells += [f"{value:+.2f}".replace("-", "−") for value in correlations]
+        lines.append(line(label, reads, *cells))
+    return lines
+
+
+def test_the_page_says_why_force_never_settles():
+    rows = tidy.read(RESULTS / "settling.csv")
+    assert "\n".join(settling_table()) in PAGE
+    final = min(row["keep"] for row in rows)
+    assert min(row["round"] for row in rows if row["keep"] == final) == 42
+    batch = [row["channels_one_before"] for row in rows if row["statistics"] == "batch" and row["round"] > 42]
+    assert -0.53 < min(batch) < max(batch) < -0.4
+    noisy = [row["recovered_share"] for row in rows if (row["statistics"], row["scored_on"]) == ("eval", NEW)]
+    assert 0.19 < min(noisy[-18:]) < max(noisy[-18:]) < 0.38
+    assert {row["recovered_empty_share"] for row in rows if row["statistics"] == "batch"} == {0}
+
+
+def test_the_small_networks_of_the_page_are_those_of_the_table():
+    rows = tidy.read(RESULTS / "small-networks.csv")
+    queued = {experiment.resolved().folder for experiment in experiments(str(RESULTS / "small-networks.toml"))}
+    assert {row["folder"] for row in rows} == queued
+    assert f"{len(rows)} runs" in PAGE
+    lines = []
+    for method, leave_empty in (
+        ("iter-snip", "False"), ("force", "False"), ("force", "True"), ("hybrid", "False"), ("hybrid", "True"),
+    ):  # fmt: skip
+        cells = []
+        for model in ("small-vgg", "small-resnet"):
+            settings = (model, method, leave_empty)
+            top1 = [100 * r["top1"] for r in rows if (r["model"], r["method"], str(r["leave_empty"])) == settings]
+            assert len(top1) == 20
+            cells.append(f"{fmean(top1):.2f} ± {2.093 * stdev(top1) / sqrt(20):.2f}")
+        label = looks()[method].label + (", `--leave-empty`" if leave_empty == "True" else "")
+        lines.append(line(label, *cells))
+    assert "\n".join(lines) in PAGE
 
 
 def test_the_controls_of_the_page_are_those_of_the_library():
