@@ -58,6 +58,7 @@ def measure(rank: int, world: int, folder: str, width: int, depth: int, rounds: 
     found["kept"] = kept(result.masks)  # every process must ask
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
+    os._exit(0)  # torch caches what was sharded, and a gloo thread that outlives Python aborts the process
 
 
 def main(

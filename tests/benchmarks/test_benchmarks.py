@@ -11,6 +11,7 @@ from rich.console import Console
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import core
+import cost
 import lab
 import sharded
 
@@ -52,3 +53,12 @@ def test_the_benchmark_of_sharded_networks_prints_its_table(monkeypatch, capsys)
     monkeypatch.setattr(sharded, "WORLDS", (1, 2))
     sharded.main(width=16, depth=2, rounds=2)
     assert re.search(r"2 +│ 682 +│ 341 +│ .*MiB", capsys.readouterr().out)
+
+
+def test_the_benchmark_of_costs_has_the_cases_of_the_paper_and_prints_its_table(capsys):
+    seconds = [cost.paper_seconds(case) for case in cost.cases(small=False)]
+    assert seconds[:8] == [14, 47, 57, 57, 288, 696, 696, 3042]
+    assert len(seconds) == 14
+    cost.main("cpu", small=True)
+    text = capsys.readouterr().out
+    assert re.search(r"small-vgg │ FORCE +│ 2 +│ 1 +│ fp32 +│ \d+\.\d\d +│ \d+\.\d\d", text)

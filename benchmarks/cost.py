@@ -1,0 +1,102 @@
+"""Benchmark of the time to a mask: the paper's table of costs, each case in a process of its own, cold and warm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from barebones.lab.experiment import Experiment
+from barebones.lab.looks import look
+from barebones.lab.network import Network, pruned
+from barebones.lab.options import RunOptions
+from barebones.paper.numbers import ACCURACIES, COST
+
+Case = dict[str, Any]
+
+
+def cases(small: bool) -> Iterator[Case]:
+    """Yield the paper's cases, and FORCE and Iter SNIP on VGG-19; with `small`, two short ones that try the script."""
+    if small:
+        small_vgg = {"data": "digits", "model": "small-vgg", "sparsity": 0.9, "scoring_precision": "fp32"}
+        yield small_vgg | {"method": "snip"}
+        yield small_vgg | {"method": "force", "rounds": 2}
+        return
+    listed = [row for row in ACCURACIES if row.where == COST]
+    for model, precision in (("resnet50", "fp32"), ("resnet50", "bf16"), ("vgg19", "fp32"), ("vgg19", "bf16")):
+        for row in listed:
+            iterative = row.method in ("force", "iter-snip")
+            if (model, precision) == ("resnet50", "fp32") or (iterative and row.rounds == 300):
+                sizes = {"rounds": row.rounds} if iterative else {"batches": row.batches}
+                case = {"data": "cifar10", "model": model, "sparsity": 0.995, "scoring_precision": precision}
+                yield case | {"method": row.method} | sizes
+
+
+def measure(case: Case, device: str, data_root: str | None) -> Case:
+    """Prune twice, and return the case with the seconds of both; before, only data and network are on the device."""
+    options = RunOptions(device=device, data_root=Path(data_root) if data_root else None)
+    experiment = Experiment(**case).resolved(device)
+    network = Network(experiment, options, torch.device(device))
+    seconds = []
+    for _ in range(2):
+        _wait(device)
+        began = perf_counter()
+        pruned(network, experiment, options)
+        _wait(device)
+        seconds.append(round(perf_counter() - began, 3))
+    return case | {"cold": seconds[0], "warm": seconds[1]}
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def paper_seconds(case: Case) -> float | None:
+    """Return what the paper says of a case; its GPU is a Tesla K40m."""
+    if (case["model"], case["scoring_precision"]) != ("resnet50", "fp32"):
+        return None
+    sizes = (case.get("rounds", 1), case.get("batches", 1))
+    return next(
+        row.seconds for row in ACCURACIES if (row.where, row.method) == (COST, case["method"])
+        and (row.rounds, row.batches) == sizes
+    )  # fmt: skip
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
+    data_root: Annotated[Path | None, typer.Option(help="folder with CIFAR-10")] = None,
+    small: Annotated[bool, typer.Option("--small", help="two short cases on digits, to try the script")] = False,
+) -> None:
+    """Measure each case in a process of its own; print a line of JSON for each, then a table."""
+    table = Table("network", "method", "rounds", "batches", "scores in", "cold, s", "warm, s", "K40m (paper), s")
+    for case in cases(small):
+        with get_context("spawn").Pool(1) as pool:
+            found = pool.apply(measure, (case, device, str(data_root) if data_root else None))
+        print(json.dumps(found), flush=True)
+        paper = paper_seconds(case)
+        table.add_row(
+            case["model"],
+            look(case["method"]).label,
+            str(case.get("rounds", 1)),
+            str(case.get("batches", 1)),
+            case["scoring_precision"],
+            f"{found['cold']:.2f}",
+            f"{found['warm']:.2f}",
+            "" if paper is None else f"{paper:.0f}",
+        )
+    Console(width=120).print(table)
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else f"{torch.get_num_threads()} threads"
+    print(f"{name}, torch {torch.__version__}; cold is the first pruning of a process, warm the second")
+
+
+if __name__ == "__main__":
+    typer.run(main)
