@@ -7,6 +7,7 @@ The network is built from its configuration, and the text is random, so nothing 
 script runs on them.
 """
 
+import os
 import sys
 
 import torch
@@ -63,6 +64,7 @@ def main(path: str) -> None:
     if rank == 0:
         print(f"{counts.kept:,} of {counts.total:,} weights kept; masks written to {path}", flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # torch caches what was sharded, and a gloo thread that outlives Python aborts the process
 
 
 if __name__ == "__main__":

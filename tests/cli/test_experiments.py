@@ -46,6 +46,7 @@ def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
     command("prune", "--data", "digits", "--model", "small-vgg", "--method", "random", "--seed", "3", "-o", "mask")
     told = origins(command("train", "--mask", "mask", "--epochs", "1", "--dry-run").out)
     assert [told[name] for name in ("epochs", "seed", "data", "sparsity")] == ["you", *["mask file"] * 3]
+    assert not told.keys() & {"leave_empty", "scoring_bn", "rounds"}  # how the masks were found is not set here
 
 
 @pytest.mark.parametrize(

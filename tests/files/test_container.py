@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from barebones.files import container as files
 
@@ -40,6 +40,19 @@ def test_equal_content_makes_equal_bytes(path: Path) -> None:
     content = path.read_bytes()
     files.write(path, {name: TENSORS[name] for name in reversed(TENSORS)}, "kind", 1, ABOUT)
     assert path.read_bytes() == content
+
+
+def test_tensors_are_laid_out_as_safetensors_does(tmp_path: Path) -> None:
+    types = (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64)
+    tensors = {f"{name} {kind}": torch.ones(3, 2).to(kind) for name in "ba" for kind in types} | TENSORS
+    tensors["all alike"] = torch.ones(()).expand(2, 5)
+    files.write(tmp_path / "x", tensors, "kind", 1, {})
+    plain, ours = save({name: tensor.contiguous() for name, tensor in tensors.items()}), (tmp_path / "x").read_bytes()
+    ends = [8 + int.from_bytes(content[:8], "little") for content in (plain, ours)]
+    headers = [json.loads(content[8:end]) for content, end in zip((plain, ours), ends, strict=True)]
+    headers[1].pop("__metadata__")
+    assert list(headers[0].items()) == list(headers[1].items())
+    assert plain[ends[0] :] == ours[ends[1] :]
 
 
 def test_tensors_of_any_layout_and_older_versions(path: Path) -> None:

@@ -200,6 +200,28 @@ def test_capturing_over_several_batches_averages_them():
     assert captured[0].saliency == pytest.approx(eager[0].saliency, rel=1e-3)
 
 
+def without_norms() -> nn.Module:
+    return nn.Sequential(*(layer for layer in network() if not isinstance(layer, nn.BatchNorm2d | nn.Dropout))).cuda()
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_micro_batches_give_the_masks_of_whole_batches(capture):
+    whole = bb.prune(without_norms(), batches(), 0.8, "snip").masks
+    parts = bb.prune(without_norms(), batches(), 0.8, "snip", capture=capture, micro_batch=5).masks
+    assert kept(parts) == kept(whole)
+    assert sum(int((parts[name] & mask).sum()) for name, mask in whole.items()) >= 0.99 * kept(whole)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_micro_batches_train_as_whole_batches_do(captured):
+    data, plan = small_data(), TrainingPlan(epochs=3, batch=32, lr=0.05, weight_decay=5e-4)
+    ends = []
+    for micro in (None, 12):
+        training = Training(without_norms(), data, plan, captured=captured, micro_batch=micro)
+        ends.append([e.loss for e in training.steps() if e is not None])
+    assert ends[0] == pytest.approx(ends[1], rel=0.05)
+
+
 def test_capturing_leaves_no_trace():
     model = network().cuda()
     before = {name: value.clone() for name, value in model.state_dict().items()}

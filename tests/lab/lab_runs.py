@@ -27,6 +27,10 @@ from torch import nn
 def tiny():
     return nn.Sequential(nn.Conv2d(1, 6, 3, 2, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.1),
                          nn.Conv2d(6, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6, 10))
+
+def plain():
+    return nn.Sequential(nn.Conv2d(1, 6, 3, 2), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(),
+                         nn.Flatten(), nn.Linear(8, 10))
 """
 
 

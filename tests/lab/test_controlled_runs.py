@@ -10,12 +10,15 @@ import barebones as bb
 from barebones.files.masks import load_masks
 from barebones.lab.experiment import Experiment
 from barebones.lab.folder import finished
+from barebones.lab.network import Network
+from barebones.lab.options import RunOptions
 from barebones.lab.recipes import crossed
 from barebones.lab.records import records, summary
 from barebones.lab.report import gather
 from barebones.lab.run import result_of, run
 from barebones.lab.stored import experiment_for_mask, initial, load
 from barebones.pruning.controls import CONTROLS
+from barebones.pruning.prune import prune
 
 CHANGED = [control for control in CONTROLS if control != "none"]
 
@@ -71,6 +74,52 @@ def test_a_redrawn_run_has_the_same_masks_and_other_weights(short, undisturbed):
         assert not (weight == weights[name])[masks[name]].any(), name
         assert not weights[name][~masks[name]].any()
     assert [finished(folder)["found_for_these_weights"] for folder in folders] == [True, False]
+
+
+def test_masks_found_on_other_weights_are_those_of_the_redrawn_network(short, undisturbed):
+    other = replace(short, scoring_init="xavier", epochs=0)
+    folder = undisturbed(other)
+    network = Network(other, RunOptions(), torch.device("cpu"))
+    redrawn = bb.redrawn(network.model, other.seed, "xavier")
+    batches = network.data.train.scoring(other.plan().batch, other.seed)
+    expected = prune(redrawn, batches, other.sparsity, other.pruning(), other.loss, seed=other.seed)
+    found = masks_of(folder)
+    assert all(torch.equal(found[name], mask) for name, mask in expected.masks.items())
+    assert float(bb.agreement(found, masks_of(undisturbed(replace(short, epochs=0))))) < 0.9
+    _, trained, _ = load(folder, model=short.model)
+    weights = bb.prunable(trained)
+    for name, weight in bb.prunable(network.model).items():  # the initial weights are trained
+        assert torch.equal(weights[name], weight * found[name])
+    assert not finished(folder)["found_for_these_weights"]
+    for wrong in ({"pretrain": 1}, {"control": "redraw"}):
+        with pytest.raises(ValueError, match="both change the weights; leave one of them out"):
+            replace(other, **wrong).resolved()
+    with pytest.raises(ValueError, match="no initialization 'xavir'; did you mean 'xavier'"):
+        replace(short, scoring_init="xavir")
+
+
+@pytest.mark.parametrize(
+    ("setting", "argument"),
+    [({"leave_empty": True}, {"revive_empty": False}), ({"scoring_bn": "eval"}, {"bn": "eval"})],
+    ids=["leave-empty", "scoring-bn"],
+)
+def test_settings_of_scoring_are_those_of_prune(setting, argument, short, undisturbed):
+    other = replace(short, **setting, model="small-resnet", sparsity=0.99, rounds=6, epochs=0)
+    network = Network(other, RunOptions(), torch.device("cpu"))
+    batches = network.data.train.scoring(other.plan().batch, other.seed)
+    numbers = {"rounds": other.rounds, "seed": other.seed, "on_collapse": "ignore"}
+    expected = prune(network.model, batches, 0.99, other.method, other.loss, **argument, **numbers).masks
+    plain = prune(network.model, batches, 0.99, other.method, other.loss, **numbers).masks
+    found = masks_of(undisturbed(other))
+    assert all(torch.equal(found[name], mask) for name, mask in expected.items())
+    assert not all(torch.equal(plain[name], mask) for name, mask in expected.items())
+
+
+def test_a_stopped_run_with_a_scoring_init_ends_as_if_it_had_not_been_stopped(short, options, undisturbed):
+    experiment = replace(short, scoring_init="xavier")
+    interrupted(experiment, options, 2)
+    result_of(run(experiment, options))
+    assert_same_run(undisturbed(experiment), options.folder(experiment))
 
 
 @pytest.mark.parametrize("control", CHANGED)

@@ -10,6 +10,7 @@ from rich.console import Console
 from barebones.lab import crew as module
 from barebones.lab import display, worker
 from barebones.lab.crew import Crew, Job
+from barebones.lab.engines import local
 from barebones.lab.experiment import Experiment
 from barebones.lab.lanes import Event
 from barebones.lab.options import RunOptions
@@ -23,14 +24,16 @@ def job(seed: int = 0, device: str = "cpu") -> Job:
 class Fake(worker.Worker):
     """A worker without a process; the test says what it hears and how it ends."""
 
-    def __init__(self, options: RunOptions, methods) -> None:
-        self.place, self.lanes, self.share, self.free = options.device, {}, None, 0
+    def __init__(self, options: RunOptions, most, methods, prepares, team) -> None:
+        self.place, self.most, self.prepares, self.team = options.device, most, prepares, team
+        self.lanes, self.share, self.free, self.networks, self.orders = {}, None, 0, set(), []
+        team.append(self)
         self.pipe = None  # type: ignore[assignment]
         self.to_yield: list[Event] = []
         self.ended: str | None = None
 
     def _send(self, message) -> None:
-        pass
+        self.orders.append(message)
 
     def events(self):
         while self.to_yield:
@@ -43,15 +46,20 @@ class Fake(worker.Worker):
         return "its output"
 
     def close(self, patience: float) -> None:
-        pass
+        self.team.remove(self)
+
+
+def made(listed: list[Job], options: RunOptions, **settings) -> Crew:
+    return Crew(listed, options, local.Local(options, **settings))
 
 
 @pytest.fixture
 def crew(tmp_path, monkeypatch) -> Crew:
-    """Four queued jobs for a device with memory of 100 bytes."""
-    monkeypatch.setattr(module, "Worker", Fake)
-    monkeypatch.setattr(module, "wait", lambda pipes, seconds: None)
-    return Crew([job(seed, "cuda") for seed in range(4)], RunOptions(tmp_path, device="cuda"))
+    """Four queued jobs for a device with memory of 100 bytes, on which no second worker prepares them."""
+    monkeypatch.setattr(local, "HELPED", ())
+    monkeypatch.setattr(local, "Worker", Fake)
+    monkeypatch.setattr(local, "wait", lambda pipes, seconds: None)
+    return made([job(seed, "cuda") for seed in range(4)], RunOptions(tmp_path, device="cuda"))
 
 
 def hear(crew: Crew, kind: str, job: Job, **about) -> None:
@@ -84,6 +92,14 @@ def test_lanes_are_added_one_by_one_while_there_is_memory(crew):
     assert states(crew) == "done running running queued"
     hear(crew, "memory", third, share=10, free=50)
     assert states(crew) == "done running running running"
+
+
+def test_a_job_counts_as_queued_until_it_starts(crew):
+    first, *_ = crew.jobs.values()
+    crew.assign()
+    assert display.status(crew) == "4 queued, 0 running, 0 done, 0 failed"
+    hear(crew, "started", first)
+    assert display.status(crew) == "3 queued, 1 running, 0 done, 0 failed"
 
 
 def test_out_of_memory_beside_others_is_tried_again_alone(crew):
@@ -169,7 +185,7 @@ def test_the_table_shows_counts_times_running_finished_and_failed_jobs(tmp_path)
         each.reason, each.began, each.ended = "too [bold]large[/bold]", 100.0, 200.0 + number
         if each.state == "running":
             each.update(LINE)
-    crew = Crew(jobs, RunOptions(tmp_path))
+    crew = made(jobs, RunOptions(tmp_path))
     crew.began = 100.0
     console = Console(file=io.StringIO(), width=120, record=True)
     console.print(display.table(crew, 120.0))
@@ -183,7 +199,7 @@ def test_the_table_shows_counts_times_running_finished_and_failed_jobs(tmp_path)
 
 def test_in_a_terminal_there_is_a_live_table_that_fits_it(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=6)
-    crew = Crew([job(seed) for seed in range(9)], RunOptions(tmp_path))
+    crew = made([job(seed) for seed in range(9)], RunOptions(tmp_path))
     for each in crew.jobs.values():
         each.state = "running"
     with display.live_table(crew, console) as live:
@@ -195,10 +211,11 @@ def test_in_a_terminal_there_is_a_live_table_that_fits_it(tmp_path):
 
 
 def test_every_gpu_has_a_worker_and_idle_ones_get_jobs_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "Worker", Fake)
-    monkeypatch.setattr(module, "wait", lambda pipes, seconds: None)
+    monkeypatch.setattr(local, "HELPED", ())
+    monkeypatch.setattr(local, "Worker", Fake)
+    monkeypatch.setattr(local, "wait", lambda pipes, seconds: None)
     jobs = [job(seed, "cuda") for seed in range(5)]
-    crew = Crew(jobs, RunOptions(tmp_path, device="cuda"), devices=["cuda:0", "cuda:2"])
+    crew = made(jobs, RunOptions(tmp_path, device="cuda"), devices=["cuda:0", "cuda:2"])
     crew.assign()
     assert [(worker.place, len(worker.lanes)) for worker in crew.workers] == [("cuda:0", 1), ("cuda:2", 1)]
     for one, running in zip(crew.workers, jobs, strict=False):
@@ -213,8 +230,8 @@ def test_every_gpu_has_a_worker_and_idle_ones_get_jobs_first(tmp_path, monkeypat
 
 
 def test_no_more_workers_start_than_there_are_jobs(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "Worker", Fake)
-    crew = Crew([job()], RunOptions(tmp_path), most=3)
+    monkeypatch.setattr(local, "Worker", Fake)
+    crew = made([job()], RunOptions(tmp_path), jobs=3)
     crew.assign()
     assert len(crew.workers) == 1
 

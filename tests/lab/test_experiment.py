@@ -97,9 +97,21 @@ def test_dense_prunes_nothing():
     resolved = Experiment("vgg19", method=DENSE).resolved()
     assert resolved.sparsity == 0
     assert (resolved.rounds, resolved.batches, resolved.schedule) == (None, None, None)
-    for name, value in dict(rounds=3, batches=2, pretrain=1, schedule="linear", at_least=1, shrink=True).items():
+    wrong = dict(rounds=3, batches=2, pretrain=1, schedule="linear", at_least=1, shrink=True)
+    for name, value in (wrong | dict(leave_empty=True, scoring_bn="eval")).items():
         with pytest.raises(ValueError, match=f"dense prunes nothing, so it takes no {name.replace('_', '-')}"):
             Experiment("vgg19", method=DENSE, **{name: value}).resolved()
+
+
+def test_settings_without_effect_are_refused():
+    for method, setting, words in (
+        ("snip", {"leave_empty": True}, "leave-empty has no effect: snip lets no weight return"),
+        ("force", {"leave_empty": True, "revive_until": 0.0}, "leave-empty has no effect"),
+        ("synflow", {"scoring_bn": "eval"}, "scoring-bn has no effect: synflow scores without data"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Experiment("vgg19", method=method, **setting).resolved()
+    assert not Experiment("vgg19", method="iter-snip", revive_until=0.5, leave_empty=True).pruning().revive_empty
 
 
 def test_more_rounds_of_a_method_of_one_are_refused():
@@ -161,9 +173,10 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
     base = Experiment("vgg19", pretrain=1).resolved()
     others = dict(
         model="vgg16", data="cifar100", method="iter-snip", sparsity=0.5, seed=1, rounds=2, batches=2,
-        schedule="linear", revive_until=0.5, at_least=1, loss="nll-on-logits", init="xavier", scoring_precision="bf16",
-        pretrain=2, rewind=True, mask="0", control="shuffle", epochs=1, batch=2, lr=1.0, momentum=0.0, weight_decay=0.0,
-        optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, precision="tf32", shrink=True,
+        schedule="linear", revive_until=0.5, leave_empty=True, at_least=1, loss="nll-on-logits", init="xavier",
+        scoring_init="xavier", scoring_bn="eval", scoring_precision="bf16", pretrain=2, rewind=True, mask="0",
+        control="shuffle", epochs=1, batch=2, lr=1.0, momentum=0.0, weight_decay=0.0, optimizer="adamw",
+        lr_schedule="cosine", warmup=1, label_smoothing=0.1, precision="tf32", shrink=True,
     )  # fmt: skip
     assert list(others) == NAMES
     experiments = [base, *(replace(base, **{name: value}) for name, value in others.items())]
@@ -189,6 +202,7 @@ def test_the_id_of_a_known_experiment_does_not_change_by_accident():
     )  # fmt: skip
     later = dict(  # options that came afterwards, at the values that change nothing
         shrink=False, control="none", optimizer="sgd", lr_schedule="milestones", warmup=0, label_smoothing=0.0,
+        scoring_init=None, leave_empty=False, scoring_bn="batch",
     )  # fmt: skip
     known = Experiment("vgg19").resolved()
     assert asdict(known) == values | later

@@ -30,7 +30,7 @@ class Ends(Wire):
 
 def lane(monkeypatch, body) -> tuple[Lane, Ends]:
     wire = Ends()
-    monkeypatch.setattr(lanes, "run", lambda experiment, options, report, stopping: body(report, stopping))
+    monkeypatch.setattr(lanes, "run", lambda experiment, options, report, stopping, until: body(report, stopping))
     return Lane(EXPERIMENT, RunOptions(Path("runs")), wire), wire
 
 

@@ -83,7 +83,7 @@ def test_a_damaged_run_is_not_packed(name, staged, tmp_path):
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} is (truncated or )?damaged"):
+    with pytest.raises(ValueError, match=f"{name} is .*damaged"):
         pack(folder.parent, tmp_path / "pack.tar")
     assert not (tmp_path / "pack.tar").exists()
 

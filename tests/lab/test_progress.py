@@ -11,6 +11,7 @@ from rich.console import Console
 from barebones.lab import heartbeat, stages
 from barebones.lab.crew import RUNNING, Crew, Job
 from barebones.lab.display import status
+from barebones.lab.engines.local import Local
 from barebones.lab.experiment import Experiment
 from barebones.lab.folder import finished
 from barebones.lab.run import RunOptions, result_of, run
@@ -99,7 +100,8 @@ def test_the_status_of_a_sweep_names_the_running_jobs(short, tmp_path):
         job.state = RUNNING
     jobs[0].update({"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25})
     expected = f"1 queued, 2 running, 0 done, 0 failed; {jobs[0].label}: train 2.2 of 40 epochs"
-    assert status(Crew(jobs, RunOptions(tmp_path))) == expected
+    options = RunOptions(tmp_path)
+    assert status(Crew(jobs, options, Local(options))) == expected
 
 
 def test_the_best_epoch_is_counted_alike_on_the_screen_and_in_files(networks, options):

@@ -41,6 +41,17 @@ def test_a_grid_of_several_methods_leaves_out_what_one_of_them_does_not_take():
         experiment.resolved()
     with pytest.raises(ValueError, match="one round by definition"):
         next(recipes.crossed({"method": "snip", "rounds": 5})).resolved()
+    grid = {
+        "method": ["dense", "random", "snip", "force"],
+        "leave_empty": [False, True],
+        "scoring_bn": ["batch", "eval"],
+    }
+    listed = [(e.method, e.leave_empty, e.scoring_bn) for e in recipes.crossed(grid)]
+    snips = [("snip", False, "batch"), ("snip", False, "eval")]
+    forces = [("force", leave, bn) for leave in (False, True) for bn in ("batch", "eval")]
+    assert listed == [("dense", False, "batch"), ("random", False, "batch"), *snips, *forces]
+    revived = recipes.crossed({"method": ["iter-snip", "snip"], "revive_until": 0.5, "leave_empty": True})
+    assert [(e.method, e.resolved().pruning().revive_empty) for e in revived] == [("iter-snip", False), ("snip", False)]
 
 
 RECIPE = """

@@ -14,7 +14,8 @@ import torch
 from lab_runs import made_up_result, write_file
 from rich.console import Console
 
-from barebones.lab import crew, recipes, records
+from barebones.lab import recipes, records
+from barebones.lab.engines import local
 from barebones.lab.experiment import Experiment
 from barebones.lab.lease import leased
 from barebones.lab.options import RunOptions
@@ -122,7 +123,7 @@ def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monk
     recorded(options, *swept(ALL, options, jobs=2))
     assert capfd.readouterr() == ("", "")  # what a worker prints is not shown
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew, "Worker", None)  # no process is started
+        patch.setattr(local, "Worker", None)  # no process is started
         left_alone(options)
     (tmp_path / "mended").touch()
     result, _ = swept(ALL[:2], options, retry_failed=True)
@@ -283,7 +284,7 @@ def alive(pid: str) -> bool:
 def test_what_would_fail_every_run_is_an_error_before_any_starts(
     experiment, options, jobs, match, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(crew, "Worker", None)
+    monkeypatch.setattr(local, "Worker", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((ValueError, OSError), match=match):
         swept([experiment], RunOptions(tmp_path / "runs", **options), jobs=jobs)

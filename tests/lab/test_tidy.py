@@ -1,6 +1,7 @@
 """Tables: what is written comes back, and no cell is a formula to a spreadsheet or breaks its line."""
 
 import csv
+import gzip
 import io
 import random
 from pathlib import Path
@@ -43,6 +44,22 @@ def test_numbers_stay_numbers(value: object, tmp_path: Path) -> None:
     cell = (tmp_path / "table.csv").read_text().splitlines()[1].removesuffix(",x")
     assert cell == ("" if value is None else str(value))
     assert tidy.read(tmp_path / "table.csv")[0]["x"] == (float(value) if isinstance(value, str) else value)
+
+
+def test_a_packed_table_is_read_and_a_damaged_one_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, packed = [{"model": "resnet50", "kept": number} for number in range(1000)], tmp_path / "table.csv.gz"
+    tidy.write(rows, tmp_path / "table.csv")
+    whole = gzip.compress((tmp_path / "table.csv").read_bytes())
+    packed.write_bytes(whole)
+    assert tidy.read(packed) == rows
+    for damaged in (whole[:-20], whole[:8], b"model,kept\n", whole[:40] + b"\0" * 20 + whole[60:]):
+        packed.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is not a CSV file that barebones figure wrote"):
+            tidy.read(packed)
+    packed.write_bytes(gzip.compress(b"x" * 5000))  # small on the disk, large in memory
+    monkeypatch.setattr(tidy, "LARGEST", 4999)
+    with pytest.raises(ValueError, match="is larger than the table of any figure"):
+        tidy.read(packed)
 
 
 def test_any_text_of_such_characters_comes_back(tmp_path: Path) -> None:

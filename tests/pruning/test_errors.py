@@ -47,6 +47,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("rounds=0: pruning needs at least one round", dict(rounds=0)),
     ("snip is one round by definition, not -1", dict(method="snip", rounds=-1)),
     ("rounds=2.5: it must be a whole number", dict(rounds=2.5)),
+    ("rounds=True: it must be a whole number", dict(rounds=True)),
+    ("micro_batch=True: it must be a whole number of samples", dict(micro_batch=True)),
     ("batches=0", dict(batches_per_round=0)),
     ("at_least=-1", dict(at_least=-1)),
     ("at_least=10 asks for", dict(sparsity=0.9, at_least=10)),

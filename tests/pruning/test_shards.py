@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import barebones as bb
 from barebones import METHODS, Method, Probe, rounds
+from barebones.files.encoding import pack
 from barebones.files.sharded import load_sharded, save_sharded
 from barebones.masks import kept, size
 from barebones.pruning import selection
@@ -149,6 +150,11 @@ def held(kind: str) -> dict[str, Tensors]:
         assert counts.kept == kept(result.masks) == round(0.1 * size(result.masks))
         path = Path(os.environ["SHARDS_FOLDER"]) / "masks.safetensors"
         result.save(path)
+        alike, first = path.with_name("alike"), dist.get_rank() == 0
+        bb.save_masks(result.masks, alike)
+        bb.save_masks(whole(result.masks), path.with_name(f"whole-{dist.get_rank()}"))
+        assert alike.read_bytes() == path.with_name(f"whole-{dist.get_rank()}").read_bytes()
+        assert any(len(data) for data in pack(result.masks)[0].values()) == first  # others do not have the file's bytes
         loaded, about = bb.load_masks(path, model)
         assert about["kept"] == counts.kept
         assert all(torch.equal(local(loaded[name]), local(mask)) for name, mask in result.masks.items())
@@ -272,6 +278,7 @@ def on_rank(rank: int, world: int, folder: str, jobs: list[tuple[str, str]]) -> 
     for job, kind in jobs:
         torch.save(JOBS[job](kind), f"{folder}/{job}-{kind}-{rank}")
     dist.destroy_process_group()
+    os._exit(0)  # torch caches what was sharded, and a gloo thread that outlives Python aborts the process
 
 
 def results(folder: Path, world: int, *jobs: tuple[str, str]) -> dict[tuple[str, str], dict[str, Tensors]]:

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..running import interrupts
 from ..version import __version__
 from ..words import printable
+from . import ranks
 
 EXPERIMENTS, RESULTS = "Experiments", "Results and deployment"  # panels of the help
 COMMANDS = {  # the panel and the module of each command; the module is imported when the command is used
@@ -57,6 +58,7 @@ class Later(Command):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Read the arguments of the command itself."""
         assert self.name is not None
+        ranks.check_alone(self.name)
         command = loaded(self.name)
         interrupts.started()
         return command.make_context(info_name, args, parent, **extra)
@@ -114,6 +116,11 @@ def global_options(
 
 def main() -> None:
     """Run the command line; print a mistake of the user as one line, without a traceback, and exit with code 2."""
+    with ranks.quiet():
+        _main()
+
+
+def _main() -> None:
     try:
         app()
     except KeyboardInterrupt:
@@ -130,7 +137,7 @@ def main() -> None:
 
 def _sentence(error: BaseException) -> str:
     if _out_of_memory(error):
-        return "the device has too little memory for this; use a smaller --batch or another --device"
+        return "the device has too little memory for this; use --micro-batch, a smaller --batch or another --device"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error)

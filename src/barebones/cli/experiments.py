@@ -14,8 +14,10 @@ from rich.console import Console
 from ..files.container import atomically
 from ..lab import demo as lab_demo
 from ..lab import packs
+from ..lab.engines import LOCAL
 from ..lab.experiment import DENSE, Experiment
 from ..lab.folder import MASK, RESULT, progress
+from ..lab.joining import joined
 from ..lab.options import RunOptions
 from ..lab.recipes import RECIPES
 from ..lab.recipes import experiments as from_recipe
@@ -31,15 +33,19 @@ from ..words import counted
 from .options import (
     Again,
     DryRun,
+    EngineName,
+    EngineOptions,
     Jobs,
     RetryFailed,
     Trust,
     check_output,
+    engine_options,
     import_from_working_folder,
     split,
     with_options,
 )
 from .output import say
+from .ranks import in_one_voice
 from .stopping import stoppable
 
 
@@ -137,7 +143,10 @@ def _perform(
     until: str = "train",
     given: Collection[str] | None = None,
 ) -> dict[str, Any] | None:
-    """Run an experiment and show its progress; in a dry run only print what it would do, and return None."""
+    """Run an experiment and show its progress; in a dry run only print what it would do, and return None.
+
+    Of several processes, the first one alone returns the result, and prints and writes what follows from it.
+    """
     import_from_working_folder(requested.model, requested.data)
     if dry_run:
         console = Console(soft_wrap=True)
@@ -146,8 +155,14 @@ def _perform(
         return None
     experiment = requested.resolved(run_options.device)
     hint = f"stopped and saved in {run_options.folder(experiment)}; the same command resumes from there"
-    with stoppable(hint) as stopping, watching(Console(stderr=True)) as report:
-        return result_of(run_experiment(experiment, run_options, report, stopping, until))
+    with (
+        stoppable(hint) as stopping,
+        joined(run_options) as (team, options),
+        in_one_voice(team),
+        watching(Console(stderr=True)) as report,
+    ):
+        result = result_of(run_experiment(experiment, options, report, stopping, until, team))
+        return result if team.first else None
 
 
 def _numbers(text: str | None) -> list[int]:
@@ -177,6 +192,8 @@ def sweep(
     devices: Annotated[
         str | None, typer.Option(help="With --device cuda: the numbers of the GPUs to use, such as 0,2. Default: all.")
     ] = None,
+    engine: EngineName = LOCAL,
+    engine_option: EngineOptions = None,
     retry_failed: RetryFailed = False,
     minutes: Annotated[
         float | None,
@@ -194,7 +211,7 @@ def sweep(
 
     Example: barebones sweep smoke
     """
-    _, run_options = split(options)
+    _, run_options = split(options, here=engine == LOCAL)
     if recipe == "smoke":
         run_options = run_options.for_smoke()
     named = [*(model or ()), *(data or ())]
@@ -212,8 +229,8 @@ def sweep(
     with stoppable("") as stopping:
         outcome = run_sweep(
             list(experiments), run_options,
-            jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, minutes=minutes, console=Console(),
-            stopping=stopping,
+            jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, minutes=minutes,
+            engine=engine, engine_options=engine_options(engine_option or ()), console=Console(), stopping=stopping,
         )  # fmt: skip
         if stopping():
             raise typer.Exit(stopping.code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -23,6 +24,7 @@ from ..lab.training import OPTIMIZERS
 from ..models import MODELS, SCHEMES
 from ..pruning.controls import CONTROLS
 from ..pruning.methods import METHODS
+from ..pruning.probe import STATISTICS
 from ..pruning.schedules import SCHEDULES
 
 RUN_PANEL = "Run options"  # the panel of the options that are not part of an experiment
@@ -35,6 +37,7 @@ DEFAULTS = {  # what to show for fields of an experiment whose default is None
     "Training": "set by the data set",
     "precision": "bf16 on a GPU, else fp32",
     "scoring_precision": "fp32",
+    "scoring_init": "none: score the weights that are trained",
 }
 
 Source = Annotated[Path, typer.Argument(help="Folder of a finished run; or a mask file, for the untrained network.")]
@@ -55,6 +58,18 @@ Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Experiments to run at once.", show_default="one per CPU core; up to 4 on a GPU"),
 ]
+EngineName = Annotated[
+    str,
+    typer.Option(help="What runs the experiments: local, processes of this machine; ray or slurm, nodes of a cluster."),
+]
+EngineOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-option",
+        metavar="NAME=VALUE",
+        help="Option of the engine, such as partition=gpu for slurm; repeat it for several.",
+    ),
+]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run failed experiments again.")]
 
 
@@ -73,6 +88,13 @@ RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and def
     ),
     "captured": _run_option(
         "--capture/--no-capture", help="On a GPU, run training steps and pruning rounds as CUDA graphs."
+    ),
+    "micro_batch": _run_option(
+        min=1, help="Images that go through the network at once, which bounds the memory; the gradients are the same.",
+        show_default="whole batches",
+    ),
+    "sync_bn": _run_option(
+        "--sync-bn", help="Under torchrun, let batch-norms share the statistics of the parts of a batch (GPUs only)."
     ),
     "save_every": _run_option(min=0, help="Seconds between checkpoints."),
     "on_collapse": _run_option(
@@ -116,7 +138,7 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
         panel = PANELS.get(field.name, panel)
         kind, default, help = types[field.name], field.default, field.metadata["help"]
         if kind is bool:
-            option = typer.Option(f"--{field.name}", help=help, rich_help_panel=panel)
+            option = typer.Option("--" + field.name.replace("_", "-"), help=help, rich_help_panel=panel)
         else:
             shown = DEFAULTS.get(field.name, DEFAULTS.get(panel, "")) if default is None else True
             option = typer.Option(
@@ -136,19 +158,24 @@ def _completion(option: str) -> Callable[[str], list[str]] | None:
         "method": (METHODS, (DENSE,)),
         "schedule": (SCHEDULES,),
         "init": (SCHEMES,),
+        "scoring_init": (SCHEMES,),
         "optimizer": (OPTIMIZERS,),
         "lr_schedule": (LR_SCHEDULES,),
         "control": (CONTROLS,),
+        "scoring_bn": (STATISTICS,),
     }
     if option not in tables:
         return None
     return lambda incomplete: [n for names in tables[option] for n in names if n.startswith(incomplete)]
 
 
-def split(options: dict[str, Any], again: bool = False) -> tuple[dict[str, Any], RunOptions]:
-    """Split the options of a command into the fields of an experiment and the run options."""
+def split(options: dict[str, Any], again: bool = False, here: bool = True) -> tuple[dict[str, Any], RunOptions]:
+    """Split the options of a command into the fields of an experiment and the run options.
+
+    `here` says that this machine runs the experiments, so that it must have the device.
+    """
     run_options = {name: options.pop(name) for name in RUN_OPTIONS}
-    run_options["device"] = check_device(run_options["device"])
+    run_options["device"] = check_device(run_options["device"], here)
     if options.pop("tensorboard"):  # the name of this option in earlier versions
         if run_options["track"] not in (None, "tensorboard"):
             raise ValueError("--tensorboard means --track tensorboard; leave one of them out")
@@ -158,8 +185,8 @@ def split(options: dict[str, Any], again: bool = False) -> tuple[dict[str, Any],
     return options, RunOptions(**run_options, again=again)
 
 
-def check_device(name: str) -> str:
-    """Return the name of a device that is available here; "auto" becomes a GPU if there is one."""
+def check_device(name: str, here: bool = True) -> str:
+    """Return the name of a device that must be available `here`; "auto" becomes a GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -168,9 +195,27 @@ def check_device(name: str) -> str:
         kind = ""
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r} is unknown; choose cpu, cuda, cuda:N or auto")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if here and kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; use --device cpu")
     return name
+
+
+def engine_options(given: Iterable[str]) -> dict[str, Any]:
+    """Return the options of an engine by their names. Numbers, true, false and lists are written as in JSON.
+
+    >>> engine_options(["partition=gpu", "time=120", "exclusive=true"])
+    {'partition': 'gpu', 'time': 120, 'exclusive': True}
+    """
+    values: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier() and value):
+            raise ValueError(f"--engine-option {text}: write a name, =, and a value, such as partition=gpu")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
 
 
 def check_output(path: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from ..lab.run import Stopped
+from ..running.launch import launch
 
 
 class Stopping:
@@ -24,11 +25,13 @@ class Stopping:
 
     def handle(self, number: int, frame: object) -> None:
         """Handle a signal: the first one asks to stop, the second one interrupts."""
-        if self.code:
+        several = launch().size > 1
+        if self.code and not several:  # torchrun repeats the signal of the terminal, and kills who does not stop
             raise KeyboardInterrupt
-        self.code = 128 + number
-        # Not with rich: the signal may have interrupted it.
-        os.write(2, b"saving, then stopping; press Ctrl-C again to stop at once\n")
+        if not self.code and launch().local == 0:  # not with rich: the signal may have interrupted it
+            again = b"" if several else b"; press Ctrl-C again to stop at once"
+            os.write(2, b"saving, then stopping" + again + b"\n")
+        self.code = self.code or 128 + number
 
 
 @contextmanager

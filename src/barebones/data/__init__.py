@@ -12,6 +12,7 @@ import torch
 from platformdirs import user_cache_path
 
 from ..imports import is_code
+from ..running.launch import launch
 from ..running.processors import processors
 from ..words import unknown
 from . import cifar, digits, image_folder, imagenet, own, tiny_imagenet
@@ -67,8 +68,9 @@ def load(
     `root` is the folder of the data set, or the folder that contains it. The default is `$BAREBONES_DATA`, and if
     that is not set, the user's cache folder (`~/.cache/barebones` on Linux). Nothing is downloaded unless `download`
     is true. `workers` is the number of processes or threads that decode image files (Tiny-ImageNet and ImageNet). The
-    default is one per processor and at most 16. The batches do not depend on the number of workers. Images are resized
-    to `size` x `size` pixels, and bytes normalized by `mean` and `std`, if these are given.
+    default is one per processor, which processes of torchrun share, and at most 16. The batches do not depend on the
+    number of workers. Images are resized to `size` x `size` pixels, and bytes normalized by `mean` and `std`, if these
+    are given.
 
     >>> data = load("digits")
     >>> data.classes, data.shape, len(data.train), len(data.test)
@@ -81,7 +83,7 @@ def load(
     if root is None:
         root = os.environ.get("BAREBONES_DATA") or user_cache_path("barebones")
     if workers is None:
-        workers = min(MAX_WORKERS, processors())
+        workers = max(1, min(MAX_WORKERS, processors() // launch().on_node))
     request = Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last, size, mean, std)
     if name in DATA:
         return DATA[name].load(request)

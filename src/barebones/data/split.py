@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -45,12 +46,15 @@ class Split(ABC):
         augment: bool = False,
         drop_last: bool = False,
         skip: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> Iterator[Batch]:
         """Yield every image once, as epoch `number` of a training with this `seed`.
 
         `drop_last` leaves out the last batch if it is smaller than the others. The first `skip` batches are left out
         without being read, which lets a training resume within an epoch. The augmentation of an image depends on
-        (seed, number) and on the image, not on the batch that it is in.
+        (seed, number) and on the image, not on the batch that it is in. With several `ranks`, this one gets its part of
+        each batch, or the whole of a batch that has fewer images than there are ranks.
         """
         if batch < 1:
             raise ValueError(f"a batch must have at least one image, not {batch}")
@@ -67,7 +71,11 @@ class Split(ABC):
         order = order[skip * batch :]
         if not len(order):
             return iter(())
-        return self.read(order, batch, digest.text("augment", seed, number) if augment else None)
+        key = digest.text("augment", seed, number) if augment else None
+        own = [part[rank::ranks] if len(part) >= ranks else part for part in order.split(batch)]
+        if len(own[-1]) > len(own[0]):  # a last batch that is not split
+            return chain(self.read(torch.cat(own[:-1]), len(own[0]), key), self.read(own[-1], len(own[-1]), key))
+        return self.read(torch.cat(own), len(own[0]), key)
 
     def scoring(self, batch: int, seed: int = 0) -> ScoringBatches:
         """Return batches for `prune`: shuffled, augmented, all of the same size."""

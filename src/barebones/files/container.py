@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Any, BinaryIO
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -70,7 +71,7 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
 def write(path: Path, tensors: Mapping[str, Tensor], kind: str, version: int, about: Mapping[str, Any]) -> None:
     """Write tensors as a safetensors file of this kind and version, atomically and with a checksum of all its bytes.
 
-    `about` may hold anything that JSON can represent. Equal content gives equal bytes.
+    `about` may hold anything that JSON can represent. Equal content gives equal bytes. Tensors are copied one by one.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -78,18 +79,25 @@ def write(path: Path, tensors: Mapping[str, Tensor], kind: str, version: int, ab
     ...     read(f"{folder}/a", "example", 1)
     ({'w': tensor([1., 1.])}, {'seed': 0})
     """
-    blob = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    end = 8 + int.from_bytes(blob[:8], "little")
     metadata = {"format": kind, "version": str(version), "library": __version__, "about": _json(about), "sha256": BLANK}
-    # safetensors writes metadata in random order, so we build the header ourselves
-    header = {"__metadata__": metadata, **json.loads(blob[8:end])}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    blob = save({name: torch.empty(0, dtype=tensor.dtype, device="cpu") for name, tensor in tensors.items()})
+    entries, end = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")]), 0  # types and order, as it wants them
+    for name, entry in entries.items():
+        begin, end = end, end + tensors[name].nbytes
+        entry |= {"shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps({"__metadata__": metadata, **entries}, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    start, data = len(text).to_bytes(8, "little"), memoryview(blob)[end:]
-    text = text.replace(_seal(BLANK), _seal(_checksum(start, text, data)), 1)
+    start = len(text).to_bytes(8, "little")
+    digest = sha256(start + text)
     with atomically(path) as file:
-        for part in (start, text, data):
-            file.write(part)
+        file.write(start + text)
+        for name in entries:
+            row = tensors[name].detach().cpu().contiguous().reshape(-1)
+            data = memoryview(row.view(torch.uint8).numpy())  # type: ignore[arg-type]
+            digest.update(data)
+            file.write(data)
+        file.seek(8 + text.index(_seal(BLANK)))
+        file.write(_seal(digest.hexdigest()))
 
 
 def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:

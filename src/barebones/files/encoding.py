@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..masks import Masks, size
-from ..running.shards import count, full
+from ..running.shards import count, full, is_sharded, on_disk
 from ..words import printable, shortened
 from .header import record, shown
 
@@ -42,6 +42,8 @@ class Layer:
 def pack(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
     """Encode masks as byte tensors; also return the layout that `unpack` needs to decode them.
 
+    The bytes of sharded masks are on the disk of the first process alone, and its memory holds one mask at a time.
+
     >>> pack({"w": torch.tensor([True, False, True])})
     ({'w': tensor([5], dtype=torch.uint8)}, {'w': {'shape': [3], 'encoding': 'bits', 'kept': 2}})
     """
@@ -49,7 +51,8 @@ def pack(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
     for name, mask in masks.items():
         if mask.dtype != torch.bool:
             raise ValueError(f"the mask of {name} has the type {mask.dtype}; masks must be bool tensors")
-        encoding, tensors[name] = encode(mask)
+        encoding, data = encode(mask)
+        tensors[name] = on_disk(data) if is_sharded(mask) else data
         layout[name] = {"shape": list(mask.shape), "encoding": encoding, "kept": count(mask)}
     return tensors, layout
 

@@ -1,26 +1,24 @@
-"""The crew of a sweep: its jobs, the worker processes that run them, and what happens when one fails or dies."""
+"""The crew of a sweep: its jobs, the workers that run them, and what happens when one fails or dies."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from multiprocessing.connection import wait
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from ..running.processors import processors
+from .engines.engine import Engine, Worker
 from .experiment import Experiment
 from .folder import FAILURE, write_json
 from .lanes import Event
 from .metrics import COUNTED
 from .options import RunOptions
 from .seal import Identity
-from .worker import Worker
 
-LANES = 4  # experiments at a time on one GPU
 REFRESH = 0.5  # seconds to wait for events
+AHEAD = 4  # prepared jobs that may wait for one worker: its lanes may all end at once
 QUEUED, RUNNING, DONE, FAILED, STOPPED, SKIPPED = "queued", "running", "done", "failed", "stopped", "skipped"
 
 
@@ -31,7 +29,10 @@ class Job:
     experiment: Experiment
     state: str = QUEUED
     reason: str = ""  # why it failed, stopped or is tried again
-    alone: bool = False  # it is tried a second time, and no other job may run beside it in its process
+    alone: bool = False  # it is tried a second time, and no other job may run beside it
+    prepared: str = ""  # the place where it was prepared, so that its training can begin
+    waits: bool = False  # a worker has it, but has not started it: a cluster may let it wait
+    spent: float = 0.0  # seconds of its preparation
     accuracy: float | None = None  # on the test images when done, else the latest one
     warning: str = ""  # what is wrong with its masks
     short: str = ""  # the same in a few words
@@ -69,26 +70,25 @@ class Job:
 
 
 class Crew:
-    """The jobs of a sweep, and the workers that run them. `changed` is called for each job that begins or ends."""
+    """The jobs of a sweep, and the workers that run them. `changed` is called for each job that begins or ends.
+
+    At some places of an engine, one worker trains, and another one prepares jobs for it: it prunes them, measures and
+    compiles. So a run that begins does not take the turns of those that train. An idle worker prepares a job itself.
+    """
 
     def __init__(
         self,
         jobs: Sequence[Job],
         options: RunOptions,
-        most: int | None = None,
-        devices: Sequence[str] = (),
+        engine: Engine,
         changed: Callable[[Job], None] = lambda job: None,
     ) -> None:
         self.jobs, self.options, self.changed = {job.folder: job for job in jobs}, options, changed
         self.queue = [job for job in jobs if job.state == QUEUED]
-        self.methods = {job.experiment.method for job in self.queue}
+        self.engine, self.helped = engine, list(engine.helped())
         self.workers: list[Worker] = []
         self.began = monotonic()
         self.stopping = False
-        self.most_lanes = (most or LANES) if options.on_gpu else 1  # per worker
-        self.places = list(devices) or [options.device]  # the device of each worker
-        if options.device == "cpu":
-            self.places *= most or processors()
 
     @property
     def busy(self) -> bool:
@@ -100,60 +100,85 @@ class Crew:
         return sum(job.state in states for job in self.jobs.values())
 
     def assign(self) -> None:
-        """Start a worker on each device that has none, and give queued jobs to workers with room, idle ones first."""
-        for place in (Counter(self.places) - Counter(worker.place for worker in self.workers)).elements():
-            if self.count(QUEUED) > sum(not worker.lanes for worker in self.workers):
-                self.workers.append(Worker(replace(self.options, device=place), self.methods))
-        while pair := next(self._matches(), None):
-            self._begin(*pair)
+        """Start missing workers, give queued jobs to workers with room, and end those that have nothing to prepare."""
+        for places, prepares in ((self.engine.places(), False), (self.helped, True)):
+            for place in (Counter(places) - Counter(worker.place for worker in self._all(prepares))).elements():
+                waiting = len(self._to_prepare(place)) if prepares else self.count(QUEUED)
+                if waiting > sum(not worker.lanes for worker in self._all(prepares)):
+                    self.workers.append(self.engine.hire(place, prepares))
+                elif not prepares:
+                    break  # a cluster may have thousands of places
+            while pair := next(self._matches(), None):
+                self._begin(*pair)
+        for worker in self._all(prepares=True):
+            if not worker.lanes and not self._to_prepare(worker.place):
+                worker.stop()  # it gives its memory back
+
+    def _all(self, prepares: bool) -> list[Worker]:
+        return [worker for worker in self.workers if worker.prepares == prepares]
+
+    def _to_prepare(self, place: str) -> list[Job]:
+        """Return the queued jobs that can be prepared at this place."""
+        return [job for job in self.queue if not (job.alone or job.prepared)] if place in self.helped else []
 
     def _matches(self) -> Iterator[tuple[Job, Worker]]:
         """Yield queued jobs with workers that can run them next; the worker with the fewest jobs first."""
-        for worker in sorted(self.workers, key=lambda worker: len(worker.lanes)):
+        for worker in sorted(self.workers, key=lambda worker: (worker.prepares, len(worker.lanes))):
             if job := self._next_for(worker):
                 yield job, worker
 
     def _next_for(self, worker: Worker) -> Job | None:
-        """Return the queued job that this worker may run next, beside its running jobs; None if there is none."""
-        if not worker.lanes:
-            return self.queue[0] if self.queue else None
-        full = len(worker.lanes) >= self.most_lanes or not worker.has_room()
-        if full or any(self.jobs[folder].alone for folder in worker.lanes):
+        """Return the queued job that this worker may run next, beside those that run; None if there is none."""
+        beside = [other for other in self._all(not worker.prepares) if other.place == worker.place]
+        running = [self.jobs[folder] for each in (worker, *beside) for folder in each.lanes]
+        if any(job.alone for job in running) or (worker.lanes and not worker.has_room()):
             return None
-        return next((job for job in self.queue if not job.alone), None)
+        if worker.prepares:
+            ahead = sum(job.prepared == worker.place for job in self.queue)
+            return next(iter(self._to_prepare(worker.place)), None) if ahead < AHEAD else None
+        itself = not worker.lanes or worker.place not in self.helped  # it may prepare a job itself
+        company = running or beside  # an idle worker, too, takes some of the device's memory until it ends
+        jobs = [job for job in self.queue if not (job.alone and company) and (job.prepared or itself)]
+        return min(jobs, key=lambda job: (job.alone, job.prepared != worker.place, not job.prepared), default=None)
 
     def _begin(self, job: Job, worker: Worker) -> None:
         self.queue.remove(job)
-        job.state, job.began, job.line, job.warning, job.short = RUNNING, monotonic(), {}, "", ""
-        worker.begin(job.experiment)
+        job.state, job.waits, job.began, job.line = RUNNING, True, monotonic(), {}
+        worker.begin(job.experiment, job.alone)
 
     def attend(self, seconds: float = REFRESH) -> None:
         """Wait this long for events from the workers, handle them, and remove dead workers."""
-        wait([worker.pipe for worker in self.workers], seconds)
+        self.engine.wait(self.workers, seconds)
         for worker in list(self.workers):
             ending = worker.dead()  # before its last events are read
             for event in worker.events():
-                self._take(event, beside_others=bool(worker.lanes))
+                self._take(event, worker)
             if ending is not None:
                 self._remove(worker, ending)
 
-    def _take(self, event: Event, beside_others: bool) -> None:
-        """Handle an event; `beside_others` says that other experiments are running in that process."""
+    def _take(self, event: Event, worker: Worker) -> None:
         job, about = self.jobs[event.folder], event.about
         if event.kind == "line":
+            warned = job.warning
             job.update(about["line"])
-            if "warning" in about["line"]:
+            if job.warning != warned:
                 self.changed(job)
         elif event.kind == "started":
-            job.began = monotonic()  # without the time that its process took to start
-            self.changed(job)
+            job.waits = False
+            job.began = monotonic() - job.spent  # without the time that its process took to start
+            if not job.prepared:
+                self.changed(job)
+        elif event.kind == "prepared":
+            job.state, job.prepared, job.spent = QUEUED, worker.place, monotonic() - job.began
+            self.queue.append(job)
         elif event.kind == "done":
             job.accuracy, job.reason = about["result"]["test"]["top1"], ""
             self._end(job, DONE)
         elif event.kind == "failed" and about["busy"]:
             job.reason = about["reason"]  # another process runs it
             self._end(job, STOPPED)
-        elif event.kind == "failed" and about["others_may_be_the_cause"] and beside_others:
+        elif event.kind == "failed" and about["others_may_be_the_cause"]:
+            self.helped = [place for place in self.helped if place != worker.place]  # one process less needs memory
             self._queue_again(job, about["reason"])
         elif event.kind == "failed":
             self._fail(job, about["reason"], about["traceback"])

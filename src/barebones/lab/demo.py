@@ -33,8 +33,8 @@ CHANCE, LEARNT = (
 STORY = "Weights removed before training: none, at random, in one shot (pale); progressively (full colour)."
 CAUTION = "Digits and two small networks: a demonstration, which shows nothing about how the methods compare elsewhere."
 BELOW = (
-    "On {}, FORCE ends below Iterative SNIP, unlike in the paper: it revives weights into channels that are empty, and "
-    "a small network has few channels to spare."
+    "On {}, FORCE ends below Iterative SNIP, unlike in the paper: it exchanges weights until its last "
+    "round and lets them return into empty channels, but a small network has few weights to spare."
 )
 
 

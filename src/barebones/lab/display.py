@@ -5,6 +5,7 @@ Rich cuts a table that is higher than the terminal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import Any
@@ -20,14 +21,17 @@ from .heartbeat import clock
 LATEST = 5  # finished runs in the table, and as many failed ones
 
 
-def live_table(crew: Crew, console: Console) -> AbstractContextManager[Any]:
-    """Return a context in which a terminal shows the table of a sweep; elsewhere it does nothing."""
+def live_table(crew: Crew, console: Console, usage: Callable[[], str] = str) -> AbstractContextManager[Any]:
+    """Return a context in which a terminal shows the table of a sweep; elsewhere it does nothing.
+
+    `usage` tells how busy the GPUs are.
+    """
     if not console.is_terminal:
         return nullcontext()
 
     def draw() -> RenderableType:
         over = crew.stopping and not crew.workers  # Rich cannot erase a table that it has cut
-        return "" if over else table(crew, monotonic())
+        return "" if over else table(crew, monotonic(), usage())
 
     return Live(get_renderable=draw, console=console, refresh_per_second=2, transient=True)
 
@@ -45,29 +49,37 @@ def sentence(job: Job) -> str:
     return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state in (FAILED, STOPPED) and job.reason else "")
 
 
-def status(crew: Crew) -> str:
-    """Return in one line how many jobs are in which state, and how far the first running ones are."""
+def status(crew: Crew, usage: str = "") -> str:
+    """Return in one line how many jobs are in which state, how busy the GPUs are, and how far the first jobs are."""
     running = [job for job in crew.jobs.values() if job.state == RUNNING]
     told = [f"{job.label}: {job.line['stage']} {job.progress}" for job in running[:LATEST] if job.line]
-    return "; ".join([_counts(crew), *told])
+    return "; ".join([_counts(crew), *filter(None, [usage]), *told])
 
 
 def _counts(crew: Crew) -> str:
-    return ", ".join(f"{crew.count(state)} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
+    waiting = sum(job.state == RUNNING and job.waits for job in crew.jobs.values())
+    counts = {QUEUED: crew.count(QUEUED) + waiting, RUNNING: crew.count(RUNNING) - waiting}
+    return ", ".join(f"{counts.get(state, crew.count(state))} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
 
 
-def table(crew: Crew, now: float) -> Group:
+def table(crew: Crew, now: float, usage: str = "") -> Group:
     """Return counts and times, then the running jobs and the latest that failed or finished."""
     before = f"; {skipped} done before" if (skipped := crew.count(SKIPPED)) else ""
     left = crew.left(now)
     times = f"{clock(now - crew.began)} elapsed" + (f", about {clock(left)} left" if left is not None else "")
+    times += f"; {usage}" if usage else ""
     rows = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "left", "right", "right", "left"):
         rows.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
     jobs = {state: [job for job in crew.jobs.values() if job.state == state] for state in (RUNNING, DONE, FAILED)}
-    for job in jobs[RUNNING]:
+    for job in [job for job in jobs[RUNNING] if not job.waits]:
         rows.add_row(
-            "running", Text(job.label), job.line.get("stage", ""), job.progress, percent(job.accuracy), _alarm(job)
+            "running",
+            Text(job.label),
+            job.line.get("stage", ""),
+            job.progress,
+            percent(job.accuracy),
+            _alarm(job),
         )
     for job in sorted(jobs[DONE], key=lambda job: -job.ended)[:LATEST]:
         cells = "done", Text(job.label), "", clock(job.ended - job.began), percent(job.accuracy), _alarm(job)

@@ -19,6 +19,7 @@ from ..pruning.gradients import LOSSES
 from ..pruning.gradients import PRECISIONS as SCORING_PRECISIONS
 from ..pruning.methods import METHODS, Method, as_method
 from ..pruning.methods import resolved as resolved_method
+from ..pruning.probe import STATISTICS
 from ..pruning.schedules import SCHEDULES
 from ..words import did_you_mean, unknown
 from .protocols import protocol
@@ -28,8 +29,8 @@ from .training import OPTIMIZERS, PRECISIONS, TrainingPlan
 DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a known method
 PRUNING = (  # fields that a dense run lacks
     "rounds", "batches", "schedule", "revive_until", "at_least", "pretrain", "rewind", "shrink", "control",
+    "scoring_init", "leave_empty", "scoring_bn",
 )  # fmt: skip
-UNSET = (None, 0, False, NONE)
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
 
 LONGEST = 80  # characters of a network's or data set's name in the name of a folder
@@ -43,6 +44,9 @@ LATER: dict[str, Any] = {
     "lr_schedule": "milestones",
     "warmup": 0,
     "label_smoothing": 0.0,
+    "scoring_init": None,
+    "leave_empty": False,
+    "scoring_bn": "batch",
 }
 
 
@@ -75,9 +79,16 @@ class Experiment:
     batches: int | None = _option(None, "Number of batches that each pruning round reads (B).")
     schedule: str | None = _option(None, f"How many weights are kept after each round: {', '.join(SCHEDULES)}.")
     revive_until: float | None = _option(None, "Fraction of the rounds in which pruned weights may return.")
+    leave_empty: bool = _option(False, "Do not let pruned weights return into channels that keep no weight.")
     at_least: int | None = _option(None, "Minimum number of weights that each layer keeps.")
     loss: str = _option("cross-entropy", f"Loss that the scores are computed from: {', '.join(LOSSES)}.")
     init: str = _option("kaiming-fan-in", f"Initialization: {', '.join(SCHEMES)}.")
+    scoring_init: str | None = _option(
+        None, "Find the masks on other initial weights than those that are trained, drawn by this initialization."
+    )
+    scoring_bn: str = _option(
+        "batch", "Statistics of batch-norms in scoring: batch, those of the batch; or eval, the running ones."
+    )
     scoring_precision: str | None = _option(None, f"Precision of the scores: {', '.join(SCORING_PRECISIONS)}.")
     pretrain: int = _option(0, "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).")
     rewind: bool = _option(False, "After --pretrain, train from the initial weights instead of the pretrained ones.")
@@ -110,10 +121,12 @@ class Experiment:
         choices: dict[str, tuple[str, Iterable[str]]] = {
             "method": ("method", (*METHODS, DENSE, FILE)),
             "init": ("initialization", SCHEMES),
+            "scoring_init": ("initialization", SCHEMES),
             "control": ("control", CONTROLS),
             "loss": ("loss", LOSSES),
             "schedule": ("schedule", SCHEDULES),
             "precision": ("precision", PRECISIONS),
+            "scoring_bn": ("kind of batch-norm statistics", STATISTICS),
             "scoring_precision": ("scoring precision", SCORING_PRECISIONS),
             "optimizer": ("optimizer", OPTIMIZERS),
             "lr_schedule": ("schedule of the learning rate", LR_SCHEDULES),
@@ -155,14 +168,21 @@ class Experiment:
         defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
         fixed: dict[str, Any] = {}
         if self.method == DENSE:
-            if wrong := [name for name in PRUNING if getattr(self, name) not in UNSET]:
+            if wrong := [name for name in PRUNING if getattr(self, name) != getattr(Experiment, name)]:
                 raise ValueError(f"method dense prunes nothing, so it takes no {', '.join(map(_option_name, wrong))}")
             fixed = {"sparsity": 0.0}
         elif self.mask is None:
             row = self.pruning(paper.rounds, paper.batches)
+            if self.leave_empty and not row.revive_until:
+                raise ValueError(f"leave-empty has no effect: {self.method} lets no weight return; leave it out")
+            if self.scoring_bn != Experiment.scoring_bn and not row.needs_data:
+                raise ValueError(f"scoring-bn has no effect: {self.method} scores without data; leave it out")
             defaults |= {name: getattr(row, name) for name in ("rounds", "batches", "revive_until", "at_least")}
             defaults["schedule"] = next((name for name, known in SCHEDULES.items() if known is row.schedule), None)
             defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
+        if self.scoring_init is not None and (self.pretrain or self.control == "redraw"):
+            other = "pretrain" if self.pretrain else "control redraw"
+            raise ValueError(f"scoring-init and {other} both change the weights; leave one of them out")
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         epochs = paper.epochs if self.epochs is None else self.epochs
         if self.warmup and self.warmup >= epochs:
@@ -185,7 +205,7 @@ class Experiment:
                 row = replace(row, batches=rounds * batches)
         return resolved_method(
             row if iterative else self.method, self.rounds, self.batches or row.batches, self.schedule,
-            self.revive_until, None, self.at_least,
+            self.revive_until, False if self.leave_empty else None, self.at_least,
         )  # fmt: skip
 
     def plan(self) -> TrainingPlan:

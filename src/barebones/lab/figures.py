@@ -48,9 +48,9 @@ def write(
 ) -> list[Path]:
     """Run what is missing, draw, write NAME.png, .svg, .pdf and .csv into `out`, and return their paths.
 
-    With `source` nothing is run: the rows come from NAME.csv in that folder, or else from the run folders in it. The
-    default scale is then the largest with any rows; otherwise it is smoke. A NAME.csv of another scale than the
-    requested one is ignored. The name of an incomplete figure is added to `context.failed`.
+    With `source` nothing is run: the rows come from NAME.csv or NAME.csv.gz in that folder, or else from the run
+    folders in it. The default scale is then the largest with any rows; otherwise it is smoke. A NAME.csv of another
+    scale than the requested one is ignored. The name of an incomplete figure is added to `context.failed`.
     """
     if scale is not None and scale not in SCALES:
         raise ValueError(f"scale {scale!r} is unknown; choose one of {', '.join(SCALES)}")
@@ -87,7 +87,8 @@ def _load(
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; name one that holds run folders or {name}.csv")
     ignored = ""
-    if (path := folder / f"{name}.csv").exists():
+    path = next((path for end in ("csv", "csv.gz") if (path := folder / f"{name}.{end}").exists()), None)
+    if path is not None:
         rows = tidy.read(path, figure.source.columns)
         stored = {row.get("scale") for row in rows}
         if scale is None or stored == {scale}:

@@ -31,9 +31,12 @@ BROKEN = 70  # exit code of a process whose CUDA context cannot be used any more
 PIPE_PAUSE = 0.1  # seconds between looks into the pipe
 
 
+Order = tuple[Experiment, str]  # what to run, and until which stage, see `run`
+
+
 @dataclass(frozen=True)
 class Event:
-    """What a worker reports about an experiment: started, line, memory, done, failed or stopped."""
+    """What a worker reports about an experiment: started, line, memory, prepared, done, failed or stopped."""
 
     kind: str
     folder: str
@@ -63,11 +66,11 @@ def work(pipe: Connection, options: RunOptions, log: str, sources: Iterable[str]
     while lanes or not wire.stopping:
         wire.look(0.0 if lanes else 1.0)
         while wire.waiting:
-            experiment = wire.waiting.popleft()
+            experiment, until = wire.waiting.popleft()
             if wire.stopping:
                 wire.tell("stopped", experiment.folder)
             else:
-                lanes.append(Lane(experiment, options, wire))
+                lanes.append(Lane(experiment, options, wire, until))
         for lane in [lane for lane in lanes if not lane.turn()]:
             lanes.remove(lane)
             lane.tidy()
@@ -88,7 +91,7 @@ class Wire:
     """The worker's end of the pipe: it sends events, and receives experiments and the order to stop."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.pipe, self.waiting, self.stopping = pipe, deque[Experiment](), False
+        self.pipe, self.waiting, self.stopping = pipe, deque[Order](), False
         self.looked_at = 0.0
 
     def stop(self) -> None:
@@ -131,10 +134,10 @@ class Wire:
 class Lane:
     """One running experiment; on a CUDA device it has a stream of its own."""
 
-    def __init__(self, experiment: Experiment, options: RunOptions, wire: Wire) -> None:
+    def __init__(self, experiment: Experiment, options: RunOptions, wire: Wire, until: str = "train") -> None:
         on_gpu = options.on_gpu
-        self.folder, self.wire = experiment.folder, wire
-        self.steps: Iterator[None] | None = run(experiment, options, self.report, wire.should_stop)
+        self.folder, self.wire, self.until = experiment.folder, wire, until
+        self.steps: Iterator[None] | None = run(experiment, options, self.report, wire.should_stop, until)
         self.stream = torch.cuda.Stream() if on_gpu else None
         self.first_turn, self.measured = True, not on_gpu
         self.before = torch.cuda.memory_reserved() if on_gpu else 0
@@ -169,7 +172,10 @@ class Lane:
             self.first_turn = False
             return True
         except StopIteration as end:
-            self.wire.tell("done", self.folder, result=end.value)
+            if self.until == "train":
+                self.wire.tell("done", self.folder, result=end.value)
+            else:
+                self.wire.tell("prepared", self.folder)
         except Stopped:
             self.wire.tell("stopped", self.folder)
         except (Exception, SystemExit) as error:
@@ -177,10 +183,10 @@ class Lane:
         return False
 
     def _fail(self, error: BaseException) -> None:
-        full = _out_of_memory(error)
-        broken = self.stream is not None and not full and _breaks_cuda(error)
-        about = {"reason": reason(error), "traceback": traceback.format_exc(), "busy": isinstance(error, Busy)}
-        self.wire.tell("failed", self.folder, others_may_be_the_cause=full or broken, **about)
+        about = failure(error)
+        broken = self.stream is not None and not about["others_may_be_the_cause"] and _breaks_cuda(error)
+        about["others_may_be_the_cause"] |= broken
+        self.wire.tell("failed", self.folder, **about)
         if broken:  # every other lane would fail too, and an orderly end could hang
             os._exit(BROKEN)
 
@@ -191,6 +197,16 @@ class Lane:
             gc.collect()
             torch.cuda.empty_cache()
             self.measure()
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """Return what a sweep needs to know about an error that is being handled."""
+    return {
+        "reason": reason(error),
+        "traceback": traceback.format_exc(),
+        "busy": isinstance(error, Busy),
+        "others_may_be_the_cause": _out_of_memory(error),
+    }
 
 
 def reason(error: BaseException) -> str:

@@ -94,16 +94,26 @@ def _keep_renewing(lease: Lease, done: threading.Event) -> None:
             lease.renew()
 
 
-def _taken(folder: Path) -> Lease:
-    """Make the file of the next lease."""
+def check_free(folder: Path) -> int:
+    """Raise `Busy` if a process owns the folder; otherwise return the number of the last lease, or 0."""
     attempt = max(_attempts(folder), default=0)
     if attempt and not _is_stale(folder / f"lease-{attempt}"):
-        raise Busy(f"another process is running in {folder}; wait for it, or stop it first")
+        raise _busy(folder)
+    return attempt
+
+
+def _busy(folder: Path) -> Busy:
+    return Busy(f"another process is running in {folder}; wait for it, or stop it first")
+
+
+def _taken(folder: Path) -> Lease:
+    """Make the file of the next lease."""
+    attempt = check_free(folder)
     path = folder / f"lease-{attempt + 1}"
     try:
         file = open(path, "xb", buffering=0)  # noqa: SIM115 (the lease keeps it open)
     except FileExistsError:
-        raise Busy(f"another process is running in {folder}; wait for it, or stop it first") from None
+        raise _busy(folder) from None
     file.write(json.dumps(_here() | {"renewed_every": RENEWED_EVERY}).encode())
     return Lease(folder, attempt + 1, file)
 

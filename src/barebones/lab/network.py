@@ -26,7 +26,9 @@ from ..running.modes import restored
 from ..running.rng import forked
 from ..words import shape_of
 from .experiment import Experiment
+from .joining import splits_scoring
 from .options import RunOptions
+from .team import ALONE, Team
 
 
 class Network:
@@ -46,15 +48,19 @@ class Network:
         self._check()
         self.bytes = dense_bytes(self.model)  # raises for a network whose weights cannot be saved
 
-    def initial(self, fresh: bool = False) -> nn.Module:
-        """Build the network again, at the same initial weights; with `fresh`, its prunable weights are drawn anew."""
+    def initial(self, redraw: str | None = None) -> nn.Module:
+        """Build the network again, at the same initial weights; `redraw` is a scheme to draw prunable ones by."""
         experiment = self.experiment
         model = initial_network(experiment, self.data.inputs)
-        if fresh:
-            model = redrawn(model, experiment.seed, experiment.init)
+        if redraw is not None:
+            model = redrawn(model, experiment.seed, redraw)
         if self.device.type == "cuda":
             return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
+
+    def scored(self, experiment: Experiment) -> nn.Module:
+        """Return the network that the experiment's scores are computed on."""
+        return self.model if experiment.scoring_init is None else self.initial(redraw=experiment.scoring_init)
 
     def _check(self) -> None:
         """Check with two images that the network takes them and returns one output per class."""
@@ -81,24 +87,30 @@ def pruned(
     on_round: Callable[[Round], None] | None = None,
     after: Round | None = None,
     on_batch: Callable[[], None] = lambda: None,
+    team: Team = ALONE,
 ) -> Pruned:
     """Prune the network with the experiment's settings, and continue after the round `after` if there is one.
 
     `on_batch` is called for each batch that is read.
     """
-    return prune(
-        network.model,
-        _Watched(network.data.train.scoring(experiment.plan().batch, experiment.seed), on_batch),
-        experiment.sparsity,
-        experiment.pruning(),
-        experiment.loss,
-        precision=experiment.scoring_precision or "fp32",
-        capture=options.captured and network.device.type == "cuda",
-        on_collapse="ignore",
-        on_round=on_round,
-        after=after,
-        seed=experiment.seed,
-    )
+    model = network.scored(experiment)
+    with team.synchronized(model, options.sync_bn and splits_scoring(experiment)):
+        return prune(
+            team.parallel(model),
+            _Watched(network.data.train.scoring(experiment.plan().batch, experiment.seed), on_batch),
+            experiment.sparsity,
+            experiment.pruning(),
+            experiment.loss,
+            bn=experiment.scoring_bn,
+            precision=experiment.scoring_precision or "fp32",
+            capture=options.captured and network.device.type == "cuda",
+            micro_batch=options.micro_batch,
+            shared=team.several,
+            on_collapse="ignore",
+            on_round=on_round,
+            after=after,
+            seed=experiment.seed,
+        )
 
 
 @dataclass(frozen=True)
@@ -114,18 +126,22 @@ class _Watched:
             yield batch
 
 
-def scores(network: Network, experiment: Experiment, keep: int) -> Scores:
+def scores(network: Network, experiment: Experiment, options: RunOptions, keep: int, team: Team = ALONE) -> Scores:
     """Return what the experiment's criterion says about the dense network, which is where the first round begins."""
-    method = experiment.pruning()
-    probe = Probe(
-        network.model,
-        network.data.train.scoring(experiment.plan().batch, experiment.seed),
-        loss=experiment.loss,
-        precision=experiment.scoring_precision or "fp32",
-        seed=experiment.seed,
-    )
-    with probe.at(None, 0, keep, method.batches):
-        return method.criterion(probe)
+    method, model = experiment.pruning(), network.scored(experiment)
+    with team.synchronized(model, options.sync_bn and splits_scoring(experiment)):
+        probe = Probe(
+            team.parallel(model),
+            network.data.train.scoring(experiment.plan().batch, experiment.seed),
+            loss=experiment.loss,
+            bn=experiment.scoring_bn,
+            precision=experiment.scoring_precision or "fp32",
+            micro_batch=options.micro_batch,
+            shared=team.several,
+            seed=experiment.seed,
+        )
+        with probe.at(None, 0, keep, method.batches):
+            return method.criterion(probe)
 
 
 def initial_network(experiment: Experiment, inputs: Inputs) -> nn.Module:

@@ -23,6 +23,8 @@ class RunOptions:
     download: bool = False
     compiled: bool | None = None  # None: on a GPU, if the training is long enough
     captured: bool = True  # on a GPU, replay rounds and training steps as CUDA graphs
+    micro_batch: int | None = None  # images that go through the network at once; None: whole batches
+    sync_bn: bool = False  # with several processes, batch-norms share the statistics of their parts of a batch
     save_every: float = 30.0  # seconds between checkpoints
     track: str | None = None  # the name of a tracker, see `tracking`
     on_collapse: str = WARN  # or "raise": stop before training if no signal passes from input to output
@@ -32,6 +34,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.on_collapse not in ON_COLLAPSE:
             raise ValueError(f"on-collapse {self.on_collapse!r} is unknown; choose {' or '.join(ON_COLLAPSE)}")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise ValueError(f"micro-batch {self.micro_batch} must be at least 1")
         if self.track is not None:
             tracking.check(self.track)
 

@@ -265,7 +265,8 @@ def legend_columns(labels: Sequence[str], width: float, most: int = 5) -> int:
     """Return how many columns of a legend fit into a figure of this width: each is as wide as its longest label."""
     number = len(labels)
     for columns in range(min(most, number), 1, -1):
-        parts = [labels[number * n // columns : number * (n + 1) // columns] for n in range(columns)]
+        sizes = [number // columns + (n < number % columns) for n in range(columns)]  # as matplotlib splits them
+        parts = [labels[sum(sizes[:n]) : sum(sizes[: n + 1])] for n in range(columns)]
         longest = [max(len(line) for label in part for line in label.splitlines()) for part in parts]
         if sum(LETTER * letters + 0.5 for letters in longest) <= width:
             return columns

@@ -100,7 +100,7 @@ def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
     """Yield one experiment for each combination of one value from every list.
 
     A grid of several methods may have settings that one of them does not take: `rounds` for a method of one round, or
-    a sparsity for dense. This method is run without them, once.
+    a sparsity for dense. Such a method is run without them, once.
 
     >>> [(e.method, e.seed) for e in crossed({"method": ["snip", "force"], "seed": [0, 1], "epochs": 2})]
     [('snip', 0), ('snip', 1), ('force', 0), ('force', 1)]
@@ -115,18 +115,26 @@ def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
     seen = set()
     for choice in product(*lists):
         settings = dict(zip(values, choice, strict=True))
-        unused = _not_taken(settings["method"]) if several else ()
+        unused = _not_taken(**settings) if several else ()
         experiment = Experiment.from_dict({name: value for name, value in settings.items() if name not in unused})
         if experiment not in seen:
             seen.add(experiment)
             yield experiment
 
 
-def _not_taken(method: str) -> tuple[str, ...]:
+def _not_taken(method: str, revive_until: float | None = None, **_: Any) -> set[str]:
     """Return the settings that a method does not take, which a grid may have for the others."""
     if method == DENSE:
-        return ("sparsity", *PRUNING)
-    return ("rounds",) if method in METHODS and METHODS[method].rounds == 1 else ()
+        return {"sparsity", *PRUNING}
+    if method not in METHODS:
+        return set()
+    row = METHODS[method]
+    unused = {
+        "rounds": row.rounds == 1,
+        "leave_empty": not (row.revive_until if revive_until is None else revive_until),
+        "scoring_bn": not row.needs_data,
+    }
+    return {name for name in unused if unused[name]}
 
 
 def imported(source: str) -> ModuleType:

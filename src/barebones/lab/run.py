@@ -12,11 +12,13 @@ import torch
 from . import trouble
 from .experiment import Experiment
 from .folder import CHECKPOINT, MASK, emptied, finished, load_mask, recorded, reserved
+from .joining import check_norms
 from .metrics import METRICS, Line, Metrics
-from .network import Network
+from .network import Network, data_of
 from .options import RunOptions
 from .stages import Stages, Steps, Stopped
 from .stored import check_unchanged
+from .team import ALONE, Team
 from .tracking import tracking
 
 __all__ = ["RunOptions", "Steps", "Stopped", "result_of", "run"]
@@ -28,6 +30,7 @@ def run(
     report: Callable[[Line], None] = lambda line: None,
     stopping: Callable[[], bool] = lambda: False,
     until: str = "train",
+    team: Team = ALONE,
 ) -> Steps:
     """Prune, train and test: a generator that does one training step per `next` and returns the result.
 
@@ -35,29 +38,41 @@ def run(
     the part of the current round or epoch that is done. The first line of a stage says whether it is `resumed`. A line
     with `warning` says what is wrong with the masks. When `stopping()` becomes true, the run saves a
     checkpoint and raises `Stopped`. With `until="prune"` it ends after pruning and returns what the mask file says.
+    The processes of a `team` all run this function, each with the options of its own; see `joining`.
+    With `until="prepare"` it does all that comes before the first step of training, which another process begins with.
     """
     path = options.folder(experiment)
     if options.again:
         emptied(path)
-    if (ending := _ending(path, experiment, until)) is not None:
-        check_unchanged(path, experiment, options)
-        if until == "prune":
-            trouble.check(ending, options.on_collapse)
-        return ending
+    if team.any((ending := _ending(path, experiment, until)) is not None):  # only the first process has the folder
+        if ending is not None:
+            check_unchanged(path, experiment, options)
+            if until == "prune":
+                trouble.check(ending, options.on_collapse)
+        return ending or {}
+    if options.download:
+        with team.after_first():
+            data_of(experiment, options)
     network = Network(experiment, options, torch.device(options.device))
+    check_norms(network.model, experiment, options, team, until)
     with (
         reserved(path, experiment, network.digest, network.bytes) as folder,
         tracking(options.track, folder, experiment) as track,
     ):
+        team.copy_from_first(path)
         if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
             return ending
         metrics = Metrics(path / METRICS, folder.identity, report, track, folder.check)
         try:
-            stages = Stages(experiment, options, folder, network, metrics, report, stopping)
+            stages = Stages(
+                experiment, options, folder, network, metrics, report, lambda: team.any(stopping()), team
+            )  # fmt: skip
             if experiment.pretrain:
                 yield from stages.pretrain()
             masks, about = stages.prune()
-            if until == "prune":
+            if until == "prepare":
+                stages.prepare(masks)
+            if until != "train":
                 return about
             return (yield from stages.train(masks, about))
         finally:

@@ -24,6 +24,7 @@ from .heartbeat import heartbeat
 from .metrics import COUNTED, Line
 from .network import built, inputs_of
 from .options import RunOptions
+from .stored import FINDING
 
 PREPARING = "reading the data and building the network"
 
@@ -135,7 +136,8 @@ def settings(experiment: Experiment, requested: Experiment, given: Collection[st
     table = Table("setting", "value", "from", title="experiment", title_justify="left")
     for option in fields(experiment):
         value, requested_value = getattr(experiment, option.name), getattr(requested, option.name)
-        if value is not None:
+        unknown = experiment.mask is not None and option.name in FINDING  # the masks were found before
+        if value is not None and not unknown:
             table.add_row(option.name, _plain(str(value)), _source(option, value, requested_value, given))
     return table
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import platform
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -31,7 +26,6 @@ from ..pruning.probe import Probe
 from ..pruning.round import Round
 from ..running import digest
 from ..scope import prunable
-from ..version import __version__
 from . import trouble
 from .experiment import DENSE, Experiment
 from .folder import (
@@ -50,7 +44,9 @@ from .folder import (
 from .metrics import COUNTED, Line, Mark, Metrics
 from .network import Network, pruned, scores
 from .options import RunOptions
+from .provenance import environment, made
 from .shrunk import account_of, images_per_second, laid_out, to_train
+from .team import ALONE, Team
 from .training import Training, TrainingPlan
 
 FLUSH = {"cuda": 1.0}  # seconds between reading the numbers of pruning rounds, which delays a GPU each time
@@ -76,7 +72,9 @@ class Stages:
         metrics: Metrics,
         report: Callable[[Line], None],
         stopping: Callable[[], bool],
+        team: Team = ALONE,
     ) -> None:
+        self.team = team
         self.experiment, self.options, self.folder, self.network = experiment, options, folder, network
         self.metrics, self.report, self.stopping = metrics, report, stopping
         self.model, self.data = network.model, network.data
@@ -162,16 +160,18 @@ class Stages:
                 raise Stopped
 
         with _deterministic():
-            result = pruned(self.network, self.experiment, self.options, on_round, after, on_batch)
+            result = pruned(self.network, self.experiment, self.options, on_round, after, on_batch, self.team)
             flush()
             masks, collapsed = result.masks, result.collapsed
             if self.experiment.control == "shuffle":
                 masks, collapsed = shuffled(masks, self.experiment.seed), []
             elif self.experiment.control == "invert":
-                masks, collapsed = inverted(masks, scores(self.network, self.experiment, kept(masks))), []
+                low = scores(self.network, self.experiment, self.options, kept(masks), self.team)
+                masks, collapsed = inverted(masks, low), []
         self._save_masks(masks, collapsed, monotonic() - began, **result.about)
 
     def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
+        self.team.check_same("masks", maskfile.masks_digest(masks))
         numbers, dead = _account(self.model, masks, self.data)
         about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
         about |= {"collapsed": collapsed or dead, "account": numbers, "inputs": asdict(self.data.inputs)}
@@ -187,19 +187,25 @@ class Stages:
         about |= {"inputs": asdict(self.data.inputs)}
         maskfile.save_masks(masks, self.folder.path / MASK, **about | self._stamp(MASK))
 
+    def prepare(self, masks: Masks) -> None:
+        """Do what comes before the first step of training and can be kept: measure the shrunk network, and compile.
+
+        What torch compiles is in its cache on the disk, where the process that trains finds it.
+        """
+        held, _ = self._to_train(masks)
+        plan = self.experiment.plan()
+        if self.options.compiles(plan.epochs):
+            next(self._trainer(self.model, plan, held, compiled=True).steps(), None)
+
     def train(self, masks: Masks, about: dict[str, Any]) -> Steps:
         """Train to the end, test, and write the weights and, as the last file, the result."""
-        experiment = self.experiment
-        if experiment.rewind:
-            self.model = self.network.initial()
-        if experiment.control == "redraw":
-            self.model, about["found_for_these_weights"] = self.network.initial(fresh=True), False
-        plan, held = experiment.plan(), None if experiment.method == DENSE else masks
-        small = self._shrink(masks) if experiment.shrink else None
-        if small is not None:
-            self.model, held = small.module, small.masks
+        experiment, plan = self.experiment, self.experiment.plan()
+        if experiment.control == "redraw" or experiment.scoring_init is not None:
+            about["found_for_these_weights"] = False
+        held, small = self._to_train(masks)
         training = yield from self._training("train", plan, held, CHECKPOINT)
         audit(self.model, held or {})
+        self.team.check_same("weights", digest.hexadecimal(self.model.parameters()))
         if small is not None:
             self.model = small.expand()  # the network that the user named is the one to keep
             audit(self.model, masks)
@@ -229,12 +235,25 @@ class Stages:
             "shrunk": self.folder.read(SHRUNK) if small is not None else None,
             "weights": digest.hexadecimal(self.model.parameters()),
             "metrics": self.metrics.mark(),
-            "environment": environment(self.options, plan.epochs),
+            "environment": environment(self.options, plan.epochs) | {"ranks": self.team.size},
             "made": made(),
         }
         self.folder.write(RESULT, result)
         self._delete(CHECKPOINT)
         return result
+
+    def _to_train(self, masks: Masks) -> tuple[Masks | None, Shrunk | None]:
+        """Make the model the one to train; return the masks to hold and, if the model is a shrunk one, how it came."""
+        experiment = self.experiment
+        if experiment.rewind:
+            self.model = self.network.initial()
+        if experiment.control == "redraw":
+            self.model = self.network.initial(redraw=self.experiment.init)
+        if not experiment.shrink:
+            return None if experiment.method == DENSE else masks, None
+        small = self._shrink(masks)
+        self.model = small.module
+        return small.masks, small
 
     def _shrink(self, masks: Masks) -> Shrunk:
         """Shrink the network; once, measure how fast it trains, and write both to a file."""
@@ -253,7 +272,14 @@ class Stages:
     ) -> Generator[None, None, Training]:
         """Train, from the checkpoint if there is one; save checkpoints from time to time, and before a stop."""
         seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
-        training = self._trainer(self.model, plan, masks, seed, compiled=self.options.compiles(plan.epochs))
+        with self.team.synchronized(self.model, self.options.sync_bn):
+            return (yield from self._trained(stage, plan, masks, checkpoint, seed))
+
+    def _trained(
+        self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: str, seed: int
+    ) -> Generator[None, None, Training]:
+        compiled = self.options.compiles(plan.epochs)
+        training = self._trainer(self.model, plan, masks, seed, compiled, self.team)
         self.metrics.rewind(self._marked(checkpoint) or self.mark)
         path = self.folder.path / checkpoint
         with explained(path):
@@ -277,12 +303,19 @@ class Stages:
         return training
 
     def _trainer(
-        self, model: nn.Module, plan: TrainingPlan, masks: Masks | None, seed: int = 0, compiled: bool = False
+        self,
+        model: nn.Module,
+        plan: TrainingPlan,
+        masks: Masks | None,
+        seed: int = 0,
+        compiled: bool = False,
+        team: Team = ALONE,
     ) -> Training:
         precision, captured = self.experiment.precision or "fp32", self.options.captured
         return Training(
-            model, self.data, plan, masks, seed=seed, precision=precision, captured=captured, compiled=compiled
-        )
+            model, self.data, plan, masks, seed=seed, precision=precision, captured=captured, compiled=compiled,
+            micro_batch=self.options.micro_batch, team=team,
+        )  # fmt: skip
 
     def _tell(self, stage: str, finished: int, total: int, part: float, resumed: bool | None = None) -> None:
         """Report how far a stage is: its finished rounds or epochs, and the part of the current one that is done.
@@ -322,34 +355,6 @@ class Stages:
         save()
         self.saved_at = monotonic()
         self.saving_took = self.saved_at - began
-
-
-def environment(options: RunOptions, epochs: int) -> dict[str, Any]:
-    """Return versions, device and modes, on which the bits of a result may depend."""
-    device = torch.device(options.device)
-    return {
-        "barebones": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "compiled": options.compiles(epochs),
-        "captured": options.captured and device.type == "cuda",
-    }
-
-
-def made() -> dict[str, Any]:
-    """Return when, where and by which command a result was made, and the commit of the working folder, if any."""
-    commit, script = None, Path(sys.argv[0]).name
-    with suppress(OSError, subprocess.SubprocessError):
-        git = ["git", "rev-parse", "HEAD"]
-        commit = subprocess.run(git, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    return {
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["barebones" if script == "__main__.py" else script, *sys.argv[1:]]),
-        "host": platform.node(),
-        "commit": commit,
-    }
 
 
 @contextmanager

@@ -25,7 +25,10 @@ from .network import inputs_of as network_inputs
 from .options import RunOptions
 from .trust import check_trusted
 
-FINDING = ("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision")  # how masks are found
+FINDING = (  # how masks are found
+    "rounds", "batches", "schedule", "revive_until", "leave_empty", "at_least", "scoring_init", "scoring_bn",
+    "scoring_precision",
+)  # fmt: skip
 INPUTS = {"classes": "int", "shape": "list[int]", "dtype": "str"}
 MOST = 100_000_000  # classes or numbers in an input that a file may name
 SETTLED = (
@@ -79,7 +82,8 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
     settings = {"method": method, "mask": masks_digest(masks), "sparsity": float(about["sparsity"])}
     if changes.get("optimizer", finder["optimizer"]) != finder["optimizer"]:
         finder |= {"lr": None, "weight_decay": None}  # those of the file are for its optimizer
-    experiment = Experiment.from_dict(finder | dict.fromkeys(FINDING) | settings | changes)
+    unset = {name: getattr(Experiment, name) for name in FINDING}
+    experiment = Experiment.from_dict(finder | unset | settings | changes)
     check_trusted(experiment.model, path, [changes.get("model")], trust)
     return experiment
 

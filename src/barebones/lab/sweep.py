@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from ..data import DATA, load
 from ..models import MODELS, check_name, wanted
+from ..words import unknown
 from . import records
 from .crew import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
 from .display import live_table, sentence, status
+from .engines import ENGINES, LOCAL, opened
+from .engines.engine import Engine
+from .engines.local import Local
 from .experiment import Experiment
 from .folder import FAILURE
 from .heartbeat import clock, heartbeat
 from .options import RunOptions
 from .stored import check_unchanged
 from .tidy import Row
+from .usage import watched
 
 PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep is stopped
 SAVING = 30.0, 0.1  # seconds, and share of the sweep's time: the smaller one is left for saving at its end
@@ -50,6 +56,8 @@ def sweep(
     devices: Sequence[int] = (),
     retry_failed: bool = False,
     minutes: float | None = None,
+    engine: str = LOCAL,
+    engine_options: Mapping[str, Any] | None = None,
     console: Console,
     stopping: Callable[[], bool] = lambda: False,
     summarize: bool = True,
@@ -57,9 +65,13 @@ def sweep(
     """Run all experiments that are not finished, several at a time, and write the records as the runs end.
 
     On the CPU, `jobs` processes of one thread each run one experiment at a time; the default is one process per
-    processor. On each CUDA device, one process takes turns with up to `jobs` experiments (default 4), as many as fit
-    into its memory. The device "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal
-    experiments run once. A failed experiment is tried again only with `retry_failed`.
+    processor. On each CUDA device, one process takes turns with up to `jobs` experiments (default 4), as many as
+    fit into its memory, and unless `jobs` is 1 another one prepares the next experiments meanwhile. The device
+    "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal experiments run once. A failed
+    experiment is tried again only with `retry_failed`.
+
+    The engine "ray" or "slurm" runs each experiment as a task on some node of a cluster, and `engine_options` are its
+    own. All nodes must see the folder of the runs.
 
     When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second
     KeyboardInterrupt kills the runs instead. With `minutes` the sweep stops by itself, so early that the runs have
@@ -72,14 +84,27 @@ def sweep(
         raise ValueError(f"minutes={minutes:g}: a sweep needs some time; leave it out for no limit")
     end = monotonic() + 60 * minutes if minutes else float("inf")
     pause = min(SAVING[0], SAVING[1] * 60 * minutes) if minutes else 0.0
+    if engine not in ENGINES:
+        raise ValueError(unknown("engine", engine, ENGINES))
+    if engine_options and engine == LOCAL:
+        raise ValueError("the local engine has no options; leave out --engine-option, or choose another --engine")
+    if devices and engine != LOCAL:
+        raise ValueError(f"--devices names GPUs of this machine, but --engine {engine} chooses them; leave it out")
     listed = _listed(experiments, options, retry_failed)
-    _check([job.experiment for job in listed if job.state == QUEUED], options)
-    options.runs.mkdir(parents=True, exist_ok=True)
+    _check([job.experiment for job in listed if job.state == QUEUED], options, here=engine == LOCAL)
     each = summarize and not console.is_terminal
-    gpus = _gpus(options, devices)
-    crew = Crew(listed, options, jobs, gpus, lambda job: say(sentence(job)) if each else None)
-    ended = crew.count(DONE, FAILED)
-    with heartbeat(console, lambda: status(crew)) as say, live_table(crew, console):
+    with ExitStack() as stack:
+        methods = {job.experiment.method for job in listed if job.state == QUEUED}
+        if engine == LOCAL or not methods:  # all is done
+            chosen: Engine = Local(options, jobs, _gpus(options, devices), methods)
+        else:
+            chosen = stack.enter_context(opened(engine, options, jobs, engine_options or {}))
+        options.runs.mkdir(parents=True, exist_ok=True)
+        crew = Crew(listed, options, chosen, lambda job: say(sentence(job)) if each else None)
+        ended = crew.count(DONE, FAILED)
+        usage = stack.enter_context(watched(chosen.places() if engine == LOCAL else ()))
+        say = stack.enter_context(heartbeat(console, lambda: status(crew, usage())))
+        stack.enter_context(live_table(crew, console, usage))
         try:
             while crew.busy and not stopping() and monotonic() < end - pause:
                 crew.assign()
@@ -107,7 +132,7 @@ def sweep(
         if swept:
             console.print(records.summary(records.arranged(swept)))
         why = f"The {minutes:g} minutes are over. " if monotonic() >= end - pause else ""
-        for text in _sentences(crew, result, why):
+        for text in _sentences(crew, result, why, usage()):
             say(text)
     return result
 
@@ -146,11 +171,11 @@ def _look(job: Job, options: RunOptions) -> Row | None:
     return row
 
 
-def _check(experiments: Sequence[Experiment], options: RunOptions) -> None:
+def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -> None:
     """Raise at once the errors that would make every run fail: a missing device, an unknown network, missing data."""
     if not experiments:
         return
-    if options.on_gpu and not torch.cuda.is_available():
+    if here and options.on_gpu and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; use --device cpu")
     for model in dict.fromkeys(experiment.model for experiment in experiments):
         check_name(model)
@@ -159,13 +184,14 @@ def _check(experiments: Sequence[Experiment], options: RunOptions) -> None:
         load(data, options.data_root, download=options.download, **form)  # downloads once, not in each process
 
 
-def _sentences(crew: Crew, result: SweepResult, why: str) -> Iterator[str]:
+def _sentences(crew: Crew, result: SweepResult, why: str, usage: str) -> Iterator[str]:
     """Yield the results of the sweep in sentences; `why` says why runs are unfinished."""
     for job in crew.jobs.values():
         if job.state == FAILED:
             yield f"failed: {crew.options.runs / job.folder}: {job.reason}"
     before = f", {result.skipped} done before or by another process" if result.skipped else ""
-    yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - crew.began)}."
+    took = clock(monotonic() - crew.began) + (f"; {usage}" if usage else "")
+    yield f"{result.done} done{before}, {result.failed} failed, in {took}."
     if result.failed:
         yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."
     yield f"Records: {', '.join(map(str, result.tables))}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
@@ -15,7 +17,10 @@ from ..words import shortened
 
 Row = dict[str, Any]
 Rows = list[Row]
-TEXTS = ("source", "data", "model", "method", "control", "kind", "widths")  # columns that hold text
+LARGEST = 2**28  # bytes of a table, unpacked
+TEXTS = (  # columns that hold text
+    "source", "data", "model", "method", "control", "kind", "widths", "statistics", "scored_on",
+)  # fmt: skip
 FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@＝＋－＠]")  # the beginning of a cell that a spreadsheet may compute
 QUOTED = re.compile(rf"'+({FORMULA.pattern})")
 
@@ -35,13 +40,17 @@ def write(rows: Sequence[Row], path: Path, columns: Iterable[str] = ()) -> None:
 def read(path: Path, columns: Sequence[str] = ()) -> Rows:
     """Return the rows of a file that `write` wrote: numbers as numbers, empty cells as None.
 
-    Raise a `ValueError` if it is no such file, lacks one of `columns`, or is damaged.
+    A file whose name ends with .gz is unpacked. Raise a `ValueError` if it is no such file, lacks one of `columns`, or
+    is damaged.
     """
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            text = file.read()
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ValueError(f"{path} is larger than the table of any figure, {LARGEST // 2**20} MiB")
+        text = content.decode()
         lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a CSV file that barebones figure wrote ({error})") from None
     if len(lines) < 2:
         raise ValueError(f"{path} holds no rows; delete it to compute them again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from time import perf_counter
@@ -26,6 +27,7 @@ from ..scope import parameters
 from ..words import shortened
 from . import rates
 from .forms import misfit
+from .team import ALONE, Team
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 KIND, VERSION = "barebones-checkpoint", 2
@@ -58,6 +60,7 @@ OPTIMIZERS: dict[str, Optimize] = {
 }  # fmt: skip
 KEYS = {"sgd": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an optimizer remembers
 STATES = {key: key for keys in KEYS.values() for key in keys} | {"momentum_buffer": "momentum"}  # in a checkpoint
+NETWORKS = 10_000  # that a process may compile
 TOP5_FROM = 100  # classes; with fewer, top-5 accuracy says little
 
 
@@ -128,7 +131,10 @@ class Training:
     and thread count. Every step reseeds the global generators.
 
     On a GPU, `captured` replays the whole step (forward, backward, optimizer, masks) as one CUDA graph. `compiled` lets
-    torch compile the network.
+    torch compile the network. No more than `micro_batch` images go through it at once; the gradients are the same.
+
+    The processes of a `team` train the same network: each has its part of every batch, and all make the step of the
+    whole batch. Random numbers in the network, as of dropout, are others in each of them.
     """
 
     def __init__(
@@ -142,8 +148,12 @@ class Training:
         precision: str = "fp32",
         captured: bool = True,
         compiled: bool = False,
+        micro_batch: int | None = None,
+        team: Team = ALONE,
     ) -> None:
         self.model, self.data, self.plan, self.seed, self.precision = model, data, plan, seed, precision
+        self.team, self.micro_batch = team, micro_batch
+        self.images = plan.batch  # in the batch of the current step, in all processes
         self.device = next(model.parameters()).device
         self.masks = {name: mask.to(self.device) for name, mask in (masks or {}).items()}
         on_gpu = self.device.type == "cuda"
@@ -159,7 +169,9 @@ class Training:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         if masks:  # a shrunk network may have none
             self.held = hold(model, masks, self.optimizer)
-        self.forward = torch.compile(model, dynamic=False) if compiled else model
+        self.parallel = team.parallel(model)
+        self.forward = _compiled(self.parallel) if compiled else self.parallel
+        self.usual = min(micro_batch or plan.batch, len(range(team.rank, plan.batch, team.size)))  # images at once
         capturing = captured and on_gpu and precision != "fp16"  # with fp16 the host decides whether to step
         self._learn = Captured(self._learn_from) if capturing else self._learn_from
 
@@ -171,10 +183,13 @@ class Training:
             self.model.train()
             self.began = perf_counter()
             for images, labels in train.epoch(
-                plan.batch, self.seed, self.epoch, shuffle=True, augment=True, skip=self.step
-            ):
-                if len(labels) > 1:  # batch-norm needs more than one image
-                    reseed(self.device, digest.text(self.seed, "train", self.epoch, self.step))
+                plan.batch, self.seed, self.epoch, shuffle=True, augment=True, skip=self.step,
+                rank=self.team.rank, ranks=self.team.size,
+            ):  # fmt: skip
+                self.images = min(plan.batch, len(train) - self.step * plan.batch)
+                if self.images > 1:  # batch-norm needs more than one image
+                    own = [self.team.rank] if self.team.rank else []
+                    reseed(self.device, digest.text(self.seed, "train", self.epoch, self.step, *own))
                     self._set_rate(plan.rate(self.epoch, self.step, steps))
                     self._learn(images, labels)
                 self.step += 1
@@ -198,18 +213,31 @@ class Training:
 
     def _learn_from(self, images: Tensor, labels: Tensor) -> None:
         """Do one step: forward, backward, optimizer. `hold` zeroes the pruned weights after it."""
-        forward = self.forward if len(labels) == self.plan.batch else self.model  # do not compile for a short batch
+        size = self.micro_batch or len(labels)
+        split = self.images >= self.team.size  # else every process has the whole batch
+        own = len(labels) / self.images if split else 1 / self.team.size  # what this process adds to the batch
+        sums = torch.zeros_like(self.tally)
         with tf32(self.device, self.precision != "fp32"):
-            with autocast(self.precision, self.device):
-                output = forward(images)
-                loss = F.cross_entropy(output, labels, label_smoothing=self.plan.label_smoothing)
             self.optimizer.zero_grad()
-            self.scaler.scale(loss).backward()
+            for start in range(0, len(labels), size):
+                part, targets = images[start : start + size], labels[start : start + size]
+                forward = self.forward if len(targets) == self.usual else self.parallel  # no compiling for a short part
+                with self._meeting(start + size >= len(labels)):
+                    with autocast(self.precision, self.device):
+                        output = forward(part)
+                        loss = F.cross_entropy(output, targets, label_smoothing=self.plan.label_smoothing)
+                    weight = own * self.team.size * len(targets) / len(labels)  # the processes' gradients are averaged
+                    self.scaler.scale(loss if weight == 1 else loss * weight).backward()
+                hits = (output.detach().argmax(1) == targets).sum()
+                count = torch.full_like(hits, len(targets))
+                sums += torch.stack([loss.detach().double() * len(targets), hits.double(), count.double()])
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        hits = (output.detach().argmax(1) == labels).sum()
-        count = torch.full_like(hits, len(labels))
-        self.tally += torch.stack([loss.detach().double() * len(labels), hits.double(), count.double()])
+        self.tally += self.team.sum(sums if split else sums / self.team.size)
+
+    def _meeting(self, last: bool) -> AbstractContextManager[Any]:
+        """Let `backward` average the gradients over the processes only after the last part of a batch."""
+        return nullcontext() if last or not self.team.several else self.parallel.no_sync()  # type: ignore[operator]
 
     def _evaluate_epoch(self, last: bool) -> tuple[Accuracy | None, Accuracy | None]:
         """Return validation and test accuracy, the latter only where it is reported."""
@@ -224,7 +252,8 @@ class Training:
 
     def evaluate(self, split: Split) -> Accuracy:
         """Return the accuracy of the network, in its current state, on a split of the data."""
-        return evaluate(self.model, split, 4 * self.plan.batch, self.precision, self.data.classes)
+        batch = self.micro_batch or 4 * self.plan.batch
+        return evaluate(self.model, split, batch, self.precision, self.data.classes, self.team)
 
     def _set_rate(self, rate: float) -> None:
         if rate == self.rate_now:
@@ -310,23 +339,37 @@ class Training:
         return tensor
 
 
+def _compiled(model: nn.Module) -> Callable[..., Any]:
+    """Let torch compile the network.
+
+    By default torch gives up, with a warning, at the ninth network with the same code but other widths, as shrunk ones
+    are in a sweep.
+    """
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = NETWORKS
+    return torch.compile(model, dynamic=False)
+
+
 def _fused(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda")
 
 
-def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes: int) -> Accuracy:
-    """Return the accuracy of a network, in evaluation mode, on a split of the data; then set it to training mode."""
+def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes: int, team: Team = ALONE) -> Accuracy:
+    """Return the accuracy of a network, in evaluation mode, on a split of the data; then set it to training mode.
+
+    Each process of a team tests its part of the images.
+    """
     device = next(model.parameters()).device
     total = torch.zeros(4, dtype=torch.float64, device=device)
     model.eval()
     with torch.no_grad(), tf32(device, precision != "fp32"), autocast(precision, device):
-        for images, labels in split.epoch(batch):
+        own = torch.arange(team.rank, len(split), team.size, device="cpu")
+        for images, labels in split.read(own, batch, None) if len(own) else ():
             output = model(images).float()
             loss = F.cross_entropy(output, labels, reduction="sum")
             five = output.topk(min(5, output.shape[1])).indices == labels[:, None]
             total += torch.stack([five[:, 0].sum(), five.sum(), loss, torch.full_like(loss, len(labels))]).double()
     model.train()
-    first, five_best, loss_sum, count = total.tolist()
+    first, five_best, loss_sum, count = team.sum(total).tolist()
     return Accuracy(first / count, five_best / count if classes >= TOP5_FROM else None, loss_sum / count)
 
 

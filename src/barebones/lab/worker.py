@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.reduction import ForkingPickler
@@ -14,7 +14,7 @@ from pathlib import Path
 from ..pruning.methods import METHODS, Method
 from . import recipes
 from .experiment import Experiment
-from .lanes import Event, work
+from .lanes import Event, Order, work
 from .options import RunOptions
 
 TAIL = 8_000  # characters of a dead process's output to keep
@@ -25,10 +25,18 @@ class Worker:
 
     The process gets the parent's `sys.path`, imports the recipes that the parent has imported, and gets the rows of
     `methods`, so methods that were registered at run time work in it too. It ignores Ctrl-C, which the parent
-    handles. It saves and ends its runs when it is told to, on SIGTERM, and when the parent is gone.
+    handles. It saves and ends its runs when it is told to, on SIGTERM, and when the parent is gone. A worker that
+    `prepares` ends each run before the first step of training, which another worker of its `team` does.
     """
 
-    def __init__(self, options: RunOptions, methods: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        options: RunOptions,
+        most: int = 1,
+        methods: Iterable[str] = (),
+        prepares: bool = False,
+        team: list[Worker] | None = None,
+    ) -> None:
         context = get_context("spawn")
         handle, name = tempfile.mkstemp(prefix="barebones-worker-", suffix=".log")
         os.close(handle)
@@ -39,27 +47,39 @@ class Worker:
             self.process.start()
         other_end.close()  # so that either side notices when the other is gone
         self._send({name: row for name in methods if (row := METHODS.get(name)) and _can_be_sent(row)})
-        self.place = options.device
+        self.place, self.most, self.prepares = options.device, most, prepares  # `most` experiments at a time
+        self.networks: set[Hashable] = set()  # that its process has compiled, or will, where they are compiled at all
+        self.team = team if team is not None else []  # all workers of its device
+        self.team.append(self)
         self.lanes: dict[str, bool] = {}  # the folders of its running experiments, and whether their memory is known
         self.share: int | None = None  # bytes of the device's memory that the largest lane so far needs
         self.free = 0  # bytes of the device's memory that are free
 
-    def begin(self, experiment: Experiment) -> None:
-        """Give the process one more experiment."""
+    def begin(self, experiment: Experiment, alone: bool) -> None:
+        """Give the process one more experiment. If it has to be alone, the crew gives it to an idle worker."""
         self.lanes[experiment.folder] = False
-        self._send(experiment)
+        network = _network(experiment)
+        known = any(network in other.networks for other in self.team)
+        self.networks.add(network)
+        self._send((experiment, "train" if not self.prepares else "prune" if known else "prepare"))
 
     def stop(self) -> None:
         """Tell the process to save its runs and end."""
         self._send(None)
 
-    def _send(self, message: Experiment | dict[str, Method] | None) -> None:
+    def _send(self, message: Order | dict[str, Method] | None) -> None:
         with suppress(OSError):  # the process is gone, which `dead` will report
             self.pipe.send(message)
 
     def has_room(self) -> bool:
-        """Return whether the device has memory for one more lane, estimated from the lanes so far."""
-        return all(self.lanes.values()) and self.share is not None and self.free >= 1.2 * self.share
+        """Return whether the device has memory for one more lane, estimated from the lanes so far.
+
+        What the others of the team need at most is left to them.
+        """
+        if len(self.lanes) >= self.most or self.share is None:
+            return False
+        others = sum(other.share or 0 for other in self.team if other is not self)
+        return all(self.lanes.values()) and self.free >= 1.2 * (self.share + others)
 
     def events(self) -> Iterator[Event]:
         """Yield the events since the last call."""
@@ -79,8 +99,10 @@ class Worker:
             self.share = max(self.share or 0, event.about["share"])
             if event.folder in self.lanes:
                 self.lanes[event.folder] = True
-        elif event.kind in ("done", "failed", "stopped"):
+        elif event.kind in ("prepared", "done", "failed", "stopped"):
             self.lanes.pop(event.folder, None)
+        if event.kind == "failed" and not any(worker.lanes for worker in self.team):
+            event.about["others_may_be_the_cause"] = False  # there are none
         return event
 
     def dead(self) -> str | None:
@@ -101,6 +123,8 @@ class Worker:
     def close(self, patience: float) -> None:
         """Close the pipe, which tells the process to stop; kill it after `patience` seconds."""
         self.pipe.close()
+        if self in self.team:
+            self.team.remove(self)
         try:
             self.process.join(patience)
         finally:  # also when the wait is interrupted
@@ -109,6 +133,12 @@ class Worker:
             self.process.join()
             self.process.close()
             self.log.unlink(missing_ok=True)
+
+
+def _network(experiment: Experiment) -> Hashable:
+    """Return what torch compiles a network for: runs that agree in it share the result."""
+    own = experiment.folder if experiment.shrink else ""  # a shrunk network has its own widths
+    return experiment.model, experiment.data, experiment.batch, experiment.precision, own
 
 
 def _can_be_sent(method: Method) -> bool:

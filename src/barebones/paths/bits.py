@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial, reduce
-from inspect import signature
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .calls import Call
 from .tables import selection
 
 
@@ -51,49 +51,6 @@ def silent(x: Tensor) -> Tensor:
 def signal(x: Tensor) -> Tensor:
     """Return the input of a layer; a constant input becomes zeros, because no signal reaches it."""
     return x if x.requires_grad else torch.zeros_like(x, requires_grad=True)
-
-
-@cache
-def _place_of_inplace(func: Callable[..., Any]) -> int | None:
-    """Return the place of the argument `inplace` of a function, as in `F.relu(x, True)`; None if it has none."""
-    try:
-        names = list(signature(func).parameters)
-    except (TypeError, ValueError):  # a function in C++: none of these has the argument
-        return None
-    return names.index("inplace") if "inplace" in names else None
-
-
-class Call:
-    """A call of a torch function that the mode handles: its name, arguments and tensors."""
-
-    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.func, self.args, self.kwargs = func, args, {key: value for key, value in kwargs.items() if key != "out"}
-        name = getattr(func, "__name__", "")
-        owner = getattr(func, "__self__", None) if name in ("__get__", "__set__") else None  # a property's
-        self.name = f"{owner.__name__}.{name}" if owner else name.split(".")[0].strip("_")
-        place = _place_of_inplace(func)
-        self.inplace = (name[-1:] == "_" != name[-2:-1]) or name == "__setitem__" or kwargs.get("inplace") is True
-        self.inplace |= place is not None and len(args) > place and args[place] is True
-        self.out: Any = args[0] if self.inplace else kwargs.get("out")  # what it writes to, if not a new tensor
-        self.tensors = [t for t in tree_leaves((args, self.kwargs)) if isinstance(t, Tensor)]
-        self.live = [t for t in self.tensors if t.requires_grad]
-        self.weight: str | None = None  # if the result is a weight: the name of the first parameter in it
-        self.share = False  # whether the result is a share
-
-    @property
-    def returns_integers(self) -> bool:
-        """Whether the call asks for a result that is not a float, as `torch.cumsum(x, 0, dtype=torch.int)` does."""
-        dtype = self.kwargs.get("dtype")
-        return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
-
-    def named(self, *slots: str) -> dict[str, Any]:
-        """Return the arguments by name, given the names of the positional ones."""
-        return dict(zip(slots, self.args, strict=False)) | self.kwargs
-
-    def plain(self) -> Any:
-        """Return the function's result on the bare values, which is used for its shape."""
-        args, kwargs = tree_map(lambda a: a.detach() if isinstance(a, Tensor) else a, (self.args, self.kwargs))
-        return self.func(*args, **kwargs)
 
 
 Rule = Callable[["Bits", Call], Any]

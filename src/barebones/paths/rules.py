@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .bits import Bits, Call, Rule, alive, as_it_is, blank, mixed, pass_on, signal, silent, skip
+from .bits import Bits, Rule, alive, as_it_is, blank, mixed, pass_on, signal, silent, skip
+from .calls import Call
 from .tables import selection
 
 

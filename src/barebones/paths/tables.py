@@ -6,13 +6,12 @@ much in use as the others: they are selected for other inputs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .bits import Call
+from .calls import Call
 
 SLOTS = {
     "embedding": ("index", "table"),
@@ -30,7 +29,6 @@ NAMES = {"input": "table", "self": "table", "weight": "table", "indices": "index
 def selection(call: Call) -> tuple[Tensor, tuple[int, ...]] | None:
     """Return the table from which a call selects, and the dimensions along which it does; None for other calls.
 
-    >>> from .bits import Call
     >>> table = torch.ones(5, 3)
     >>> selection(Call(torch.Tensor.__getitem__, (table, slice(2)), {}))[1]
     (0,)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ..gpu.graphs import Captured
 from ..running.backward import guarded, nodes
-from ..running.inputs import first_sample, mapped, taken_apart, tensors
+from ..running.inputs import cut, first_sample, mapped, samples, taken_apart, tensors
+from ..running.modes import restored
 from ..running.shards import is_sharded, local
 from ..words import first_line
 
@@ -76,13 +77,41 @@ class Gradients:
         """Return the product of the Hessian with a vector, from gradients of `with_graph`."""
         pairs = [(g, v) for g, v in zip(gradients, vector, strict=True) if g.requires_grad]  # others are constant
         if not pairs:
-            return [torch.zeros_like(p, dtype=_at_least_float(p)) for p in self.parameters]
+            return self.zeros()
         outputs, vectors = [g for g, _ in pairs], [v for _, v in pairs]
         with self._twice():
             if any(node.name() == "torch::autograd::Error" for node in nodes(outputs)):  # `grad` would walk around it
                 raise RuntimeError("it is marked with once_differentiable")
             products = torch.autograd.grad(outputs, self.parameters, vectors, allow_unused=True)
         return _unshared(self._filled(products), self._foreign)
+
+    def check_mean(self, batch: Any, most: int) -> None:
+        """Raise a `ValueError` if the loss is no mean over the samples, as far as `most` samples, twice, can tell.
+
+        An objective of the user's own is not checked: nobody else knows what its batches are.
+        """
+        half = max(1, min(most, (samples(batch) or 0) // 2))
+        if self.objective is not None or not _is_pair(batch) or (samples(batch) or 0) < 2 * half:
+            return
+        halves = [cut(batch, 0, half), cut(batch, half, 2 * half)]
+        with torch.no_grad(), restored(self.model):
+            outputs = [self.model(inputs) for inputs, _ in halves]
+            if not all(isinstance(output, Tensor) and len(output) == half for output in outputs):
+                return
+            whole = self.loss(torch.cat(outputs), cut(batch, 0, 2 * half)[1])
+            losses = [self.loss(output, targets) for output, (_, targets) in zip(outputs, halves, strict=True)]
+        if not all(_is_scalar(value) for value in (whole, *losses)):
+            return
+        tolerance = max(1e-3, 4 * torch.finfo(whole.dtype).eps)
+        if not torch.allclose(whole, (losses[0] + losses[1]) / 2, rtol=tolerance, atol=1e-5, equal_nan=True):
+            raise ValueError(
+                "the loss is no mean over the samples, so parts of a batch give other gradients than the whole; "
+                "use another loss, or leave out micro_batch= and shared=True"
+            )
+
+    def zeros(self) -> list[Tensor]:
+        """Return gradients that are zero."""
+        return self._filled((None,) * len(self.parameters))
 
     def saliency(self, gradients: list[Tensor]) -> Tensor:
         """Return S(theta, c), with a few launches for all layers; the model holds theta * c."""
@@ -100,13 +129,13 @@ class Gradients:
             if self.objective is not None:
                 value = self.objective(self.model, batch)
             else:
-                if not isinstance(batch, list | tuple) or len(batch) != 2:
+                if not _is_pair(batch):
                     raise ValueError(
                         f"a batch is a pair (input, target), but this one is a {type(batch).__name__}; pass "
                         "objective=lambda model, batch: ... for batches of another form"
                     )
                 value = self.loss(self.model(batch[0]), batch[1])
-        if not isinstance(value, Tensor) or value.numel() != 1:
+        if not _is_scalar(value):
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"the loss must be a scalar tensor, not {shape}; reduce it with mean() or sum()")
         if not value.requires_grad:
@@ -176,6 +205,14 @@ class Gradients:
 def added(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:
     """Return the sum of two lists of tensors, in the memory of the first; an empty list counts as zeros."""
     return [a.add_(b) for a, b in zip(total, more, strict=True)] if total else more
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, list | tuple) and len(batch) == 2
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
 
 
 def _at_least_float(parameter: Tensor) -> torch.dtype:

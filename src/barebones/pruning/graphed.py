@@ -51,7 +51,7 @@ class GraphedRounds:
         same_work = method.criterion in CRITERIA and not method.at_least and method.revive_empty and not transposed
         float32 = all(parameter.dtype == torch.float32 for parameter in probe.parameters.values())
         few = sum(parameter.numel() for parameter in probe.parameters.values()) <= kernels.LARGEST
-        one_batch = probe.batches.single(method.batches) and probe.alone
+        one_batch = probe.batches.single(method.batches) and probe.alone and probe.micro_batch is None
         return probe.capture and same_work and float32 and few and one_batch and kernels.available(probe.device)
 
     def __call__(self, masks: Masks | None, index: int, keep: int) -> tuple[Masks, Counted]:

@@ -47,7 +47,7 @@ class Method:
 
     def __post_init__(self) -> None:
         for name in ("rounds", "batches", "at_least"):
-            if not isinstance(getattr(self, name), int):
+            if type(getattr(self, name)) is not int:  # nor True
                 raise ValueError(f"{name}={getattr(self, name)!r}: it must be a whole number")
         if not callable(self.criterion):
             raise ValueError(f"criterion={self.criterion!r}: it must be a function from a probe to scores")

@@ -1,12 +1,9 @@
-"""The probe: it gives a criterion the gradients of a masked model, and the model is restored afterwards.
-
-To put masks on the model means to multiply its weights by the masks; to take them off restores the dense weights.
-"""
+"""The probe: it gives a criterion the gradients of a masked model, and the model is restored afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,21 +12,31 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from ..gpu import kernels
-from ..gpu.graphs import Captured
 from ..masks import Masks, everything
 from ..running import digest
 from ..running.inputs import first_sample, tensors
-from ..running.modes import by_kind, restored, set_training, trainable, uncompiled, without_reentrant_checkpoints
+from ..running.modes import (
+    batch_norms,
+    by_kind,
+    restored,
+    set_training,
+    trainable,
+    uncompiled,
+    without_reentrant_checkpoints,
+)
 from ..running.pieces import pieces
 from ..running.precision import tf32
 from ..running.rng import forked, reseed
-from ..running.shards import is_sharded, local, own_rows
+from ..running.shards import is_sharded, local, own_rows, reshard
 from ..scope import Pattern, bare, prunable
 from . import ranks
 from .batches import Batches, Source
 from .gradients import LOSSES, PRECISIONS, Gradients, Loss, Objective, added
+from .parts import parts
 from .shards import Shards
+from .theta import Theta
+
+STATISTICS = ("batch", "eval")  # that batch-norms use
 
 
 class Probe:
@@ -64,20 +71,24 @@ class Probe:
         precision: str = "fp32",
         capture: bool = False,
         example: Any = None,
+        micro_batch: int | None = None,
+        shared: bool = False,
         seed: int = 0,
     ) -> None:
-        if bn not in ("batch", "eval"):
+        if bn not in STATISTICS:
             raise ValueError(f"bn={bn!r}: choose 'batch' (statistics of the batch) or 'eval' (running statistics)")
         if precision not in PRECISIONS:
             raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
+        if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
+            raise ValueError(f"micro_batch={micro_batch!r}: it must be a whole number of samples, at least 1")
         if isinstance(loss, type):
             raise ValueError(f"loss={loss.__name__} is a class; pass a loss function or an object: {loss.__name__}()")
         if isinstance(loss, str) and loss not in LOSSES:
             raise ValueError(f"loss={loss!r}: choose one of {', '.join(LOSSES)}, or pass a function")
         if torch.is_inference_mode_enabled():
             raise ValueError("scoring needs gradients; leave torch.inference_mode() first")
-        self.user_model, self.model = model, _to_call(model)
-        _reshard(model)
+        self.user_model, self.model = model, ranks.to_call(model)
+        reshard(model)
         self.parameters = prunable(model, scope, exclude)
         self.shards = Shards(self.parameters) if any(map(is_sharded, self.parameters.values())) else None
         devices = {parameter.device for parameter in self.parameters.values()}
@@ -88,24 +99,26 @@ class Probe:
             raise ValueError(f"capture=True records a CUDA graph, but the model is on {self.device}; leave it out")
         if capture and self.shards is not None:
             raise ValueError("capture=True records a CUDA graph, but the model is sharded; leave it out")
+        if shared and self.shards is not None:
+            raise ValueError("shared=True shares batches out, but every rank of a sharded model reads its own batches")
+        self.rank, self.ranks = ranks.place(model)
+        self.micro_batch, self.shared = micro_batch, shared and self.ranks > 1
         self.objective, self.loss = objective, LOSSES[loss] if isinstance(loss, str) else loss
         self.bn, self.precision, self.seed, self.capture = bn, precision, seed, capture
         self.batches = Batches(batches, seed, self.device)
         self._gradients = Gradients(
             self.model, list(self.parameters.values()), self.loss, objective, precision, example
         )
-        self._dense: dict[str, Tensor] = {}  # theta: copies, made when masks are first put on
+        self._theta = Theta(self.parameters, self.device, capture)
         self._masks: Masks | None = None
-        self._put_on: Callable[[Tensor], None] | None = None  # writes theta * c into the model; for NVIDIA GPUs
-        self._beside: tuple[dict[str, Tensor], Callable[[Tensor], None]] | None = None  # masked weights, their writer
+        self._checked = False  # whether the loss was found to be a mean, so that parts of a batch add up
         self._pinned: Any = None  # the batch that a graph reads, in place of the next one of the stream
-        self._versions = self._current_versions()
         self._forget()
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """The dense weights theta, without masks; of a sharded model, the rows that this process holds."""
-        return {name: self._dense.get(name, local(parameter.data)) for name, parameter in self.parameters.items()}
+        return self._theta.weights
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -129,7 +142,7 @@ class Probe:
     @property
     def alone(self) -> bool:
         """Whether no other process shares the gradients."""
-        return ranks.ranks(self.user_model) == 1 and self.shards is None
+        return self.ranks == 1 and self.shards is None
 
     @property
     def loss_not_finite(self) -> Tensor:
@@ -141,22 +154,22 @@ class Probe:
     def gradient(self, temperature: float = 1.0) -> dict[str, Tensor]:
         """Return the gradient of the loss at theta * c for every prunable weight, pruned ones too, at least float32.
 
-        Over several batches it is the mean of the signed gradients. The tensors belong to the caller; captured ones
-        are overwritten by the next gradient.
+        Over several batches, and over all ranks, it is the mean of the signed gradients. The tensors belong to the
+        caller; captured ones are overwritten by the next gradient.
         """
         total: list[Tensor] = []
         captured = None  # S(theta, c) from a CUDA graph
-        one_graph = self.capture and self.batches.single(self._count)
-        for batch in self._read():
+        one_graph = self.capture and self.one_part
+        for part, weight in self._read():
             if self.capture:
-                loss, captured, gradients = self._gradients.captured(batch, temperature)
+                loss, captured, gradients = self._gradients.captured(part, temperature)
                 if not one_graph and not total:  # the next replay overwrites them
                     gradients = [gradient.clone() for gradient in gradients]
             else:
-                loss, gradients = self._gradients.plain(batch, temperature)
-            self.loss_value += loss
-            total = added(total, gradients)
-        self._average(total)
+                loss, gradients = self._gradients.plain(part, temperature)
+            self.loss_value += _times(weight, [loss])[0]
+            total = added(total, _times(weight, gradients))
+        total = self._average(total)
         if captured is not None and one_graph and self.alone:
             self.saliency = captured
         else:
@@ -172,28 +185,28 @@ class Probe:
             raise ValueError("this method needs second derivatives, and sharded weights have none; use snip or force")
         vector: list[Tensor] = []
         with uncompiled(self.model), sdpa_kernel(SDPBackend.MATH):  # neither has second derivatives
-            if not self.batches.single(self._count):
+            if not self.one_part:
                 vector = self._restricted(list(self.gradient(temperature).values()))
             first_digest = self.batches_digest
             total: list[Tensor] = []
-            for batch in self._read():
-                value = self._gradients.value(batch, temperature)
-                self.loss_value += value.detach().double()
+            for part, weight in self._read():
+                value = self._gradients.value(part, temperature)
+                self.loss_value += _times(weight, [value.detach().double()])[0]
                 gradients = self._gradients.with_graph(value)
                 if not vector:
                     vector = [gradient.detach() for gradient in gradients]
                     if not self.alone:
-                        vector = [gradient.clone() for gradient in vector]
-                        ranks.mean_over_ranks(self.user_model, vector)
+                        vector = [gradient / self.ranks for gradient in vector]
+                        ranks.sum_over_ranks(self.user_model, vector)
                     self._note_saliency(vector)
                     vector = self._restricted(vector)
-                total = added(total, self._gradients.product(gradients, vector))
+                total = added(total, _times(weight, self._gradients.product(gradients, vector)))
         if first_digest is not None and bool(first_digest != self.batches_digest):
             raise ValueError(
                 "the second reading of the batches returned other values than the first, but this method reads them "
                 "twice; pass a list, or a loader without state"
             )
-        self._average(total)
+        total = self._average(total)
         return dict(zip(self.parameters, self._restricted(total), strict=True))
 
     # For the steps of a round.
@@ -201,24 +214,12 @@ class Probe:
     @contextmanager
     def at(self, masks: Masks | None, index: int, keep: int, batches: int = 1) -> Iterator[Probe]:
         """Put the masks on the model for round `index`, and take them off at the end. None is the dense network."""
-        if self._current_versions() != self._versions:
-            raise ValueError("the model's weights were changed between two rounds; start again with a new probe")
+        self._theta.check()
         self._masks, self.index, self.keep, self._count = masks, index, keep, batches
         self.generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "scores", index))
         self._forget()
-        if masks is not None and not self._dense:
-            self._remember_dense()
-        with ExitStack() as stack:
-            stack.enter_context(forked(self.device, seed=digest.text(self.seed, "round", index)))
-            stack.enter_context(self._as_configured())
-            stack.callback(self._take_off)
-            if masks is not None:
-                if self._put_on is not None:
-                    self._put_on(torch.cat([masks[name].reshape(-1) for name in self.parameters]))
-                else:
-                    for name, parameter in self.parameters.items():
-                        for weight, mask, masked in pieces(self._dense[name], masks[name], local(parameter.data)):
-                            torch.mul(weight, mask.to(weight.dtype), out=masked)
+        seed = digest.text(self.seed, "round", index)
+        with forked(self.device, seed=seed), self._as_configured(), self._theta.under(masks):
             yield self
 
     @contextmanager
@@ -229,33 +230,22 @@ class Probe:
         other memory than the dense ones, and batch-norms update no running statistics, so that a replay of the graph
         changes neither. With `noting=False` the saliency is not computed here, because the caller computes it.
         """
-        dense = {name: parameter.data for name, parameter in self.parameters.items()}
-        if self._beside is None:
-            masked = {name: torch.empty_like(weight) for name, weight in dense.items()}
-            self._beside = masked, _masking(list(dense.values()), list(masked.values()))
-        masked, write = self._beside
         norms = [
             module
             for module in self.user_model.modules()
             if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
         ]
-        outside = self._dense, self.capture
-        self._dense, self._pinned, self._noting = dense, batch, noting
-        self.capture = False  # the whole round is being captured
+        self._pinned, self._noting = batch, noting
+        capture, self.capture = self.capture, False  # the whole round is being captured
         try:
             for norm in norms:
                 norm.track_running_stats = False
-            for name, parameter in self.parameters.items():
-                parameter.data = masked[name]
-            write(masks)
-            yield
+            with self._theta.beside(masks):
+                yield
         finally:
-            for name, parameter in self.parameters.items():
-                parameter.data = dense[name]
             for norm in norms:
                 norm.track_running_stats = True
-            self._pinned = None
-            self._dense, self.capture = outside
+            self._pinned, self.capture = None, capture
 
     def next_batch(self) -> Any:
         """Return the round's only batch, with the generators seeded for it."""
@@ -289,32 +279,59 @@ class Probe:
 
     # Private.
 
-    def _read(self) -> Iterator[Any]:
-        """Yield the round's batches, each with its own seed, so that dropout repeats when a batch is read again."""
+    @property
+    def one_part(self) -> bool:
+        """Whether a round is certain to differentiate one whole batch in each process."""
+        return self.batches.single(self._count) and self.micro_batch is None and not self.shared
+
+    def _read(self) -> Iterator[tuple[Any, float]]:
+        """Yield the parts of the round's batches that this process differentiates, and what part of its batch each is.
+
+        Each batch has its own seed, so that dropout repeats when a batch is read again.
+        """
         self.loss_value = torch.zeros((), dtype=torch.float64, device=self.device)
         self.batches_digest = so_far = torch.zeros((), dtype=torch.int64, device=self.device)
         if self._pinned is not None:
             self.batches_digest = _chained(so_far, self._pinned)
             self._batches_read = 1
-            yield self._pinned
+            yield self._pinned, 1.0
             return
+        norms = batch_norms(bare(self.user_model))
+        together = any(isinstance(norm, nn.SyncBatchNorm) for norm in norms.values())  # all ranks call them at once
+        split = self.shared and (together or self.batches.single(self._count))
         number = 0
         for batch in self.batches.in_round(self.index, self._count):
             self.batches_digest = so_far = _chained(so_far, batch)
-            reseed(self.device, digest.text(self.seed, self.index, number))
-            yield batch
+            own: list[tuple[Any, float]] = []
+            if split:
+                own = list(parts(batch, norms, self.micro_batch, self.rank, self.ranks))
+            elif not self.shared or number % self.ranks == self.rank:
+                own = list(parts(batch, norms, self.micro_batch))
+            if not self._checked and (split or self.micro_batch is not None):
+                self._gradients.check_mean(batch, self.micro_batch or 8)
+                self._checked = True
+            seed = digest.text(self.seed, self.index, number, *([self.rank] if split and self.rank else []))
+            reseed(self.device, seed)
+            yield from own
             number += 1
         self._batches_read = number
-        self.loss_value /= number
 
-    def _average(self, total: list[Tensor]) -> None:
-        if self._batches_read > 1:
-            for tensor in total:
-                tensor.div_(self._batches_read)
+    def _average(self, total: list[Tensor]) -> list[Tensor]:
+        """Return the means over all batches from the sums over what this process has differentiated."""
+        total = total or self._gradients.zeros()  # with fewer batches than ranks, some have nothing to do
+        count: Any = self._batches_read
         if self.shards is not None:  # FSDP has averaged the gradients
             self.loss_value = self.shards.over_ranks(self.loss_value) / torch.distributed.get_world_size()
         elif not self.alone:
-            ranks.mean_over_ranks(self.user_model, total)
+            counted = count if not self.shared or self.rank == 0 else 0
+            numbers = torch.stack([self.loss_value, torch.full_like(self.loss_value, counted)])
+            ranks.sum_over_ranks(self.user_model, [*total, numbers])
+            self.loss_value, count = numbers
+        if not self.alone or count > 1:
+            self.loss_value = self.loss_value / count
+            for tensor in total:
+                tensor.div_(count)
+        return total
 
     def _note_saliency(self, gradients: list[Tensor]) -> None:
         """Compute S(theta, c) of eq. 6: the sum over the kept weights of |theta dL/dtheta|.
@@ -356,51 +373,9 @@ class Probe:
             with torch.enable_grad(), without_reentrant_checkpoints(), tf32(self.device, self.precision != "fp32"):
                 yield
 
-    def _remember_dense(self) -> None:
-        """Copy the dense weights, before masks are first put on."""
-        self._dense = {name: local(parameter.data).clone() for name, parameter in self.parameters.items()}
-        if self.device.type == "cuda":
-            put_on = _masking(list(self._dense.values()), [local(p.data) for p in self.parameters.values()])
-            self._put_on = Captured(put_on) if self.capture else put_on
 
-    def _take_off(self) -> None:
-        if self._masks is not None:
-            weights = [local(parameter.data) for parameter in self.parameters.values()]
-            torch._foreach_copy_(weights, [self._dense[name] for name in self.parameters])
-
-    def _current_versions(self) -> list[tuple[int, int]]:
-        return [(parameter._version, local(parameter).data_ptr()) for parameter in self.parameters.values()]
-
-
-def _masking(dense: list[Tensor], weights: list[Tensor]) -> Callable[[Tensor], None]:
-    """Return a function of flat masks that writes dense * mask into the weights, with one launch where it can."""
-    if kernels.available(weights[0].device) and kernels.Covering.fits(dense, weights):
-        return kernels.Covering(dense, weights)
-
-    def cover(masks: Tensor) -> None:
-        parts = masks.split([weight.numel() for weight in weights])
-        for theta, masked, mask in zip(dense, weights, parts, strict=True):
-            torch.mul(theta, mask.view(theta.shape), out=masked)
-
-    return cover
-
-
-def _to_call(model: nn.Module) -> nn.Module:
-    """Return the module to call: a compiled model as it is, a data-parallel one without its wrapper.
-
-    Gradients are asked for directly, which skips the wrapper's own reduction; `ranks` does that instead.
-    """
-    inside = model
-    while type(inside).__name__ == "OptimizedModule":
-        inside = inside._orig_mod  # type: ignore[assignment]
-    return bare(model) if type(inside).__name__ in ("DataParallel", "DistributedDataParallel") else model
-
-
-def _reshard(model: nn.Module) -> None:
-    """Free the whole weights that FSDP2 may still hold after a forward pass; they would hide the sharded ones."""
-    for module in model.modules():
-        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
-            module.reshard()  # type: ignore[operator]
+def _times(weight: float, tensors: list[Tensor]) -> list[Tensor]:
+    return tensors if weight == 1 else list(torch._foreach_mul(tensors, weight))
 
 
 def _chained(total: Tensor, batch: Any) -> Tensor:

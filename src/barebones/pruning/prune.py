@@ -75,6 +75,8 @@ def prune(
     precision: str = "fp32",
     capture: bool = False,
     example: Any = None,
+    micro_batch: int | None = None,
+    shared: bool = False,
     on_collapse: str = "warn",
     on_round: Callable[[Round], None] | None = None,
     after: Round | None = None,
@@ -87,7 +89,10 @@ def prune(
     Options that are None keep the method's defaults. `on_round` is called with every `Round` as it ends; to continue a
     run, pass its last round as `after`. `on_collapse` says what to do if no signal passes from input to output: "warn",
     "raise" or "ignore". Unless it is "ignore", layers that keep no weight are named in a warning, too. `capture=True`
-    records the gradient as a CUDA graph, for models that do the same work with every batch.
+    records the gradient as a CUDA graph, for models that do the same work with every batch. `micro_batch` bounds the
+    memory: no more samples than this go through the model at once. The gradients are the same if the loss is a mean
+    over the samples; batch-norms with the statistics of the batch are an error. The ranks of a DistributedDataParallel
+    model read their own batches; with `shared=True` they all get the same batches, and share out the work.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -113,7 +118,7 @@ def prune(
         raise ValueError(f"{method} needs data: pass batches, a list or a loader of (input, target) pairs")
     probe = Probe(
         model, batches, loss=loss, objective=objective, scope=scope, exclude=exclude, bn=bn, precision=precision,
-        capture=capture, example=example, seed=seed,
+        capture=capture, example=example, micro_batch=micro_batch, shared=shared, seed=seed,
     )  # fmt: skip
     total = size(probe.parameters)
     keep = round((1 - sparsity) * total)

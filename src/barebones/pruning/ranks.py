@@ -1,4 +1,4 @@
-"""Ranks: with several processes, the gradients are averaged over the ranks before anything is scored."""
+"""Ranks: with several processes, the gradients are summed over the ranks before anything is scored."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ import torch.distributed
 from torch import Tensor, nn
 
 from ..running.modes import by_kind
+from ..scope import bare
 
 
-def ranks(model: nn.Module) -> int:
-    """Return how many processes share the work: the size of a DistributedDataParallel model's group, else 1."""
+def place(model: nn.Module) -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks in a DistributedDataParallel model's group; else 0, 1."""
     group = _group(model)
-    return 1 if group is None else group.size()
+    return (0, 1) if group is None else (group.rank(), group.size())
 
 
-def mean_over_ranks(model: nn.Module, tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by its mean over the ranks, in place, with one sum of all tensors of a kind.
+def to_call(model: nn.Module) -> nn.Module:
+    """Return the module to call: a compiled model as it is, a data-parallel one without its wrapper.
+
+    Gradients are asked for directly, which skips the wrapper's own reduction; `sum_over_ranks` does that instead.
+    """
+    inside = model
+    while type(inside).__name__ == "OptimizedModule":
+        inside = inside._orig_mod  # type: ignore[assignment]
+    return bare(model) if type(inside).__name__ in ("DataParallel", "DistributedDataParallel") else model
+
+
+def sum_over_ranks(model: nn.Module, tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by its sum over the ranks, in place, with one reduction of all tensors of a kind.
 
     Every rank then holds the same numbers.
     """
@@ -26,7 +38,7 @@ def mean_over_ranks(model: nn.Module, tensors: Iterable[Tensor]) -> None:
     for alike in by_kind(tensors):
         row = torch.cat([tensor.reshape(-1) for tensor in alike])
         torch.distributed.all_reduce(row, group=group)
-        parts = row.div_(group.size()).split([tensor.numel() for tensor in alike])
+        parts = row.split([tensor.numel() for tensor in alike])
         for tensor, part in zip(alike, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
 

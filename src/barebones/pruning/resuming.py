@@ -26,7 +26,7 @@ def plan_of(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
         "at_least": method.at_least,
         "bn": probe.bn,
         "precision": probe.precision,
-        "training": digest.text([m.training for m in probe.user_model.modules() if not isinstance(m, _NormBase)]),
+        "training": digest.text([m.training for m in probe.model.modules() if not isinstance(m, _NormBase)]),
         "seed": probe.seed,
     }
 

@@ -69,9 +69,29 @@ def tensors(tree: Any) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
+def samples(batch: Any) -> int | None:
+    """Return how many samples a batch has: the first size of all its tensors; None if they differ in it."""
+    sizes = {t.shape[0] if t.dim() else None for t in tensors(batch)}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def cut(batch: Any, start: int, stop: int) -> Any:
+    """Return the samples of a batch from `start` to before `stop`.
+
+    >>> cut((torch.arange(4), {"label": torch.arange(4)}), 1, 3)
+    (tensor([1, 2]), {'label': tensor([1, 2])})
+    """
+    part = mapped(batch, lambda leaf: leaf[start:stop] if isinstance(leaf, Tensor) else leaf)
+    if samples(batch) is None or samples(part) != stop - start:
+        raise ValueError(
+            "this batch cannot be split into samples: its tensors must have the same first size and lie in dicts, "
+            "lists or tuples"
+        )
+    return part
+
+
 def first_sample(batch: Any) -> Any:
     """Return the batch cut to its first sample if all its tensors have the same first size; else the whole batch."""
-    sizes = {t.shape[0] if t.dim() else None for t in tensors(batch)}
-    if len(sizes) != 1 or None in sizes:
+    if samples(batch) is None:
         return batch
     return mapped(batch, lambda leaf: leaf[:1].clone() if isinstance(leaf, Tensor) else leaf)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import checkpoint
 
 from .rng import own_generators
@@ -87,6 +88,16 @@ def set_training(module: nn.Module, flag: bool) -> None:
     """Set the train flag of one module, not of its children, unless it has that value already."""
     if module.training != flag:
         module.training = flag
+
+
+def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the batch-norms that normalize with the statistics of the batch, in their present modes.
+
+    >>> list(batch_norms(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
+    ['1']
+    """
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    return {name: norm for name, norm in norms.items() if norm.training or norm.running_mean is None}
 
 
 def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:

@@ -6,9 +6,10 @@ Nothing here imports torch's distributed package unless a tensor is sharded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from tempfile import NamedTemporaryFile
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_sharded(tensor: object) -> bool:
@@ -83,6 +84,28 @@ def sharded_like(rows: Tensor, like: Tensor) -> Tensor:
         shape=like.shape,
         stride=like.stride(),
     )
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the whole weights that FSDP2 may still hold after a forward pass; they would hide the sharded ones."""
+    for module in model.modules():
+        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+            module.reshard()  # type: ignore[operator]
+
+
+def on_disk(data: Tensor) -> Tensor:
+    """Return the bytes of a tensor in a temporary file, which needs no memory; in other processes than the first, none.
+
+    The file has no name any more, and goes with the tensor.
+    """
+    import torch.distributed as dist
+
+    if dist.get_rank() or not data.numel():
+        return data[:0].clone()
+    with NamedTemporaryFile() as file:
+        file.write(memoryview(data.cpu().numpy()))  # type: ignore[arg-type]
+        file.flush()
+        return torch.from_file(file.name, shared=True, size=data.numel(), dtype=torch.uint8)
 
 
 def by_one(tensors: Iterable[Tensor], write: Callable[[], None]) -> None:

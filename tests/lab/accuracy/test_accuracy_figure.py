@@ -121,6 +121,12 @@ def test_each_seed_counts_once_and_copies_do_not():
     assert [(row["top1"], row["seeds"]) for row in shown] == [(0.5, 2), (0.7, 2)]
 
 
+def test_a_change_of_how_masks_are_found_is_always_named():
+    force = replace(BASE, method="force", leave_empty=True)
+    assert list(labels(force).values()) == [["FORCE, leave empty"]]
+    assert list(labels(replace(force, leave_empty=False)).values()) == [["FORCE"]]
+
+
 # The picture
 
 CASES: dict[str, tuple[list[Experiment], str, dict[str, Any]]] = {
@@ -170,6 +176,13 @@ def test_nothing_overlaps_is_cut_or_is_too_tall(case: str):
             assert -1 <= box.x0 < box.x1 <= width + 1
             assert -1 <= box.y0 < box.y1 <= height + 1
         assert not any(page.legends[0].get_window_extent().overlaps(axes.get_window_extent()) for axes in page.axes)
+
+
+def test_a_legend_has_as_many_columns_as_fit_in_the_way_that_matplotlib_fills_them():
+    labels = ["a", "b", "c" * 20, "d" * 20]  # three columns: a and b, c, d
+    needed = plots.LETTER * (1 + 20 + 20) + 3 * 0.5
+    assert plots.legend_columns(labels, needed + 0.01) == 3
+    assert plots.legend_columns(labels, needed - 0.01) == 2
 
 
 def test_ticks_tell_the_sparsity_exactly_and_where_nothing_is_left():

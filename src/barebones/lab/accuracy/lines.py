@@ -104,7 +104,7 @@ def _labels(lines: list[Rows], axis: Axis) -> list[str]:
     """Return the method of each line and the settings in which it differs from others in the panel.
 
     How masks are found differs by the method anyway, so it is compared with lines of the same method alone. What is off
-    by default is named only where it is on.
+    by default is named only where it is on; a change of how masks are found is always named.
     """
     names = [name for name in SETTINGS if name not in (*KEY, "seed", "mask", *axis.along)]
     labels = []
@@ -113,7 +113,8 @@ def _labels(lines: list[Rows], axis: Axis) -> list[str]:
         alike = [other for other in lines if other[0]["method"] == first["method"]]
         for name in names:
             others = alike if name in FINDING else lines
-            if first[name] not in (None, LATER.get(name)) and len({other[0][name] for other in others} - {None}) > 1:
+            differs = len({other[0][name] for other in others} - {None}) > 1
+            if (differs or (name in FINDING and name in LATER)) and first[name] not in (None, LATER.get(name)):
                 words.append(_setting(name, first[name]))
         if len({other[0]["mask"] for other in alike}) > 1 and first["mask"] is not None:
             several = len({run["mask"] for run in line}) > 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ....paths.bits import Call
+from ....paths.calls import Call
 from .elementwise import meeting
 from .labels import INPUT, NOTHING, Labels, couple_parts, mixed, plain, varies
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....paths.bits import Call
+from ....paths.calls import Call
 from .labels import Labels, plain
 
 

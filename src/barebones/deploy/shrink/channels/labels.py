@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ....paths.bits import Call
+from ....paths.calls import Call
 
 NOTHING, INPUT = 0, 1
 Rule = Callable[["Labels", Call], Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ....paths.bits import Call
+from ....paths.calls import Call
 from .labels import Labels, mixed, plain, varies
 
 CONVOLUTIONS, NORMS = nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase

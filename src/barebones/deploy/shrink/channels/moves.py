@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....paths.bits import Call
+from ....paths.calls import Call
 from .dimensions import dims_of
 from .labels import Labels, couple_parts, mixed, plain, varies
 

@@ -1,0 +1,78 @@
+"""Compiled networks: what one run compiles, later ones find; shrunk networks of other widths are compiled, too."""
+
+import functools
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from barebones.lab.experiment import Experiment
+from barebones.lab.network import data_of
+from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.training import Training
+
+NETWORK = """
+from torch import nn
+
+def one_layer():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+@pytest.fixture
+def compiling(tmp_path, monkeypatch) -> Iterator[None]:
+    """Compile as a new process with an empty cache does."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    new_process()
+    yield
+    new_process()
+
+
+def new_process() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")),
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+        ),
+    ],
+)
+def test_a_prepared_run_and_others_of_its_network_do_not_compile_again(device, tmp_path, monkeypatch, compiling):
+    (tmp_path / "one_layer_network.py").write_text(NETWORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = RunOptions(tmp_path / "runs", device=device, compiled=True)
+    first, second = (
+        Experiment("one_layer_network:one_layer", "digits", method, 0.5, seed=seed, epochs=1).resolved(device)
+        for method, seed in (("random", 0), ("magnitude", 1))
+    )
+    result_of(run(first, options, until="prepare"))
+    assert counters["inductor"]["fxgraph_cache_miss"] == 2  # forward and backward
+    assert not (options.folder(first) / "result.json").exists()
+    for experiment in (first, second):
+        new_process()
+        assert result_of(run(experiment, options))["environment"]["compiled"]
+        assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+        assert counters["inductor"]["fxgraph_cache_miss"] == 0
+    counters.clear()
+    result_of(run(Experiment(**first.to_dict() | {"seed": 2}), options))
+    assert not counters["aot_autograd"]  # nor is anything read in the process that has it
+
+
+def test_networks_of_many_widths_are_compiled_in_one_process(compiling, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    experiment = Experiment("small-vgg", "digits", "random", 0.5, epochs=1).resolved()
+    data = data_of(experiment, RunOptions())
+    for width in range(1, 13):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
+        next(Training(model, data, experiment.plan(), compiled=True).steps())
+    assert counters["stats"]["unique_graphs"] == 12

@@ -1,0 +1,115 @@
+"""Micro-batches: the model sees no more samples at once, and the gradients are those of whole batches."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from references import equal, few, pairs, tiny
+from torch import nn
+
+import barebones as bb
+from barebones import Probe, rounds
+
+
+def plain() -> nn.Module:
+    """The network without its batch-norms."""
+    return nn.Sequential(*(layer for layer in tiny() if not isinstance(layer, nn.BatchNorm2d)))
+
+
+def seen(model: nn.Module) -> list[int]:
+    """Return a list that gets the size of every batch that the model sees."""
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    return sizes
+
+
+@pytest.mark.parametrize("name", ["force", "snip-mb", "grasp", "grasp-mb"])
+@pytest.mark.parametrize("micro", [1, 3, 8, 20])
+def test_micro_batches_give_the_scores_of_whole_batches(name, micro):
+    method, model = few(name, 1, 3), plain()
+    expected, sizes = Probe(plain(), pairs(3)), seen(model)
+    probe = Probe(model, pairs(3), micro_batch=micro)
+    found = []
+    for each in (expected, probe):
+        with each.at(None, 0, 20, method.batches):
+            found.append(method.criterion(each))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(probe.saliency, expected.saliency)
+    torch.testing.assert_close(probe.loss_value, expected.loss_value)
+    assert max(sizes) == min(micro, 8)
+
+
+def test_rounds_resume_with_another_micro_batch():
+    steps = list(rounds(Probe(plain(), pairs(4), micro_batch=3), few("force"), 20))
+    again = list(rounds(Probe(plain(), pairs(4), micro_batch=5), few("force"), 20, after=steps[1]))
+    assert [equal(a.masks, b.masks) for a, b in zip(steps[2:], again, strict=True)] == [True, True]
+
+
+def test_batches_of_other_forms_are_split():
+    def objective(model, batch):
+        return F.cross_entropy(model(batch["x"]), batch["y"][0])
+
+    batches = [{"x": images, "y": [labels], "kind": "digits"} for images, labels in pairs(2)]
+    model = plain()
+    sizes = seen(model)
+    found = bb.prune(model, batches, 0.5, "snip", objective=objective, micro_batch=3, on_collapse="ignore")
+    assert equal(found.masks, bb.prune(plain(), pairs(2), 0.5, "snip", on_collapse="ignore").masks)
+    assert max(sizes) == 3
+
+
+def test_batch_norms_refuse_micro_batches_unless_they_use_running_statistics():
+    with pytest.raises(ValueError, match=r'batch-norms need the statistics of the whole \(1, 4\); use bn="eval"'):
+        bb.prune(tiny(), pairs(1), 0.5, "snip", micro_batch=4)
+    whole = bb.prune(tiny(), pairs(1), 0.5, "snip", bn="eval", on_collapse="ignore").masks
+    assert equal(bb.prune(tiny(), pairs(1), 0.5, "snip", bn="eval", micro_batch=3, on_collapse="ignore").masks, whole)
+    assert bb.prune(tiny(), pairs(1), 0.5, "snip", micro_batch=8, on_collapse="ignore").masks  # a whole batch
+
+
+def test_batch_norms_refuse_single_samples_with_the_same_sentence():
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))  # torch itself refuses a single sample
+    with pytest.raises(ValueError, match="batch-norms need the statistics of the whole"):
+        bb.prune(model, [(torch.ones(8, 4), torch.zeros(8).long())], 0.5, "snip", micro_batch=1)
+
+
+def test_batch_norms_without_running_statistics_always_need_the_whole_batch():
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten())
+    with pytest.raises(ValueError, match=r"\(1\)"):
+        bb.prune(model.double(), pairs(1), 0.5, "snip", bn="eval", micro_batch=4)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(reduction="sum"), nn.CrossEntropyLoss(torch.tensor([1.0, 5, 9]))])
+def test_a_loss_that_is_no_mean_over_the_samples_is_refused(loss):
+    with pytest.raises(ValueError, match="the loss is no mean over the samples"):
+        bb.prune(plain(), pairs(1), 0.5, "snip", loss.double(), micro_batch=4)
+
+
+def test_a_loss_in_low_precision_is_a_mean_although_it_is_rounded():
+    model, batches = plain().to(torch.bfloat16), [(images.bfloat16(), labels) for images, labels in pairs(40)]
+    for batch in batches:
+        bb.prune(model, [batch], 0.5, "snip", micro_batch=3, on_collapse="ignore")
+
+
+def test_targets_need_not_be_tensors():
+    batches = [(images, {"label": labels}) for images, labels in pairs(1)]
+    loss = lambda output, targets: F.cross_entropy(output, targets["label"])
+    found = bb.prune(plain(), batches, 0.5, "snip", loss, micro_batch=3, on_collapse="ignore")
+    assert equal(found.masks, bb.prune(plain(), pairs(1), 0.5, "snip", on_collapse="ignore").masks)
+
+
+@pytest.mark.parametrize("micro", [None, 3])
+def test_micro_batches_do_not_change_what_is_said_about_other_mistakes(micro):
+    images, labels = pairs(1)[0]
+    with pytest.raises(ValueError, match="a batch is a pair"):
+        bb.prune(plain(), [(images, labels, labels)], 0.5, "snip", micro_batch=micro)
+    with pytest.raises(ValueError, match="the loss must be a scalar tensor"):
+        bb.prune(plain(), pairs(1), 0.5, "snip", nn.CrossEntropyLoss(reduction="none"), micro_batch=micro)
+
+
+@pytest.mark.parametrize("micro", [0, -1, 2.5])
+def test_a_wrong_size_is_refused(micro):
+    with pytest.raises(ValueError, match=r"micro_batch=.*at least 1"):
+        bb.prune(plain(), pairs(1), 0.5, "snip", micro_batch=micro)
+
+
+def test_a_batch_whose_tensors_differ_in_size_is_refused():
+    with pytest.raises(ValueError, match="cannot be split into samples"):
+        bb.prune(plain(), [(*pairs(1)[0], torch.ones(2))], 0.5, "snip", micro_batch=4, objective=lambda m, b: m(b[0]))
