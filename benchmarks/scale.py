@@ -30,10 +30,11 @@ LINKS = {"within a node": 350e9, "between nodes": 200e9}  # bytes a second of on
 LATENCY = 20e-6  # seconds of a small message, for each doubling of the GPUs: assumed, not measured
 NODE = 8  # GPUs of a node
 
-# The cases that the constants are fitted to, by width, depth and tokens, and values to begin with.
+# The cases that the constants are fitted to, by width, depth and tokens, and values to begin with. On the GPU, they are
+# those of every second size: launches decide the smallest ones, the GPU the others.
 FITTED = {
     "cpu": ((256, 4, 128), (256, 8, 512), (512, 8, 128)),
-    "gpu": ((1024, 24, 2048), (2048, 20, 2048), (2048, 20, 8192)),
+    "gpu": ((768, 14, 2048), (768, 14, 8192), (2048, 20, 2048), (2048, 20, 8192), (4096, 27, 2048)),
 }
 FITTED_SWEEPS = {"cpu": 2, "gpu": 1}  # the first ones: of one lane, and on the CPU of two
 GUESS = {
@@ -85,7 +86,12 @@ def prunings(device: str, fit: bool) -> dict[Case, Measured]:
 @cache
 def costs(device: str) -> Costs:
     """Return the seconds of each unit of work, and the bytes of each unit of memory."""
-    cases, known, guess = prunings(device, fit=True), COUNTED[device], GUESS[device]
+    return costs_of(device, prunings(device, fit=True))
+
+
+def costs_of(device: str, cases: Mapping[Case, Measured]) -> Costs:
+    """Return the costs that fit some cases of a device."""
+    known, guess = COUNTED[device], GUESS[device]
     memory = fit({case: row.bytes for case, row in cases.items()}, Case.memory, BYTES_GUESS[device], known)
     if device == "cpu":
         seconds = {case: row.seconds / case.devices for case, row in cases.items()}

@@ -55,12 +55,13 @@ class Case:
     def parts(self, cost: Costs) -> dict[str, float]:
         """Return the seconds of a round by what they are for, if these do not happen at the same time.
 
-        A pass takes as long as its operations or as launching them, whichever takes longer.
+        A pass takes as long as its operations or as launching them, whichever takes longer. So does a selection: each
+        of its steps launches the counts of all layers, and then waits once.
         """
         messages = (COLLECTIVES + self.passes * LAYER_COLLECTIVES * self.depth) * math.log2(self.devices)
         return {
             "passes": self.passes * max(self.flops * cost["operation"], self.depth * cost["launch"]),
-            "selection": self.own * cost["weight"] + self.depth * cost["layer"],
+            "selection": max(self.own * cost["weight"], self.depth * cost["layer"]),
             "link": self.traffic * cost["byte"],
             "messages": messages * cost["message"],
         }
@@ -86,7 +87,8 @@ class Case:
 def fitted(predict: Callable[[Case, Costs], float], found: Mapping[Case, float], guess: Costs) -> Costs:
     """Return the costs with the least squares of relative errors, by changing one at a time.
 
-    A cost that changes no prediction keeps its guess.
+    The search begins at the guess, and again with each cost ten times as high: of two costs whose larger one counts,
+    the other changes nothing. A cost that changes no prediction at all keeps its guess.
 
     >>> found = {Case(64, 1, 1024): 3.0, Case(128, 1, 1024): 6.0}
     >>> round(fitted(lambda case, cost: cost["a"] * case.width, found, {"a": 1.0})["a"], 3)
@@ -96,15 +98,19 @@ def fitted(predict: Callable[[Case, Costs], float], found: Mapping[Case, float],
     def error(cost: Costs) -> float:
         return sum(math.log(predict(case, cost) / value) ** 2 for case, value in found.items())
 
-    best, step = dict(guess), 1.5
-    while step > 1.0001:
-        trials = [best | {name: best[name] * factor} for name in best for factor in (step, 1 / step)]
-        lowest = min(trials, key=error)
-        if error(lowest) < error(best) - 1e-12:
-            best = lowest
-        else:
-            step = math.sqrt(step)
-    return best
+    def descended(best: dict[str, float]) -> dict[str, float]:
+        step = 1.5
+        while step > 1.0001:
+            trials = [best | {name: best[name] * factor} for name in best for factor in (step, 1 / step)]
+            lowest = min(trials, key=error)
+            if error(lowest) < error(best) - 1e-12:
+                best = lowest
+            else:
+                step = math.sqrt(step)
+        return best
+
+    starts = [dict(guess), *({**guess, name: 10 * guess[name]} for name in guess)]
+    return min(map(descended, starts), key=error)
 
 
 @dataclass
