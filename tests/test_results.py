@@ -1,5 +1,6 @@
 """The records in results/: every accuracy in its README and in docs/ is that of a record, and each is in the queue."""
 
+import json
 import re
 from functools import cache
 from itertools import product
@@ -15,7 +16,7 @@ from barebones.lab.records import records
 from barebones.masks import kept
 from barebones.models import MODELS
 from barebones.paper.figures.settling import DASHES, LABELS, NEW
-from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES
+from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES, COST
 from barebones.pruning.controls import CONTROLS
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -295,6 +296,43 @@ def test_the_small_networks_of_the_page_are_those_of_the_table():
         label = looks()[method].label + (", `--leave-empty`" if leave_empty == "True" else "")
         lines.append(line(label, *cells))
     assert "\n".join(lines) in PAGE
+
+
+OFFICIAL = {"resnet50": 44.5, "vgg19": 11.1}  # seconds of the official code for FORCE with 300 rounds, on an H200
+
+
+def costs(**settings: object) -> list[dict]:
+    """The measurements of benchmarks/cost.py with these settings."""
+    rows = [json.loads(row) for row in (RESULTS / "cost.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if all(row.get(name) == value for name, value in settings.items())]
+
+
+def cost_table() -> list[str]:
+    """The paper's table of costs, in the order in which it was measured."""
+    paper = {(row.method, row.rounds, row.batches): f"{row.seconds:.0f}" for row in ACCURACIES if row.where == COST}
+    lines = []
+    for row in costs(model="resnet50", sparsity=0.995, scoring_precision="fp32"):
+        case = (row["method"], row.get("rounds", 1), row.get("batches", 1))
+        seconds = [f"{row[when]:.2f}" if when in row else "" for when in ("cold", "warm")]
+        label, *sizes = looks()[case[0]].label, f"{case[1]}", f"{case[2]}"
+        lines.append(line(MODELS[row["model"]].label, label, *sizes, row["scoring_precision"], *seconds, paper[case]))
+    return lines
+
+
+def official_table() -> list[str]:
+    """FORCE with 300 rounds beside the official code."""
+    lines = []
+    for model, precision in product(OFFICIAL, ("fp32", "bf16")):
+        [row] = costs(model=model, method="force", rounds=300, scoring_precision=precision)
+        cells = (f"{row['warm']:.2f}", f"{OFFICIAL[model]}", f"{OFFICIAL[model] / row['warm']:.1f}")
+        lines.append(line(MODELS[model].label, precision, *cells))
+    return lines
+
+
+def test_the_costs_of_the_page_are_those_that_were_measured():
+    assert len(cost_table()) == len([row for row in ACCURACIES if row.where == COST])
+    for lines in (cost_table(), official_table()):
+        assert "\n".join(lines) in PAGE
 
 
 def test_the_controls_of_the_page_are_those_of_the_library():
