@@ -1,5 +1,6 @@
 """On a GPU: nothing waits for the device, counts are exact, no trace is left, and masks agree with the CPU's."""
 
+import gc
 import itertools
 import warnings
 from collections.abc import Iterator
@@ -228,6 +229,16 @@ def test_capturing_leaves_no_trace():
     bb.prune(model, batches(), 0.9, "force", rounds=8, capture=True, precision="bf16")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_graphs_that_became_garbage_do_not_disturb_the_next_recording():
+    before = gc.get_threshold()
+    try:
+        for _ in range(4):
+            gc.set_threshold(1)  # the collector runs whenever it may
+            bb.prune(network().cuda(), batches(), 0.9, "force", rounds=4, capture=True)
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_weights_changed_between_captured_rounds_are_noticed():

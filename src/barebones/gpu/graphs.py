@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,7 +51,7 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with _uncollected(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 result = self.function(*inputs)
         except RuntimeError as error:
             raise ValueError(
@@ -77,3 +78,19 @@ class Captured:
             current.wait_stream(self._stream)
         for tensor in tensors:  # without this, its memory could be reused while the stream still reads it
             tensor.record_stream(self._stream)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect garbage now and not within: to free memory while a graph is recorded is an error.
+
+    An earlier graph is such garbage: its function holds the object that holds the graph.
+    """
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
