@@ -1,5 +1,6 @@
 """Runs on the shrunk network: they end like the others, leave the whole network behind, and tell both speeds."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,10 @@ from torch import nn
 import barebones as bb
 from barebones.files import masks as maskfile
 from barebones.files.weights import load_weights
-from barebones.lab import show
+from barebones.lab import show, stages
 from barebones.lab import shrunk as small_networks
 from barebones.lab.experiment import Experiment
-from barebones.lab.folder import read_json
+from barebones.lab.folder import CUTS, read_json
 from barebones.lab.network import Network
 from barebones.lab.run import RunOptions, result_of, run
 from barebones.lab.training import evaluate
@@ -95,17 +96,76 @@ def test_networks_to_train_are_channels_last_where_they_can_be():
     masks = {"0.weight": torch.ones(12, 2, 3, 3, dtype=torch.bool)}
     masks["0.weight"][:5] = False
     nn.init.zeros_(model[0].bias)
-    small = small_networks.to_train(model, masks, images)
+    small = shrunk(model, masks, images)
     assert small.module[0].out_channels == 8
     for network_ in (small.module, small_networks.laid_out(model, images)):
         assert all(p.is_contiguous(memory_format=torch.channels_last) for p in network_.parameters() if p.dim() == 4)
         assert all(p.grad is None for p in network_.parameters())
     assert small_networks.laid_out(model, images) is model
     model[3] = Rows()
-    small = small_networks.to_train(model.to(memory_format=torch.contiguous_format), masks, images)
+    small = shrunk(model.to(memory_format=torch.contiguous_format), masks, images)
     for network_ in (small.module, small_networks.laid_out(model, images)):
         assert all(p.is_contiguous() for p in network_.parameters())
         network_(images).sum().backward()
+
+
+def shrunk(model: nn.Module, masks: dict[str, torch.Tensor], images: torch.Tensor) -> bb.Shrunk:
+    return small_networks.to_train(model, masks, small_networks.cuts_to_train(model, masks, images))
+
+
+def test_only_one_process_looks_for_the_cuts(experiment, tmp_path, monkeypatch):
+    """The process that prepares a run finds them, and those that train it, or resume it, read them."""
+    shorter, options = replace(experiment, rounds=3, epochs=1, batch=256), RunOptions(tmp_path, save_every=0)
+    undisturbed = result_of(run(shorter, RunOptions(tmp_path / "undisturbed")))
+    assert not (RunOptions(tmp_path / "undisturbed").folder(shorter) / CUTS).exists()  # a finished run needs no cuts
+    result_of(run(shorter, options, until="prepare"))
+    assert (options.folder(shorter) / CUTS).exists()
+    monkeypatch.setattr(stages, "cuts_to_train", None)
+    interrupted(shorter, options, 4)
+    assert result_of(run(shorter, options))["weights"] == undisturbed["weights"]
+
+
+@pytest.mark.parametrize("damage", ["cut short", "of another run"])
+def test_cuts_that_cannot_be_used_are_an_error(damage, experiment, tmp_path):
+    shorter, options = replace(experiment, rounds=3, epochs=1), RunOptions(tmp_path)
+    result_of(run(shorter, options, until="prepare"))
+    path = options.folder(shorter) / CUTS
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-8])
+    else:
+        other = replace(shorter, seed=2)
+        result_of(run(other, options, until="prepare"))
+        path.write_bytes((options.folder(other) / CUTS).read_bytes())
+    with pytest.raises(ValueError, match=r"cuts\.safetensors .*delete it and run the experiment again"):
+        result_of(run(shorter, options))
+
+
+class OnlyOnDevice(nn.Module):
+    """A stand-in for a network that does not run on the CPU: its copies do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.copied = nn.Linear(4, 2), False
+
+    def __deepcopy__(self, memo: dict) -> "OnlyOnDevice":
+        copy = OnlyOnDevice()
+        copy.layer, copy.copied = deepcopy(self.layer, memo), True
+        return copy
+
+    def forward(self, x):
+        if self.copied:
+            raise RuntimeError("not on the CPU")
+        return self.layer(x)
+
+
+def test_a_network_that_does_not_run_on_the_cpu_is_shrunk_where_it_is(monkeypatch):
+    found = []
+    monkeypatch.setattr(small_networks, "find_cuts", lambda model, *_, **__: found.append(model))
+    network = OnlyOnDevice()
+    small_networks.cuts_to_train(network, bb.masks.Masks(), torch.randn(2, 4))
+    small_networks.cuts_to_train(network.layer, bb.masks.Masks(), torch.randn(2, 4))
+    assert found[0] is network
+    assert found[1] is not network.layer
 
 
 class Rows(nn.Module):

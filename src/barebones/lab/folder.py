@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from ..deploy.shrink import cuts
 from ..files import container, masks, weights
 from ..masks import Masks, empty
 from ..pruning import round as rounds
@@ -27,6 +28,7 @@ EXPERIMENT, RESULT, FAILURE = "experiment.json", "result.json", "failure.json"
 MASK, WEIGHTS = "mask.safetensors", "weights.safetensors"
 PRETRAINED = "pretrained.safetensors"
 ROUND, PRETRAINING, CHECKPOINT = "round.safetensors", "pretraining.safetensors", "checkpoint.safetensors"  # to resume
+CUTS = "cuts.safetensors"  # how to shrink the network, for each process that trains it
 SHRUNK = "shrunk.json"  # what shrinking did to the network, and how fast it trains
 TRACKED = "tracked.json"  # the ids that trackers know the run by
 SPARE = 16 * 2**20  # bytes of disk for everything but weights
@@ -34,6 +36,7 @@ SPARE = 16 * 2**20  # bytes of disk for everything but weights
 FORMATS = {  # of the files with tensors: the kind and the version of their container
     MASK: (masks.KIND, masks.VERSION),
     ROUND: (rounds.FORMAT, rounds.VERSION),
+    CUTS: (cuts.KIND, cuts.VERSION),
     **dict.fromkeys((WEIGHTS, PRETRAINED), (weights.KIND, weights.VERSION)),
     **dict.fromkeys((CHECKPOINT, PRETRAINING), (training.KIND, training.VERSION)),
 }
@@ -45,6 +48,7 @@ REMEDIES = {  # how to go on if a file is damaged, missing, or belongs to anothe
     PRETRAINING: "delete it and run the experiment again, which pretrains from the start",
     CHECKPOINT: "delete it and run the experiment again, which trains from the start",
     WEIGHTS: f"delete the {RESULT} beside it and run the experiment again, which trains from the start",
+    CUTS: "delete it and run the experiment again, which shrinks the network again",
     SHRUNK: "delete it and run the experiment again, which measures it again",
     RESULT: "delete it and run the experiment again, which trains from the start",
     TRACKED: "delete it and run the experiment again, which is then tracked as a new run",

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..accounting import account
-from ..deploy.shrink import Shrunk, shrink
+from ..deploy.shrink import Cuts, Shrunk, apply_cuts, find_cuts
+from ..deploy.shrink.comparison import accepts
 from ..deploy.shrink.layout import with_channels_last
 from ..masks import Masks
 from ..running.backward import gradients
@@ -22,9 +23,20 @@ MIN_SECONDS, MIN_STEPS = 1.0, 3  # that a speed is measured over, at least
 WARM_UP = {"cpu": 1, "cuda": 5}  # steps before measuring: first calls, and the capture of a CUDA graph
 
 
-def to_train(model: nn.Module, masks: Masks, images: Tensor) -> Shrunk:
-    """Return the shrunk network in the form that trains fastest: widths in multiples of 8, channels last in memory."""
-    small = shrink(model, masks, images, multiple_of=8, before_training=True)
+def cuts_to_train(model: nn.Module, masks: Masks, images: Tensor) -> Cuts:
+    """Find how to shrink a network to the form that trains fastest: widths in multiples of 8, channels last in memory.
+
+    This is done on the CPU if the network runs there. It takes thousands of small operations, and each would wait for a
+    GPU on which other runs train.
+    """
+    if accepts(deepcopy(model).cpu(), images):
+        model, masks, images = deepcopy(model).cpu(), Masks({n: mask.cpu() for n, mask in masks.items()}), images.cpu()
+    return find_cuts(model, masks, images, multiple_of=8, before_training=True)
+
+
+def to_train(model: nn.Module, masks: Masks, cuts: Cuts) -> Shrunk:
+    """Return the shrunk network."""
+    small = apply_cuts(model, masks, cuts)
     if next(small.module.parameters(), None) is None:
         raise ValueError("no signal passes through the network, so nothing is left to train; use a lower sparsity")
     return small

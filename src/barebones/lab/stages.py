@@ -16,7 +16,7 @@ from torch import nn
 
 from ..accounting import account
 from ..data import Data
-from ..deploy.shrink import Shrunk
+from ..deploy.shrink import Cuts, Shrunk
 from ..files import masks as maskfile
 from ..files.weights import load_weights, save_weights
 from ..holding import audit
@@ -30,6 +30,7 @@ from . import trouble
 from .experiment import DENSE, Experiment
 from .folder import (
     CHECKPOINT,
+    CUTS,
     MASK,
     PRETRAINED,
     PRETRAINING,
@@ -45,7 +46,7 @@ from .metrics import COUNTED, Line, Mark, Metrics
 from .network import Network, pruned, scores
 from .options import RunOptions
 from .provenance import environment, made
-from .shrunk import account_of, images_per_second, laid_out, to_train
+from .shrunk import account_of, cuts_to_train, images_per_second, laid_out, to_train
 from .team import ALONE, Team
 from .training import Training, TrainingPlan
 
@@ -240,6 +241,7 @@ class Stages:
         }
         self.folder.write(RESULT, result)
         self._delete(CHECKPOINT)
+        self._delete(CUTS)
         return result
 
     def _to_train(self, masks: Masks) -> tuple[Masks | None, Shrunk | None]:
@@ -256,9 +258,14 @@ class Stages:
         return small.masks, small
 
     def _shrink(self, masks: Masks) -> Shrunk:
-        """Shrink the network; once, measure how fast it trains, and write both to a file."""
-        images = next(self.data.test.epoch(2))[0]
-        small = to_train(self.model, masks, images)
+        """Shrink the network; once, find out how, and measure how fast it trains, and write both to files."""
+        images, path = next(self.data.test.epoch(2))[0], self.folder.path / CUTS
+        if not path.exists():
+            cuts_to_train(self.model, masks, images).save(path, **self._stamp(CUTS))
+        self.folder.about(CUTS)  # raises if it is damaged or belongs to another run
+        with explained(path):
+            cuts = Cuts.load(path)
+        small = to_train(self.model, masks, cuts)
         if not (self.folder.path / SHRUNK).exists():
             plan = self.experiment.plan()
             masked = self._trainer(laid_out(deepcopy(self.model), images), plan, masks)

@@ -1,6 +1,7 @@
 """Shrinking: a plain, smaller network that computes what the masked one computes."""
 
-from .network import Shrunk, shrink
+from .cuts import Cuts
+from .network import Shrunk, apply_cuts, find_cuts, shrink
 from .plan import LayerPlan, ShrinkPlan
 
-__all__ = ["LayerPlan", "ShrinkPlan", "Shrunk", "shrink"]
+__all__ = ["Cuts", "LayerPlan", "ShrinkPlan", "Shrunk", "apply_cuts", "find_cuts", "shrink"]

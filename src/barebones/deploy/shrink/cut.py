@@ -14,11 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...scope import parameters
+from ...scope import layers, parameters
 from .blank import Blank
 from .coupling import dimension
 
 RemovedChannels = dict[tuple[str, str], Tensor]  # (layer, side) -> one bool per channel
+
+
+def without(
+    model: nn.Module, removed: RemovedChannels, added: Mapping[str, Tensor]
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return a copy without these channels, with `added` in its biases (by layer), and where its values come from."""
+    small = numbered(model, added)
+    cut(small, removed)
+    names = {id(module): f"{path}.bias".lstrip(".") for path, module in layers(model)}
+    targets: dict[str, Any] = {layer: model.get_submodule(layer) for layer in added}
+    biases = {names[id(module)]: added[layer].to(module.weight.device) for layer, module in targets.items()}
+    return small, fill(small, model, biases)
 
 
 def numbered(model: nn.Module, new_biases: Mapping[str, Tensor]) -> nn.Module:
@@ -41,20 +53,20 @@ def numbered(model: nn.Module, new_biases: Mapping[str, Tensor]) -> nn.Module:
 
 def cut(model: nn.Module, removed: RemovedChannels) -> None:
     """Remove channels from a numbered model; a layer that is left with no input or output becomes a `Blank`."""
-    layers = dict(model.named_modules())
+    modules = dict(model.named_modules())
     for name in dict.fromkeys(name for name, _ in removed):
         sides = {side: mask for (layer, side), mask in removed.items() if layer == name and mask.any()}
         if not sides:
             continue
-        if name not in layers:
+        if name not in modules:
             _cut_parameter(model, name, sides["both"])
         elif any(bool(mask.all()) for mask in sides.values()):
-            _replace_by_blank(model, layers[name], sides)
-        elif getattr(layers[name], "groups", 1) > 1 and "both" not in sides:
-            _cut_grouped(layers[name], sides)
+            _replace_by_blank(model, modules[name], sides)
+        elif getattr(modules[name], "groups", 1) > 1 and "both" not in sides:
+            _cut_grouped(modules[name], sides)
         else:
             for side, mask in sides.items():
-                _cut_layer(layers[name], side, (~mask).nonzero().flatten())
+                _cut_layer(modules[name], side, (~mask).nonzero().flatten())
 
 
 # The attributes in which layers store their widths: of inputs, and of outputs.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ from ...scope import bare, masked_copy, matched
 from ...words import first_line
 from .comparison import Comparison, copy_sharing_parameters
 from .coupling import Coupling, find_coupling
-from .cut import scatter
-from .layout import channels_last_if_possible
+from .cut import scatter, without
+from .cuts import Cuts, Notes
+from .layout import channels_last_if_possible, with_channels_last
 from .plan import ShrinkPlan, smaller_layers
 from .redrawn import cut_masks, sever
 from .removal import ChannelReader, readers
-from .shifts import prune_shifts
+from .shifts import prune_shifts, zero_shifts
 from .signals import constants, reached
 from .trials import Trials
 
@@ -94,14 +95,28 @@ def shrink(
     >>> small
     Shrunk(parameters 50 → 20, 18 weights kept)
     """
+    cuts = find_cuts(
+        model, masks, example, multiple_of=multiple_of, before_training=before_training, channels_last=channels_last
+    )
+    return apply_cuts(model, masks, cuts)
+
+
+def find_cuts(
+    model: nn.Module,
+    masks: Mapping[str, Tensor],
+    example: Any,
+    *,
+    multiple_of: int = 1,
+    before_training: bool = False,
+    channels_last: bool = True,
+) -> Cuts:
+    """Return what `shrink` removes from the network, and all else that it changes; this is nearly all of its work."""
     if type(multiple_of) is not int or multiple_of < 1:
         raise ValueError(f"multiple_of must be a whole number of channels, 1 or more, not {multiple_of}")
     with torch.inference_mode(False):
         model = bare(model)
         _refuse_without_values(model, example)
-        cpu_masks = Masks({name: mask.cpu() for name, _, mask in matched(model, masks)})
-        large = masked_copy(model, cpu_masks)
-        large.zero_grad(set_to_none=True)
+        cpu_masks, large = _masked(model, masks)
         exact, exact_example = _in_float64(large, example)
         comparison = Comparison.for_network(exact, exact_example)
         try:
@@ -109,33 +124,61 @@ def shrink(
         except Exception as error:
             raise ValueError(f"could not find the coupled channels of {type(model).__name__}: {error}") from error
         reasons: dict[str, str] = {}
+        zeroed: dict[str, Tensor] = {}
         shifts: dict[str, int] = {}
 
         def observe() -> list[ChannelReader]:
             return _observe(exact, cpu_masks, exact_example, coupling, comparison, reasons)
 
         if before_training:
-            reading, shifts = prune_shifts(coupling, observe, (exact, large))
+            reading, zeroed, shifts = prune_shifts(coupling, observe, exact)
         else:
             reading = observe()
         trials = Trials(exact, cpu_masks, coupling, reading, comparison, multiple_of)
-        trial = trials.best()
-        small, layout = _restored(trial.small, large, model), ""
+        trial, layout = trials.best(), ""
         if channels_last:
-            small, layout = channels_last_if_possible(small, comparison.cast(example))
-        small_masks = cut_masks(cpu_masks, trial.origin, small)
-        sever(large, trial.severed)
-        plan = ShrinkPlan(
-            layers=smaller_layers(trial.removed, large),
-            parameters=(_size(model), _size(small)),
-            weights=(kept(cpu_masks), kept(small_masks)),
+            _, layout = channels_last_if_possible(_restored(trial.small, model), comparison.cast(example))
+        notes = Notes(
             folded=trial.folded,
             shifts=shifts,
             left=reasons | trials.left,
             unchecked=comparison.unchecked or ("" if trial.telling else UNTELLING),
             layout=layout,
+            channels_last=channels_last and not layout,
         )
-        return Shrunk(small, small_masks, plan, large, trial.origin)
+        return Cuts(trial.removed, trial.added, zeroed, trial.severed, notes)
+
+
+def apply_cuts(model: nn.Module, masks: Mapping[str, Tensor], cuts: Cuts) -> Shrunk:
+    """Return the network that `shrink` returned when it found these cuts for the same network and masks."""
+    with torch.inference_mode(False):
+        model = bare(model)
+        cpu_masks, large = _masked(model, masks)
+        for name, channels in cuts.zeroed.items():
+            zero_shifts(large.get_submodule(name), channels)
+        small, origin = without(large, cuts.removed, cuts.added)
+        small = _restored(small, model)
+        if cuts.notes.channels_last:
+            with_channels_last(small)
+        small_masks = cut_masks(cpu_masks, origin, small)
+        sever(large, cuts.severed)
+        said = asdict(cuts.notes)
+        del said["channels_last"]
+        plan = ShrinkPlan(
+            layers=smaller_layers(cuts.removed, large),
+            parameters=(_size(model), _size(small)),
+            weights=(kept(cpu_masks), kept(small_masks)),
+            **said,
+        )
+        return Shrunk(small, small_masks, plan, large, origin)
+
+
+def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Masks, nn.Module]:
+    """Return the masks on the CPU, and a copy of the model with them applied."""
+    cpu_masks = Masks({name: mask.cpu() for name, _, mask in matched(model, masks)})
+    large = masked_copy(model, cpu_masks)
+    large.zero_grad(set_to_none=True)
+    return cpu_masks, large
 
 
 def _refuse_without_values(model: nn.Module, example: Any) -> None:
@@ -189,12 +232,12 @@ def _observe(
     return readers(coupling, model, masks, arrives, constants(copy, runs, layers))
 
 
-def _restored(small: nn.Module, large: nn.Module, model: nn.Module) -> nn.Module:
+def _restored(small: nn.Module, model: nn.Module) -> nn.Module:
     """Give a cut network the precision and the modes of the original, and return it.
 
     A bias that the original does not have gets the precision of its layer's weight.
     """
-    dtypes = {name: t.dtype for name, t in (*large.named_parameters(), *large.named_buffers())}
+    dtypes = {name: t.dtype for name, t in (*model.named_parameters(), *model.named_buffers())}
     for name, parameter in small.named_parameters():
         parameter.data = parameter.data.to(dtypes.get(name) or dtypes[f"{name.removesuffix('bias')}weight"])
     for path, module in small.named_modules():

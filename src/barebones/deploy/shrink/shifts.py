@@ -13,14 +13,15 @@ from .removal import ChannelReader, choose
 
 
 def prune_shifts(
-    coupling: Coupling, observe: Callable[[], list[ChannelReader]], networks: tuple[nn.Module, ...]
-) -> tuple[list[ChannelReader], dict[str, int]]:
-    """Set to zero, in all networks, each shift whose channel could be removed if the shift were zero.
+    coupling: Coupling, observe: Callable[[], list[ChannelReader]], network: nn.Module
+) -> tuple[list[ChannelReader], dict[str, Tensor], dict[str, int]]:
+    """Set to zero each shift whose channel could be removed if the shift were zero.
 
-    This is repeated until no such shift is left. `observe` returns the readers of the first network, with what
-    arrives at each of them. Return its last result, and how many shifts of each layer were set to zero.
+    This is repeated until no such shift is left. `observe` returns the readers of the network, with what arrives at
+    each of them. Return its last result, the channels of each layer whose shift is now zero, and how many were not.
     """
-    no_group, layers = torch.zeros_like(coupling.fixed), dict(networks[0].named_modules())
+    no_group, layers = torch.zeros_like(coupling.fixed), dict(network.named_modules())
+    zeroed: dict[str, Tensor] = {}
     pruned: dict[str, int] = {}
     while True:
         reading, before = observe(), sum(pruned.values())
@@ -33,14 +34,16 @@ def prune_shifts(
             channels = (without_shifts & ~removable)[coupling.groups(slot)].to(bias.device)
             count = int((channels & (bias != 0)).sum())
             if count:
-                for network in networks:
-                    _zero_shift(network.get_submodule(name), channels)
+                zero_shifts(layers[name], channels)
+                zeroed[name] = zeroed.get(name, torch.zeros_like(channels)) | channels
                 pruned[name] = pruned.get(name, 0) + count
         if sum(pruned.values()) == before:
-            return reading, pruned
+            return reading, zeroed, pruned
 
 
-def _zero_shift(layer: Any, channels: Tensor) -> None:
+def zero_shifts(layer: Any, channels: Tensor) -> None:
+    """Set the shifts of these channels to zero, and so the statistics that they would correct."""
+    channels = channels.to(layer.bias.device)
     with torch.no_grad():
         layer.bias[channels] = 0
         if getattr(layer, "running_mean", None) is not None:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ...masks import Masks
-from ...scope import layers
 from ...words import first_line
 from .comparison import Comparison, Unusable
 from .coupling import ChannelSlot, Coupling
-from .cut import RemovedChannels, cut, fill, numbered
+from .cut import RemovedChannels, without
 from .redrawn import check_redrawn
 from .removal import ChannelReader, Removal, choose, folded_constants, rests_on_values, severed
 
@@ -23,8 +22,8 @@ class Trial:
     """A cut network that computes what the masked one computes, in the precision of the comparison."""
 
     small: nn.Module
-    origin: dict[str, Tensor]  # for each tensor, the indices of its values in the large network
     removed: RemovedChannels
+    added: dict[str, Tensor]  # to the bias of each layer
     severed: dict[str, Tensor]
     folded: dict[str, int]  # how many constant inputs were added to the bias of each layer
     telling: bool  # whether the outputs with redrawn values were finite and not all the same
@@ -104,22 +103,18 @@ class Trials:
         """Remove all removable channels except the pinned groups; raise `Unusable` if the result differs."""
         removal = self._removal(pinned, at_least)
         removed = removal.channels(self.coupling)
-        shifts, counts = folded_constants(self.coupling, self.reading, removal)
-        small = numbered(self.model, shifts)
+        added, counts = folded_constants(self.coupling, self.reading, removal)
         try:
-            cut(small, removed)
+            small, origin = without(self.model, removed, added)
         except Exception as error:  # for example a layer whose weights are computed
             raise Unusable(f"it cannot be cut ({first_line(error)})") from error
-        names = {id(module): f"{path}.bias".lstrip(".") for path, module in layers(self.model)}
-        biases = {names[id(self.model.get_submodule(layer))]: shift for layer, shift in shifts.items()}
-        origin = fill(small, self.model, biases)
         self.comparison.check(small, self.expected, "without them")
         cells = severed(self.coupling, self.reading, removal)
         telling = True
         if removal.gone.any():
             rests = rests_on_values(self.coupling, self.reading, removal)
             telling = check_redrawn(self.model, small, self.masks, origin, cells, rests, self.comparison)
-        return Trial(small, origin, removed, cells, counts, telling)
+        return Trial(small, removed, added, cells, counts, telling)
 
     def _coupled_layers(self) -> Iterator[tuple[ChannelSlot, Tensor]]:
         """Yield each layer with the groups that it writes and no earlier layer writes."""
