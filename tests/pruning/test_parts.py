@@ -82,6 +82,17 @@ def test_a_loss_that_is_no_mean_over_the_samples_is_refused(loss):
         bb.prune(plain(), pairs(1), 0.5, "snip", loss.double(), micro_batch=4)
 
 
+@pytest.mark.parametrize("loss", [F.cross_entropy, "nll-on-logits", nn.CrossEntropyLoss(ignore_index=2)])
+def test_targets_that_the_loss_ignores_are_refused_in_any_batch_that_is_split(loss):
+    (first, labels), (second, others) = pairs(2)
+    ignored = getattr(loss, "ignore_index", -100)
+    batches = [(first, labels.where(labels != ignored, 0)), (second, others.index_fill(0, torch.tensor(5), ignored))]
+    with pytest.raises(ValueError, match=rf"ignores some targets \(those that are {ignored}\)"):
+        bb.prune(plain(), batches, 0.5, "force", loss, rounds=2, micro_batch=4)
+    bb.prune(plain(), batches, 0.5, "force", loss, rounds=2, micro_batch=8, on_collapse="ignore")  # not split
+    bb.prune(plain(), batches[:1], 0.5, "snip", loss, micro_batch=4, on_collapse="ignore")  # none is ignored
+
+
 def test_a_loss_in_low_precision_is_a_mean_although_it_is_rounded():
     model, batches = plain().to(torch.bfloat16), [(images.bfloat16(), labels) for images, labels in pairs(40)]
     for batch in batches:

@@ -109,6 +109,18 @@ class Gradients:
                 "use another loss, or leave out micro_batch= and shared=True"
             )
 
+    def check_counted(self, batch: Any) -> None:
+        """Raise a `ValueError` if the loss ignores some targets of a batch: its samples then count unequally."""
+        ignored = getattr(self.loss, "ignore_index", -100 if self.loss in LOSSES.values() else None)
+        if self.objective is not None or ignored is None or not _is_pair(batch):
+            return
+        if isinstance(batch[1], Tensor) and bool((batch[1] == ignored).any()):
+            raise ValueError(
+                f"the loss ignores some targets (those that are {ignored}), so parts of a batch give other gradients "
+                "than the whole; use an objective= that divides by a fixed number, or leave out micro_batch= and "
+                "shared=True"
+            )
+
     def zeros(self) -> list[Tensor]:
         """Return gradients that are zero."""
         return self._filled((None,) * len(self.parameters))

@@ -310,6 +310,8 @@ class Probe:
             if not self._checked and (split or self.micro_batch is not None):
                 self._gradients.check_mean(batch, self.micro_batch or 8)
                 self._checked = True
+            if split or len(own) > 1:
+                self._gradients.check_counted(batch)
             seed = digest.text(self.seed, self.index, number, *([self.rank] if split and self.rank else []))
             reseed(self.device, seed)
             yield from own
