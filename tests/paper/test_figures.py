@@ -155,14 +155,17 @@ def test_a_sweep_is_run_once_and_drawn_from_its_runs(tmp_path: Path, monkeypatch
         figure("mobilenet", "paper", tmp_path / "d", sweeping, source=tmp_path / "runs")
 
 
-def test_runs_at_other_sparsities_and_on_another_device_are_drawn_too(
+def test_runs_at_other_sparsities_shrunk_and_on_another_device_are_drawn_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = Experiment("vgg19", "cifar10", "force", 0.97, seed=7, epochs=40)
+    shrunk = replace(base, sparsity=0.98, shrink=True)
     stored = [made_up(base) | base.resolved("cuda").to_dict(), made_up(replace(base, rounds=20))]
+    stored += [made_up(replace(base, shrink=True)), made_up(shrunk)]
     monkeypatch.setattr(records, "records", lambda runs: stored)
     rows = RUNS["cifar10"].load("cifar10", "short", tmp_path, context(tmp_path))
-    assert [(row["sparsity"], row["rounds"]) for row in rows if row["source"] == "ours"] == [(0.97, 300)]
+    ours = [(row["sparsity"], row["rounds"], row["seeds"]) for row in rows if row["source"] == "ours"]
+    assert ours == [(0.97, 300, 1), (0.98, 300, 1)]
 
 
 def test_smoke_pictures_say_that_they_show_nothing_about_the_methods(tmp_path: Path) -> None:
@@ -199,6 +202,19 @@ def test_failed_runs_leave_a_gap_and_are_reported(tmp_path: Path, monkeypatch: p
         *_, table = figure("mobilenet", "smoke", tmp_path / "out", used, source=source)
         assert len(cells(table)) == 3 + (other_precision in others)
         assert used.failed == ["mobilenet"] * incomplete
+
+
+def test_the_scale_with_most_runs_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "save", touched)
+    long = Experiment("vgg19", "cifar10", "force", 0.99)
+    runs = [made_up(long), made_up(replace(long, seed=1), status="failed", top1=None)]
+    monkeypatch.setattr(records, "records", lambda folder: runs)
+    for short, scale in (([], "paper"), ([0, 1, 2], "short")):
+        runs.extend(made_up(replace(long, seed=seed, epochs=40)) for seed in short)
+        drawing = context(tmp_path)
+        written = figure("cifar10", None, tmp_path / "out", drawing, source=tmp_path)
+        assert {row["scale"] for row in cells(written[-1])} == {scale}
+        assert drawing.failed == (["cifar10"] if scale == "paper" else [])  # of another scale it does not matter
 
 
 def test_a_table_of_another_scale_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

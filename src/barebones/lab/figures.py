@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,7 @@ def write(
     """Run what is missing, draw, write NAME.png, .svg, .pdf and .csv into `out`, and return their paths.
 
     With `source` nothing is run: the rows come from NAME.csv or NAME.csv.gz in that folder, or else from the run
-    folders in it. The default scale is then the largest with any rows; otherwise it is smoke. A NAME.csv of another
+    folders in it. The default scale is then the one with most rows; otherwise it is smoke. A NAME.csv of another
     scale than the requested one is ignored. The name of an incomplete figure is added to `context.failed`.
     """
     if scale is not None and scale not in SCALES:
@@ -95,11 +95,18 @@ def _load(
             return rows, path
         scales = " and ".join(sorted(map(str, stored - {None}))) or "unknown"
         ignored = f" ({path.name} in it is of scale {scales}; omit --scale to draw it)"
+    found: list[tuple[Rows, list[str]]] = []
     for candidate in [scale] if scale else reversed(SCALES):
+        failed: list[str] = []
         try:
-            return _with_scale(figure.source.load(name, candidate, folder, context), candidate), None
+            rows = figure.source.load(name, candidate, folder, replace(context, failed=failed))
+            found.append((_with_scale(rows, candidate), failed))
         except ValueError as error:
             last = error
+    if found:
+        rows, failed = max(found, key=lambda each: len(each[0]))
+        context.failed.extend(failed)
+        return rows, None
     tried = f"at scale {scale}" if scale else "at any scale"
     raise ValueError(f"{last} {tried}{ignored}; without --from, barebones figure {name} runs what is missing")
 

@@ -24,7 +24,7 @@ from .tidy import Row, Rows
 
 SCALES = ("smoke", "short", "paper")
 ALONE = "alone"  # the subfolder for runs that are made one at a time
-DEVICE_FIELDS = ("precision", "scoring_precision")  # these follow from the device, not from the figure
+HOW = ("precision", "scoring_precision", "shrink")  # how it is computed: this depends on the device, not on the figure
 COLUMNS = (
     "data", "model", "method", "sparsity", "seed", "rounds", "batches", "pretrain", "epochs", "top1", "top5",
     "top1_at_best_validation", "effective_sparsity", "collapsed", "prune_seconds", "train_seconds",
@@ -179,7 +179,7 @@ def threads(number: int | None) -> Iterator[None]:
 
 def _identity(settings: Mapping[str, Any], free: tuple[str, ...] = ()) -> tuple[Any, ...]:
     """Return the settings in which an experiment and a stored run must agree."""
-    names = [f.name for f in fields(Experiment) if f.name not in (*free, *DEVICE_FIELDS)]
+    names = [f.name for f in fields(Experiment) if f.name not in (*free, *HOW)]
     dense = settings["method"] == DENSE  # has no sparsity
     return tuple(None if dense and name in ("sparsity", *free) else settings[name] for name in names)
 
