@@ -8,13 +8,18 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
+import pytest
+import torch
+
+from barebones.accounting import account
+from barebones.files.masks import load_masks
 from barebones.lab import tidy
 from barebones.lab.folder import finished, load_mask, recorded
 from barebones.lab.looks import looks
 from barebones.lab.recipes import experiments
 from barebones.lab.records import records
-from barebones.masks import kept
-from barebones.models import MODELS
+from barebones.masks import empty, kept
+from barebones.models import MODELS, build
 from barebones.paper.figures.settling import DASHES, LABELS, NEW
 from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES, COST
 from barebones.pruning.controls import CONTROLS
@@ -337,3 +342,18 @@ def test_the_costs_of_the_page_are_those_that_were_measured():
 
 def test_the_controls_of_the_page_are_those_of_the_library():
     assert [name for name in CONTROLS if f"`{name}`" in PAGE] == ["shuffle", "redraw", "invert"]
+
+
+@pytest.mark.slow
+def test_the_masks_of_snip_on_another_draw_are_counted_again():
+    model, example = build("resnet50", classes=10, size=32), torch.zeros(1, 3, 32, 32)
+    for name, scoring_init, label in (
+        ("resnet50-snip-mb", None, "those that are trained"),
+        ("resnet50-snip-mb-xavier", "xavier", "another draw, Xavier's scheme"),
+    ):
+        masks, about = load_masks(RESULTS / f"{name}.safetensors", model)
+        wanted = {"model": "resnet50", "method": "snip-mb", "sparsity": 0.995, "scoring_init": scoring_init, "seed": 0}
+        assert wanted.items() <= about["experiment"].items()
+        counts = kept(masks), account(model, masks, example).effective
+        cells = [label, len(empty(masks)), len(masks), *(f"{count:,}" for count in counts)]
+        assert f"| {' | '.join(map(str, cells))} |" in PAGE
