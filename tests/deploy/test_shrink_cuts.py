@@ -8,7 +8,7 @@ from torch import nn
 
 import barebones as bb
 from barebones.deploy.shrink import Cuts, apply_cuts, find_cuts
-from barebones.files import container
+from barebones.files import container, encoding
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,7 +24,7 @@ def test_a_network_is_shrunk_by_a_file_as_without_it(name, tmp_path):
     for before_training in (False, True):
         cuts = find_cuts(model, masks, example, multiple_of=2, before_training=before_training)
         cuts.save(tmp_path / "cuts", seed=3)
-        assert_equal(apply_cuts(model, masks, Cuts.load(tmp_path / "cuts")), apply_cuts(model, masks, cuts))
+        assert_equal(apply_cuts(model, masks, Cuts.load(tmp_path / "cuts", model)), apply_cuts(model, masks, cuts))
 
 
 @pytest.mark.parametrize("padding", [0, 1])
@@ -44,7 +44,7 @@ def test_all_that_changes_is_in_the_file(padding, tmp_path):
     expected = ([], ["1"], ["3"]) if padding else (["3"], [], ["3"])
     assert (list(cuts.added), list(cuts.zeroed), list(cuts.severed)) == expected
     cuts.save(tmp_path / "cuts")
-    found = apply_cuts(model, masks, Cuts.load(tmp_path / "cuts"))
+    found = apply_cuts(model, masks, Cuts.load(tmp_path / "cuts", model))
     assert_equal(found, bb.shrink(model, masks, example, before_training=True))
 
 
@@ -66,4 +66,16 @@ def test_a_file_without_one_of_its_parts_is_an_error(missing, tmp_path):
     del about[missing]
     container.write(path, tensors, "barebones-cuts", 1, about)
     with pytest.raises(ValueError, match=r"cuts.*(missing|damaged)"):
-        Cuts.load(path)
+        Cuts.load(path, model)
+
+
+def test_a_file_may_need_as_much_memory_as_its_network_explains(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "ANY_FILE", 100)
+    monkeypatch.setattr(encoding, "PER_BYTE", 0)
+    model, path = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 20)), tmp_path / "cuts"
+    masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in bb.prunable(model).items()}
+    masks["0.weight"][:3] = False
+    find_cuts(model, masks, torch.randn(2, 40)).save(path)
+    assert Cuts.load(path, model).severed["2"].shape == (20, 30)
+    with pytest.raises(ValueError, match="bytes of memory"):
+        Cuts.load(path, nn.Linear(4, 2))

@@ -14,8 +14,8 @@ from barebones.files.weights import load_weights
 from barebones.lab import show, stages
 from barebones.lab import shrunk as small_networks
 from barebones.lab.experiment import Experiment
-from barebones.lab.folder import CUTS, read_json
-from barebones.lab.network import Network
+from barebones.lab.folder import CUTS, MASK, RESULT, WEIGHTS, read_json
+from barebones.lab.network import Network, pruned
 from barebones.lab.run import RunOptions, result_of, run
 from barebones.lab.training import evaluate
 
@@ -125,19 +125,47 @@ def test_only_one_process_looks_for_the_cuts(experiment, tmp_path, monkeypatch):
     assert result_of(run(shorter, options))["weights"] == undisturbed["weights"]
 
 
-@pytest.mark.parametrize("damage", ["cut short", "of another run"])
-def test_cuts_that_cannot_be_used_are_an_error(damage, experiment, tmp_path):
+@pytest.mark.slow
+def test_cuts_are_found_wherever_a_run_goes_on(experiment, tmp_path, monkeypatch):
+    shorter, options = replace(experiment, rounds=3, epochs=1, batch=256), RunOptions(tmp_path, save_every=0)
+    path, found = options.folder(shorter), []
+    result_of(run(shorter, options, until="prune"))
+    with monkeypatch.context() as failing:
+        failing.setattr(stages, "cuts_to_train", lambda *_: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            result_of(run(shorter, options, until="prepare"))
+    found.append(result_of(run(shorter, options)))
+    (path / RESULT).unlink()
+    (path / WEIGHTS).unlink()
+    interrupted(shorter, options, 3)
+    (path / CUTS).unlink()  # as in the folders of older versions
+    found.append(result_of(run(shorter, options)))
+    assert found[0]["weights"] == found[1]["weights"]
+    (path / CUTS).touch()  # the run was killed before it was deleted
+    assert result_of(run(shorter, options))["weights"] == found[1]["weights"]
+    assert not (path / CUTS).exists()
+
+
+@pytest.mark.parametrize("damage", ["cut short", "of another run", "of other masks"])
+def test_cuts_that_cannot_be_used_are_an_error(damage, experiment, tmp_path, monkeypatch):
     shorter, options = replace(experiment, rounds=3, epochs=1), RunOptions(tmp_path)
     result_of(run(shorter, options, until="prepare"))
     path = options.folder(shorter) / CUTS
+    if damage == "of other masks":
+        (path.parent / MASK).unlink()
+        monkeypatch.setattr(stages, "pruned", lambda *args: swapped(pruned(*args)))
     if damage == "cut short":
         path.write_bytes(path.read_bytes()[:-8])
-    else:
+    if damage == "of another run":
         other = replace(shorter, seed=2)
         result_of(run(other, options, until="prepare"))
         path.write_bytes((options.folder(other) / CUTS).read_bytes())
     with pytest.raises(ValueError, match=r"cuts\.safetensors .*delete it and run the experiment again"):
         result_of(run(shorter, options))
+
+
+def swapped(found: bb.Pruned) -> bb.Pruned:
+    return replace(found, masks=bb.shuffled(found.masks, 1))
 
 
 class OnlyOnDevice(nn.Module):

@@ -11,7 +11,7 @@ import torch
 
 from . import trouble
 from .experiment import Experiment
-from .folder import CHECKPOINT, MASK, emptied, finished, load_mask, recorded, reserved
+from .folder import CHECKPOINT, CUTS, MASK, emptied, finished, load_mask, recorded, reserved
 from .joining import check_norms
 from .metrics import METRICS, Line, Metrics
 from .network import Network, data_of
@@ -86,7 +86,8 @@ def _ending(path: Path, experiment: Experiment, until: str) -> dict[str, Any] | 
         return load_mask(path, recorded(path, experiment)[1])[1] if (path / MASK).exists() else None
     if result is not None:
         with suppress(OSError):  # the folder may be read-only
-            (path / CHECKPOINT).unlink(missing_ok=True)  # left over if the run was killed just before deleting it
+            for left in (CHECKPOINT, CUTS):  # if the run was killed just before deleting them
+                (path / left).unlink(missing_ok=True)
     return result
 
 

@@ -260,11 +260,15 @@ class Stages:
     def _shrink(self, masks: Masks) -> Shrunk:
         """Shrink the network; once, find out how, and measure how fast it trains, and write both to files."""
         images, path = next(self.data.test.epoch(2))[0], self.folder.path / CUTS
+        found_for = maskfile.masks_digest(masks)
         if not path.exists():
-            cuts_to_train(self.model, masks, images).save(path, **self._stamp(CUTS))
-        self.folder.about(CUTS)  # raises if it is damaged or belongs to another run
+            stamp = {**self.folder.stamp(CUTS), "metrics": self.mark}  # up to the end of pruning
+            cuts_to_train(self.model, masks, images).save(path, masks=found_for, **stamp)
+        about = self.folder.about(CUTS)  # raises if it is damaged or belongs to another run
         with explained(path):
-            cuts = Cuts.load(path)
+            if about.get("masks") != found_for:
+                raise ValueError(f"{path} was written for other masks")
+            cuts = Cuts.load(path, self.model)
         small = to_train(self.model, masks, cuts)
         if not (self.folder.path / SHRUNK).exists():
             plan = self.experiment.plan()

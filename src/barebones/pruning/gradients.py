@@ -116,9 +116,9 @@ class Gradients:
             return
         if isinstance(batch[1], Tensor) and bool((batch[1] == ignored).any()):
             raise ValueError(
-                f"the loss ignores some targets (those that are {ignored}), so parts of a batch give other gradients "
-                "than the whole; use an objective= that divides by a fixed number, or leave out micro_batch= and "
-                "shared=True"
+                f"the loss ignores some targets (those that are {ignored}), so parts of a batch may give other "
+                "gradients than the whole; use an objective= that divides by a fixed number, or leave out micro_batch= "
+                "and shared=True"
             )
 
     def zeros(self) -> list[Tensor]:
