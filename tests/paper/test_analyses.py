@@ -19,7 +19,7 @@ from barebones.lab.sources import Analysis
 from barebones.lab.statistics import spread
 from barebones.masks import Masks, everything
 from barebones.models import build, parameter_table
-from barebones.paper.figures import figure, saliency_vs_rounds, settling
+from barebones.paper.figures import FIGURES, figure, saliency_vs_rounds, settling
 from barebones.paper.theory import gaps_by_step, tanh_network
 from barebones.pruning.probe import Probe
 from barebones.pruning.prune import prune
@@ -242,3 +242,21 @@ def test_analyses_leave_the_threads_alone(tmp_path: Path) -> None:
     with sources.threads(2):
         figure("parameters", "smoke", tmp_path, context(tmp_path))
         assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "titles"),
+    [
+        ("saliency-scatter", ["Digits, small VGG", "Digits, my net"]),
+        ("saliency-vs-rounds", [f"{m}: Digits, {n}" for n in ("small VGG", "my net") for m in ("FORCE", "Iter SNIP")]),
+        ("evolution", [f"{m}: Digits, {n}" for n in ("small VGG", "my net") for m in ("Iter SNIP", "FORCE")]),
+    ],
+)
+def test_each_network_has_panels_of_its_own(name: str, titles: list[str], rows_of: Callable[[str], tidy.Rows]) -> None:
+    rows = rows_of(name)
+    other = [row | {"model": "my net"} for row in rows]
+    drawn = FIGURES[name].draw([*rows, *other])
+    assert [axes.get_title() for axes in drawn.axes] == titles
+    fewer = [row for row in other if row["method"] == "force"]
+    shown = [axes.get_title() for axes in FIGURES[name].draw([*rows, *fewer]).axes if axes.axison]
+    assert len(shown) == (2 if name == "saliency-scatter" else 3)

@@ -26,7 +26,8 @@ SETTINGS: dict[str, Settings] = {
         "pairs": [("cifar10", "resnet50")], "seeds": [0], "sparsity": 0.995, "rounds": 60, "methods": METHODS,
     },
     "paper": {
-        "pairs": [("cifar10", "resnet50")], "seeds": [0], "sparsity": 0.995, "rounds": 300, "methods": METHODS,
+        "pairs": [("cifar10", "resnet50"), ("cifar10", "vgg19")], "seeds": [0], "sparsity": 0.995, "rounds": 300,
+        "methods": METHODS,
     },
 }  # fmt: skip
 COUNTS = ("pruned", "recovered", "recovered_empty")
@@ -45,10 +46,14 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
 
 
 def draw(rows: Rows) -> Canvas:
-    """Draw a panel for each method: the shares that each round prunes and recovers."""
-    methods = grouped(rows, "method")
-    figure, [panels] = plots.panels(1, len(methods), height=2.4)
-    for axes, (method, rounds) in zip(panels, methods.items(), strict=True):
+    """Draw a panel for each network and method: the shares that each round prunes and recovers."""
+    runs = grouped(rows, "data", "model", "method")
+    columns = len(grouped(rows, "method"))
+    figure, lines = plots.panels(-(-len(runs) // columns), columns, height=2.4)
+    panels = [axes for line in lines for axes in line]
+    for axes in panels[len(runs) :]:
+        axes.set_axis_off()
+    for axes, ((*_, method), rounds) in zip(panels, runs.items(), strict=False):
         x = [row["round"] for row in rounds]
         for name, label, dashes, colour in (
             ("pruned", "pruned", "-", look(method).colour),
@@ -63,7 +68,8 @@ def draw(rows: Rows) -> Canvas:
     high = 108 * max(row["pruned_share"] for row in rows)
     for axes in panels:
         axes.set_ylim(0, high)
-    panels[0].set_ylabel("share of prunable weights (%)")
+    for line in lines:
+        line[0].set_ylabel("share of prunable weights (%)")
     return figure
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import log
 from statistics import correlation
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...lab import plots
 from ...lab.analyses import evaluation_batches, experiment_on, identified, networks, pruned
@@ -17,6 +17,7 @@ from ...lab.tidy import Row, Rows, grouped
 from ...pruning.saliency import saliency
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 METHOD = "force"
@@ -30,7 +31,7 @@ SETTINGS: dict[str, Settings] = {
         "sparsities": [0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999],
     },
     "paper": {
-        "pairs": [("cifar10", "resnet50")], "seeds": [0, 1, 2], "batches": 30, "rounds": 60,
+        "pairs": [("cifar10", "resnet50"), ("cifar10", "vgg19")], "seeds": [0, 1, 2], "batches": 30, "rounds": 60,
         "sparsities": [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995],
     },
 }  # fmt: skip
@@ -49,14 +50,29 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
 
 
 def draw(rows: Rows) -> Canvas:
-    """Draw each mask as a dot, coloured by its sparsity, and print the correlation of the logarithms."""
-    positive = [row for row in rows if row["pruned"] > 0 and row["sparsified"] > 0]
-    figure, [[axes]] = plots.panels(1, 1, height=2.9)
+    """Draw a panel for each network, and in it each mask as a dot, coloured by its sparsity."""
+    networks = grouped(rows, "data", "model")
+    figure, [panels] = plots.panels(1, len(networks), height=2.9)
     colours = plots.shades(sorted(grouped(rows, "sparsity")))
+    for axes, ((data, model), masks) in zip(panels, networks.items(), strict=True):
+        _draw(axes, masks, colours)
+        axes.set_title(plots.title(data, model))
+    panels[0].set_ylabel("saliency S of the sparsified network")
+    handles = [plots.line_handle(colour, "o", "none", markersize=4.5, markeredgewidth=0) for colour in colours.values()]
+    labels = [plots.percent(sparsity) for sparsity in colours]
+    panels[-1].legend(
+        handles, labels, title="weights removed", title_fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5),
+        handlelength=1,
+    )  # fmt: skip
+    return figure
+
+
+def _draw(axes: Axes, rows: Rows, colours: Mapping[float, Any]) -> None:
+    """Draw the masks of one network, and print the correlation of the logarithms."""
+    positive = [row for row in rows if row["pruned"] > 0 and row["sparsified"] > 0]
     for sparsity, masks in sorted(grouped(positive, "sparsity").items()):
         x, y = [row["pruned"] for row in masks], [row["sparsified"] for row in masks]
-        label = plots.percent(sparsity)
-        axes.plot(x, y, "o", color=colours[sparsity], markersize=4.5, markeredgewidth=0, label=label)
+        axes.plot(x, y, "o", color=colours[sparsity], markersize=4.5, markeredgewidth=0)
     values = [value for row in positive for value in (row["pruned"], row["sparsified"])] or [1.0]
     ends = [min(values) / 1.3, max(values) * 1.3]
     axes.plot(ends, ends, color=plots.GREY, linewidth=0.6, linestyle="--", zorder=1)
@@ -65,7 +81,6 @@ def draw(rows: Rows) -> Canvas:
     axes.set_yscale("log")
     axes.minorticks_off()
     axes.set_xlabel("saliency S of the pruned network")
-    axes.set_ylabel("saliency S of the sparsified network")
     notes = [f"{len(positive)} masks of {look(METHOD).label}"]
     if len(positive) < len(rows):
         notes.append(f"{len(rows) - len(positive)} more with S = 0")
@@ -73,9 +88,6 @@ def draw(rows: Rows) -> Canvas:
         pearson = correlation([log(row["pruned"]) for row in positive], [log(row["sparsified"]) for row in positive])
         notes.append(f"r = {pearson:.3f} (of logs)")
     axes.text(0.97, 0.05, "\n".join(notes), transform=axes.transAxes, ha="right", va="bottom")
-    axes.set_title(plots.title(rows[0]["data"], rows[0]["model"]))
-    axes.legend(title="weights removed", title_fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1)
-    return figure
 
 
 FIGURES = {
@@ -84,7 +96,7 @@ FIGURES = {
         Analysis(
             analyse,
             SETTINGS,
-            {"smoke": "5 s", "short": "30 s", "paper": "4 min"},
+            {"smoke": "5 s", "short": "30 s", "paper": "5 min"},
             ("data", "model", "sparsity", "pruned", "sparsified"),
         ),
         draw,

@@ -30,7 +30,7 @@ SETTINGS: dict[str, Settings] = {
         "sparsities": [0.9, 0.98, 0.99, 0.995], "rounds": [1, 2, 5, 20, 60, 300],
     },
     "paper": {
-        "pairs": [("cifar10", "resnet50")], "seeds": [0, 1, 2], "methods": METHODS, "batches": 30,
+        "pairs": [("cifar10", "resnet50"), ("cifar10", "vgg19")], "seeds": [0, 1, 2], "methods": METHODS, "batches": 30,
         "sparsities": [0.9, 0.95, 0.98, 0.99, 0.995, 0.999], "rounds": [1, 2, 5, 10, 20, 50, 100, 200, 300],
     },
 }  # fmt: skip
@@ -60,13 +60,17 @@ def relative(rows: Rows) -> Rows:
 
 
 def draw(rows: Rows) -> Canvas:
-    """Draw a panel for each method: S(T) / S(1) on logarithmic axes, with a shade for each sparsity."""
-    methods = list(grouped(rows, "method"))
+    """Draw a panel for each network and method: S(T) / S(1) on logarithmic axes, with a shade for each sparsity."""
+    runs = grouped(rows, "data", "model", "method")
+    columns = len(grouped(rows, "method"))
     sparsities = sorted(grouped(rows, "sparsity"))
-    figure, [panels] = plots.panels(1, len(methods), height=2.6)
+    figure, lines = plots.panels(-(-len(runs) // columns), columns, height=2.6)
+    panels = [axes for line in lines for axes in line]
+    for axes in panels[len(runs) :]:
+        axes.set_axis_off()
     colours = plots.shades(sparsities)
-    for axes, method in zip(panels, methods, strict=True):
-        method_rows = [row for row in rows if row["method"] == method and row["relative"] is not None]
+    for axes, ((data, model, method), masks) in zip(panels, runs.items(), strict=False):
+        method_rows = [row for row in masks if row["relative"] is not None]
         for sparsity, group in sorted(grouped(method_rows, "sparsity").items()):
             means = sorted(
                 (t, fmean(row["relative"] for row in seeds)) for t, seeds in grouped(group, "rounds").items()
@@ -76,13 +80,14 @@ def draw(rows: Rows) -> Canvas:
         axes.axhline(1, color=plots.GREY, linewidth=0.6)
         axes.set_yscale("log")
         plots.count_axis(axes, grouped(rows, "rounds"), "pruning rounds T (1 is SNIP)")
-        axes.set_title(f"{look(method).label}: {plots.title(rows[0]['data'], rows[0]['model'])}")
+        axes.set_title(f"{look(method).label}: {plots.title(data, model)}")
     values = [row["relative"] for row in rows if row["relative"]] or [1.0]
     for axes in panels:
         low, high = min(values) / 1.15, max(values) * 1.15
         plots.plain_log(axes.yaxis, low, high)
         axes.set_ylim(low, high)
-    panels[0].set_ylabel("saliency S relative to T = 1")
+    for line in lines:
+        line[0].set_ylabel("saliency S relative to T = 1")
     handles = {f"{plots.percent(s)} removed": plots.line_handle(colours[s], "o") for s in sparsities}
     plots.legend(figure, handles, columns=6)
     return figure
@@ -94,7 +99,7 @@ FIGURES = {
         Analysis(
             analyse,
             SETTINGS,
-            {"smoke": "10 s", "short": "3 min", "paper": "30 min"},
+            {"smoke": "10 s", "short": "3 min", "paper": "35 min"},
             ("data", "model", "method", "sparsity", "rounds", "relative"),
             relative,
         ),
