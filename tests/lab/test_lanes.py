@@ -1,11 +1,15 @@
 """Lanes: they pass on metrics, and an error ends one of them alone."""
 
+import signal
+import sys
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import torch
 
-from barebones.lab import lanes
+from barebones.lab import lanes, options
+from barebones.lab.engines.task import Task
 from barebones.lab.experiment import Experiment
 from barebones.lab.lanes import Event, Lane, Wire
 from barebones.lab.options import RunOptions
@@ -47,6 +51,28 @@ def test_a_lane_passes_on_its_lines_and_its_result(monkeypatch):
     assert [event.kind for event in wire.events] == ["started", "line", "line", "done"]
     assert wire.events[2].about == {"line": {"stage": "prune", "round": 1}}
     assert wire.events[3].about == {"result": {"test": 1}}
+
+
+@pytest.mark.parametrize(("device", "there", "used"), [("cpu", 16, 1), ("cuda:1", 16, 2), ("cuda", 1, 1)])
+def test_the_processes_of_a_sweep_do_not_fight_for_the_processors(monkeypatch, tmp_path, device, there, used):
+    monkeypatch.setattr(options, "processors", lambda: there)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(lanes, "_print_to", lambda log: None)
+    before, handlers = torch.get_num_threads(), {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    asked, ours = Pipe()
+    ours.send({})  # no methods of its own
+    ours.send(None)  # end
+    try:
+        torch.set_num_threads(3)
+        lanes.work(asked, RunOptions(tmp_path, device), str(tmp_path / "log"))
+        assert torch.get_num_threads() == used
+        Task(EXPERIMENT, RunOptions(tmp_path, device), tmp_path, Path.cwd(), tuple(sys.path), ())._settle()
+        assert torch.get_num_threads() == used
+    finally:
+        torch.set_num_threads(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(

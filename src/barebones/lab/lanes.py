@@ -60,8 +60,7 @@ def work(pipe: Connection, options: RunOptions, log: str, sources: Iterable[str]
     if options.on_gpu:
         torch.cuda.init()
         torch.cuda.set_device(torch.device(options.device).index or 0)
-    else:
-        torch.set_num_threads(1)  # there is one worker per processor
+    torch.set_num_threads(options.threads)
     lanes: list[Lane] = []
     while lanes or not wire.stopping:
         wire.look(0.0 if lanes else 1.0)

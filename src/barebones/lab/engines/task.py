@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ...running.processors import processors
 from .. import recipes
 from ..experiment import Experiment
 from ..lanes import failure
@@ -70,7 +69,7 @@ class Task:
         sys.path[:] = [*self.path, *(folder for folder in sys.path if folder not in self.path)]
         for source in self.sources:
             recipes.imported(source)
-        torch.set_num_threads(processors() if self.options.on_gpu else 1)  # engines set OMP_NUM_THREADS as they like
+        torch.set_num_threads(self.options.threads)  # engines set OMP_NUM_THREADS as they like
 
     def checkpoint(self) -> Any:
         """Return the same call; submitit submits it again when the job is preempted or its time is over."""
