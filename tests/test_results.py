@@ -172,6 +172,43 @@ def effective_table() -> list[str]:
     return lines
 
 
+RESNET50 = {"model": "resnet50", "epochs": 30, "sparsity": 0.995}
+LONG, SHORT = 300, 20  # rounds
+RESNET50_CASES: dict[str, dict[str, object]] = {
+    "Hybrid, 300 rounds": {"method": "hybrid"},
+    "FORCE, 300 rounds": {"method": "force", "rounds": LONG},
+    "Iter SNIP, 300 rounds": {"method": "iter-snip", "rounds": LONG},
+    "SynFlow": {"method": "synflow"},
+    "FORCE, 20 rounds": {"method": "force", "rounds": SHORT},
+    "Iter SNIP, 20 rounds": {"method": "iter-snip", "rounds": SHORT},
+    "Random (ERK)": {"method": "erk"},
+    "Random": {"method": "random"},
+    "SNIP-MB, `--scoring-init xavier`": {"method": "snip-mb", "scoring_init": "xavier"},
+    "SNIP-MB": {"method": "snip-mb", "scoring_init": None},
+    "GRASP-MB": {"method": "grasp-mb"},
+    "GRASP": {"method": "grasp"},
+    "SNIP": {"method": "snip"},
+}
+
+
+def resnet50_table() -> list[str]:
+    """Short runs of ResNet-50, and what shrinking did to the network of the first seed."""
+    lines = []
+    for label, case in RESNET50_CASES.items():
+        seeds = by_seed(**RESNET50, **case)
+        [row] = [r for r in finished_runs() if all(r[n] == v for n, v in (RESNET50 | case | {"seed": 0}).items())]
+        first = finished(RESULTS / row["folder"])
+        assert first["experiment"]["shrink"]
+        accuracies = [f"{seeds[seed]:.2f}" if seed in seeds else "" for seed in range(2)]
+        speeds = first["shrunk"]["images_per_second"]
+        cells = ["0 (cut)", "", ""]
+        if not first["collapsed"]:
+            flops = f"{100 * first['flops_shrunk'] / first['flops_dense']:.0f} %"
+            cells = [f"{first['effective']:,}", flops, f"{speeds['shrunk'] / speeds['masked']:.2f}"]
+        lines.append(line(label, *accuracies, f"{len(first['empty'])}", *cells))
+    return lines
+
+
 def paper_table() -> list[str]:
     """Every number of the paper on CIFAR-10 beside the mean of our records of the same rounds and batches."""
     lines = []
@@ -180,18 +217,20 @@ def paper_table() -> list[str]:
             row
             for row in finished_runs()
             if all(row[name] == getattr(number, name) for name in ("data", "model", "method", "sparsity"))
-            and row["control"] == "none"
+            and (row["control"], row["scoring_init"]) == ("none", None)
             and number.rounds in (None, row["rounds"])
             and number.batches in (None, row["batches"])
         ]
-        if rows:
-            ours = fmean(100 * row["top1"] for row in rows)
-            epochs = {row["epochs"] for row in rows}
+        for epochs in sorted({row["epochs"] for row in rows}):
+            top1 = [100 * row["top1"] for row in rows if row["epochs"] == epochs]
+            ours = fmean(top1)
             says = {ABOUT: "about ", ABOVE: "over "}.get(number.says, "")
+            rounds = f", {number.rounds} rounds" if (number.rounds or 1) > 1 else ""
             lines.append(
                 line(
-                    f"{MODELS[number.model].label}, {100 * number.sparsity:g} %", looks()[number.method].label,
-                    f"{epochs.pop()}", f"{len(rows)}", f"{ours:.2f}", f"{says}{100 * number.top1:.1f}",
+                    f"{MODELS[number.model].label}, {100 * number.sparsity:g} %",
+                    f"{looks()[number.method].label}{rounds}",
+                    f"{epochs}", f"{len(top1)}", f"{ours:.2f}", f"{says}{100 * number.top1:.1f}",
                     f"{ours - 100 * number.top1:+.1f}".replace("-", "−"),
                 )
             )  # fmt: skip
@@ -200,17 +239,19 @@ def paper_table() -> list[str]:
 
 def test_the_page_of_results_has_the_tables_of_the_records():
     seeds = [seeds_table(sparsity) for sparsity in (0.995, 0.999, 0.99)]
-    for lines in (*seeds, controls_table(), effective_table(), paper_table()):
+    for lines in (*seeds, controls_table(), effective_table(), resnet50_table(), paper_table()):
         assert "\n".join(lines) in PAGE
     assert f"{len(finished_runs())} finished runs" in PAGE
 
 
 def test_every_accuracy_in_the_sentences_of_the_page_is_in_a_table():
     sentences = "\n".join(row for row in PAGE.splitlines() if not row.startswith("|"))
-    tables = "\n".join([*seeds_table(0.995), *seeds_table(0.999), *controls_table(), *paper_table()])
+    tables = "\n".join(
+        [*seeds_table(0.995), *seeds_table(0.999), *controls_table(), *resnet50_table(), *paper_table()]
+    )
     dense = by_seed(**VGG19, method="dense")[0]
     best = {f"{100 * row['top1_at_best_validation']:.2f}" for row in finished_runs() if row["epochs"] == 350}
-    hybrid = by_seed(model="resnet50", method="hybrid")[0]
+    hybrid = by_seed(model="resnet50", method="hybrid", epochs=350)[0]
     known = {*re.findall(r"\b\d\d\.\d\d\b", tables), f"{dense:.2f}", f"{hybrid:.2f}", *best}
     assert set(re.findall(r"\b\d\d\.\d\d\b", sentences)) <= known
 
@@ -347,13 +388,10 @@ def test_the_controls_of_the_page_are_those_of_the_library():
 @pytest.mark.slow
 def test_the_masks_of_snip_on_another_draw_are_counted_again():
     model, example = build("resnet50", classes=10, size=32), torch.zeros(1, 3, 32, 32)
-    for name, scoring_init, label in (
-        ("resnet50-snip-mb", None, "those that are trained"),
-        ("resnet50-snip-mb-xavier", "xavier", "another draw, Xavier's scheme"),
-    ):
-        masks, about = load_masks(RESULTS / f"{name}.safetensors", model)
-        wanted = {"model": "resnet50", "method": "snip-mb", "sparsity": 0.995, "scoring_init": scoring_init, "seed": 0}
-        assert wanted.items() <= about["experiment"].items()
+    for scoring_init, label in ((None, "those that are trained"), ("xavier", "another draw, Xavier's scheme")):
+        case = RESNET50 | {"method": "snip-mb", "seed": 0, "scoring_init": scoring_init}
+        [row] = [row for row in finished_runs() if all(row[name] == value for name, value in case.items())]
+        masks, _ = load_masks(RESULTS / row["folder"] / "mask.safetensors", model)
         counts = kept(masks), account(model, masks, example).effective
-        cells = [label, len(empty(masks)), len(masks), *(f"{count:,}" for count in counts)]
+        cells = [label, len(empty(masks)), len(masks), *(f"{count:,}" for count in counts), f"{100 * row['top1']:.2f}"]
         assert f"| {' | '.join(map(str, cells))} |" in PAGE
