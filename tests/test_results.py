@@ -246,9 +246,7 @@ def test_the_page_of_results_has_the_tables_of_the_records():
 
 def test_every_accuracy_in_the_sentences_of_the_page_is_in_a_table():
     sentences = "\n".join(row for row in PAGE.splitlines() if not row.startswith("|"))
-    tables = "\n".join(
-        [*seeds_table(0.995), *seeds_table(0.999), *controls_table(), *resnet50_table(), *paper_table()]
-    )
+    tables = "\n".join([*seeds_table(0.995), *seeds_table(0.999), *controls_table(), *resnet50_table(), *paper_table()])
     dense = by_seed(**VGG19, method="dense")[0]
     best = {f"{100 * row['top1_at_best_validation']:.2f}" for row in finished_runs() if row["epochs"] == 350}
     hybrid = by_seed(model="resnet50", method="hybrid", epochs=350)[0]
