@@ -26,7 +26,7 @@ SETTINGS: dict[str, Settings] = {
         "sparsities": [0.8, 0.9, 0.96], "rounds": [1, 3, 10],
     },
     "short": {
-        "pairs": [("cifar10", "resnet50")], "seeds": [0], "methods": METHODS, "batches": 10,
+        "pairs": [("cifar10", "resnet50"), ("cifar10", "vgg19")], "seeds": [0], "methods": METHODS, "batches": 10,
         "sparsities": [0.9, 0.98, 0.99, 0.995], "rounds": [1, 2, 5, 20, 60, 300],
     },
     "paper": {
@@ -99,7 +99,7 @@ FIGURES = {
         Analysis(
             analyse,
             SETTINGS,
-            {"smoke": "10 s", "short": "3 min", "paper": "35 min"},
+            {"smoke": "10 s", "short": "4 min", "paper": "35 min"},
             ("data", "model", "method", "sparsity", "rounds", "relative"),
             relative,
         ),
