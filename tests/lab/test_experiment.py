@@ -98,7 +98,8 @@ def test_dense_prunes_nothing():
     assert resolved.sparsity == 0
     assert (resolved.rounds, resolved.batches, resolved.schedule) == (None, None, None)
     wrong = dict(rounds=3, batches=2, pretrain=1, schedule="linear", at_least=1, shrink=True)
-    for name, value in (wrong | dict(leave_empty=True, scoring_bn="eval")).items():
+    wrong |= dict(leave_empty=True, scoring_bn="eval", scoring_precision="bf16", loss="nll-on-logits")
+    for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"dense prunes nothing, so it takes no {name.replace('_', '-')}"):
             Experiment("vgg19", method=DENSE, **{name: value}).resolved()
 

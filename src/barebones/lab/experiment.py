@@ -29,7 +29,7 @@ from .training import OPTIMIZERS, PRECISIONS, TrainingPlan
 DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a known method
 PRUNING = (  # fields that a dense run lacks
     "rounds", "batches", "schedule", "revive_until", "at_least", "pretrain", "rewind", "shrink", "control",
-    "scoring_init", "leave_empty", "scoring_bn",
+    "scoring_init", "leave_empty", "scoring_bn", "scoring_precision", "loss",
 )  # fmt: skip
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
 
