@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from contextlib import nullcontext
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -96,6 +97,29 @@ def test_an_error_ends_its_lane_alone(monkeypatch, error, why, retry):
     about = wire.events[-1].about
     assert (wire.events[-1].kind, about["reason"], about["others_may_be_the_cause"]) == ("failed", why, retry)
     assert "raise error" in about["traceback"]
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_process_whose_random_numbers_are_broken_ends_and_its_lanes_are_tried_again(monkeypatch, usable):
+    def body(report, stopping):
+        yield
+        raise ValueError("this network cannot be captured in a CUDA graph")
+
+    def rand(*size, device):
+        if not usable:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+
+    ends: list[int] = []
+    runner, wire = lane(monkeypatch, body)
+    runner.stream, runner.first_turn = object(), False
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch, "rand", rand)
+    monkeypatch.setattr(lanes.os, "_exit", ends.append)
+    assert runner.turn()
+    assert not runner.turn()
+    assert ends == ([] if usable else [lanes.BROKEN])
+    assert wire.events[-1].about["others_may_be_the_cause"] != usable
 
 
 def test_a_lane_stops_when_asked(monkeypatch):

@@ -45,6 +45,10 @@ def kills_once():
         return SmallVGG()
     (HERE / "killed").touch()
     os.kill(os.getpid(), signal.SIGKILL)
+
+class Asks(SmallVGG):
+    def forward(self, x):
+        return super().forward(x) * float(x.sum().item() < 1e9)  # which no CUDA graph can record
 """
 
 
@@ -297,3 +301,15 @@ def test_lanes_share_a_device(tmp_path):
     result, text = swept([short(seed=seed, epochs=20) for seed in range(6)], options, jobs=3)
     assert counts(result) == (6, 0, 0, 0)
     assert text.index("started  digits-small-vgg-random-90-s1") < text.index("done ")  # not one after the other
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_network_that_cannot_be_captured_fails_alone(tmp_path, monkeypatch):
+    (tmp_path / "models_for_lanes.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = RunOptions(tmp_path / "runs", device="cuda")
+    others = [short(seed=seed, epochs=20) for seed in range(3)]
+    result, text = swept([*others, short("models_for_lanes:Asks")], options, jobs=4)
+    assert counts(result) == (3, 1, 0, 0)
+    assert "this network cannot be captured in a CUDA graph" in text

@@ -27,7 +27,7 @@ from .metrics import Line
 from .options import RunOptions
 from .run import Stopped, run
 
-BROKEN = 70  # exit code of a process whose CUDA context cannot be used any more
+BROKEN = 70  # exit code of a process that cannot use its GPU any more
 PIPE_PAUSE = 0.1  # seconds between looks into the pipe
 
 
@@ -226,11 +226,12 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _breaks_cuda(error: BaseException) -> bool:
-    """Return whether the CUDA context is unusable after this error."""
+    """Return whether the process cannot use its GPU any more after this error."""
     if isinstance(error, torch.AcceleratorError) or ("CUDA error" in str(error) and not isinstance(error, ValueError)):
         return True
     try:
         torch.cuda.synchronize()
+        torch.rand((), device="cuda")  # fails after a recording of a CUDA graph that failed
     except RuntimeError:  # torch raises it for every CUDA error
         return True
     return False
