@@ -44,8 +44,7 @@ def test_a_run_whose_folder_is_gone_stops_and_writes_nothing_more(stage, fate, s
                 next(began[0])
             began.append(line)
 
-    how = "taken over by another process" if fate == "replaced" else "deleted, moved or replaced"
-    expected = re.escape(f"{folder} was {how} while this run was working in it, so this run stops")
+    expected = re.escape(f"{folder} was deleted, moved or replaced while this run was working in it, so this run stops")
     with pytest.raises(Busy, match=expected):
         result_of(run(short, replace(options, save_every=1e9), lose))
     assert folder.exists() == (fate == "replaced")

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any, BinaryIO
 
@@ -24,6 +25,17 @@ Path = str | os.PathLike[str]
 
 LONGEST_HEADER = 100_000_000  # bytes; safetensors does not read longer headers
 BLANK = "0" * 64  # stands in for the checksum while it is computed
+_check: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: None)
+
+
+@contextmanager
+def put_only_if(check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` before each file that is written within is put in place; if it raises, the old file stays."""
+    token = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(token)
 
 
 @contextmanager
@@ -38,7 +50,7 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
     ...     before, os.listdir(folder)
     (False, ['note'])
     """
-    name = os.fspath(path)
+    name, check = os.fspath(path), _check.get()
     target = os.path.realpath(path)  # a symbolic link stays one; the file it points to is replaced
     if os.path.exists(target) and not os.path.isfile(target):
         raise ValueError(f"{name} is a folder or a device; give the name of a file to write")
@@ -53,7 +65,12 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        check()
+        try:
+            os.replace(temporary, target)
+        except FileNotFoundError:
+            check()  # whoever took the folder over has deleted the temporary file
+            raise
     except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)

@@ -100,10 +100,15 @@ class Folder:
         """Raise `Busy` if this process no longer owns the folder."""
         self.lease.check()
 
-    def stamp(self, name: str) -> dict[str, Any]:
-        """Return the metadata of a file that is written next; the folder must still be there."""
+    @contextmanager
+    def writing(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the metadata of a file that is written within; it is put in place if this process owns the folder then.
+
+        If another process takes the folder over after the last check, it has deleted the temporary file.
+        """
         self.check()
-        return {"run": self.identity.stamp(name)}
+        with container.put_only_if(self.check):
+            yield {"run": self.identity.stamp(name)}
 
     def about(self, name: str) -> dict[str, Any]:
         """Return the metadata of one of the files with tensors, which must belong to this run."""
@@ -111,8 +116,8 @@ class Folder:
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one of the JSON files."""
-        self.check()
-        write_json(self.path / name, content, self.identity)
+        with self.writing(name):
+            write_json(self.path / name, content, self.identity)
 
     def read(self, name: str) -> dict[str, Any]:
         """Read one of the JSON files, which must belong to this run."""

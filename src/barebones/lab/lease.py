@@ -37,6 +37,7 @@ class Lease:
     folder: Path
     attempt: int
     file: BinaryIO  # kept open, so that no other file can get its number
+    place: os.stat_result  # of the folder
 
     @property
     def path(self) -> Path:
@@ -45,7 +46,7 @@ class Lease:
     def check(self) -> None:
         """Raise `Busy` if another process has taken the folder over, or if the folder is gone or is another one."""
         if (self.folder / f"lease-{self.attempt + 1}").exists() or not self._is_there():
-            how = "taken over by another process" if _attempts(self.folder) else "deleted, moved or replaced"
+            how = "taken over by another process" if self._folder_is_there() else "deleted, moved or replaced"
             raise Busy(
                 f"{self.folder} was {how} while this run was working in it, so this run stops; "
                 "run the experiment again to see its result, or to start anew"
@@ -54,6 +55,12 @@ class Lease:
     def _is_there(self) -> bool:
         try:
             return os.path.samestat(os.fstat(self.file.fileno()), os.stat(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _folder_is_there(self) -> bool:
+        try:
+            return os.path.samestat(self.place, os.stat(self.folder))
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -115,7 +122,7 @@ def _taken(folder: Path) -> Lease:
     except FileExistsError:
         raise _busy(folder) from None
     file.write(json.dumps(_here() | {"renewed_every": RENEWED_EVERY}).encode())
-    return Lease(folder, attempt + 1, file)
+    return Lease(folder, attempt + 1, file, os.stat(folder))
 
 
 def _attempts(folder: Path) -> list[int]:
@@ -159,10 +166,14 @@ def _now(folder: Path) -> float:
 
 
 def _here() -> dict[str, Any]:
-    """Say where this process runs: on which node since it was started, its number, and when it began."""
+    """Say where this process runs: on which node since it was started, its number, and when it began.
+
+    Containers of one node are like nodes, because the numbers of their processes are their own.
+    """
     node = socket.gethostname()
     with suppress(OSError):
         node += " " + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        node += " " + os.readlink("/proc/self/ns/pid")
     return {"node": node, "process": os.getpid(), "began": _began(os.getpid())}
 
 

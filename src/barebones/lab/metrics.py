@@ -108,7 +108,7 @@ class Metrics:
     def _rewrite(self) -> None:
         """Write the file again with the present lines, and track them."""
         self.close()
-        with files.atomically(self.path) as file:
+        with files.put_only_if(self.owned), files.atomically(self.path) as file:
             file.write(b"".join(map(_text, [self.stamp, *self.lines], self.seals)))
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open until the run ends)
         if self.track is not None:

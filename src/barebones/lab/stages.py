@@ -89,7 +89,8 @@ class Stages:
         if not path.exists():
             plan = replace(self.experiment.plan(), epochs=self.experiment.pretrain, lr_schedule="constant", warmup=0)
             yield from self._training("pretrain", plan, None, PRETRAINING)
-            save_weights(self.model, {}, path, **self._stamp(PRETRAINED))
+            with self._writing(PRETRAINED) as stamp:
+                save_weights(self.model, {}, path, **stamp)
         self._passed(self.folder.about(PRETRAINED)["metrics"])
         with explained(path):
             load_weights(path, self.model)
@@ -156,7 +157,7 @@ class Stages:
                 flush()
             if step.index + 1 < method.rounds and (stop or self._due()):
                 flush()  # first: a resumed run does not write the lines of rounds before its checkpoint
-                self._save(lambda: step.save(checkpoint, **self._stamp(ROUND)))
+                self._save(ROUND, step.save)
             if stop:
                 raise Stopped
 
@@ -176,7 +177,8 @@ class Stages:
         numbers, dead = _account(self.model, masks, self.data)
         about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
         about |= {"collapsed": collapsed or dead, "account": numbers, "inputs": asdict(self.data.inputs)}
-        maskfile.save_masks(masks, self.folder.path / MASK, **about, **self._stamp(MASK))
+        with self._writing(MASK) as stamp:
+            maskfile.save_masks(masks, self.folder.path / MASK, **about, **stamp)
 
     def _copy_mask(self, source: Path | None) -> None:
         """Take the masks of a file as those of this run."""
@@ -186,7 +188,8 @@ class Stages:
             raise ValueError(f"{source} has changed since it was read; start again")
         masks, about = maskfile.load_masks(source, self.model)  # raises if they do not match the model
         about |= {"inputs": asdict(self.data.inputs)}
-        maskfile.save_masks(masks, self.folder.path / MASK, **about | self._stamp(MASK))
+        with self._writing(MASK) as stamp:
+            maskfile.save_masks(masks, self.folder.path / MASK, **about | stamp)
 
     def prepare(self, masks: Masks) -> None:
         """Do what comes before the first step of training and can be kept: measure the shrunk network, and compile.
@@ -214,7 +217,8 @@ class Stages:
         test = last.test if last is not None else training.evaluate(self.data.test)
         assert test is not None
         stored = {} if experiment.method == DENSE else masks
-        save_weights(self.model, stored, self.folder.path / WEIGHTS, **self._stamp(WEIGHTS))
+        with self._writing(WEIGHTS) as stamp:
+            save_weights(self.model, stored, self.folder.path / WEIGHTS, **stamp)
         lines = self.metrics.lines
         result = {
             "experiment": experiment.to_dict(),
@@ -262,8 +266,9 @@ class Stages:
         images, path = next(self.data.test.epoch(2))[0], self.folder.path / CUTS
         found_for = maskfile.masks_digest(masks)
         if not path.exists():
-            stamp = {**self.folder.stamp(CUTS), "metrics": self.mark}  # up to the end of pruning
-            cuts_to_train(self.model, masks, images).save(path, masks=found_for, **stamp)
+            cuts = cuts_to_train(self.model, masks, images)
+            with self.folder.writing(CUTS) as stamp:
+                cuts.save(path, masks=found_for, **stamp, metrics=self.mark)  # up to the end of pruning
         about = self.folder.about(CUTS)  # raises if it is damaged or belongs to another run
         with explained(path):
             if about.get("masks") != found_for:
@@ -307,7 +312,7 @@ class Stages:
             over = training.epoch == plan.epochs
             stop = self.stopping()
             if stop or over or self._due():
-                self._save(lambda: training.save(path, **self._stamp(checkpoint)))
+                self._save(checkpoint, training.save)
             if stop and not over:
                 raise Stopped
             yield
@@ -339,9 +344,11 @@ class Stages:
         line = {"stage": stage, unit: finished + 1, unit + "s": total, "part": part}
         self.report(line if resumed is None else line | {"resumed": resumed})
 
-    def _stamp(self, name: str) -> dict[str, Any]:
-        """Return the metadata of a file that is written next: its run, and up to where metrics are on the disk."""
-        return {**self.folder.stamp(name), "metrics": self.metrics.mark()}
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the metadata of a file that is written within: its run, and up to where metrics are on the disk."""
+        with self.folder.writing(name) as stamp:
+            yield {**stamp, "metrics": self.metrics.mark()}
 
     def _marked(self, name: str) -> Mark | None:
         """Return up to where the metrics were written when this file was; None if there is no such file."""
@@ -354,6 +361,7 @@ class Stages:
 
     def _delete(self, name: str) -> None:
         """Delete a file that is not needed any more."""
+        self.folder.check()
         (self.folder.path / name).unlink(missing_ok=True)
 
     def _due(self) -> bool:
@@ -361,9 +369,11 @@ class Stages:
         pause = self.options.save_every
         return monotonic() - self.saved_at >= max(pause, 50 * self.saving_took if pause else 0)
 
-    def _save(self, save: Callable[[], None]) -> None:
+    def _save(self, name: str, save: Callable[..., None]) -> None:
+        """Save a checkpoint with this function of a path and its metadata."""
         began = monotonic()
-        save()
+        with self._writing(name) as stamp:
+            save(self.folder.path / name, **stamp)
         self.saved_at = monotonic()
         self.saving_took = self.saved_at - began
 
