@@ -12,6 +12,7 @@ from barebones.lab import lease
 from barebones.lab.engines.task import Task
 from barebones.lab.folder import CHECKPOINT, RESULT
 from barebones.lab.metrics import METRICS, read
+from barebones.running.processors import processors
 
 submitit = pytest.importorskip("submitit", reason="needs submitit: pip install 'barebones[slurm]'")
 
@@ -186,6 +187,25 @@ def test_what_submitit_cannot_do_is_an_error_in_one_line(settings, words, nets, 
     with pytest.raises(ValueError, match=words):
         swept([troubled("plain")], options, engine="slurm", engine_options=settings)
     assert not list(options.runs.iterdir()) if settings else not options.runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"nodes": 2}, "one process on one node; leave out --engine-option nodes"),
+        ({"tasks_per_node": 2}, "one process on one node; leave out --engine-option tasks_per_node"),
+        ({"time": 0}, "--engine-option time=0 .* at least 1"),
+    ],
+)
+def test_what_no_experiment_can_use_is_refused_before_anything_is_written(setting, words, options):
+    with pytest.raises(ValueError, match=words):
+        slurm.Slurm(options, None, {"cluster": "local", **setting})
+    assert not options.runs.exists()
+
+
+def test_without_slurm_there_are_as_many_jobs_as_processors(options):
+    assert len(slurm.Slurm(options, None, {"cluster": "local"}).places()) == processors()
+    assert len(slurm.Slurm(options, 3, {"cluster": "local"}).places()) == 3
 
 
 def test_jobs_that_slurm_refuses_end_the_sweep(fake, nets, options):

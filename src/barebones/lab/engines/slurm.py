@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import sleep
 from typing import Any
 
+from ...running.processors import processors
 from ...words import first_line
 from ..options import RunOptions
 from .remote import STOPPED, Cluster, Lost, Remote
@@ -24,6 +25,7 @@ SHORT = {"time": "timeout_min", "gpus": "gpus_per_node", "cpus": "cpus_per_task"
 SHARED = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")
 DEFAULTS = {"name": "barebones", "timeout_min": 60, "cpus_per_task": 1}
 TIMEOUTS = 1000  # how often a job may run out of time and be queued again
+SINGLE = ("nodes", "tasks_per_node", "ntasks_per_node")  # settings that are 1: a task is one process
 MOST = 1000  # jobs at a time, unless --jobs says it; many sites allow no larger array
 ASKED = 100  # jobs whose files are looked for in a second
 CHECKED_EVERY = 30  # seconds between questions to Slurm about jobs that have returned nothing
@@ -43,11 +45,16 @@ class Slurm(Cluster):
 
     def __init__(self, options: RunOptions, jobs: int | None, settings: dict[str, Any]) -> None:
         super().__init__(options)
-        self.jobs = jobs or MOST
         self.waiting: list[Ticket] = []
         cluster = settings.pop("cluster", "slurm")  # or "local": submitit then starts processes of this machine
+        self.jobs = jobs or (processors() if cluster == "local" else MOST)
         gpus = {"gpus_per_node": 1} if self.options.on_gpu else {}
         chosen = DEFAULTS | gpus | {SHORT.get(name, name): value for name, value in settings.items()}
+        for name in SINGLE:
+            if chosen.get(name, 1) != 1:
+                raise ValueError(f"an experiment is one process on one node; leave out --engine-option {name}")
+        if isinstance(time := chosen["timeout_min"], int) and time < 1:
+            raise ValueError(f"--engine-option time={time} is too short for a job; it is in minutes, and at least 1")
         named = {name if name in SHARED else f"slurm_{name}": value for name, value in chosen.items()}
         try:
             self.executor = submitit.AutoExecutor(self.folder, cluster, slurm_max_num_timeout=TIMEOUTS)
