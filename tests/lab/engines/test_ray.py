@@ -155,13 +155,15 @@ def test_a_task_that_this_machine_can_never_run_is_an_error(options, monkeypatch
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(engine, "_connect", lambda address, jobs: None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "memory": 4e9})
-    for name, value in (("num_cpus", 3), ("num_gpus", 1), ("memory", 8e9)):
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "memory": 4e9, "accelerator_type:L4": 1.0})
+    wishes = {"num_cpus": 3, "num_gpus": 1, "memory": 8e9, "resources": {"disk": 1}, "accelerator_type": "H100"}
+    for name, value in wishes.items():
         with (
-            pytest.raises(ValueError, match=f"--engine-option {name}=.* is more than this machine has"),
+            pytest.raises(ValueError, match=f"--engine-option {name}=.* wants more .* than this machine has"),
             engine.opened(options, None, {name: value}),
         ):
             pass
-    with engine.opened(options, None, {"num_cpus": 2}), engine.opened(options, None, {"address": "a:1", "memory": 8e9}):
-        pass
+    for fits in ({"num_cpus": 2}, {"accelerator_type": "L4"}, {"address": "a:1", "memory": 8e9}):
+        with engine.opened(options, None, fits):
+            pass
     assert not list(options.runs.iterdir())

@@ -111,12 +111,16 @@ def opened(options: RunOptions, jobs: int | None, settings: dict[str, Any]) -> I
 
 def _check_fits(settings: dict[str, Any]) -> None:
     """Raise a `ValueError` if a task wants more than this machine has: it would wait for ever. A cluster may grow."""
+    wanted = [(name, resource, settings.get(name) or 0) for name, resource in AMOUNTS.items()]
+    wanted += [("resources", name, amount) for name, amount in (settings.get("resources") or {}).items()]
+    if kind := settings.get("accelerator_type"):
+        wanted.append(("accelerator_type", f"accelerator_type:{kind}", 1))
     there = ray.cluster_resources()
-    for name, resource in AMOUNTS.items():
-        if (settings.get(name) or 0) > (most := there.get(resource, 0)):
+    for name, resource, amount in wanted:
+        if amount > (most := there.get(resource, 0)):
             raise ValueError(
-                f"--engine-option {name}={settings[name]} is more than this machine has, which is {most:.10g}; "
-                "lower it, or name a cluster with address=HOST:PORT"
+                f"--engine-option {name}={settings[name]} wants more {resource} than this machine has, which is "
+                f"{most:.10g}; lower it or leave it out, or name a cluster with address=HOST:PORT"
             )
 
 
