@@ -107,9 +107,34 @@ def test_a_stopped_sweep_saves_and_what_waits_is_taken_back(cluster, nets, optio
 
 def test_an_address_without_a_cluster_is_an_error_in_one_line(nets, options, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(ValueError, match=r"the Ray cluster at 127.0.0.1:1 cannot be reached .*; check the address"):
+    words = r"the Ray cluster at 127.0.0.1:1 cannot be reached .*; check the address .*token \(RAY_AUTH_MODE=token\)"
+    with pytest.raises(ValueError, match=words):
         swept([troubled("plain")], options, engine="ray")
     assert not options.runs.exists()
+
+
+def test_a_missing_token_is_an_error_in_one_sentence(options, monkeypatch):
+    def init(*_, **__) -> None:
+        raise ray.exceptions.RayError("a token is missing. Make sure that it is there. See the web.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ValueError, match=r"cannot be reached \(a token is missing\); check"):
+        engine._connect("auto", None)
+
+
+def test_ray_that_dies_on_this_machine_ends_the_sweep_and_fails_no_experiment(nets, options, monkeypatch):
+    def get(job) -> None:
+        raise ray.exceptions.LocalRayletDiedError
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(ray, "wait", lambda jobs, timeout: (jobs, []))
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "cancel", lambda job, force: None)
+    monkeypatch.setattr(engine.Ray, "submit", lambda self, task, alone: task)
+    with pytest.raises(ValueError, match="Ray has died on this machine; run the same command again to resume"):
+        swept([troubled("plain", seed) for seed in range(3)], options, engine="ray")
+    assert not list(options.runs.iterdir())
 
 
 def test_tasks_share_a_gpu_unless_they_have_to_be_alone(options, monkeypatch):

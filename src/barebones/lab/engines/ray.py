@@ -71,6 +71,8 @@ class Ray(Cluster):
             return STOPPED
         except exceptions.RayTaskError as error:
             return json.dumps([("failed", failure(error.cause))])
+        except exceptions.LocalRayletDiedError as error:  # nothing can run any more
+            raise ValueError("Ray has died on this machine; run the same command again to resume the sweep") from error
         except exceptions.RayError as error:
             return Lost(f"its Ray worker or node died ({type(error).__name__})", str(error))
 
@@ -134,10 +136,11 @@ def _connect(address: str, jobs: int | None) -> None:
         if host and port.isdecimal():  # Ray itself would wait for minutes
             socket.create_connection((host, int(port)), timeout=PATIENCE).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **(new if address == HERE else {}))
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, exceptions.RayError) as error:
+        why = first_line(error).partition(". ")[0]
         raise ValueError(
-            f"the Ray cluster at {address} cannot be reached ({first_line(error)}); check the address in RAY_ADDRESS, "
-            "or leave it out to start a cluster on this machine"
+            f"the Ray cluster at {address} cannot be reached ({why}); check the address in RAY_ADDRESS, and its token "
+            "(RAY_AUTH_MODE=token) if it has one, or leave out the address to start a cluster on this machine"
         ) from error
     finally:
         if signal.getsignal(signal.SIGTERM) is not handler:
