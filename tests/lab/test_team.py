@@ -211,6 +211,19 @@ def test_batches_that_layers_need_whole_are_not_split(options, norm, until, mess
         check_norms(nn.Sequential(norm), split, RunOptions(**options), Team(0, 2), until)
 
 
+@pytest.mark.parametrize(
+    "settings", [dict(scoring_bn="eval"), *(dict(method=name) for name in ("magnitude", "random", "erk", "synflow"))]
+)
+def test_scoring_without_statistics_of_batches_may_split_them_but_training_may_not(settings, split):
+    experiment, norm = replace(split, **settings), nn.Sequential(nn.BatchNorm2d(1))
+    for options, team in ((RunOptions(micro_batch=8), Team()), (RunOptions(), Team(0, 2))):
+        check_norms(norm, experiment, options, team, "prune")
+        with pytest.raises(ValueError, match="take statistics of whole batches"):
+            check_norms(norm, experiment, options, team, "train")
+        with pytest.raises(ValueError, match="take statistics of whole batches"):
+            check_norms(norm, replace(experiment, pretrain=1), options, team, "prune")
+
+
 def test_layers_that_need_no_whole_batches_or_share_them_are_allowed(split):
     check_norms(nn.Sequential(nn.InstanceNorm2d(1), nn.GroupNorm(1, 1)), split, RunOptions(), Team(0, 2), "train")
     gpu, norm = RunOptions(device="cuda", sync_bn=True), nn.Sequential(nn.BatchNorm2d(1))

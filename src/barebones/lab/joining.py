@@ -71,16 +71,18 @@ def is_lost(error: BaseException) -> bool:
 
 def check_norms(model: nn.Module, experiment: Experiment, options: RunOptions, team: Team, until: str) -> None:
     """Raise a `ValueError` if a run would split batches that layers of the network need whole."""
-    batch = experiment.batch or 1
+    only_scores, batch = until == "prune" and not experiment.pretrain, experiment.batch or 1
+    if only_scores and not _scores_by_batch(experiment):
+        return
     norms = {name: module for name, module in model.named_modules() if _needs_batch(module)}
     named = f"layers of {experiment.model} take statistics of whole batches ({shortened(norms)})"
     if norms and options.micro_batch is not None and options.micro_batch < batch:
         raise ValueError(f"--micro-batch splits batches, but {named}; leave it out")
-    if not norms or not team.several or (until == "prune" and not splits_scoring(experiment)):
+    if not norms or not team.several or (only_scores and not splits_scoring(experiment)):
         return
     if not (options.on_gpu and options.sync_bn):
         remedy = "pass --sync-bn" if options.on_gpu else "torch shares them on GPUs only, so use one process"
-        others = ", or --batches 2 or more" if until == "prune" else ""
+        others = ", or --batches 2 or more" if only_scores else ""
         raise ValueError(f"{team.size} processes split each batch, but {named}; {remedy}{others}")
     if odd := [name for name, norm in norms.items() if type(norm) not in SHARED]:
         raise ValueError(f"torch has no form of {shortened(odd)} that shares its statistics; use one process")
@@ -91,5 +93,11 @@ def _needs_batch(module: nn.Module) -> bool:
 
 
 def splits_scoring(experiment: Experiment) -> bool:
-    """Return whether several processes would split batches to score weights: they share out two or more."""
-    return experiment.method in METHODS and METHODS[experiment.method].needs_data and experiment.batches == 1
+    """Return whether several processes that score weights would split batches of which layers need the statistics."""
+    return _scores_by_batch(experiment) and experiment.batches == 1  # they share out two or more
+
+
+def _scores_by_batch(experiment: Experiment) -> bool:
+    """Return whether batch-norms take the statistics of batches when weights are scored."""
+    reads = experiment.method in METHODS and METHODS[experiment.method].needs_data
+    return reads and experiment.scoring_bn == "batch"
