@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from .running.shards import count
+from .running.shards import count, is_sharded, refuse_shards
 from .words import shape_of, shortened
 
 LISTED = 12  # `str` lists the layers of masks that have at most this many
@@ -141,6 +141,8 @@ def agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Agreement:
     if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
         differing = sorted(a.keys() ^ b.keys()) or [name for name in a if a[name].shape != b[name].shape]
         raise ValueError(f"the masks belong to two different models; they differ in {shortened(differing)}")
+    if any(is_sharded(a[name]) != is_sharded(b[name]) for name in a):
+        refuse_shards("masks", a, b)
     common = {name: count(a[name] & b[name].to(a[name].device)) for name in a}
     totals = {name: count(a[name]) + count(b[name]) for name in a}
 

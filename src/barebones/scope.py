@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._pytree import tree_leaves
 
-from .running.shards import is_sharded, local, own_rows, sharded_like, why_not
+from .running.shards import is_sharded, local, own_rows, refuse_shards, sharded_like, why_not
 from .words import first_line, shape_of, shortened
 
 Pattern = str | Sequence[str] | Callable[[str, Tensor], bool]
@@ -194,6 +194,8 @@ def matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, nn
             f"masks must be a dict from names to bool tensors, not a {type(masks).__name__}; pass result.masks"
         )
     named = parameters(model)
+    if not any(map(is_sharded, named.values())):
+        refuse_shards("masks", masks)
     problems = []
     for name, mask in masks.items():
         parameter = named.get(name)
@@ -244,10 +246,10 @@ def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     return copy
 
 
-def refuse_sharded(model: nn.Module, purpose: str) -> None:
+def refuse_sharded(model: nn.Module, purpose: str, remedy: str = "do that before you shard it") -> None:
     """Refuse a network of which each process holds a part."""
     if any(map(is_sharded, model.parameters())):
-        raise ValueError(f"the model is sharded, and no process can {purpose}; do that before you shard it")
+        raise ValueError(f"the model is sharded, and no process can {purpose}; {remedy}")
 
 
 def refuse_scripted(model: nn.Module) -> None:

@@ -177,6 +177,34 @@ def refused(kind: str) -> dict[str, Tensors]:
         bb.account(sharded(kind), masks, batches()[0][0])
     with pytest.raises(ValueError, match="no process can copy it"):
         bb.shrink(sharded(kind), masks, batches()[0][0])
+    scores = {name: parameter.detach() for name, parameter in bb.prunable(sharded(kind)).items()}
+    path = Path(os.environ["SHARDS_FOLDER"]) / f"weights-{dist.get_rank()}"
+    bb.save_weights(net(), {}, path)
+    refusals = {
+        r"^the masks are sharded; gather them in every process: \{name: t.full_tensor\(\) for": (
+            lambda: bb.shuffled(masks, 1),
+            lambda: bb.inverted(masks, whole(scores)),
+            lambda: bb.agreement(masks, whole(masks)),
+            lambda: bb.keep_top(whole(scores), 9, among=masks),
+            lambda: bb.shrink(net(), masks, batches()[0][0]),
+            lambda: bb.audit(net(), masks),
+        ),
+        "^the scores are sharded; gather them": (
+            lambda: bb.keep_top(scores, 9),
+            lambda: bb.inverted(whole(masks), scores),
+        ),
+        "no process can write all its weights; use .*save_sharded": (
+            lambda: bb.save_weights(sharded(kind), masks, path),
+            lambda: bb.save_weights(sharded(kind), {}, path),
+        ),
+        "no process can load a weight file into it; load it before you shard": (
+            lambda: bb.load_weights(path, sharded(kind)),
+        ),
+    }
+    for words, calls in refusals.items():
+        for call in calls:
+            with pytest.raises(ValueError, match=words):
+                call()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = net()
     model[5].weight = nn.Parameter(distribute_tensor(model[5].weight.detach(), mesh, [Shard(1)]))
@@ -188,11 +216,16 @@ def refused(kind: str) -> dict[str, Tensors]:
 
 
 def evaluated(kind: str) -> dict[str, Tensors]:
-    """Prune a model that has just run without gradients: FSDP may still hold whole weights."""
+    """Prune a model that has just run without gradients: FSDP may still hold whole weights. Measure its saliency."""
     model = sharded(kind)
     with torch.no_grad():
         model(batches()[0][0])
-    return {"masks": whole(bb.prune(model, batches(), 0.5, "snip").masks)}
+    masks = bb.prune(model, batches(), 0.5, "snip").masks
+    for over in ("kept", "all"):
+        expected = bb.saliency(net(), whole(masks), batches(), over=over)
+        for given in (masks, whole(masks)):
+            assert bb.saliency(model, given, batches(), over=over) == pytest.approx(expected)
+    return {"masks": whole(masks)}
 
 
 def tensor_parallel(kind: str) -> dict[str, Tensors]:

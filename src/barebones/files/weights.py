@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..masks import Masks, size
 from ..running.precision import INTEGER
-from ..scope import bare, matched
+from ..scope import bare, matched, refuse_sharded
 from ..words import printable, shape_of, shortened
 from . import container
 from .encoding import Layer, check_size, decoded, layers, pack
@@ -66,6 +66,7 @@ def save_weights(model: nn.Module, masks: Mapping[str, Tensor], path: container.
     ...     load_weights(f"{folder}/dense", nn.Linear(1000, 100)).masks
     Masks(0 layers, 0 of 0 weights kept)
     """
+    refuse_sharded(model, "write all its weights", "use barebones.files.sharded.save_sharded, and save_masks")
     masked = {name: (parameter.detach(), mask) for name, parameter, mask in matched(model, masks)}
     encoded, layout = pack({name: mask for name, (_, mask) in masked.items()})
     tensors = {MASK + name: data for name, data in encoded.items()}
@@ -98,6 +99,8 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
     >>> int(state["weight"].count_nonzero()), sorted(state), masks["weight"].tolist(), about["sparsity"]
     (2, ['bias', 'weight'], [[True, False], [False, True]], 0.5)
     """
+    if model is not None:
+        refuse_sharded(model, "load a weight file into it", "load it before you shard the model, or use load_sharded")
     tensors, about = container.read(path, KIND, VERSION)
     with container.named(path):
         header = record(Header, about, "its header", others=True)

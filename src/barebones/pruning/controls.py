@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..masks import Masks, Scores, check_masks
 from ..models import SCHEMES
 from ..running import digest
+from ..running.shards import refuse_shards
 from ..scope import masked_copy, prunable
 from ..words import shortened, unknown
 from .selection import keep_top
@@ -33,6 +34,7 @@ def shuffled(masks: Mapping[str, Tensor], seed: int = 0) -> Masks:
     (100, True)
     """
     check_masks(masks)
+    refuse_shards("masks", masks)
     shuffled = Masks()
     for name, mask in masks.items():
         order = torch.randperm(mask.numel(), generator=_generator(seed, "shuffle", name), device="cpu")
@@ -47,6 +49,7 @@ def inverted(masks: Mapping[str, Tensor], scores: Scores) -> Masks:
     {'w': tensor([False,  True, False])}
     """
     check_masks(masks)
+    refuse_shards("masks", masks)
     if wrong := [name for name, mask in masks.items() if name not in scores or scores[name].shape != mask.shape]:
         raise ValueError(f"there must be a score for every weight of the masks; check {shortened(wrong)}")
     lowest = Masks()

@@ -54,11 +54,15 @@ def saliency(
 
     probe = Probe(model, batches, loss=loss, objective=objective, scope=scope, bn=bn, precision=precision, seed=seed)
     ordered = Masks({name: masks[name].to(probe.device) for name in probe.weights})
+    if probe.shards is not None:
+        ordered = Masks(probe.shards.local(ordered))
     with probe.at(ordered, 0, 0, number):
         gradient = probe.gradient()
         if over == "kept":
             return float(probe.saliency)
-        return sum(float((g * probe.weights[name]).abs().sum(dtype=torch.float64)) for name, g in gradient.items())
+        terms = ((g * probe.weights[name]).abs().sum(dtype=torch.float64) for name, g in gradient.items())
+        totals = torch.stack(list(terms))
+        return sum((totals if probe.shards is None else probe.shards.sums(totals)).tolist())
 
 
 def _length(batches: Any) -> int:

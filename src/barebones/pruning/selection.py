@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..gpu import kernels
 from ..masks import Masks, Scores
+from ..running.shards import refuse_shards
 
 CHUNK = 1 << 20  # scores that the CPU takes at a time, so that they stay in its cache; a multiple of 8
 SAMPLE = 1 << 16  # scores that are sorted to bracket the threshold
@@ -42,6 +43,8 @@ def keep_top(
     >>> dict(keep_top({"a": torch.tensor([0.0, 3.0, 0.0]), "b": torch.tensor([2.0, 0.0])}, keep=3))
     {'a': tensor([ True,  True, False]), 'b': tensor([ True, False])}
     """
+    refuse_shards("scores", scores)
+    refuse_shards("masks", prefer, among)
     total = sum(score.numel() for score in scores.values())
     if not 0 <= keep <= total:
         raise ValueError(f"cannot keep {keep} of {total} weights; choose a number from 0 to {total}")

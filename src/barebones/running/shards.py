@@ -5,7 +5,7 @@ Nothing here imports torch's distributed package unless a tensor is sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from tempfile import NamedTemporaryFile
 
 import torch
@@ -51,6 +51,15 @@ def why_not(tensor: Tensor) -> str:
         placements = ", ".join(map(str, tensor.placements))  # type: ignore[attr-defined]
         return f"it is sharded as ({placements}); only shards of dimension 0, along one dimension of the mesh, can be"
     return ""
+
+
+def refuse_shards(what: str, *groups: Mapping[str, Tensor] | None) -> None:
+    """Refuse sharded tensors where every process needs them whole; `what` is what the caller calls them."""
+    if any(is_sharded(tensor) for group in groups if group is not None for tensor in group.values()):
+        raise ValueError(
+            f"the {what} are sharded; gather them in every process: "
+            f"{{name: t.full_tensor() for name, t in {what}.items()}}"
+        )
 
 
 def first_row(tensor: Tensor) -> int:
