@@ -64,6 +64,13 @@ def prune_on_rank(rank: int, folder: str, ranks: int) -> None:
         bb.prune(DistributedDataParallel(tiny()), pairs(1), 0.5, "snip", shared=True)
     with pytest.raises(ValueError, match=f"a batch of 1 cannot be split over {ranks} ranks"):
         bb.prune(DistributedDataParallel(without_norms(tiny())), pairs(1, size=1), 0.5, "snip", shared=True)
+    different = [("counts", dict(sparsity=0.9 - rank / 10)), ("seed", dict(method="random", seed=rank))]
+    for shared, (name, settings) in itertools.product((True, False), different):
+        with pytest.raises(ValueError, match=rf"different settings \({name}\)"):
+            bb.prune(DistributedDataParallel(tiny()), pairs(2), shared=shared, **settings)
+    with pytest.raises(ValueError, match=r"different settings \(seed\)"):
+        bb.prune(DistributedDataParallel(tiny()), pairs(2), shared=True, seed=rank)
+    bb.prune(DistributedDataParallel(tiny()), pairs(2), method="snip", seed=rank)  # each reads its own batches
     result = bb.prune(DistributedDataParallel(tiny()), pairs(1), 0.5, "snip", shared=True, bn="eval")
     masks["running statistics", ""] = [dict(result.masks)]
     if ranks == RANKS:

@@ -177,6 +177,18 @@ def refused(kind: str) -> dict[str, Tensors]:
         bb.account(sharded(kind), masks, batches()[0][0])
     with pytest.raises(ValueError, match="no process can copy it"):
         bb.shrink(sharded(kind), masks, batches()[0][0])
+    first = dist.get_rank() == 0
+    different = [
+        ("counts", dict(sparsity=0.9 if first else 0.8)),
+        ("counts", dict(sparsity=0.9 if first else 0)),
+        ("counts, revive", dict(rounds=3 if first else 4)),
+        ("revive", dict(method="force" if first else "iter-snip")),
+        ("seed", dict(method="random", seed=int(first))),
+    ]
+    for names, settings in different:
+        with pytest.raises(ValueError, match=rf"different settings \({names}\); pass the same sparsity"):
+            bb.prune(sharded(kind), batches(), **settings)
+    bb.prune(sharded(kind), batches(), 0.5, "snip", seed=int(first), on_round=(lambda step: None) if first else None)
     scores = {name: parameter.detach() for name, parameter in bb.prunable(sharded(kind)).items()}
     path = Path(os.environ["SHARDS_FOLDER"]) / f"weights-{dist.get_rank()}"
     bb.save_weights(net(), {}, path)

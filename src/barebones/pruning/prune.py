@@ -21,7 +21,7 @@ from .counts import read
 from .gradients import Loss, Objective
 from .methods import Method, resolved
 from .probe import Probe
-from .resuming import check_unchanged, function_name
+from .resuming import check_same_ranks, check_unchanged, function_name, plan_of
 from .round import Record, Round
 from .rounds import run
 from .schedules import Schedule
@@ -126,9 +126,12 @@ def prune(
         raise ValueError(f"sparsity={sparsity} leaves none of the {total} prunable weights; lower it")
     if keep == total and after is not None:
         raise ValueError("sparsity=0 removes nothing, so there is no run that after= could continue; leave one out")
+    if keep == total:
+        check_same_ranks(probe, row, plan_of(probe, row, [total]))
     taken: list[Round] = []
     last = after
-    for step in run(probe, row, keep, after, check_last=on_round is not None) if keep < total else ():
+    check_last = on_round is not None or probe.shards is not None  # that is a sum over all processes: all or none
+    for step in run(probe, row, keep, after, check_last) if keep < total else ():
         if on_round is not None:
             on_round(step.with_own_masks())
         taken.append(step.without_masks())

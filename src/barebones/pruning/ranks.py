@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.distributed
 from torch import Tensor, nn
 
+from ..running import digest
 from ..running.modes import by_kind
 from ..scope import bare
 
@@ -41,6 +42,14 @@ def sum_over_ranks(model: nn.Module, tensors: Iterable[Tensor]) -> None:
         parts = row.split([tensor.numel() for tensor in alike])
         for tensor, part in zip(alike, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
+
+
+def differing(model: nn.Module, settings: Mapping[str, object], device: torch.device) -> list[str]:
+    """Return on all ranks the names of the settings that are not the same on all of them."""
+    digests = torch.tensor([digest.text(value) for value in settings.values()], device=device)
+    ends = torch.stack([digests, -digests])
+    torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX, group=_group(model))
+    return [name for name, (most, least) in zip(settings, ends.T.tolist(), strict=True) if most != -least]
 
 
 def _group(model: Any) -> Any:

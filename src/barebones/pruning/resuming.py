@@ -1,4 +1,4 @@
-"""Resuming: the settings that a run writes into its rounds, and the check that a round belongs to the same run."""
+"""Resuming: the settings that a run writes into its rounds, and the checks that rounds and ranks have the same ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..running import digest
+from . import ranks
 from .methods import Method
 from .probe import Probe
 from .round import Round
@@ -29,6 +30,21 @@ def plan_of(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
         "training": digest.text([m.training for m in probe.model.modules() if not isinstance(m, _NormBase)]),
         "seed": probe.seed,
     }
+
+
+def check_same_ranks(probe: Probe, method: Method, plan: dict[str, Any]) -> None:
+    """Raise a ValueError in all processes if they prune one network with different settings."""
+    if probe.alone:
+        return
+    settings = {name: plan[name] for name in plan if name not in ("objective", "training")}  # may be local functions
+    settings["criterion"] = plan["criterion"].partition("(")[0]  # bound objects may print as addresses
+    if method.needs_data and not probe.shared:  # processes that read their own batches may shuffle them differently
+        settings["seed"] = None
+    if names := ranks.differing(probe.user_model, settings, probe.device):
+        raise ValueError(
+            f"the processes prune one network with different settings ({', '.join(names)}); "
+            "pass the same sparsity, method, seed and options in each"
+        )
 
 
 def function_name(function: object) -> str:

@@ -14,7 +14,7 @@ from .counts import Counted, check_finite, read
 from .graphed import GraphedRounds
 from .methods import Method, as_method
 from .probe import Probe
-from .resuming import check_same_run, check_unchanged, function_name, plan_of
+from .resuming import check_same_ranks, check_same_run, check_unchanged, function_name, plan_of
 from .round import Round
 from .sharded import ShardedSteps, refuse_groups
 from .steps import PlainSteps, take_round
@@ -45,7 +45,9 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None, check_last
     and for all rounds before the last one is yielded; with `check_last=False` the caller does that.
     """
     counts = [size(probe.parameters), *_counts(probe, method, keep)]
-    plan, weights_digest = plan_of(probe, method, counts), probe.weights_digest()
+    plan = plan_of(probe, method, counts)
+    check_same_ranks(probe, method, plan)
+    weights_digest = probe.weights_digest()
     masks, first = None, 0
     if after is not None:
         check_same_run(after, plan, int(weights_digest), probe, method)
