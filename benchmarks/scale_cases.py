@@ -258,6 +258,12 @@ def main(
     small: Annotated[bool, typer.Option("--small", help="two short cases, to try the script")] = False,
 ) -> None:
     """Measure all cases, and print a line of JSON for each."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter(f"device {device}: there is no CUDA device on this machine; choose cpu")
+    chosen = [case for case in cases(device, small) if only in ("", case["path"])]
+    if not chosen:
+        paths = " or ".join(dict.fromkeys(case["path"] for case in cases(device, small)))
+        raise typer.BadParameter(f"--only {only} matches no case on the {device}; choose {paths}")
     began = time.perf_counter()
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # so that what is freed does not count as memory of the process
     with tempfile.TemporaryDirectory() as folder:
@@ -265,8 +271,8 @@ def main(
             torch.cuda.set_device(0)
             dist.init_process_group("nccl", f"file://{folder}/store", rank=0, world_size=1)
         print(json.dumps({"machine": _machine(device), "torch": torch.__version__}), flush=True)
-        for case in [case for _ in range(repeats) for case in cases(device, small)]:
-            if time.perf_counter() - began < seconds and only in ("", case["path"]):
+        for case in chosen * repeats:
+            if time.perf_counter() - began < seconds:
                 print(json.dumps(measured(case, device)), flush=True)
         if device == "cuda":
             dist.destroy_process_group()

@@ -68,6 +68,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(f"usage: torchrun --nproc-per-node 2 {sys.argv[0]} MASKS.safetensors")
+    if len(sys.argv) != 2 or "RANK" not in os.environ:
+        sys.exit(f"start it with torchrun: torchrun --nproc-per-node 2 {sys.argv[0]} MASKS.safetensors")
     main(sys.argv[1])

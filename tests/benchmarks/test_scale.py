@@ -10,6 +10,7 @@ from statistics import median
 
 import pytest
 import torch
+import typer
 from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -254,3 +255,17 @@ def test_the_cases_are_measured(capsys):
     assert pruning["weights"] == 98304
     assert pruning["kept"] == 983
     assert [run["kind"] for run in sweep["runs"]] == ["snip", "snip"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(only="foo"), "--only foo matches no case on the cpu; choose sharded or sweep"),
+        (dict(device="cuda"), "there is no CUDA device on this machine; choose cpu"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(settings, message, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(typer.BadParameter, match=message):
+        scale_cases.main(**dict(device="cpu", seconds=600, repeats=1, only="", small=True) | settings)
+    assert not capsys.readouterr().out

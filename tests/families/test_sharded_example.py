@@ -27,3 +27,12 @@ def test_two_processes_prune_train_and_write_one_mask_file(tmp_path):
     assert about["kept"] == 14_746
     assert f"14,746 of 147,456 weights kept; masks written to {path}" in done.stdout
     assert len(masks) == 12
+
+
+def test_without_torchrun_it_says_how_to_start_it():
+    pytest.importorskip("transformers", reason="the example prunes a network of transformers")
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    command = [sys.executable, str(EXAMPLE), "masks.safetensors"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 1
+    assert done.stderr == f"start it with torchrun: torchrun --nproc-per-node 2 {EXAMPLE} MASKS.safetensors\n"
