@@ -27,6 +27,7 @@ class Fake(worker.Worker):
     def __init__(self, options: RunOptions, most, methods, prepares, team) -> None:
         self.place, self.most, self.prepares, self.team = options.device, most, prepares, team
         self.lanes, self.share, self.free, self.networks, self.orders = {}, None, 0, set(), []
+        self.ending = False
         team.append(self)
         self.pipe = None  # type: ignore[assignment]
         self.to_yield: list[Event] = []
@@ -121,6 +122,29 @@ def test_out_of_memory_beside_others_is_tried_again_alone(crew):
     hear(crew, "failed", second, **FAILURE)
     assert (second.state, second.reason) == ("failed", "CUDA out of memory")
     assert json.loads((crew.options.runs / second.folder / "failure.json").read_text())["attempts"] == 2
+    assert not crew.busy
+
+
+def test_a_process_that_is_about_to_end_gets_no_other_run(crew):
+    """The next run would be lost with it, and one that ran alone already would count as failed."""
+    first, second, third, fourth = crew.jobs.values()
+    for each in (third, fourth):
+        each.alone = True
+    crew.assign()
+    hear(crew, "memory", first, share=1, free=99)
+    hear(crew, "memory", second, share=1, free=99)
+    hear(crew, "failed", first, **FAILURE, process_ends=True)
+    crew.workers[0].ended = "the process ended with exit code 70"  # type: ignore[attr-defined]
+    crew.attend(0)
+    assert [each.alone for each in crew.jobs.values()] == [True] * 4
+    for each in (third, fourth, first, second):
+        crew.assign()
+        assert each.state == "running"
+        hear(crew, "failed", each, **FAILURE, process_ends=True)
+        assert each.state == "failed"
+        assert not any(other.state == "running" for other in crew.jobs.values())
+        crew.workers[0].ended = "the process ended with exit code 70"  # type: ignore[attr-defined]
+        crew.attend(0)
     assert not crew.busy
 
 

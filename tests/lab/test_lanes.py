@@ -119,7 +119,8 @@ def test_a_process_whose_random_numbers_are_broken_ends_and_its_lanes_are_tried_
     assert runner.turn()
     assert not runner.turn()
     assert ends == ([] if usable else [lanes.BROKEN])
-    assert wire.events[-1].about["others_may_be_the_cause"] != usable
+    about = wire.events[-1].about
+    assert (about["others_may_be_the_cause"], about["process_ends"]) == (not usable, not usable)
 
 
 def test_a_lane_stops_when_asked(monkeypatch):

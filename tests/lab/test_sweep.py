@@ -311,5 +311,5 @@ def test_a_network_that_cannot_be_captured_fails_alone(tmp_path, monkeypatch):
     options = RunOptions(tmp_path / "runs", device="cuda")
     others = [short(seed=seed, epochs=20) for seed in range(3)]
     result, text = swept([*others, short("models_for_lanes:Asks")], options, jobs=4)
-    assert counts(result) == (3, 1, 0, 0)
+    assert counts(result) == (3, 1, 0, 0), text
     assert "this network cannot be captured in a CUDA graph" in text

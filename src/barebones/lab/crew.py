@@ -131,7 +131,7 @@ class Crew:
         """Return the queued job that this worker may run next, beside those that run; None if there is none."""
         beside = [other for other in self._all(not worker.prepares) if other.place == worker.place]
         running = [self.jobs[folder] for each in (worker, *beside) for folder in each.lanes]
-        if any(job.alone for job in running) or (worker.lanes and not worker.has_room()):
+        if any(job.alone for job in running) or not worker.has_room():
             return None
         if worker.prepares:
             ahead = sum(job.prepared == worker.place for job in self.queue)

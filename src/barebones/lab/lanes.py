@@ -185,7 +185,7 @@ class Lane:
         about = failure(error)
         broken = self.stream is not None and not about["others_may_be_the_cause"] and _breaks_cuda(error)
         about["others_may_be_the_cause"] |= broken
-        self.wire.tell("failed", self.folder, **about)
+        self.wire.tell("failed", self.folder, **about, process_ends=broken)
         if broken:  # every other lane would fail too, and an orderly end could hang
             os._exit(BROKEN)
 

@@ -54,6 +54,7 @@ class Worker:
         self.lanes: dict[str, bool] = {}  # the folders of its running experiments, and whether their memory is known
         self.share: int | None = None  # bytes of the device's memory that the largest lane so far needs
         self.free = 0  # bytes of the device's memory that are free
+        self.ending = False  # its process has said that it ends
 
     def begin(self, experiment: Experiment, alone: bool) -> None:
         """Give the process one more experiment. If it has to be alone, the crew gives it to an idle worker."""
@@ -74,8 +75,10 @@ class Worker:
     def has_room(self) -> bool:
         """Return whether the device has memory for one more lane, estimated from the lanes so far.
 
-        What the others of the team need at most is left to them.
+        What the others of the team need at most is left to them. An idle process has room, unless it is about to end.
         """
+        if self.ending or not self.lanes:
+            return not self.ending
         if len(self.lanes) >= self.most or self.share is None:
             return False
         others = sum(other.share or 0 for other in self.team if other is not self)
@@ -101,6 +104,7 @@ class Worker:
                 self.lanes[event.folder] = True
         elif event.kind in ("prepared", "done", "failed", "stopped"):
             self.lanes.pop(event.folder, None)
+        self.ending = self.ending or event.about.get("process_ends", False)
         if event.kind == "failed" and not any(worker.lanes for worker in self.team):
             event.about["others_may_be_the_cause"] = False  # there are none
         return event

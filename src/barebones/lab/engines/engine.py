@@ -25,7 +25,7 @@ class Worker(Protocol):
         """The folders of its running experiments."""
 
     def has_room(self) -> bool:
-        """Return whether it can run one more experiment beside those that are running."""
+        """Return whether it can run one more experiment beside those that are running, if any."""
 
     def begin(self, experiment: Experiment, alone: bool) -> None:
         """Run an experiment; `alone` says that it was lost before, and that no other may run beside it now."""

@@ -90,8 +90,8 @@ class Remote:
         self.lost: Lost | None = None
 
     def has_room(self) -> bool:
-        """Return False: a task has one experiment."""
-        return False
+        """Return whether it is idle: a task has one experiment."""
+        return not self.lanes
 
     def begin(self, experiment: Experiment, alone: bool) -> None:
         """Give the experiment to the cluster, as soon as no process owns its folder."""
