@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from .files.encoding import encode
 from .masks import everything
-from .paths import Use, cuts, trace
+from .paths import Use, cuts, silenced, trace
 from .running.shards import count
 from .scope import matched, parameters
-from .words import plain_text, shape_of
+from .words import plain_text, shape_of, silent_outputs
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class Account:
     flops_effective: int | None = None
     flops_shrunk: int | None = None
     collapsed: list[str] | None = None  # the layers that cut the network, see `paths.collapsed`
+    silent_outputs: int | None = None  # outputs, such as classes, that no signal reaches because of the masks
+    outputs: int | None = None  # columns of the outputs with two dimensions; no others are counted
 
     @property
     def total(self) -> int:
@@ -144,6 +146,7 @@ class Account:
     def _sentences(self) -> list[str]:
         effective = "" if self.effective_sparsity is None else f", effectively {_percent(self.effective_sparsity)} %"
         idle = [layer.name for layer in self.layers if layer.idle]
+        silent = silent_outputs(self.silent_outputs, self.outputs)
         return [
             f"Sparsity {_percent(self.sparsity)} % of {self.total:,} weights{effective}; "
             f"{_percent(self.sparsity_of_all)} % of all {self.parameters:,} parameters.",
@@ -151,6 +154,7 @@ class Account:
             *([f"Dead, with no weight kept: {', '.join(self.dead)}."] if self.dead else []),
             *([f"Idle, with no kept weight on a path: {', '.join(idle)}."] if idle else []),
             *([f"COLLAPSED: no signal passes {', '.join(self.collapsed)}."] if self.collapsed else []),
+            *([f"{silent.capitalize()}."] if silent and not self.collapsed else []),
         ]
 
     def __repr__(self) -> str:
@@ -199,8 +203,9 @@ def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) 
             layers[name] = LayerAccount(name, layers[name].shape, layers[name].total, kept, effective, *flops)
     dense, kept, effective, shrunk = sums
     collapsed = cuts(model, masks, example, traced)
-    rows = list(layers.values())
-    return Account(rows, size, bytes_dense, bytes_stored, dense, kept, effective, shrunk, collapsed)
+    silent = silenced(model, masks, example, traced)
+    costs = (bytes_dense, bytes_stored, dense, kept, effective, shrunk)
+    return Account(list(layers.values()), size, *costs, collapsed, silent, traced.columns)
 
 
 def _occupied(mask: Tensor) -> float:

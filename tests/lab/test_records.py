@@ -50,6 +50,7 @@ def test_a_row_holds_what_was_run_and_what_came_of_it(tmp_path):
         "collapsed": True,
         "collapsed_layers": "conv2 fc",
         "empty_layers": None,
+        "silent_outputs": None,
         "prune_seconds": 1.5,
         "train_seconds": 20.0,
         "folder": SMALL.folder,

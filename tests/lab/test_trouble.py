@@ -4,6 +4,8 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+import torch
+import zoo
 from rich.console import Console
 
 from barebones.files.masks import load_masks, masks_digest, save_masks
@@ -11,11 +13,14 @@ from barebones.lab import records
 from barebones.lab.crew import RUNNING, Job
 from barebones.lab.display import sentence
 from barebones.lab.experiment import Experiment
-from barebones.lab.folder import MASK, finished
+from barebones.lab.folder import MASK, RESULT, finished, recorded, write_json
+from barebones.lab.network import Network
 from barebones.lab.run import RunOptions, result_of, run
 from barebones.lab.show import summary, watching
+from barebones.lab.trouble import in_short, sentences
 from barebones.words import plain_text
 
+SILENT = "No signal reaches 6 of 10 outputs."
 CUT = "No signal passes from input to output"
 
 
@@ -72,6 +77,52 @@ def test_masks_of_a_file_that_cut_the_network_stop_a_run_too(cut, options, tmp_p
     trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches=None).resolved()
     with pytest.raises(ValueError, match=CUT):
         result_of(run(trained, replace(options, on_collapse="raise", mask=tmp_path / "mask")))
+
+
+@pytest.fixture
+def silent(short, options, tmp_path) -> tuple[Experiment, RunOptions]:
+    """An experiment whose masks, from a file, keep weights in 4 of the 10 rows of the classifier."""
+    masks = zoo.keep_all(Network(short, options, torch.device("cpu")).model)
+    masks = {name: mask for name, mask in masks.items() if mask.dim() > 1}
+    masks["8.weight"][4:] = False
+    save_masks(masks, path := tmp_path / "mask")
+    settings = dict(method="file", mask=masks_digest(masks), rounds=None, batches=None, epochs=1)
+    return replace(short, **settings, sparsity=60 / 414).resolved(), replace(options, mask=path)
+
+
+def test_classes_that_no_signal_reaches_are_told_and_do_not_stop_a_run(silent):
+    experiment, options = silent
+    lines = []
+    result = result_of(run(experiment, replace(options, on_collapse="raise"), lines.append))
+    (warning,) = [line for line in lines if "warning" in line]
+    assert (warning["warning"], warning["short"]) == (SILENT, "6 of 10 outputs silent")
+    assert (result["collapsed"], result["empty"], result["silent_outputs"], result["outputs"]) == ([], [], 6, 10)
+    assert SILENT in list(summary(result, options.folder(experiment)))
+    row = records.record(options.folder(experiment), experiment)
+    assert (row["collapsed"], row["silent_outputs"]) == (False, 6)
+    assert "silent outputs" in plain_text(records.summary(records.arranged([row])))
+
+
+def test_a_result_and_masks_of_an_older_version_are_read_without_the_numbers(silent):
+    experiment, options = silent
+    path = options.folder(experiment) / RESULT
+    old = {
+        name: v for name, v in result_of(run(experiment, options)).items() if name not in ("silent_outputs", "outputs")
+    }
+    write_json(path, old, recorded(path.parent)[1])
+    assert list(sentences(finished(path.parent))) == []
+    assert in_short(old) == ""
+    row = records.record(path.parent, experiment)
+    assert (row["status"], row["silent_outputs"]) == ("done", None)
+    plain_text(records.summary(records.arranged([row])))
+
+
+def test_a_cut_network_gets_no_second_sentence():
+    about = {"collapsed": ["a"], "account": {"silent_outputs": 10, "outputs": 10}}
+    assert list(sentences(about)) == [f"{CUT}: a cut the network."]
+    assert in_short(about) == "collapsed"
+    row = dict.fromkeys(records.COLUMNS) | Experiment().resolved().to_dict() | {"status": "done", "silent_outputs": 10}
+    assert "silent" not in plain_text(records.summary(records.arranged([row | {"collapsed": True}])))
 
 
 def test_what_to_do_at_a_collapse_is_no_part_of_the_experiment():

@@ -79,6 +79,33 @@ def test_empty_layers_are_named_in_a_warning_even_where_a_signal_passes_around_t
     assert again.empty == result.empty
 
 
+@pytest.mark.parametrize("columns", [2, 1, 0])
+def test_outputs_that_no_signal_reaches_are_counted_in_one_warning_and_never_raised(columns):
+    def criterion(probe):  # the last columns of the outputs score lowest, and everything else alike
+        scores = {name: torch.ones_like(weight) for name, weight in probe.weights.items()}
+        scores["2.weight"][3 - columns :] = 0
+        return scores
+
+    model, x = zoo.build("mlp")
+    quiet = functools.partial(prune, model, [(x, x)], 6 * columns / 42, Method(criterion))
+    assert quiet(on_collapse="ignore").masks["2.weight"].any(1).tolist() == [i < 3 - columns for i in range(3)]
+    if not columns:
+        assert quiet().collapsed == []  # warnings are errors in these tests
+        return
+    for on_collapse in ("warn", "raise"):
+        with pytest.warns(UserWarning, match=f"^no signal reaches {columns} of 3 outputs$") as told:
+            assert quiet(on_collapse=on_collapse).collapsed == []
+        assert len(told) == 1
+
+
+def test_a_cut_network_gets_one_warning_without_its_outputs():
+    model, x = zoo.build("mlp")
+    with pytest.warns(UserWarning, match="cut the network") as told:
+        prune(model, [(x, x)], 0.7, favouring("2.weight"))
+    assert len(told) == 1
+    assert "outputs" not in str(told[0].message)
+
+
 def test_a_healthy_mask_gets_no_warning():
     assert prune(tiny(), BATCHES, 0.5, "force", rounds=3).empty == []  # warnings are errors in these tests
     assert prune(tiny(), BATCHES, 0.0, "force", rounds=3).empty == []
@@ -105,4 +132,4 @@ def test_without_an_example_the_warning_says_that_nothing_was_checked(name):
         prune(tiny(), None, 0.5, name)
     with pytest.raises(ValueError, match="was not checked"):
         prune(tiny(), None, 0.5, name, on_collapse="raise")
-    prune(tiny(), None, 0.5, name, on_collapse="raise", example=BATCHES[0][0])
+    prune(tiny(), None, 0.2, name, on_collapse="raise", example=BATCHES[0][0])

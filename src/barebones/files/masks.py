@@ -50,6 +50,8 @@ class Counts:
     flops_dense: int | None = None
     flops_effective: int | None = None
     flops_shrunk: int | None = None
+    silent_outputs: int | None = None  # these two are missing in the files of older versions
+    outputs: int | None = None
     not_followed: str | None = None  # why there are no effective weights and no FLOPs
 
 
@@ -146,6 +148,9 @@ def _account(values: dict[str, Any], stored: Mapping[str, Layer]) -> Counts:
         raise ValueError(
             f"its account has {shown(effective)} effective weights, and sparsity {shown(sparsity)} of them"
         )
+    silent, outputs = counts.silent_outputs, counts.outputs
+    if (silent is None) != (outputs is None) or (silent or 0) > (outputs or 0):
+        raise ValueError(f"its account has {shown(silent)} silent outputs of {shown(outputs)}")
     if any(value < 0 for value in asdict(counts).values() if isinstance(value, int | float)):
         raise ValueError("its account is damaged: a count is negative")
     return counts

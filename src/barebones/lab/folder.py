@@ -78,6 +78,8 @@ FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
         "collapsed": "list[str]",
         "empty?": "list[str]",  # missing in the results of older versions
         "layers?": "int",
+        "silent_outputs?": "int | None",
+        "outputs?": "int | None",
         "found_for_these_weights": "bool",
         "seconds": {"pretrain": "float", "prune": "float", "train": "float"},
         "shrunk": (None, SHRUNK_FORM),

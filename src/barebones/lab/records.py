@@ -41,6 +41,7 @@ RESULTS: dict[str, type] = {
     "collapsed": bool,
     "collapsed_layers": str,  # their names, separated by spaces
     "empty_layers": int,  # how many keep no weight; empty for runs of older versions
+    "silent_outputs": int,  # how many no signal reaches; empty for runs of older versions
     "prune_seconds": float,
     "train_seconds": float,
     "folder": str,
@@ -160,9 +161,11 @@ def summary(rows: Sequence[Row]) -> Table:
     for name in ("sparsity %", "accuracy %", "seeds"):
         shown.add_column(name, justify="right")
     with_more = any(differences(row, firsts) for row in firsts)
-    troubled = [name for name in ("collapsed", "empty_layers") if any(row[name] for row in rows)]
+    titles = {"collapsed": "collapsed", "empty_layers": "empty layers,\nat most"}
+    titles |= {"silent_outputs": "silent outputs,\nat most"}
+    troubled = [name for name in titles if any(_told(row, name) for row in rows)]
     for name in troubled:
-        shown.add_column({"collapsed": "collapsed", "empty_layers": "empty layers,\nat most"}[name], justify="right")
+        shown.add_column(titles[name], justify="right")
     for name in ["with"] * with_more + ["not done"] * any(row["status"] != DONE for row in rows):
         shown.add_column(name)
     for members in groups.values():
@@ -170,11 +173,16 @@ def summary(rows: Sequence[Row]) -> Table:
         method, sparsity = titled(row["method"], row["control"]), f"{100 * row['sparsity']:g}"
         cells = [row["data"], row["model"], method, sparsity, _spread(row)]
         counts = {"collapsed": sum(bool(row["collapsed"]) for row in members)}
-        counts["empty_layers"] = max(row["empty_layers"] or 0 for row in members)
+        counts |= {name: max(_told(row, name) for row in members) for name in ("empty_layers", "silent_outputs")}
         cells += [str(row["seeds"])] + [str(counts[name] or "") for name in troubled]
         cells += [differences(row, firsts)] * with_more + [str(lost) if lost else ""]
         shown.add_row(*(Text(printable(cell)) for cell in cells[: len(shown.columns)]))
     return shown
+
+
+def _told(row: Row, name: str) -> int:
+    """Return a number to tell about a run's masks; of a cut network, it goes without saying that outputs are silent."""
+    return 0 if name == "silent_outputs" and row["collapsed"] else row[name] or 0
 
 
 def _spread(row: Row) -> str:
@@ -214,6 +222,7 @@ def _result(content: Mapping[str, Any]) -> Row:
         "collapsed": content["collapsed"],
         "collapsed_layers": " ".join(content["collapsed"]),
         "empty_layers": len(content["empty"]) if "empty" in content else None,
+        "silent_outputs": content.get("silent_outputs"),
         "prune_seconds": content["seconds"]["prune"],
         "train_seconds": content["seconds"]["train"],
     }

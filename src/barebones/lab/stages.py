@@ -52,7 +52,10 @@ from .training import Training, TrainingPlan
 
 FLUSH = {"cuda": 1.0}  # seconds between reading the numbers of pruning rounds, which delays a GPU each time
 TICK = 0.2  # seconds between reports of the progress within a round or an epoch
-COUNTS = ("kept", "effective", "sparsity", "effective_sparsity", "flops_dense", "flops_effective", "flops_shrunk")
+COUNTS = (
+    "kept", "effective", "sparsity", "effective_sparsity", "flops_dense", "flops_effective", "flops_shrunk",
+    "silent_outputs", "outputs",
+)  # fmt: skip
 
 Steps = Generator[None, None, dict[str, Any]]  # yields after each training step and returns the result
 

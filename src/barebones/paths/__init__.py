@@ -4,6 +4,6 @@
 """
 
 from .bits import Use
-from .follow import Trace, collapsed, cuts, effective, trace
+from .follow import Trace, collapsed, cuts, effective, silenced, trace
 
-__all__ = ["Trace", "Use", "collapsed", "cuts", "effective", "trace"]
+__all__ = ["Trace", "Use", "collapsed", "cuts", "effective", "silenced", "trace"]

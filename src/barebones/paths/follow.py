@@ -47,9 +47,7 @@ def collapsed(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> li
     >>> collapsed(net, {"0.weight": torch.ones(2, 2) > 0, "1.weight": torch.ones(1, 2) < 0}, torch.zeros(1, 2))
     ['1.weight']
     """
-    if all(trace(model, masks, example, backward=False, counting=False).outputs):
-        return []
-    return cuts(model, masks, example, trace(model, masks, example, backward=False))
+    return cuts(model, masks, example, trace(model, masks, example, backward=False, counting=False))
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,8 @@ class Trace:
     effective: Masks
     peeked: bool = False  # Python code has read values; known after a strict run
     samples: int = 1  # in the example; 1 where its first dimension does not count them
+    silent: int = 0  # columns of the outputs that no signal reaches in any sample
+    columns: int = 0  # of the outputs with two dimensions, which are samples and, for example, classes
 
 
 def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> list[str]:
@@ -79,8 +79,21 @@ def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Tr
 
     if not lost(traced.outputs):
         return []
-    alone = [name for name, mask in masks.items() if not mask.any() and lost(without(name))]
-    return alone or [name for name in masks if name in traced.uses and traced.uses[name].ends]
+    if alone := [name for name, mask in masks.items() if not mask.any() and lost(without(name))]:
+        return alone
+    uses = traced.uses or trace(model, masks, example, backward=False).uses
+    return [name for name in masks if name in uses and uses[name].ends]
+
+
+def silenced(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> int:
+    """Return how many columns of the outputs the masks silence; `traced` is a trace of them.
+
+    Columns that no signal reaches in the dense network do not count. If all are reached, the model is not run.
+    """
+    if not traced.silent:
+        return 0
+    dense = {name: torch.ones_like(mask) for name, mask in masks.items()}
+    return max(traced.silent - trace(model, dense, example, backward=False, counting=False).silent, 0)
 
 
 def trace(
@@ -124,6 +137,9 @@ def trace(
                 if backward and kept:
                     torch.autograd.backward(ends, inputs=[bits[name] for name in kept])
             reached = [t.requires_grad and bool((t != 0).any()) for t in outputs]
+            tables = [t for t in outputs if t.requires_grad and t.dim() == 2]
+            silent = sum(int((t == 0).all(0).count_nonzero()) for t in tables)
+            columns = sum(t.shape[1] for t in tables)
             on_paths = Masks()
             if backward:
                 for name, mask in kept.items():
@@ -132,7 +148,8 @@ def trace(
                     if flow is not None:
                         on_path = mask & (flow + mode.unselected(name, flow) != 0)
                     on_paths[name] = on_path.to(masks[name].device)
-            return Trace(reached, mode.uses(), on_paths, mode.peeked, _samples(model, call(example), outputs))
+            samples = _samples(model, call(example), outputs)
+            return Trace(reached, mode.uses(), on_paths, mode.peeked, samples, silent, columns)
     except Exception as error:
         advice = "" if isinstance(error, ValueError) else "; pass an example that the model accepts"
         raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}{advice}") from error

@@ -13,9 +13,9 @@ from torch import nn
 
 from ..files import masks as maskfile
 from ..masks import Masks, empty, everything, kept, size
-from ..paths import collapsed
+from ..paths import cuts, silenced, trace
 from ..scope import Pattern
-from ..words import empty_layers, shortened
+from ..words import empty_layers, shortened, silent_outputs
 from .batches import Source
 from .counts import read
 from .gradients import Loss, Objective
@@ -88,11 +88,12 @@ def prune(
     `objective(model, batch)` replaces `loss(model(input), target)` where batches or outputs have another form.
     Options that are None keep the method's defaults. `on_round` is called with every `Round` as it ends; to continue a
     run, pass its last round as `after`. `on_collapse` says what to do if no signal passes from input to output: "warn",
-    "raise" or "ignore". Unless it is "ignore", layers that keep no weight are named in a warning, too. `capture=True`
-    records the gradient as a CUDA graph, for models that do the same work with every batch. `micro_batch` bounds the
-    memory: no more samples than this go through the model at once. The gradients are the same if the loss is a mean
-    over the samples; batch-norms with the statistics of the batch are an error. The ranks of a DistributedDataParallel
-    model read their own batches; with `shared=True` they all get the same batches, and share out the work.
+    "raise" or "ignore". Unless it is "ignore", a warning also names layers that keep no weight, and counts outputs,
+    such as classes, that no signal reaches. `capture=True` records the gradient as a CUDA graph, for models that do the
+    same work with every batch. `micro_batch` bounds the memory: no more samples than this go through the model at once.
+    The gradients are the same if the loss is a mean over the samples; batch-norms with the statistics of the batch are
+    an error. The ranks of a DistributedDataParallel model read their own batches; with `shared=True` they all get the
+    same batches, and share out the work.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -143,7 +144,7 @@ def prune(
     else:
         masks = everything(probe.weights) if probe.shards is None else probe.shards.whole(everything(probe.weights))
     digest = probe.weights_digest()
-    cutting, problem = _collapsed(probe, masks)  # meanwhile an accelerator still works on the last rounds
+    cutting, problem, silent = _collapsed(probe, masks)  # meanwhile an accelerator still works on the last rounds
     numbers = read([step.counted for step in taken])  # all at once from the device
     taken = [replace(step, counted=counted) for step, counted in zip(taken, numbers, strict=True)]
     for step in taken:
@@ -153,7 +154,7 @@ def prune(
         check_unchanged(last.weights_digest, weights_digest)
     emptied = empty(masks)
     advice = ADVICE if cutting or emptied else ""
-    warning = "; ".join(filter(None, [problem, empty_layers(emptied, len(masks)), advice]))
+    warning = "; ".join(filter(None, [problem, silent, empty_layers(emptied, len(masks)), advice]))
     if problem and on_collapse == "raise":
         raise ValueError(warning)
     if warning and on_collapse != "ignore":
@@ -172,15 +173,22 @@ def prune(
     return Pruned(masks, [step.record for step in taken], cutting, emptied, last, about)
 
 
-def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str]:
-    """Return the layers that cut the network, and what to say; nothing if there are none and that was checked."""
+def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str, str]:
+    """Return the layers that cut the network, what to say about them, and what to say about silent outputs.
+
+    These are empty if there are none and that was checked. Of a network that is cut, nothing is said about outputs.
+    """
     if probe.shards is not None:  # no process has the whole network; that of empty layers is told
-        return [], ""
+        return [], "", ""
     example = probe.call()
     try:
         if example is None:
             raise ValueError("there is no example= input")
-        cutting = collapsed(probe.user_model, masks, example)
+        model = probe.user_model
+        traced = trace(model, masks, example, backward=False, counting=False)
+        cutting = cuts(model, masks, example, traced)
+        silent = 0 if cutting else silenced(model, masks, example, traced)
     except ValueError as error:  # the masks are there, and one unusual module must not cost them
-        return empty(masks), f"whether a signal passes from input to output was not checked: {error}"
-    return cutting, f"no signal passes from input to output: {shortened(cutting)} cut the network" if cutting else ""
+        return empty(masks), f"whether a signal passes from input to output was not checked: {error}", ""
+    problem = f"no signal passes from input to output: {shortened(cutting)} cut the network" if cutting else ""
+    return cutting, problem, silent_outputs(silent, traced.columns)

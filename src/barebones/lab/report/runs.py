@@ -33,6 +33,7 @@ FILES = (EXPERIMENT, RESULT, FAILURE, MASK, METRICS)  # a folder with one of the
 LONGEST = 150  # points of a series; longer series are thinned out
 NUMBERS = (
     "prunable", "kept", "effective", "sparsity", "effective_sparsity", "flops_dense", "flops_effective", "flops_shrunk",
+    "silent_outputs", "outputs",
 )  # fmt: skip
 SERIES = {  # the numbers that are drawn of each stage
     "prune": ("keep", "pruned", "recovered", "recovered_empty", "saliency"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...words import shortened
+from ...words import shortened, silent_outputs
 from ..records import FAILED, Row
 
 PRUNED, UNFINISHED = "pruned", "unfinished"
@@ -38,6 +38,8 @@ def _state(run: Row, reason: str | None) -> Iterator[tuple[str, str]]:
         yield "bad", f"Not readable: {problem}."
     if run["collapsed"]:
         yield "bad", f"Collapsed: no signal passes from input to output, cut at {_listed(run['collapsed'])}."
+    elif silent := silent_outputs(run["silent_outputs"], run["outputs"]):
+        yield "warn", f"{silent.capitalize()}."
 
 
 def _layers(run: Row) -> Iterator[tuple[str, str]]:
