@@ -1,7 +1,9 @@
 """The records in results/: every accuracy in its README and in docs/ is that of a record, and each is in the queue."""
 
+import gzip
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from itertools import product
 from math import sqrt
@@ -27,6 +29,8 @@ from barebones.pruning.controls import CONTROLS
 RESULTS = Path(__file__).parents[1] / "results"
 README = (RESULTS / "README.md").read_text(encoding="utf-8")
 METHODS = {look.label: method for method, look in looks().items()}
+SPARSE = (0.995, 0.999)  # sparsities of VGG-19 with the full protocol
+PLAIN = {"leave_empty": False, "scoring_bn": "batch", "scoring_init": None, "control": "none"}  # as in the paper
 VGG19 = {"model": "vgg19", "epochs": 40, "leave_empty": False, "scoring_bn": "batch", "scoring_init": None}
 
 
@@ -35,10 +39,15 @@ def finished_runs() -> list[dict]:
     return records(RESULTS)
 
 
+def matching(**settings: object) -> list[dict]:
+    """The rows of the records with these settings, in the order of their seeds."""
+    chosen = [row for row in finished_runs() if all(row[name] == value for name, value in settings.items())]
+    return sorted(chosen, key=lambda row: row["seed"])
+
+
 def accuracies(**settings: object) -> list[tuple[str, bool]]:
     """The test accuracies in %, as the README prints them, of the records with these settings."""
-    chosen = [row for row in finished_runs() if all(row[name] == value for name, value in settings.items())]
-    return [(f"{100 * row['top1']:.2f}", row["collapsed"]) for row in chosen]
+    return [(f"{100 * row['top1']:.2f}", row["collapsed"]) for row in matching(**settings)]
 
 
 def test_every_cell_of_the_table_is_a_record():
@@ -75,7 +84,7 @@ def rows_of(page: str) -> list[list[str]]:
 
 def result(label: str, sparsity: float) -> dict:
     settings = VGG19 | {"method": METHODS[label], "sparsity": sparsity, "seed": 0, "control": "none"}
-    [row] = [row for row in finished_runs() if all(row[name] == value for name, value in settings.items())]
+    [row] = matching(**settings)
     return finished(RESULTS / row["folder"])
 
 
@@ -99,6 +108,13 @@ def test_the_means_of_the_page_about_choosing_are_those_of_the_records():
     ]
     text = (RESULTS.parent / "docs" / "choosing.md").read_text(encoding="utf-8")
     assert f"At 99.9 % they do: {means[0]:.2f} against {means[1]:.2f}." in text
+    case = PLAIN | {"model": "vgg19", "epochs": 350}
+    full = {
+        method: [by_seed(**case, method=method, sparsity=sparsity)[0] for sparsity in SPARSE]
+        for method in ("iter-snip", "force")
+    }
+    assert "{:.2f} at 99.5 %, and {:.2f} at 99.9 %".format(*full["iter-snip"]) in text
+    assert "reaches {:.2f} and {:.2f}.".format(*full["force"]) in text
 
 
 def test_every_record_is_in_the_queue():
@@ -125,13 +141,11 @@ STUDENT = 4.303  # half of a 95 % interval of three seeds, in standard errors
 
 def by_seed(**settings: object) -> dict[int, float]:
     """The test accuracies in % of the records with these settings."""
-    chosen = [row for row in finished_runs() if all(row[name] == value for name, value in settings.items())]
-    return {row["seed"]: 100 * row["top1"] for row in chosen}
+    return {row["seed"]: 100 * row["top1"] for row in matching(**settings)}
 
 
 def record_of(method: str, sparsity: float, control: str) -> dict:
-    settings = VGG19 | {"method": method, "sparsity": sparsity, "control": control, "seed": 0}
-    [row] = [row for row in finished_runs() if all(row[name] == value for name, value in settings.items())]
+    [row] = matching(**VGG19 | {"method": method, "sparsity": sparsity, "control": control, "seed": 0})
     return finished(RESULTS / row["folder"])
 
 
@@ -196,7 +210,7 @@ def resnet50_table() -> list[str]:
     lines = []
     for label, case in RESNET50_CASES.items():
         seeds = by_seed(**RESNET50, **case)
-        [row] = [r for r in finished_runs() if all(r[n] == v for n, v in (RESNET50 | case | {"seed": 0}).items())]
+        [row] = matching(**RESNET50 | case | {"seed": 0})
         first = finished(RESULTS / row["folder"])
         assert first["experiment"]["shrink"]
         accuracies = [f"{seeds[seed]:.2f}" if seed in seeds else "" for seed in range(2)]
@@ -209,17 +223,94 @@ def resnet50_table() -> list[str]:
     return lines
 
 
+FULL = [("resnet50", 0.995), *(("vgg19", sparsity) for sparsity in SPARSE)]  # with the full protocol
+SHORT_EPOCHS = {"resnet50": 30, "vgg19": 40}
+
+
+def full_runs() -> list[tuple[str, dict]]:
+    """The runs of the full protocol, each with the name of its network and its sparsity."""
+    return [
+        (f"{MODELS[model].label}, {100 * sparsity:g} %", row)
+        for model, sparsity in FULL
+        for method in ("hybrid", "force", "iter-snip", "snip-mb")
+        for row in matching(**PLAIN, model=model, sparsity=sparsity, method=method, epochs=350)
+    ]
+
+
+def full_table() -> list[str]:
+    """The full protocol beside the short run of the same masks."""
+    lines = []
+    for network, row in full_runs():
+        same = {name: row[name] for name in ("model", "method", "sparsity", "seed", "rounds")}
+        [short] = matching(**PLAIN, **same, epochs=SHORT_EPOCHS[row["model"]])
+        accuracies = [row["top1"], row["top1_at_best_validation"], short["top1"]]
+        cells = [f"{100 * top1:.2f}" + " (cut)" * row["collapsed"] for top1 in accuracies]
+        lines.append(line(network, looks()[row["method"]].label, *cells))
+    return lines
+
+
+def weights_of_channels(masks: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """How many weights each channel of the convolutions keeps, of those that keep any."""
+    counts = torch.cat([mask.flatten(1).sum(1) for mask in masks.values() if mask.dim() == 4])
+    return counts[counts > 0]
+
+
+def losses_table() -> list[str]:
+    """The training loss at the first learning rate, and how thin the channels are."""
+    lines = []
+    for network, row in full_runs():
+        folder = RESULTS / row["folder"]
+        if row["model"] != "vgg19" or row["collapsed"]:
+            continue
+        losses = {
+            line["epoch"]: line["loss"]
+            for line in map(json.loads, gzip.decompress((folder / "metrics.jsonl.gz").read_bytes()).splitlines())
+            if line.get("stage") == "train" and line["lr"] == 0.1
+        }
+        assert max(losses) == 150
+        lowest = min(losses, key=lambda epoch: losses[epoch])
+        median = weights_of_channels(load_masks(folder / "mask.safetensors")[0]).median()
+        cells = [f"{losses[lowest]:.2f} (epoch {lowest})", f"{losses[150]:.2f}", f"{median}"]
+        lines.append(line(network, looks()[row["method"]].label, *cells))
+    return lines
+
+
+def variants_table() -> list[str]:
+    """FORCE at 99.9 % as it is, without the return into empty channels, and with running statistics."""
+    lines = []
+    for label, change in {
+        "FORCE": {}, "FORCE, `--leave-empty`": {"leave_empty": True},
+        "FORCE, `--scoring-bn eval`": {"scoring_bn": "eval"},
+    }.items():  # fmt: skip
+        seeds = by_seed(**VGG19 | {"method": "force", "sparsity": 0.999, "control": "none"} | change)
+        lines.append(line(label, *(f"{seeds[seed]:.2f}" if seed in seeds else "" for seed in range(3))))
+    return lines
+
+
+def classes_kept(**settings: object) -> list[int]:
+    """How many classes keep a weight in the last layer, in each stored mask of VGG-19 at 99.9 % with these settings."""
+    rows = matching(**PLAIN | {"model": "vgg19", "sparsity": 0.999} | settings)
+    stored = [path for row in rows if (path := RESULTS / row["folder"] / "mask.safetensors").exists()]
+    return [int(load_masks(path)[0]["classifier.weight"].any(1).sum()) for path in stored]
+
+
+def test_the_page_says_which_classes_keep_weights():
+    assert classes_kept(method="force") == [10, 10, 10]
+    assert classes_kept(method="force", leave_empty=True) == [8, 4, 2]
+    assert "8, 4 and 2 of the 10 classes keep a weight" in PAGE
+    assert classes_kept(method="hybrid") == [10, 9, 10]
+    assert classes_kept(method="iter-snip") == [9, 10, 10]
+
+
 def paper_table() -> list[str]:
     """Every number of the paper on CIFAR-10 beside the mean of our records of the same rounds and batches."""
     lines = []
     for number in ACCURACIES:
+        same = {name: getattr(number, name) for name in ("data", "model", "method", "sparsity")}
         rows = [
             row
-            for row in finished_runs()
-            if all(row[name] == getattr(number, name) for name in ("data", "model", "method", "sparsity"))
-            and (row["control"], row["scoring_init"]) == ("none", None)
-            and number.rounds in (None, row["rounds"])
-            and number.batches in (None, row["batches"])
+            for row in matching(**PLAIN, **same)
+            if number.rounds in (None, row["rounds"]) and number.batches in (None, row["batches"])
         ]
         for epochs in sorted({row["epochs"] for row in rows}):
             top1 = [100 * row["top1"] for row in rows if row["epochs"] == epochs]
@@ -239,25 +330,25 @@ def paper_table() -> list[str]:
 
 def test_the_page_of_results_has_the_tables_of_the_records():
     seeds = [seeds_table(sparsity) for sparsity in (0.995, 0.999, 0.99)]
-    for lines in (*seeds, controls_table(), effective_table(), resnet50_table(), paper_table()):
+    others = controls_table(), effective_table(), resnet50_table(), full_table(), losses_table(), variants_table()
+    for lines in (*seeds, *others, paper_table()):
         assert "\n".join(lines) in PAGE
     assert f"{len(finished_runs())} finished runs" in PAGE
 
 
 def test_every_accuracy_in_the_sentences_of_the_page_is_in_a_table():
     sentences = "\n".join(row for row in PAGE.splitlines() if not row.startswith("|"))
-    tables = "\n".join([*seeds_table(0.995), *seeds_table(0.999), *controls_table(), *resnet50_table(), *paper_table()])
+    seeds = [row for sparsity in (0.99, 0.995, 0.999) for row in seeds_table(sparsity)]
+    tables = "\n".join([*seeds, *controls_table(), *resnet50_table(), *full_table(), *variants_table(), *paper_table()])
     dense = by_seed(**VGG19, method="dense")[0]
-    best = {f"{100 * row['top1_at_best_validation']:.2f}" for row in finished_runs() if row["epochs"] == 350}
-    hybrid = by_seed(model="resnet50", method="hybrid", epochs=350)[0]
-    known = {*re.findall(r"\b\d\d\.\d\d\b", tables), f"{dense:.2f}", f"{hybrid:.2f}", *best}
+    known = {*re.findall(r"\b\d\d\.\d\d\b", tables), f"{dense:.2f}"}
     assert set(re.findall(r"\b\d\d\.\d\d\b", sentences)) <= known
 
 
 def test_the_numbers_at_the_top_of_the_readme_are_those_of_the_page():
     text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
     lines = [row for row in text.splitlines() if row.startswith(("| ResNet-50, ", "| VGG-19, "))]
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert set(lines) <= set(paper_table())
 
 
@@ -388,7 +479,7 @@ def test_the_masks_of_snip_on_another_draw_are_counted_again():
     model, example = build("resnet50", classes=10, size=32), torch.zeros(1, 3, 32, 32)
     for scoring_init, label in ((None, "those that are trained"), ("xavier", "another draw, Xavier's scheme")):
         case = RESNET50 | {"method": "snip-mb", "seed": 0, "scoring_init": scoring_init}
-        [row] = [row for row in finished_runs() if all(row[name] == value for name, value in case.items())]
+        [row] = matching(**case)
         masks, _ = load_masks(RESULTS / row["folder"] / "mask.safetensors", model)
         counts = kept(masks), account(model, masks, example).effective
         cells = [label, len(empty(masks)), len(masks), *(f"{count:,}" for count in counts), f"{100 * row['top1']:.2f}"]
