@@ -95,6 +95,17 @@ def test_layers_are_counted_and_followed(content: dict[str, Any]) -> None:
     assert "lie on no path" in words_of(run)
 
 
+@pytest.mark.parametrize("dead", [None, "features.20.weight"])
+def test_outputs_that_no_signal_reaches_are_called_out_unless_none_is_reached(tmp_path: Path, dead: str | None) -> None:
+    folder = write_run(tmp_path, dead=dead)
+    result = files.finished(folder)
+    assert result is not None
+    silent = {"silent_outputs": 6, "outputs": 10}
+    files.write_json(folder / files.RESULT, {**result, **silent}, files.recorded(folder)[1])
+    [run] = gather(tmp_path, effective=False)["runs"]
+    assert ("No signal reaches 6 of 10 outputs." in words_of(run)) == (not dead)
+
+
 def test_dead_layers_and_collapse_are_called_out_in_words(content: dict[str, Any]) -> None:
     run = run_with(content, method="snip", sparsity=0.995)
     assert "Collapsed: no signal passes from input to output, cut at features.20." in words_of(run)
