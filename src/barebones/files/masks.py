@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from typing import Any
 
@@ -53,6 +53,9 @@ class Counts:
     silent_outputs: int | None = None  # these two are missing in the files of older versions
     outputs: int | None = None
     not_followed: str | None = None  # why there are no effective weights and no FLOPs
+
+
+NUMBERS = tuple(field.name for field in fields(Counts) if field.name != "not_followed")
 
 
 def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) -> None:

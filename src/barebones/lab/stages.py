@@ -52,10 +52,6 @@ from .training import Training, TrainingPlan
 
 FLUSH = {"cuda": 1.0}  # seconds between reading the numbers of pruning rounds, which delays a GPU each time
 TICK = 0.2  # seconds between reports of the progress within a round or an epoch
-COUNTS = (
-    "kept", "effective", "sparsity", "effective_sparsity", "flops_dense", "flops_effective", "flops_shrunk",
-    "silent_outputs", "outputs",
-)  # fmt: skip
 
 Steps = Generator[None, None, dict[str, Any]]  # yields after each training step and returns the result
 
@@ -401,5 +397,5 @@ def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any]
         full = account(model, masks, example)
     except ValueError as error:  # a module whose paths cannot be followed: count without paths
         full, problem = account(model, masks), str(error)
-    numbers = {name: getattr(full, name) for name in COUNTS}
-    return {"prunable": full.total, **numbers, "not_followed": problem}, full.collapsed or []
+    numbers = {name: getattr(full, "total" if name == "prunable" else name) for name in maskfile.NUMBERS}
+    return numbers | {"not_followed": problem}, full.collapsed or []

@@ -14,7 +14,7 @@ from torch import nn
 
 from ...accounting import LayerAccount, account
 from ...data import DATA
-from ...files.masks import load_masks
+from ...files.masks import NUMBERS, load_masks
 from ...masks import Masks
 from ...models import MODELS
 from ..experiment import DENSE, Experiment
@@ -31,10 +31,6 @@ from .sentences import PRUNED, UNFINISHED, sentences
 
 FILES = (EXPERIMENT, RESULT, FAILURE, MASK, METRICS)  # a folder with one of these is a run's
 LONGEST = 150  # points of a series; longer series are thinned out
-NUMBERS = (
-    "prunable", "kept", "effective", "sparsity", "effective_sparsity", "flops_dense", "flops_effective", "flops_shrunk",
-    "silent_outputs", "outputs",
-)  # fmt: skip
 SERIES = {  # the numbers that are drawn of each stage
     "prune": ("keep", "pruned", "recovered", "recovered_empty", "saliency"),
     "pretrain": ("loss", "accuracy"),
