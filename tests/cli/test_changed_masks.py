@@ -10,10 +10,9 @@ from mutations import mutated
 
 import barebones as bb
 from barebones.files import container
-from barebones.files.masks import KIND, VERSION
+from barebones.files.masks import KIND, NUMBERS, VERSION
 from barebones.lab import stored
 from barebones.lab.experiment import Experiment
-from barebones.lab.stages import COUNTS
 
 SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1, batch=256).resolved()
 
@@ -24,8 +23,9 @@ def mask(command) -> Path:
     model = stored.initial(SMALL)
     result = bb.prune(model, None, 0.9, "magnitude", on_collapse="ignore")
     numbers = bb.account(model, result.masks, torch.zeros(1, 1, 8, 8))
-    account = {"prunable": numbers.total, **{name: getattr(numbers, name) for name in COUNTS}, "not_followed": None}
-    about = {"experiment": SMALL.to_dict(), "account": account, "collapsed": [], "seconds": 0.5}
+    account = {name: getattr(numbers, "total" if name == "prunable" else name) for name in NUMBERS}
+    about = {"account": account | {"not_followed": None}, "collapsed": [], "seconds": 0.5}
+    about |= {"experiment": SMALL.to_dict()}
     bb.save_masks(result.masks, "mask", **result.about | about)
     return Path("mask")
 
