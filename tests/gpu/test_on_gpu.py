@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import references
 import torch
+from rich.console import Console
 from torch import nn
 
 import barebones as bb
@@ -17,10 +18,13 @@ from barebones.data import Data, TensorSplit
 from barebones.data.normalization import Normalization
 from barebones.gpu import kernels
 from barebones.gpu.kernels import blocks, selecting
+from barebones.lab import metrics
 from barebones.lab.experiment import Experiment
 from barebones.lab.run import RunOptions, Stopped, result_of, run
+from barebones.lab.sources import FigureContext
 from barebones.lab.training import Training, TrainingPlan
 from barebones.masks import kept
+from barebones.paper.figures import FIGURES
 from barebones.running import digest
 
 pytestmark = [
@@ -207,8 +211,8 @@ def without_norms() -> nn.Module:
 
 @pytest.mark.parametrize("capture", [False, True])
 def test_micro_batches_give_the_masks_of_whole_batches(capture):
-    whole = bb.prune(without_norms(), batches(), 0.8, "snip").masks
-    parts = bb.prune(without_norms(), batches(), 0.8, "snip", capture=capture, micro_batch=5).masks
+    whole = bb.prune(without_norms(), batches(), 0.5, "snip").masks
+    parts = bb.prune(without_norms(), batches(), 0.5, "snip", capture=capture, micro_batch=5).masks
     assert kept(parts) == kept(whole)
     assert sum(int((parts[name] & mask).sum()) for name, mask in whole.items()) >= 0.99 * kept(whole)
 
@@ -414,3 +418,18 @@ def test_a_pruning_that_was_stopped_ends_with_the_same_masks(after, tmp_path):
     result_of(run(experiment, stopped, until="prune"))
     one, other = (bb.load_masks(p.folder(experiment) / "mask.safetensors")[0] for p in (whole, stopped))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_an_analysis_counts_what_a_run_counts(tmp_path):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    options = RunOptions(tmp_path, device="cuda")
+    experiment = Experiment("small-resnet", "digits", "force", 0.95, rounds=12, epochs=1).resolved("cuda")
+    result_of(run(experiment, options, until="prune"))
+    lines = metrics.read(options.folder(experiment) / "metrics.jsonl")
+    settings = {"pairs": [("digits", "small-resnet")], "seeds": [0], "sparsity": 0.95, "rounds": 12}
+    source = FIGURES["evolution"].source
+    analysis = replace(source, settings={"short": settings | {"methods": ["force"]}})
+    rows = analysis.compute("evolution", "short", FigureContext(options, Console(quiet=True)))
+    counts = [[(each["pruned"], each["recovered"]) for each in part] for part in (rows, lines)]
+    assert counts[0] == counts[1]
+    assert counts[0][-1][1] > 0

@@ -15,6 +15,7 @@ from figure_rows import ANALYSES, TINY_FIGURES, context, drawn, touched
 from barebones.lab import analyses, plots, sources, tidy
 from barebones.lab.figures import write
 from barebones.lab.looks import looks
+from barebones.lab.run import Stopped
 from barebones.lab.sources import Analysis
 from barebones.lab.statistics import spread
 from barebones.masks import Masks, everything
@@ -49,10 +50,60 @@ def test_analyses_are_computed_once_and_repeat(
     assert loaded[-1].read_bytes() == paths[-1].read_bytes()  # the table
 
 
-def test_other_settings_have_another_cache(tmp_path: Path) -> None:
-    tiny = TINY_FIGURES["theory"].source
-    assert isinstance(tiny, Analysis)
-    assert tiny.cache("theory", "smoke", tmp_path) != ANALYSES["theory"].cache("theory", "smoke", tmp_path)
+def counting(seeds: list[int], asked: list[Any]) -> Analysis:
+    """Return an analysis of made-up numbers that notes the networks it was asked for."""
+
+    def analyse(settings: Mapping[str, Any], options: Any) -> Any:
+        for (data, model), seed in product(settings["pairs"], settings["seeds"]):
+            asked.append((model, seed))
+            yield from ({"data": data, "model": model, "seed": seed, "value": 10 * seed + i} for i in range(3))
+
+    settings = {"pairs": [("digits", "a"), ("digits", "b")], "seeds": seeds}
+    return Analysis(analyse, {"short": settings}, {}, ("value", "sum"), lambda rows: [
+        row | {"sum": sum(each["value"] for each in rows)} for row in rows
+    ])  # fmt: skip
+
+
+def test_a_stopped_analysis_resumes_with_the_networks_that_are_missing(tmp_path: Path) -> None:
+    asked: list[Any] = []
+    whole = counting([0, 1], asked).compute("made-up", "short", context(tmp_path / "whole"))
+    assert [(row["model"], row["seed"], row["value"], row["sum"]) for row in whole[:4]] == [
+        ("a", 0, 0, 3), ("a", 0, 1, 3), ("a", 0, 2, 3), ("a", 1, 10, 33),
+    ]  # fmt: skip
+    assert asked == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    asked.clear()
+    stopping = context(tmp_path, stopping=lambda: asked[-1] == ("b", 0))
+    with pytest.raises(Stopped):
+        counting([0, 1], asked).compute("made-up", "short", stopping)
+    partly = context(tmp_path)
+    assert counting([0, 1], asked).load("made-up", "short", tmp_path / "runs", partly) == whole[:6]
+    assert partly.failed == ["made-up"]  # the figure is drawn, and reported as incomplete
+    asked.clear()
+    assert counting([0, 1], asked).compute("made-up", "short", context(tmp_path)) == whole
+    assert asked == [("b", 0), ("b", 1)]
+    complete = context(tmp_path)
+    assert counting([0, 1], asked).load("made-up", "short", tmp_path / "runs", complete) == whole
+    assert not complete.failed
+
+
+def test_other_settings_are_computed_anew(tmp_path: Path) -> None:
+    asked: list[Any] = []
+    counting([0], asked).compute("made-up", "short", context(tmp_path))
+    counting([0, 1], asked).compute("made-up", "short", context(tmp_path))
+    assert asked == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    with pytest.raises(ValueError, match=r"holds neither made-up\.csv nor made-up-short-"):
+        counting([2], asked).load("made-up", "short", tmp_path / "runs", context(tmp_path))
+
+
+def test_analyses_use_deterministic_algorithms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "benchmark", True)  # as training on a GPU sets it
+    analysis = Analysis(
+        lambda settings, options: iter([{"value": int(cudnn.deterministic and not cudnn.benchmark)}]),
+        {"short": {}}, {}, ("value",),
+    )  # fmt: skip
+    assert analysis.compute("made-up", "short", context(tmp_path)) == [{"value": 1}]
+    assert (cudnn.benchmark, cudnn.deterministic) == (True, False)
 
 
 def test_saliency_against_rounds_is_that_of_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
@@ -214,6 +265,23 @@ def test_consistency_of_one_shot_and_iterated_masks(rows_of: Callable[[str], tid
     emptied = {m: sum(row["kept"] == 0 for row in group if row["round"] == 8) for m, group in methods.items()}
     assert emptied["grasp-taylor"] > emptied["iter-snip"] == 0  # the paper's point: it cannot be iterated
     assert {m: group[-1]["cut"] for m, group in methods.items()} == {"grasp-taylor": True, "iter-snip": False}
+
+
+def test_consistency_draws_each_network_by_itself(rows_of: Callable[[str], tidy.Rows]) -> None:
+    rows = rows_of("consistency")
+    other = [row | {"model": "my net", "density": row["density"] or 0.5, "kept": row["kept"] or 1} for row in rows]
+    alone, both = (FIGURES["consistency"].draw(each) for each in (rows, [*rows, *other]))
+    ours, theirs = ([axes for axes in figure.axes if axes.get_title()] for figure in (alone, both))
+    assert [axes.get_ylabel().splitlines()[0] for axes in theirs[:: len(theirs) // 4]] == [
+        "Digits, small VGG", "Digits, small VGG", "Digits, my net", "Digits, my net",
+    ]  # fmt: skip
+    for one, same in zip(ours, theirs, strict=False):
+        lines, kept = ([line.get_xydata().tolist() for line in axes.lines] for axes in (one, same))
+        assert kept == lines
+    emptied = [axes.texts[0].get_text() for axes in theirs]
+    assert any("layers emptied" in text for text in emptied[: len(ours)])
+    assert not any("layers emptied" in text for text in emptied[len(ours) :])
+    assert "no signal passes" in emptied[len(ours) + 2]  # of GRASP iterated, which cuts the network
 
 
 def test_parameters_are_those_of_the_networks(rows_of: Callable[[str], tidy.Rows]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,10 +39,8 @@ class Network:
         self.experiment, self.device = experiment, device
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here; use --device cpu")
-        if device.type == "cuda":
-            if device.index is not None:
-                torch.cuda.set_device(device)
-            torch.backends.cudnn.benchmark = True  # pays off: all batches but the last have one size
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)
         self.data = data_of(experiment, options)
         self.model = self.initial()
         self.digest = beginning(self.model, self.data.digest)
@@ -78,6 +77,18 @@ class Network:
                 f"{name} gives outputs of shape {shape} for {len(images)} images of {self.data.name}, "
                 f"which has {self.data.classes} classes"
             )
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Make cuDNN choose the same algorithms each time, so that pruning gives the same masks, also when resumed."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 def pruned(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..words import counted
 from . import records, tidy
 from .experiment import DENSE, Experiment
 from .heartbeat import heartbeat
+from .network import deterministic
 from .options import RunOptions
 from .run import Stopped
 from .sweep import sweep
@@ -121,46 +123,64 @@ class Runs:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Numbers that need no training. They are computed once for each setting and cached as CSV beside the runs."""
+    """Numbers that need no training. They are computed once for each setting and cached as CSV beside the runs.
+
+    Each network has a CSV of its own, so that an analysis that was stopped resumes with the networks that are missing.
+    """
 
     analyse: Callable[[Settings, RunOptions], Iterator[Row]]
     settings: Mapping[str, Settings]  # by scale
     costs: Mapping[str, str]  # by scale, in words
     columns: tuple[str, ...]  # required to draw the figure
-    finish: Callable[[Rows], Rows] = field(default=lambda rows: rows)  # adds what needs all rows
+    finish: Callable[[Rows], Rows] = field(default=lambda rows: rows)  # adds what needs all rows of a network
 
     def cost(self, scale: str) -> str:
         """Return the estimated time, in words."""
         return self.costs[scale]
 
-    def cache(self, name: str, scale: str, folder: Path) -> Path:
-        """Return the file in which the rows of these settings are cached."""
-        text = json.dumps(self.settings[scale], sort_keys=True, default=list)
-        return folder / f"{name}-{scale}-{sha256(text.encode()).hexdigest()[:10]}.csv"
+    def parts(self, scale: str) -> list[Settings]:
+        """Return the settings of each network: each pair of data and model, with each seed."""
+        settings = self.settings[scale]
+        if "seeds" not in settings:
+            return [settings]
+        each = product(settings["pairs"], settings["seeds"])
+        return [{**settings, "pairs": [pair], "seeds": [seed]} for pair, seed in each]
 
     def compute(self, name: str, scale: str, context: FigureContext) -> Rows:
-        """Return the rows from the cache, or compute and cache them."""
+        """Return the rows from the cache; compute and cache those that are missing."""
         options = context.options.for_smoke() if scale == "smoke" else context.options
-        path = self.cache(name, scale, options.runs)
-        if path.exists():
-            return tidy.read(path, self.columns)
         rows: Rows = []
         told = heartbeat(context.console, lambda: f"{name}: {counted(len(rows), 'row')} computed")
-        with told, threads(1 if scale == "smoke" else None):
-            for row in self.analyse(self.settings[scale], context.options):
-                rows.append(row)
-                if context.stopping():
-                    raise Stopped
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tidy.write(self.finish(rows), path)
-        return tidy.read(path)
+        with told, threads(1 if scale == "smoke" else None), deterministic():
+            for settings in self.parts(scale):
+                path = _cache(name, scale, settings, options.runs)
+                if not path.exists():
+                    before = len(rows)
+                    for row in self.analyse(settings, context.options):
+                        rows.append(row)
+                        if context.stopping():
+                            raise Stopped
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    tidy.write(self.finish(rows[before:]), path)
+                    del rows[before:]
+                rows += tidy.read(path, self.columns)
+        return rows
 
     def load(self, name: str, scale: str, folder: Path, context: FigureContext) -> Rows:
         """Return the rows that are cached in a folder; nothing is computed."""
-        path = self.cache(name, scale, folder)
-        if not path.exists():
-            raise ValueError(f"{folder} holds neither {name}.csv nor {path.name}, the numbers of the figure {name}")
-        return tidy.read(path, self.columns)
+        paths = [_cache(name, scale, settings, folder) for settings in self.parts(scale)]
+        stored = [path for path in paths if path.exists()]
+        if not stored:
+            raise ValueError(f"{folder} holds neither {name}.csv nor {paths[0].name}, the numbers of the figure {name}")
+        if len(stored) < len(paths):
+            context.failed.append(name)
+        return [row for path in stored for row in tidy.read(path, self.columns)]
+
+
+def _cache(name: str, scale: str, settings: Settings, folder: Path) -> Path:
+    """Return the file in which the rows of these settings are cached."""
+    text = json.dumps(settings, sort_keys=True, default=list)
+    return folder / f"{name}-{scale}-{sha256(text.encode()).hexdigest()[:10]}.csv"
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..accounting import account
@@ -43,7 +42,7 @@ from .folder import (
     load_mask,
 )
 from .metrics import COUNTED, Line, Mark, Metrics
-from .network import Network, pruned, scores
+from .network import Network, deterministic, pruned, scores
 from .options import RunOptions
 from .provenance import environment, made
 from .shrunk import account_of, cuts_to_train, images_per_second, laid_out, to_train
@@ -160,7 +159,7 @@ class Stages:
             if stop:
                 raise Stopped
 
-        with _deterministic():
+        with deterministic():
             result = pruned(self.network, self.experiment, self.options, on_round, after, on_batch, self.team)
             flush()
             masks, collapsed = result.masks, result.collapsed
@@ -375,18 +374,6 @@ class Stages:
             save(self.folder.path / name, **stamp)
         self.saved_at = monotonic()
         self.saving_took = self.saved_at - began
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """Make cuDNN choose the same algorithms each time, so that a resumed pruning gives the same masks."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.deterministic
-    cudnn.benchmark, cudnn.deterministic = False, True
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.deterministic = before
 
 
 def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any], list[str]]:

@@ -157,6 +157,7 @@ class Training:
         self.device = next(model.parameters()).device
         self.masks = {name: mask.to(self.device) for name, mask in (masks or {}).items()}
         on_gpu = self.device.type == "cuda"
+        torch.backends.cudnn.benchmark |= on_gpu  # pays off: all batches but the last have one size
         self.epoch = self.step = 0  # finished epochs, and finished steps of the current epoch
         self.best: Best | None = None
         self.last: Epoch | None = None

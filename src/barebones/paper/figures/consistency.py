@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 SINGLE, ITERATED = "one-shot", "iterated"
-METHODS = {"one_shot": ["grasp", "snip"], "iterated": ["grasp-taylor", "iter-grasp", "iter-snip"]}
+METHODS: Settings = {
+    "one_shot": ["grasp", "snip"], "iterated": ["grasp-taylor", "iter-grasp", "iter-snip"], "iterated_seed": 0,
+}  # fmt: skip
 SETTINGS: dict[str, Settings] = {
     "smoke": {
         "pairs": [("digits", "small-vgg")], "seeds": [0, 1], "densities": [0.9, 0.5, 0.2, 0.05, 0.01],
@@ -35,7 +37,7 @@ SETTINGS: dict[str, Settings] = {
         "densities": [0.9, 0.7, 0.5, 0.3, 0.1, 0.05, 0.02, 0.01], "rounds": 60, "to": 0.01, **METHODS,
     },
     "paper": {
-        "pairs": [("cifar10", "resnet50")], "seeds": [0, 1, 2],
+        "pairs": [("cifar10", "resnet50"), ("cifar10", "vgg19")], "seeds": [0, 1, 2],
         "densities": [0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01], "rounds": 300, "to": 0.01, **METHODS,
     },
 }  # fmt: skip
@@ -52,7 +54,7 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
             [only] = result.rounds
             where = {"kind": SINGLE, "round": 1, "density_all": only.keep / total, "cut": bool(result.collapsed)}
             yield from (identified(experiment) | where | row for row in layer_rows(sizes, only.layers))
-        if network.experiment.seed != settings["seeds"][0]:  # iterated methods are shown for one initialization
+        if network.experiment.seed != settings["iterated_seed"]:  # they are shown for one initialization
             continue
         for method in settings["iterated"]:
             experiment = experiment_on(network, method, 1 - settings["to"], rounds=settings["rounds"])
@@ -75,27 +77,34 @@ def _all_rounds(network: Network, experiment: Experiment, options: RunOptions) -
 
 
 def draw(rows: Rows) -> Canvas:
-    """Draw one-shot methods above and iterated ones below, with a line for each layer, first dark to last light."""
-    kinds = grouped(rows, "kind")
-    methods = {kind: list(grouped(kinds.get(kind, []), "method")) for kind in (SINGLE, ITERATED)}
-    figure, grid = plots.panels(2, max(map(len, methods.values())), height=2.4)
-    depth = sorted(grouped(rows, "layer"))
-    colours = plots.shades(depth)
+    """Draw two lines of panels for each network, with a panel for each method, and in it a line for each layer."""
+    networks = grouped(rows, "data", "model")
+    shown = [grouped(rows, "method") for network in networks.values() for rows in _kinds(network)]
+    figure, grid = plots.panels(len(shown), max(map(len, shown)), height=2.4)
     floor = min(row["density"] for row in rows if row["kept"]) / 2
-    for panels, kind in zip(grid, methods, strict=True):
-        for axes, method in zip(panels, methods[kind], strict=False):
-            method_rows = [row for row in kinds[kind] if row["method"] == method]
-            for layer, points in grouped(method_rows, "layer").items():
-                style = plots.thickness(len(depth), line=0.8, marker=2.4) | {"color": colours[layer]}
-                _draw_layer(axes, points, floor, with_errors=kind == SINGLE, **style)
-            _frame(axes, method_rows, floor)
-            axes.set_title(f"{look(method).label}, " + ("one-shot" if kind == SINGLE else "every round"))
-        panels[0].set_ylabel("share left of the layer")
-        for axes in panels[len(methods[kind]) :]:
-            axes.set_axis_off()
-            plots.scale_bar(figure, axes, depth, "layer, from input to output")
-    figure.suptitle(plots.title(rows[0]["data"], rows[0]["model"]), x=0.01, ha="left", fontsize=8.5)
+    lines = iter(grid)
+    for (data, model), network in networks.items():
+        depth = sorted(grouped(network, "layer"))
+        colours = plots.shades(depth)
+        for kind, kind_rows in zip((SINGLE, ITERATED), _kinds(network), strict=True):
+            methods, panels = grouped(kind_rows, "method"), next(lines)
+            for axes, (method, method_rows) in zip(panels, methods.items(), strict=False):
+                for layer, points in grouped(method_rows, "layer").items():
+                    style = plots.thickness(len(depth), line=0.8, marker=2.4) | {"color": colours[layer]}
+                    _draw_layer(axes, points, floor, with_errors=kind == SINGLE, **style)
+                _frame(axes, method_rows, floor)
+                axes.set_title(f"{look(method).label}, " + ("one-shot" if kind == SINGLE else "every round"))
+            panels[0].set_ylabel(f"{plots.title(data, model)}\nshare left of the layer")
+            for axes in panels[len(methods) :]:
+                axes.set_axis_off()
+                plots.scale_bar(figure, axes, depth, "layer, from input to output")
     return figure
+
+
+def _kinds(rows: Rows) -> list[Rows]:
+    """Return the rows of one-shot methods, and those of iterated ones."""
+    kinds = grouped(rows, "kind")
+    return [kinds.get(kind, []) for kind in (SINGLE, ITERATED)]
 
 
 def _draw_layer(axes: Axes, rows: Rows, floor: float, with_errors: bool, **style: Any) -> None:
@@ -130,10 +139,10 @@ def _frame(axes: Axes, rows: Rows, floor: float) -> None:
     ends = [row for row in rows if row["density_all"] == last]
     seeds = len({row["seed"] for row in ends})
     emptied = sum(row["kept"] == 0 for row in ends) / seeds
-    if emptied:
-        text = f"{round(emptied, 1):g} of {len(ends) // seeds} layers emptied"
-        text += ":\nno signal passes" if any(row["cut"] for row in ends) else ""
-        axes.text(0.04, 0.06, text, transform=axes.transAxes, color=plots.ALARM)
+    layers = f"{round(emptied, 1):g} of {len(ends) // seeds} layers emptied" if emptied else ""
+    signal = "no signal passes" if any(row["cut"] for row in ends) else ""
+    text = ":\n".join(filter(None, [layers, signal]))
+    axes.text(0.04, 0.06, text, transform=axes.transAxes, color=plots.ALARM)
 
 
 FIGURES = {
@@ -142,7 +151,7 @@ FIGURES = {
         Analysis(
             analyse,
             SETTINGS,
-            {"smoke": "8 s", "short": "1 min", "paper": "5 min"},
+            {"smoke": "8 s", "short": "1 min", "paper": "6 min"},
             ("data", "model", "method", "seed", "kind", "layer", "kept", "density", "density_all", "cut"),
         ),
         draw,
