@@ -255,6 +255,10 @@ def weights_of_channels(masks: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return counts[counts > 0]
 
 
+def metrics_of(folder: Path) -> list[dict]:
+    return [json.loads(text) for text in gzip.decompress((folder / "metrics.jsonl.gz").read_bytes()).splitlines()]
+
+
 def losses_table() -> list[str]:
     """The training loss at the first learning rate, and how thin the channels are."""
     lines = []
@@ -264,7 +268,7 @@ def losses_table() -> list[str]:
             continue
         losses = {
             line["epoch"]: line["loss"]
-            for line in map(json.loads, gzip.decompress((folder / "metrics.jsonl.gz").read_bytes()).splitlines())
+            for line in metrics_of(folder)
             if line.get("stage") == "train" and line["lr"] == 0.1
         }
         assert max(losses) == 150
@@ -371,25 +375,56 @@ def layers_table() -> list[str]:
 
 def test_the_analyses_of_the_page_are_those_of_the_tables():
     assert "\n".join(layers_table()) in PAGE
-    rounds = {m: [r for r in tidy.read(RESULTS / "evolution.csv") if r["method"] == m] for m in ("force", "iter-snip")}
-    last = rounds["force"][-1]
-    pruned, recovered = (sum(row[name] for row in rounds["force"]) for name in ("pruned", "recovered"))
+    rounds = tidy.grouped(tidy.read(RESULTS / "evolution.csv"), "model", "method")
+    last = rounds["resnet50", "force"][-1]
+    pruned, recovered = (sum(row[name] for row in rounds["resnet50", "force"]) for name in ("pruned", "recovered"))
     total = pruned - recovered + last["keep"]
     for number in (last["keep"], last["recovered"], last["recovered_empty"], pruned, recovered, total):
         assert f"{number:,}" in PAGE
-    assert sum(row["recovered"] for row in rounds["iter-snip"]) == 0
-    sparsest = [row for row in tidy.read(RESULTS / "consistency.csv.gz") if row["density_all"] < 0.0101]
-    emptied = {
-        method: [
-            len({row["name"] for row in sparsest if (row["method"], row["seed"]) == (method, seed) and not row["kept"]})
-            for seed in sorted({row["seed"] for row in sparsest if row["method"] == method})
-        ]
-        for method in ("snip", "grasp", "grasp-taylor", "iter-grasp", "iter-snip")
-    }
+    for number in (rounds["vgg19", "force"][-1][name] for name in ("keep", "recovered")):
+        assert f"{number:,}" in PAGE
+    assert sum(row["recovered_empty"] for row in rounds["vgg19", "force"]) == 0
+    for model in ("resnet50", "vgg19"):
+        assert sum(row["recovered"] for row in rounds[model, "iter-snip"]) == 0
+
+
+def test_the_layers_after_one_shot_and_many_rounds():
+    networks = tidy.grouped(tidy.read(RESULTS / "consistency.csv.gz"), "model")
+    sparsest = {model: [row for row in rows if row["density_all"] < 0.0101] for model, rows in networks.items()}
+    emptied, vgg19 = (emptied_layers(sparsest[model]) for model in ("resnet50", "vgg19"))
     assert sorted(emptied.pop("snip")) == [19, 20, 21]
     assert sorted(emptied.pop("grasp")) == [0, 0, 1]
     assert emptied == {"grasp-taylor": [27], "iter-grasp": [0], "iter-snip": [0]}
-    assert {row["cut"] for row in sparsest if row["method"] == "snip"} == {True}
+    assert vgg19 == {"snip": [0, 0, 0], "grasp": [0, 0, 0], "grasp-taylor": [7], "iter-grasp": [0], "iter-snip": [0]}
+    for rows in sparsest.values():
+        assert {row["cut"] for row in rows if row["method"] == "snip"} == {True}
+
+
+def emptied_layers(rows: tidy.Rows) -> dict[str, list[int]]:
+    """How many layers each method empties, for each seed."""
+    return {
+        method: [
+            len({row["name"] for row in of_seed if not row["kept"]})
+            for _, of_seed in sorted(tidy.grouped(members, "seed").items())
+        ]
+        for method, members in tidy.grouped(rows, "method").items()
+    }
+
+
+def test_analyses_agree_with_the_runs_of_their_settings():
+    for (model, method), rows in tidy.grouped(tidy.read(RESULTS / "evolution.csv"), "model", "method").items():
+        runs = matching(model=model, method=method, sparsity=0.995, rounds=300, seed=0, **PLAIN)
+        folders = [folder for run in runs if (folder := RESULTS / run["folder"]).joinpath("metrics.jsonl.gz").exists()]
+        assert folders
+        for folder in folders:
+            lines = [each for each in metrics_of(folder) if each.get("stage") == "prune"]
+            for name in ("keep", "pruned", "recovered", "recovered_empty"):
+                assert [row[name] for row in rows] == [each[name] for each in lines], folder
+    layers = tidy.grouped(tidy.read(RESULTS / "layers.csv"), "model", "method")
+    for method in ("force", "iter-snip", "snip-mb", "grasp-mb"):
+        [run] = matching(**VGG19 | PLAIN, method=method, sparsity=0.999, seed=0)
+        [*_, last] = (each for each in metrics_of(RESULTS / run["folder"]) if each.get("stage") == "prune")
+        assert {f"{row['name']}.weight": row["kept"] for row in layers["vgg19", method]} == last["layers"]
 
 
 def settling_table() -> list[str]:
