@@ -6,14 +6,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from torch import nn
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import core
 import cost
+import dead
 import lab
 import sharded
+
+from barebones.lab import tidy
+from barebones.lab.experiment import Experiment
+from barebones.lab.options import RunOptions
+from barebones.lab.run import result_of, run
 
 pytestmark = pytest.mark.slow
 
@@ -62,3 +70,31 @@ def test_the_benchmark_of_costs_has_the_cases_of_the_paper_and_prints_its_table(
     cost.main("cpu", small=True)
     text = capsys.readouterr().out
     assert re.search(r"small-vgg │ FORCE +│ 2 +│ 1 +│ fp32 +│ \d+\.\d\d +│ \d+\.\d\d", text)
+
+
+def test_dead_channels_are_zero_for_all_images_and_on_a_path():
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(4, 3),
+    )  # fmt: skip
+    masks = {"0.weight": torch.ones(4, 1, 1, 1, dtype=torch.bool), "5.weight": torch.ones(3, 4, dtype=torch.bool)}
+    masks["0.weight"][3] = False  # not on a path, so it is no dead channel
+    with torch.no_grad():
+        model[0].weight.fill_(1).mul_(masks["0.weight"])
+        model[1].bias.copy_(torch.tensor([0.0, -1.5, -9.0, -9.0]))  # the second is zero for all images but one
+        model[5].weight.copy_(torch.eye(3, 4))
+        model[5].bias.fill_(0)
+    batches = [torch.full((2, 1, 2, 2), 1.0), torch.full((2, 1, 2, 2), 2.0)]
+    assert dead.count(model, masks, batches) == {"channels": 3, "dead": 1, "never_chosen": 2}
+    with pytest.raises(ValueError, match="one ReLU for each convolution"):
+        dead.count(nn.Sequential(nn.ReLU()), {}, batches)
+
+
+def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
+    options = RunOptions(tmp_path)
+    result_of(run(Experiment("small-vgg", "digits", "snip", 0.98, epochs=1).resolved(), options))
+    dead.main(tmp_path, tmp_path / "dead.csv")
+    [row] = tidy.read(tmp_path / "dead.csv")
+    assert row["method"] == "snip"
+    assert 0 <= row["dead"] < row["channels"]
+    assert f"dead {row['dead']}" in capsys.readouterr().out

@@ -1,0 +1,76 @@
+"""Count the channels that die in training: those whose ReLU is zero for every training image.
+
+It takes the folders of finished runs of VGG-19 or small-vgg, where each convolution has a batch-norm and a ReLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor, nn
+
+from barebones.lab import stored, tidy
+from barebones.lab.network import data_of
+from barebones.lab.options import RunOptions
+from barebones.lab.records import DONE, records
+from barebones.masks import Masks
+from barebones.paths import effective
+
+Found = dict[str, int]
+
+
+def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
+    """Count the channels of convolutions on a path from input to output, those that died, and classes never chosen."""
+    kinds = {kind: [m for m in model.modules() if isinstance(m, kind)] for kind in (nn.Conv2d, nn.ReLU)}
+    if len(kinds[nn.Conv2d]) != len(kinds[nn.ReLU]):
+        raise ValueError("the network needs one ReLU for each convolution")
+    highest: dict[nn.Module, Tensor] = {}
+
+    def watch(relu: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
+        most = output.amax((0, 2, 3))
+        highest[relu] = torch.maximum(highest.get(relu, most), most)
+
+    hooks = [relu.register_forward_hook(watch) for relu in kinds[nn.ReLU]]
+    chosen: set[int] = set()
+    example: Tensor | None = None
+    with torch.no_grad():
+        for images in batches:
+            example = images[:1] if example is None else example
+            outputs = model.eval()(images)
+            chosen |= set(outputs.argmax(1).tolist())
+    for hook in hooks:
+        hook.remove()
+    names = {module: name for name, module in model.named_modules()}
+    paths = effective(model, masks, example)
+    alive = [paths[f"{names[conv]}.weight"].flatten(1).any(1) for conv in kinds[nn.Conv2d]]
+    dead = [on & (highest[relu] == 0) for on, relu in zip(alive, kinds[nn.ReLU], strict=True)]
+    total, lost = (sum(int(each.sum()) for each in channels) for channels in (alive, dead))
+    return {"channels": total, "dead": lost, "never_chosen": outputs.shape[1] - len(chosen)}
+
+
+def main(
+    runs: Annotated[Path, typer.Argument(help="Folder with the runs.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Table to write.")] = Path("dead.csv"),
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    data_root: Annotated[Path | None, typer.Option(help="Folder with the data set.")] = None,
+) -> None:
+    """Write a row for each finished run that has its weights."""
+    rows = []
+    for row in records(runs):
+        if row["status"] != DONE or not (runs / row["folder"] / "weights.safetensors").exists():
+            continue
+        experiment, model, masks = stored.load(runs / row["folder"])
+        data = data_of(experiment, RunOptions(runs, device=device, data_root=data_root))
+        found = count(model.to(device), masks, (images for images, _ in data.train.epoch(500)))
+        kept = ("data", "model", "method", "sparsity", "seed", "precision", "epochs", "top1", "silent_outputs")
+        rows.append({name: row[name] for name in kept} | found)
+        print(*(f"{name} {value}" for name, value in rows[-1].items()), sep=", ", flush=True)
+    tidy.write(rows, out)
+
+
+if __name__ == "__main__":
+    typer.run(main)
