@@ -20,6 +20,7 @@ from barebones.lab.records import DONE, records
 from barebones.masks import Masks
 from barebones.paths import effective
 
+COLUMNS = ("model", "method", "sparsity", "seed", "precision", "epochs", "top1", "silent_outputs", "folder")
 Found = dict[str, int]
 
 
@@ -47,7 +48,7 @@ def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
     names = {module: name for name, module in model.named_modules()}
     paths = effective(model, masks, example)
     alive = [paths[f"{names[conv]}.weight"].flatten(1).any(1) for conv in kinds[nn.Conv2d]]
-    dead = [on & (highest[relu] == 0) for on, relu in zip(alive, kinds[nn.ReLU], strict=True)]
+    dead = [on & (highest[relu].cpu() == 0) for on, relu in zip(alive, kinds[nn.ReLU], strict=True)]
     total, lost = (sum(int(each.sum()) for each in channels) for channels in (alive, dead))
     return {"channels": total, "dead": lost, "never_chosen": outputs.shape[1] - len(chosen)}
 
@@ -61,15 +62,15 @@ def main(
     """Write a row for each finished run that has its weights."""
     rows = []
     for row in records(runs):
-        if row["status"] != DONE or not (runs / row["folder"] / "weights.safetensors").exists():
+        readable = row["status"] == DONE and (runs / row["folder"] / "weights.safetensors").exists()
+        if not readable or row["model"] not in ("vgg19", "small-vgg"):
             continue
         experiment, model, masks = stored.load(runs / row["folder"])
         data = data_of(experiment, RunOptions(runs, device=device, data_root=data_root))
         found = count(model.to(device), masks, (images for images, _ in data.train.epoch(500)))
-        kept = ("data", "model", "method", "sparsity", "seed", "precision", "epochs", "top1", "silent_outputs")
-        rows.append({name: row[name] for name in kept} | found)
+        rows.append({name: row[name] for name in COLUMNS} | found)
+        tidy.write(rows, out)
         print(*(f"{name} {value}" for name, value in rows[-1].items()), sep=", ", flush=True)
-    tidy.write(rows, out)
 
 
 if __name__ == "__main__":

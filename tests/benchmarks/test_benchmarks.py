@@ -84,7 +84,7 @@ def test_dead_channels_are_zero_for_all_images_and_on_a_path():
         model[1].bias.copy_(torch.tensor([0.0, -1.5, -9.0, -9.0]))  # the second is zero for all images but one
         model[5].weight.copy_(torch.eye(3, 4))
         model[5].bias.fill_(0)
-    batches = [torch.full((2, 1, 2, 2), 1.0), torch.full((2, 1, 2, 2), 2.0)]
+    batches = [torch.full((2, 1, 2, 2), value) for value in (1.0, 2.0, 1.0)]
     assert dead.count(model, masks, batches) == {"channels": 3, "dead": 1, "never_chosen": 2}
     with pytest.raises(ValueError, match="one ReLU for each convolution"):
         dead.count(nn.Sequential(nn.ReLU()), {}, batches)

@@ -211,6 +211,7 @@ def without_norms() -> nn.Module:
 
 @pytest.mark.parametrize("capture", [False, True])
 def test_micro_batches_give_the_masks_of_whole_batches(capture):
+    # at 0.8 no signal reaches some of the outputs, and prune warns
     whole = bb.prune(without_norms(), batches(), 0.5, "snip").masks
     parts = bb.prune(without_norms(), batches(), 0.5, "snip", capture=capture, micro_batch=5).masks
     assert kept(parts) == kept(whole)
@@ -420,7 +421,18 @@ def test_a_pruning_that_was_stopped_ends_with_the_same_masks(after, tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_an_analysis_counts_what_a_run_counts(tmp_path):
+def test_training_takes_the_fastest_algorithms_and_pruning_does_not(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    experiment = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1).resolved("cuda")
+    result_of(run(experiment, RunOptions(tmp_path, device="cuda"), until="prune"))
+    assert not torch.backends.cudnn.benchmark
+    Training(network().cuda(), small_data(), TrainingPlan(epochs=1, batch=32, lr=0.05, weight_decay=0))
+    assert torch.backends.cudnn.benchmark
+
+
+def test_an_analysis_counts_what_a_run_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as a training leaves it
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     options = RunOptions(tmp_path, device="cuda")
     experiment = Experiment("small-resnet", "digits", "force", 0.95, rounds=12, epochs=1).resolved("cuda")

@@ -91,7 +91,7 @@ def test_other_settings_are_computed_anew(tmp_path: Path) -> None:
     counting([0], asked).compute("made-up", "short", context(tmp_path))
     counting([0, 1], asked).compute("made-up", "short", context(tmp_path))
     assert asked == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
-    with pytest.raises(ValueError, match=r"holds neither made-up\.csv nor made-up-short-"):
+    with pytest.raises(ValueError, match=r"holds neither made-up\.csv nor files such as made-up-short-"):
         counting([2], asked).load("made-up", "short", tmp_path / "runs", context(tmp_path))
 
 

@@ -233,6 +233,10 @@ def test_a_table_of_another_scale_is_ignored(tmp_path: Path, monkeypatch: pytest
     written_full = figure("mobilenet", "paper", tmp_path / "b", context(tmp_path), source=tmp_path)
     assert {row["scale"] for row in cells(written_full[-1])} == {"paper"}
     stored.clear()
+    both = [row | {"scale": scale} for scale in ("short", "paper") for row in tidy.read(written[-1])]
+    tidy.write(both, tmp_path / "mobilenet.csv")
+    again = figure("mobilenet", "short", tmp_path / "d", context(tmp_path), source=tmp_path)
+    assert again[-1].read_bytes() == second_paths[-1].read_bytes()
     tidy.write([{k: v for k, v in row.items() if k != "scale"} for row in tidy.read(written[-1])], written[-1])
     with pytest.raises(ValueError, match="of scale unknown"):
         figure("mobilenet", "short", tmp_path / "c", context(tmp_path), source=tmp_path)

@@ -49,8 +49,8 @@ def write(
     """Run what is missing, draw, write NAME.png, .svg, .pdf and .csv into `out`, and return their paths.
 
     With `source` nothing is run: the rows come from NAME.csv or NAME.csv.gz in that folder, or else from the run
-    folders in it. The default scale is then the one with most rows; otherwise it is smoke. A NAME.csv of another
-    scale than the requested one is ignored. The name of an incomplete figure is added to `context.failed`.
+    folders in it. The default scale is then the one with most rows; otherwise it is smoke. Rows of a NAME.csv that are
+    of another scale than the requested one are ignored. The name of an incomplete figure is added to `context.failed`.
     """
     if scale is not None and scale not in SCALES:
         raise ValueError(f"scale {scale!r} is unknown; choose one of {', '.join(SCALES)}")
@@ -89,11 +89,10 @@ def _load(
     ignored = ""
     path = next((path for end in ("csv", "csv.gz") if (path := folder / f"{name}.{end}").exists()), None)
     if path is not None:
-        rows = tidy.read(path, figure.source.columns)
-        stored = {row.get("scale") for row in rows}
-        if scale is None or stored == {scale}:
+        stored = tidy.read(path, figure.source.columns)
+        if rows := [row for row in stored if scale in (None, row.get("scale"))]:
             return rows, path
-        scales = " and ".join(sorted(map(str, stored - {None}))) or "unknown"
+        scales = " and ".join(sorted({str(row["scale"]) for row in stored if row.get("scale")})) or "unknown"
         ignored = f" ({path.name} in it is of scale {scales}; omit --scale to draw it)"
     found: list[tuple[Rows, list[str]]] = []
     for candidate in [scale] if scale else reversed(SCALES):

@@ -25,6 +25,7 @@ from .sweep import sweep
 from .tidy import Row, Rows
 
 SCALES = ("smoke", "short", "paper")
+VERSION = 2  # of cached analyses; those of version 1 were not computed with deterministic algorithms
 ALONE = "alone"  # the subfolder for runs that are made one at a time
 HOW = ("precision", "scoring_precision", "shrink")  # how it is computed: this depends on the device, not on the figure
 COLUMNS = (
@@ -150,7 +151,7 @@ class Analysis:
         """Return the rows from the cache; compute and cache those that are missing."""
         options = context.options.for_smoke() if scale == "smoke" else context.options
         rows: Rows = []
-        told = heartbeat(context.console, lambda: f"{name}: {counted(len(rows), 'row')} computed")
+        told = heartbeat(context.console, lambda: f"{name}: {counted(len(rows), 'row')}")
         with told, threads(1 if scale == "smoke" else None), deterministic():
             for settings in self.parts(scale):
                 path = _cache(name, scale, settings, options.runs)
@@ -171,7 +172,9 @@ class Analysis:
         paths = [_cache(name, scale, settings, folder) for settings in self.parts(scale)]
         stored = [path for path in paths if path.exists()]
         if not stored:
-            raise ValueError(f"{folder} holds neither {name}.csv nor {paths[0].name}, the numbers of the figure {name}")
+            raise ValueError(
+                f"{folder} holds neither {name}.csv nor files such as {paths[0].name}, the numbers of the figure {name}"
+            )
         if len(stored) < len(paths):
             context.failed.append(name)
         return [row for path in stored for row in tidy.read(path, self.columns)]
@@ -179,7 +182,7 @@ class Analysis:
 
 def _cache(name: str, scale: str, settings: Settings, folder: Path) -> Path:
     """Return the file in which the rows of these settings are cached."""
-    text = json.dumps(settings, sort_keys=True, default=list)
+    text = json.dumps({"version": VERSION, **settings}, sort_keys=True, default=list)
     return folder / f"{name}-{scale}-{sha256(text.encode()).hexdigest()[:10]}.csv"
 
 
