@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 EARLY = "magnitude"  # after one epoch of dense training
-ZOOM = 0.15  # how far the zoomed panels reach below the best mean
+ZOOM = 0.15  # how far the zoomed panels reach below our best mean
 
 
 def compared(data: Sequence[str], models: Sequence[str], methods: Sequence[str]) -> Callable[[str], list[Experiment]]:
@@ -106,8 +106,8 @@ def _panel(axes: Axes, rows: Rows, title: str) -> None:
 
 def _zoomed(axes: Axes, rows: Rows, title: str) -> None:
     _panel(axes, rows, title)
-    top = max(row["mean"] for row in rows if row["source"] == OURS)
-    axes.set_ylim(100 * (top - ZOOM), min(100 * (top + ZOOM / 10), 100.5))
+    best, top = max(row["mean"] for row in rows if row["source"] == OURS), max(row["mean"] for row in rows)
+    axes.set_ylim(100 * (best - ZOOM), min(100 * (top + ZOOM / 10), 100.5))
     plots.ticks_every(axes.yaxis, 5)
 
 
