@@ -25,7 +25,11 @@ Found = dict[str, int]
 
 
 def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
-    """Count the channels of convolutions on a path from input to output, those that died, and classes never chosen."""
+    """Count the channels of convolutions on a path from input to output, those that died, and classes never chosen.
+
+    `narrowest` has the number of channels on a path in the convolution that has the fewest, and `narrowest_alive` the
+    same without those that died.
+    """
     kinds = {kind: [m for m in model.modules() if isinstance(m, kind)] for kind in (nn.Conv2d, nn.ReLU)}
     if len(kinds[nn.Conv2d]) != len(kinds[nn.ReLU]):
         raise ValueError("the network needs one ReLU for each convolution")
@@ -49,8 +53,13 @@ def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
     paths = effective(model, masks, example)
     alive = [paths[f"{names[conv]}.weight"].flatten(1).any(1) for conv in kinds[nn.Conv2d]]
     dead = [on & (highest[relu].cpu() == 0) for on, relu in zip(alive, kinds[nn.ReLU], strict=True)]
-    total, lost = (sum(int(each.sum()) for each in channels) for channels in (alive, dead))
-    return {"channels": total, "dead": lost, "never_chosen": outputs.shape[1] - len(chosen)}
+    widths = [(int(on.sum()), int(off.sum())) for on, off in zip(alive, dead, strict=True)]
+    total, lost = (sum(numbers) for numbers in zip(*widths, strict=True))
+    narrowest, narrowest_alive = min(on for on, _ in widths), min(on - off for on, off in widths)
+    return {
+        "channels": total, "dead": lost, "narrowest": narrowest, "narrowest_alive": narrowest_alive,
+        "never_chosen": outputs.shape[1] - len(chosen),
+    }  # fmt: skip
 
 
 def main(
