@@ -314,8 +314,9 @@ def test_the_page_says_which_classes_are_lost():
     assert lost_classes(method="hybrid") == [(0, 0), (1, 1), (0, 0)]
     assert lost_classes(method="iter-snip") == [(1, 2), (0, 0), (0, 0)]
 
-
-    found = [row["silent_outputs"] for row in matching(**VGG19 | {"leave_empty": True}, method="hybrid", sparsity=0.999)]
+    found = [
+        row["silent_outputs"] for row in matching(**VGG19 | {"leave_empty": True}, method="hybrid", sparsity=0.999)
+    ]
     assert "Hybrid with `--leave-empty` loses {}, {} and {} classes".format(*found) in PAGE
     assert records_of("force", 0.995, "invert")[1]["silent_outputs"] == 3
 

@@ -168,6 +168,18 @@ def test_runs_at_other_sparsities_shrunk_and_on_another_device_are_drawn_too(
     assert ours == [(0.97, 300, 1), (0.98, 300, 1)]
 
 
+def test_of_equal_runs_the_one_that_was_made_like_most_others_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Experiment("vgg19", "cifar10", "force", 0.99, epochs=40, precision="bf16")
+    usual = [made_up(replace(base, seed=seed), top1=0.8) for seed in range(3)]
+    unusual = [made_up(replace(base, precision="tf32", seed=seed), top1=0.7) for seed in range(2)]
+    for stored in ([*usual, *unusual], [*unusual, *usual]):
+        monkeypatch.setattr(records, "records", lambda runs, stored=stored: list(stored))
+        rows = RUNS["cifar10"].load("cifar10", "short", tmp_path, context(tmp_path))
+        assert {(round(row["mean"], 9), row["seeds"]) for row in rows if row["source"] == "ours"} == {(0.8, 3)}
+
+
 def test_smoke_pictures_say_that_they_show_nothing_about_the_methods(tmp_path: Path) -> None:
     for scale, data, cautioned in (("smoke", "digits", True), ("short", "cifar10", False), ("smoke", None, False)):
         drawn = plots.canvas(3, 2)

@@ -65,7 +65,7 @@ def fewer_at_smoke(scale: str, methods: Sequence[str]) -> Sequence[str]:
 def measured(records: Sequence[Row], *point: str) -> Rows:
     """Return a row for each run. `mean`, `std` and `seeds` are of all runs at the same point of the plot.
 
-    Each seed counts once: of its copies, and its runs in several precisions or shrunk, the first with an accuracy.
+    Each seed counts once: of its copies, and its runs in several precisions or shrunk, the first row with an accuracy.
     """
     rows = []
     for group in grouped(records, *point).values():
