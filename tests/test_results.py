@@ -31,7 +31,8 @@ README = (RESULTS / "README.md").read_text(encoding="utf-8")
 METHODS = {look.label: method for method, look in looks().items()}
 SPARSE = (0.995, 0.999)  # sparsities of VGG-19 with the full protocol
 PLAIN = {  # as in the paper, but in bf16
-    "leave_empty": False, "scoring_bn": "batch", "scoring_init": None, "control": "none", "precision": "bf16",
+    "leave_empty": False, "scoring_bn": "batch", "scoring_init": None, "loss": "cross-entropy",
+    "control": "none", "precision": "bf16",
 }  # fmt: skip
 VGG19 = {name: value for name, value in PLAIN.items() if name != "control"} | {"model": "vgg19", "epochs": 40}
 
