@@ -1,4 +1,4 @@
-"""Count the channels that die in training: those whose ReLU is zero for every training image.
+"""Count the channels that die in training: those whose output is the same for every training image.
 
 It takes the folders of finished runs of VGG-19 or small-vgg, where each convolution has a batch-norm and a ReLU.
 """
@@ -6,6 +6,7 @@ It takes the folders of finished runs of VGG-19 or small-vgg, where each convolu
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from barebones.masks import Masks
 from barebones.paths import effective
 
 COLUMNS = ("model", "method", "sparsity", "seed", "precision", "epochs", "top1", "silent_outputs", "folder")
+STILL = 0.01  # a channel is dead if its output varies by less than this share of what varies most in its layer
 Found = dict[str, int]
 
 
@@ -33,11 +35,12 @@ def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
     kinds = {kind: [m for m in model.modules() if isinstance(m, kind)] for kind in (nn.Conv2d, nn.ReLU)}
     if len(kinds[nn.Conv2d]) != len(kinds[nn.ReLU]):
         raise ValueError("the network needs one ReLU for each convolution")
-    highest: dict[nn.Module, Tensor] = {}
+    highest: dict[nn.Module, Tensor] = {}  # over all images, for each channel and pixel
+    lowest: dict[nn.Module, Tensor] = {}
 
     def watch(relu: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
-        most = output.amax((0, 2, 3))
-        highest[relu] = torch.maximum(highest.get(relu, most), most)
+        highest[relu] = torch.maximum(highest.get(relu, output[0]), output.amax(0))
+        lowest[relu] = torch.minimum(lowest.get(relu, output[0]), output.amin(0))
 
     hooks = [relu.register_forward_hook(watch) for relu in kinds[nn.ReLU]]
     chosen: set[int] = set()
@@ -52,7 +55,8 @@ def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
     names = {module: name for name, module in model.named_modules()}
     paths = effective(model, masks, example)
     alive = [paths[f"{names[conv]}.weight"].flatten(1).any(1) for conv in kinds[nn.Conv2d]]
-    dead = [on & (highest[relu].cpu() == 0) for on, relu in zip(alive, kinds[nn.ReLU], strict=True)]
+    ranges = [(highest[relu] - lowest[relu]).amax((1, 2)).cpu() for relu in kinds[nn.ReLU]]
+    dead = [on & (span <= STILL * span.max()) for on, span in zip(alive, ranges, strict=True)]
     widths = [(int(on.sum()), int(off.sum())) for on, off in zip(alive, dead, strict=True)]
     total, lost = (sum(numbers) for numbers in zip(*widths, strict=True))
     narrowest, narrowest_alive = min(on for on, _ in widths), min(on - off for on, off in widths)
@@ -67,6 +71,7 @@ def main(
     out: Annotated[Path, typer.Option("--out", "-o", help="Table to write.")] = Path("dead.csv"),
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     data_root: Annotated[Path | None, typer.Option(help="Folder with the data set.")] = None,
+    images: Annotated[int | None, typer.Option(help="Take this many training images, instead of all.")] = None,
 ) -> None:
     """Write a row for each finished run that has its weights."""
     rows = []
@@ -76,7 +81,8 @@ def main(
             continue
         experiment, model, masks = stored.load(runs / row["folder"])
         data = data_of(experiment, RunOptions(runs, device=device, data_root=data_root))
-        found = count(model.to(device), masks, (images for images, _ in data.train.epoch(500)))
+        batches = islice(data.train.epoch(500), None if images is None else -(-images // 500))
+        found = count(model.to(device), masks, (inputs for inputs, _ in batches))
         rows.append({name: row[name] for name in COLUMNS} | found)
         tidy.write(rows, out)
         print(*(f"{name} {value}" for name, value in rows[-1].items()), sep=", ", flush=True)

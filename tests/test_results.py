@@ -229,20 +229,23 @@ FULL = [("resnet50", 0.995), *(("vgg19", sparsity) for sparsity in SPARSE)]  # w
 SHORT_EPOCHS = {"resnet50": 30, "vgg19": 40}
 
 
-def full_runs() -> list[tuple[str, dict]]:
+def full_runs(*precisions: str) -> list[tuple[str, dict]]:
     """The runs of the full protocol, each with the name of its network and its sparsity."""
     return [
         (f"{MODELS[model].label}, {100 * sparsity:g} %", row)
         for model, sparsity in FULL
         for method in ("hybrid", "force", "iter-snip", "snip-mb")
-        for row in matching(**PLAIN, model=model, sparsity=sparsity, method=method, epochs=350)
+        for precision in precisions
+        for row in matching(
+            **PLAIN | {"precision": precision}, model=model, sparsity=sparsity, method=method, epochs=350
+        )
     ]
 
 
 def full_table() -> list[str]:
     """The full protocol beside the short run of the same masks."""
     lines = []
-    for network, row in full_runs():
+    for network, row in full_runs("bf16"):
         same = {name: row[name] for name in ("model", "method", "sparsity", "seed", "rounds")}
         [short] = matching(**PLAIN, **same, epochs=SHORT_EPOCHS[row["model"]])
         accuracies = [row["top1"], row["top1_at_best_validation"], short["top1"]]
@@ -264,7 +267,7 @@ def metrics_of(folder: Path) -> list[dict]:
 def losses_table() -> list[str]:
     """The training loss at the first learning rate, and how thin the channels are."""
     lines = []
-    for network, row in full_runs():
+    for network, row in full_runs("bf16", "tf32"):
         folder = RESULTS / row["folder"]
         if row["model"] != "vgg19" or row["collapsed"]:
             continue
@@ -275,11 +278,27 @@ def losses_table() -> list[str]:
         }
         assert max(losses) == 150
         lowest = min(losses, key=lambda epoch: losses[epoch])
-        typical = weights_of_channels(load_masks(folder / "mask.safetensors")[0]).median()
+        [mask] = (each for _, each in full_runs("bf16") if is_same_mask(each, row))
+        typical = weights_of_channels(load_masks(RESULTS / mask["folder"] / "mask.safetensors")[0]).median()
         highest = max((epoch for epoch in losses if epoch >= lowest), key=lambda epoch: losses[epoch])
         shown = [f"{losses[epoch]:.2f} (epoch {epoch})" for epoch in (lowest, highest)]
         cells = [*shown, f"{losses[150]:.2f}", f"{typical}"]
-        lines.append(line(network, looks()[row["method"]].label, *cells))
+        label = looks()[row["method"]].label + ", tf32" * (row["precision"] == "tf32")
+        lines.append(line(network, label, *cells))
+    return lines
+
+
+def is_same_mask(one: dict, other: dict) -> bool:
+    return all(one[name] == other[name] for name in ("model", "method", "sparsity", "seed", "rounds"))
+
+
+def dead_table() -> list[str]:
+    """The channels that died in training, of the runs whose weights were kept."""
+    lines = []
+    for row in sorted(tidy.read(RESULTS / "dead.csv"), key=lambda row: row["dead"] / row["channels"]):
+        cells = [f"{row['epochs']}", row["precision"], f"{row['channels']:,}", f"{row['dead']:,}"]
+        cells += [f"{row['narrowest']}", f"{row['narrowest_alive']}", f"{100 * row['top1']:.2f}"]
+        lines.append(line(f"{looks()[row['method']].label}, {100 * row['sparsity']:g} %", *cells))
     return lines
 
 
@@ -375,6 +394,7 @@ def paper_table() -> list[str]:
 def test_the_page_of_results_has_the_tables_of_the_records():
     seeds = [seeds_table(sparsity) for sparsity in (0.995, 0.999, 0.99)]
     others = controls_table(), effective_table(), resnet50_table(), full_table(), losses_table(), variants_table()
+    others = (*others, dead_table())
     for lines in (*seeds, *others, paper_table()):
         assert "\n".join(lines) in PAGE
     assert f"{len(finished_runs())} finished runs" in PAGE
@@ -383,7 +403,8 @@ def test_the_page_of_results_has_the_tables_of_the_records():
 def test_every_accuracy_in_the_sentences_of_the_page_is_in_a_table():
     sentences = "\n".join(row for row in PAGE.splitlines() if not row.startswith("|"))
     seeds = [row for sparsity in (0.99, 0.995, 0.999) for row in seeds_table(sparsity)]
-    tables = "\n".join([*seeds, *controls_table(), *resnet50_table(), *full_table(), *variants_table(), *paper_table()])
+    others = controls_table(), resnet50_table(), full_table(), variants_table(), paper_table(), dead_table()
+    tables = "\n".join([*seeds, *(row for table in others for row in table)])
     dense = by_seed(**VGG19, method="dense")[0]
     known = {*re.findall(r"\b\d\d\.\d\d\b", tables), f"{dense:.2f}"}
     assert set(re.findall(r"\b\d\d\.\d\d\b", sentences)) <= known

@@ -72,20 +72,21 @@ def test_the_benchmark_of_costs_has_the_cases_of_the_paper_and_prints_its_table(
     assert re.search(r"small-vgg │ FORCE +│ 2 +│ 1 +│ fp32 +│ \d+\.\d\d +│ \d+\.\d\d", text)
 
 
-def test_dead_channels_are_zero_for_all_images_and_on_a_path():
+def test_dead_channels_are_on_a_path_and_the_same_for_all_images():
     model = nn.Sequential(
-        nn.Conv2d(1, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(4, 3),
+        nn.Conv2d(1, 5, 1, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(5, 3),
     )  # fmt: skip
-    masks = {"0.weight": torch.ones(4, 1, 1, 1, dtype=torch.bool), "5.weight": torch.ones(3, 4, dtype=torch.bool)}
-    masks["0.weight"][3] = False  # not on a path, so it is no dead channel
+    masks = {"0.weight": torch.ones(5, 1, 1, 1, dtype=torch.bool), "5.weight": torch.ones(3, 5, dtype=torch.bool)}
+    masks["0.weight"][4] = False  # not on a path, so it is no dead channel
     with torch.no_grad():
-        model[0].weight.fill_(1).mul_(masks["0.weight"])
-        model[1].bias.copy_(torch.tensor([0.0, -1.5, -9.0, -9.0]))  # the second is zero for all images but one
-        model[5].weight.copy_(torch.eye(3, 4))
+        model[0].weight.copy_(torch.tensor([1, 1, 1, 1e-6, 0]).view(5, 1, 1, 1))
+        model[1].bias.copy_(torch.tensor([0.0, -1.5, -9.0, 3.0, 0.0]))  # the second is zero for all images but one
+        model[5].weight.copy_(torch.eye(3, 5))
         model[5].bias.fill_(0)
     batches = [torch.full((2, 1, 2, 2), value) for value in (1.0, 2.0, 1.0)]
-    assert dead.count(model, masks, batches) == {"channels": 3, "dead": 1, "never_chosen": 2}
+    expected = {"channels": 4, "dead": 2, "narrowest": 4, "narrowest_alive": 2, "never_chosen": 2}
+    assert dead.count(model, masks, batches) == expected
     with pytest.raises(ValueError, match="one ReLU for each convolution"):
         dead.count(nn.Sequential(nn.ReLU()), {}, batches)
 
@@ -93,8 +94,9 @@ def test_dead_channels_are_zero_for_all_images_and_on_a_path():
 def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
     options = RunOptions(tmp_path)
     result_of(run(Experiment("small-vgg", "digits", "snip", 0.98, epochs=1).resolved(), options))
-    dead.main(tmp_path, tmp_path / "dead.csv")
+    dead.main(tmp_path, tmp_path / "dead.csv", images=1)
     [row] = tidy.read(tmp_path / "dead.csv")
     assert row["method"] == "snip"
     assert 0 <= row["dead"] < row["channels"]
+    assert 0 < row["narrowest_alive"] <= row["narrowest"]
     assert f"dead {row['dead']}" in capsys.readouterr().out
