@@ -188,7 +188,7 @@ def effective_table() -> list[str]:
     return lines
 
 
-RESNET50 = {"model": "resnet50", "epochs": 30, "sparsity": 0.995}
+RESNET50 = {"model": "resnet50", "epochs": 30, "sparsity": 0.995, "loss": "cross-entropy"}
 LONG, SHORT = 300, 20  # rounds
 RESNET50_CASES: dict[str, dict[str, object]] = {
     "Hybrid, 300 rounds": {"method": "hybrid"},
