@@ -32,7 +32,7 @@ METHODS = {look.label: method for method, look in looks().items()}
 SPARSE = (0.995, 0.999)  # sparsities of VGG-19 with the full protocol
 PLAIN = {  # as in the paper, but in bf16
     "leave_empty": False, "scoring_bn": "batch", "scoring_init": None, "loss": "cross-entropy",
-    "control": "none", "precision": "bf16",
+    "control": "none", "precision": "bf16", "warmup": 0,
 }  # fmt: skip
 VGG19 = {name: value for name, value in PLAIN.items() if name != "control"} | {"model": "vgg19", "epochs": 40}
 
