@@ -3,7 +3,7 @@
 import gzip
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from itertools import product
 from math import sqrt
@@ -24,6 +24,7 @@ from barebones.masks import empty, kept
 from barebones.models import MODELS, build
 from barebones.paper.figures.settling import DASHES, LABELS, NEW
 from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES, COST
+from barebones.paths import effective
 from barebones.pruning.controls import CONTROLS
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -113,6 +114,11 @@ def test_the_means_of_the_page_about_choosing_are_those_of_the_records():
     }
     assert "{:.2f} at 99.5 %, and {:.2f} at 99.9 %".format(*full["iter-snip"]) in text
     assert "reaches {:.2f} and {:.2f}.".format(*full["force"]) in text
+    tf32 = by_seed(**case | {"precision": "tf32"}, method="iter-snip", sparsity=0.999)[0]
+    assert f"with `--precision tf32` fewer did, and it ended at {tf32:.2f}." in text
+    for model in ("resnet50", "vgg19"):
+        [row] = costs(model=model, method="force", rounds=300, scoring_precision="fp32")
+        assert f" {row['warm']:.2f} s for {MODELS[model].label}" in text
 
 
 def test_every_record_is_in_the_queue():
@@ -137,6 +143,11 @@ COMPARED = ("hybrid", "force", "iter-snip", "synflow", "iter-grasp", "snip-mb", 
 STUDENT = 4.303  # half of a 95 % interval of three seeds, in standard errors
 
 
+def interval(values: Collection[float]) -> str:
+    """Half of the 95 % confidence interval of a mean over three seeds; nothing for fewer."""
+    return f" ± {STUDENT * stdev(values) / sqrt(3):.2f}" if len(values) == 3 else ""
+
+
 def by_seed(**settings: object) -> dict[int, float]:
     """The test accuracies in % of the records with these settings."""
     return {row["seed"]: 100 * row["top1"] for row in matching(**settings)}
@@ -158,9 +169,7 @@ def seeds_table(sparsity: float) -> list[str]:
     for method in COMPARED:
         seeds = by_seed(**VGG19, method=method, sparsity=sparsity, control="none")
         cells = [f"{seeds[seed]:.2f}" if seed in seeds else "" for seed in range(3)]
-        mean = f"{fmean(seeds.values()):.2f}"
-        if len(seeds) == 3:
-            mean += f" ± {STUDENT * stdev(seeds.values()) / sqrt(3):.2f}"
+        mean = f"{fmean(seeds.values()):.2f}{interval(seeds.values())}"
         lines.append((-fmean(seeds.values()), line(looks()[method].label, *cells, mean)))
     return [text for _, text in sorted(lines, key=lambda each: each[0])]
 
@@ -359,6 +368,16 @@ def test_the_page_says_how_much_two_equal_trainings_differ():
     assert f"differ by up to {max(apart):.2f} points" in PAGE
 
 
+def test_the_page_says_how_narrow_the_mask_of_force_is():
+    [row] = matching(**PLAIN, model="vgg19", method="force", sparsity=0.999, epochs=350)
+    model = build("vgg19", classes=10, size=32)
+    masks, _ = load_masks(RESULTS / row["folder"] / "mask.safetensors", model)
+    paths = effective(model, masks, torch.zeros(1, 3, 32, 32))
+    widths = [int(path.flatten(1).any(1).sum()) for path in paths.values() if path.dim() == 4]
+    assert min(widths) == 5
+    assert f"has only {sum(widths)} channels on a path, five in its narrowest layer" in PAGE
+
+
 def difference(points: float, at_least: bool) -> str:
     """How far we are from a number of the paper; of a lower bound, one can only say whether we are above it."""
     text = f"{points:+.1f}".replace("-", "−")
@@ -384,7 +403,7 @@ def paper_table() -> list[str]:
                 line(
                     f"{MODELS[number.model].label}, {100 * number.sparsity:g} %",
                     f"{looks()[number.method].label}{rounds}",
-                    f"{epochs}", f"{len(top1)}", f"{ours:.2f}", f"{says}{100 * number.top1:.1f}",
+                    f"{epochs}", f"{len(top1)}", f"{ours:.2f}{interval(top1)}", f"{says}{100 * number.top1:.1f}",
                     difference(ours - 100 * number.top1, number.says == ABOVE),
                 )
             )  # fmt: skip
@@ -398,6 +417,12 @@ def test_the_page_of_results_has_the_tables_of_the_records():
     for lines in (*seeds, *others, paper_table()):
         assert "\n".join(lines) in PAGE
     assert f"{len(finished_runs())} finished runs" in PAGE
+    compiled = [row for row in finished_runs() if finished(RESULTS / row["folder"])["environment"]["compiled"]]
+    assert {row["epochs"] for row in compiled} == {30, 40, 350}
+    assert len([row for row in compiled if row["epochs"] == 350]) == len(matching(epochs=350))
+    short = len(compiled) - len(matching(epochs=350))
+    assert f"{len(compiled)} runs were compiled" in PAGE
+    assert f"and {short} short ones" in PAGE
 
 
 def test_every_accuracy_in_the_sentences_of_the_page_is_in_a_table():
