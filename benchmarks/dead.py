@@ -22,7 +22,7 @@ from barebones.masks import Masks
 from barebones.paths import effective
 
 COLUMNS = ("model", "method", "sparsity", "seed", "precision", "epochs", "top1", "silent_outputs", "folder")
-STILL = 0.01  # a channel is dead if its output varies by less than this share of what varies most in its layer
+STILL = 0.01  # a channel is dead if its output varies by at most this share of what varies most in its layer
 Found = dict[str, int]
 
 

@@ -302,10 +302,10 @@ def is_same_mask(one: dict, other: dict) -> bool:
 
 
 def dead_table() -> list[str]:
-    """The channels that died in training, of the runs whose weights were kept."""
+    """The channels that died in training, of the runs of Iter SNIP and of those with --leave-empty."""
     lines = []
     for row in sorted(tidy.read(RESULTS / "dead.csv"), key=lambda row: row["dead"] / row["channels"]):
-        cells = [f"{row['epochs']}", row["precision"], f"{row['channels']:,}", f"{row['dead']:,}"]
+        cells = [f"{row['seed']}", f"{row['epochs']}", row["precision"], f"{row['channels']:,}", f"{row['dead']:,}"]
         cells += [f"{row['narrowest']}", f"{row['narrowest_alive']}", f"{100 * row['top1']:.2f}"]
         lines.append(line(f"{looks()[row['method']].label}, {100 * row['sparsity']:g} %", *cells))
     return lines
