@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from itertools import product
-from math import sqrt
+from math import log, sqrt
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import correlation, fmean, median, stdev
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from barebones.lab.recipes import experiments
 from barebones.lab.records import records
 from barebones.masks import empty, kept
 from barebones.models import MODELS, build
-from barebones.paper.figures.settling import DASHES, LABELS, NEW
+from barebones.paper.figures.settling import DASHES, LABELS, NEW, ONE
 from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES, COST
 from barebones.paths import effective
 from barebones.pruning.controls import CONTROLS
@@ -476,7 +476,7 @@ def test_the_layers_after_one_shot_and_many_rounds():
     assert sorted(emptied.pop("snip")) == [19, 20, 21]
     assert sorted(emptied.pop("grasp")) == [0, 0, 1]
     assert emptied == {"grasp-taylor": [27], "iter-grasp": [0], "iter-snip": [0]}
-    assert vgg19 == {"snip": [0, 0, 0], "grasp": [0, 0, 0], "grasp-taylor": [7], "iter-grasp": [0], "iter-snip": [0]}
+    assert vgg19 == {"snip": [0, 0, 0], "grasp": [0, 0, 0], "grasp-taylor": [9], "iter-grasp": [0], "iter-snip": [0]}
     for rows in sparsest.values():
         assert {row["cut"] for row in rows if row["method"] == "snip"} == {True}
 
@@ -510,28 +510,74 @@ def test_analyses_agree_with_the_runs_of_their_settings():
 
 def settling_table() -> list[str]:
     """The last round that prunes, and the last one of all."""
-    rows = tidy.read(RESULTS / "settling.csv")
+    rows = tidy.grouped(tidy.read(RESULTS / "settling.csv"), "model", "statistics", "scored_on")
     lines = []
-    for (statistics, label), reads in product(LABELS.items(), DASHES):
-        of = {row["round"]: row for row in rows if (row["statistics"], row["scored_on"]) == (statistics, reads)}
+    for model, (statistics, label), reads in product(("vgg19", "resnet50"), LABELS.items(), DASHES):
+        of = {row["round"]: row for row in rows[model, statistics, reads]}
         shares = [of[42]["recovered_share"], of[60]["recovered_share"], of[60]["moved_share"]]
         correlations = [of[60][name] for name in ("channels_one_before", "channels_two_before", "gradients")]
         cells = [f"{100 * share:.1f} %" for share in shares]
         cells += [f"{value:+.2f}".replace("-", "−") for value in correlations]
-        lines.append(line(label, reads, *cells))
+        lines.append(line(MODELS[model].label, label, reads, *cells))
     return lines
 
 
+def spread(rows: tidy.Rows, column: str, after: int, **settings: object) -> tuple[float, float]:
+    """The lowest and the highest number of a column, in the rounds after the one that prunes last."""
+    rows = [row for row in rows if all(row[name] == value for name, value in settings.items())]
+    assert min(row["round"] for row in rows if row["keep"] == min(row["keep"] for row in rows)) == after
+    values = [row[column] for row in rows if row["round"] > after]
+    return round(min(values), 2), round(max(values), 2)
+
+
 def test_the_page_says_why_force_never_settles():
-    rows = tidy.read(RESULTS / "settling.csv")
     assert "\n".join(settling_table()) in PAGE
-    final = min(row["keep"] for row in rows)
-    assert min(row["round"] for row in rows if row["keep"] == final) == 42
-    batch = [row["channels_one_before"] for row in rows if row["statistics"] == "batch" and row["round"] > 42]
-    assert -0.53 < min(batch) < max(batch) < -0.4
-    noisy = [row["recovered_share"] for row in rows if (row["statistics"], row["scored_on"]) == ("eval", NEW)]
-    assert 0.19 < min(noisy[-18:]) < max(noisy[-18:]) < 0.38
-    assert {row["recovered_empty_share"] for row in rows if row["statistics"] == "batch"} == {0}
+    rows = tidy.read(RESULTS / "settling.csv")
+    vgg19, resnet50 = {"after": 42, "model": "vgg19"}, {"after": 42, "model": "resnet50"}
+    share, noisy, quiet = "recovered_share", {"statistics": "eval", "scored_on": NEW}, {"statistics": "eval"}
+    assert spread(rows, share, **vgg19, **noisy) == (0.26, 0.48)
+    assert spread(rows, share, **vgg19, **quiet, scored_on=ONE) == (0.11, 0.2)
+    assert spread(rows, share, **resnet50, **quiet) == (0.07, 0.17)
+    assert spread(rows, "channels_one_before", **vgg19, statistics="batch") == (-0.54, -0.39)
+    assert spread(rows, "channels_one_before", **resnet50, statistics="batch") == (-0.53, -0.26)
+    empty = tidy.grouped([row for row in rows if row["statistics"] == "batch"], "model", "round")
+    shares = {(model, number): [row["recovered_empty_share"] for row in of] for (model, number), of in empty.items()}
+    assert all(share == [0, 0] for (model, _), share in shares.items() if model == "vgg19")
+    assert all(0.48 < share < 0.51 for share in shares["resnet50", 42])
+    assert all(round(share, 2) == 0.04 for share in shares["resnet50", 60])
+    longer = tidy.read(RESULTS / "settling-400.csv.gz")
+    assert spread(longer, share, 280, model="vgg19", statistics="batch") == (0.67, 0.79)
+    assert spread(longer, "channels_one_before", 280, model="vgg19", statistics="batch") == (-0.54, -0.35)
+
+
+def saliency_table() -> list[str]:
+    """How the saliencies of the sparsified and the pruned network are correlated."""
+    lines = []
+    for model, rows in tidy.grouped(tidy.read(RESULTS / "saliency-scatter.csv"), "model").items():
+        parts = [[row for row in rows if low <= row["sparsity"] <= high] for low, high in ((0, 1), (0, 0.9), (0.9, 1))]
+        assert [len(part) for part in parts] == [39, 15, 27]
+        logs = [[[log(row[name]) for row in part] for name in ("pruned", "sparsified")] for part in parts]
+        lines.append(line(MODELS[model].label, *(f"{correlation(*each):+.3f}".replace("-", "−") for each in logs)))
+    return lines
+
+
+def test_the_page_compares_sparsified_and_pruned_networks():
+    assert "\n".join(saliency_table()) in PAGE
+    rows = [row for row in tidy.read(RESULTS / "saliency-scatter.csv") if row["sparsity"] >= 0.9]
+    ratios = {
+        model: [row["sparsified"] / row["pruned"] for row in of] for model, of in tidy.grouped(rows, "model").items()
+    }
+    assert all(23 < ratio < 56 for ratio in ratios["resnet50"])
+    assert all(4 < ratio < 10 for ratio in ratios["vgg19"])
+    rising = [row for row in tidy.read(RESULTS / "saliency-scatter.csv") if 0.5 <= row["sparsity"] <= 0.9]
+    for of in tidy.grouped(rising, "model").values():
+        means = [
+            [fmean(row[name] for row in each) for name in ("pruned", "sparsified")]
+            for _, each in sorted(tidy.grouped(of, "sparsity").items())
+        ]
+        pruned, sparsified = zip(*means, strict=True)
+        assert list(pruned) == sorted(pruned, reverse=True)
+        assert list(sparsified) == sorted(sparsified)
 
 
 SMALL = (("small-vgg", 8), ("small-vgg", 40), ("small-resnet", 8), ("small-resnet", 40))  # networks and epochs

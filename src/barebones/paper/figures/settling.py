@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 SETTINGS: dict[str, Settings] = {
     "smoke": {"pairs": [("digits", "small-vgg")], "seeds": [0], "sparsity": 0.98, "rounds": 40},
-    "short": {"pairs": [("cifar10", "vgg19")], "seeds": [0], "sparsity": 0.995, "rounds": 60},
+    "short": {
+        "pairs": [("cifar10", "vgg19"), ("cifar10", "resnet50")], "seeds": [0], "sparsity": 0.995, "rounds": 60,
+    },
     "paper": {
         "pairs": [("cifar10", "resnet50"), ("cifar10", "vgg19")], "seeds": [0], "sparsity": 0.995, "rounds": 400,
     },
@@ -180,7 +182,7 @@ FIGURES = {
         Analysis(
             analyse,
             SETTINGS,
-            {"smoke": "15 s", "short": "20 s", "paper": "3 min"},
+            {"smoke": "15 s", "short": "1 min", "paper": "4 min"},
             ("data", "model", "sparsity", "statistics", "scored_on", "round", "keep", "recovered_share",
              "moved_share", "channels_one_before", "channels_two_before", "gradients"),
         ),
