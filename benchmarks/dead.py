@@ -21,7 +21,10 @@ from barebones.lab.records import DONE, records
 from barebones.masks import Masks
 from barebones.paths import effective
 
-COLUMNS = ("model", "method", "sparsity", "seed", "precision", "epochs", "top1", "silent_outputs", "folder")
+COLUMNS = (
+    "model", "method", "sparsity", "seed", "control", "leave_empty", "scoring_bn", "loss", "warmup", "precision",
+    "epochs", "top1", "silent_outputs", "folder",
+)  # fmt: skip
 STILL = 0.01  # a channel is dead if its output varies by at most this share of what varies most in its layer
 Found = dict[str, int]
 
@@ -29,8 +32,9 @@ Found = dict[str, int]
 def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
     """Count the channels of convolutions on a path from input to output, those that died, and classes never chosen.
 
-    `narrowest` has the number of channels on a path in the convolution that has the fewest, and `narrowest_alive` the
-    same without those that died.
+    `weights` is the median number of weights that a channel keeps, over those that keep any. `narrowest` has the
+    number of channels on a path in the convolution that has the fewest, and `narrowest_alive` the same without those
+    that died.
     """
     kinds = {kind: [m for m in model.modules() if isinstance(m, kind)] for kind in (nn.Conv2d, nn.ReLU)}
     if len(kinds[nn.Conv2d]) != len(kinds[nn.ReLU]):
@@ -55,14 +59,15 @@ def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
     names = {module: name for name, module in model.named_modules()}
     paths = effective(model, masks, example)
     alive = [paths[f"{names[conv]}.weight"].flatten(1).any(1) for conv in kinds[nn.Conv2d]]
+    thickness = torch.cat([masks[f"{names[conv]}.weight"].flatten(1).sum(1) for conv in kinds[nn.Conv2d]])
     ranges = [(highest[relu] - lowest[relu]).amax((1, 2)).cpu() for relu in kinds[nn.ReLU]]
     dead = [on & (span <= STILL * span.max()) for on, span in zip(alive, ranges, strict=True)]
     widths = [(int(on.sum()), int(off.sum())) for on, off in zip(alive, dead, strict=True)]
     total, lost = (sum(numbers) for numbers in zip(*widths, strict=True))
     narrowest, narrowest_alive = min(on for on, _ in widths), min(on - off for on, off in widths)
     return {
-        "channels": total, "dead": lost, "narrowest": narrowest, "narrowest_alive": narrowest_alive,
-        "never_chosen": outputs.shape[1] - len(chosen),
+        "weights": int(thickness[thickness > 0].median()), "channels": total, "dead": lost,
+        "narrowest": narrowest, "narrowest_alive": narrowest_alive, "never_chosen": outputs.shape[1] - len(chosen),
     }  # fmt: skip
 
 

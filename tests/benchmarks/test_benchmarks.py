@@ -85,7 +85,7 @@ def test_dead_channels_are_on_a_path_and_the_same_for_all_images():
         model[5].weight.copy_(torch.eye(3, 5))
         model[5].bias.fill_(0)
     batches = [torch.full((2, 1, 2, 2), value) for value in (1.0, 2.0, 1.0)]
-    expected = {"channels": 4, "dead": 2, "narrowest": 4, "narrowest_alive": 2, "never_chosen": 2}
+    expected = {"weights": 1, "channels": 4, "dead": 2, "narrowest": 4, "narrowest_alive": 2, "never_chosen": 2}
     assert dead.count(model, masks, batches) == expected
     with pytest.raises(ValueError, match="one ReLU for each convolution"):
         dead.count(nn.Sequential(nn.ReLU()), {}, batches)
