@@ -284,6 +284,27 @@ def test_consistency_draws_each_network_by_itself(rows_of: Callable[[str], tidy.
     assert "no signal passes" in emptied[len(ours) + 2]  # of GRASP iterated, which cuts the network
 
 
+def test_consistency_says_how_many_seeds_are_cut(rows_of: Callable[[str], tidy.Rows]) -> None:
+    rows = tidy.grouped(rows_of("consistency"), "kind", "method")["one-shot", "snip"]
+    rows = [row for row in rows if row["sparsity"] == 0.95]
+
+    def text(cut: set[int], empty: dict[int, int]) -> str:
+        """The text in the panel, if these seeds are cut and lose this many layers."""
+        changed = [
+            row
+            | {"cut": row["seed"] in cut, "kept": 0 if row["layer"] <= empty.get(row["seed"], 0) else 1, "density": 0.1}
+            for row in rows
+        ]
+        [axes] = [axes for axes in FIGURES["consistency"].draw(changed).axes if axes.get_title()]
+        return axes.texts[0].get_text()
+
+    layers = len(tidy.grouped(rows, "layer"))
+    assert text(set(), {}) == ""
+    assert text({0, 1}, {}) == "no signal passes"
+    assert text({1}, {1: 2}) == f"0 to 2 of {layers} layers emptied:\nno signal passes (1 of 2 seeds)"
+    assert text({0, 1}, {0: 3, 1: 3}) == f"3 of {layers} layers emptied:\nno signal passes"
+
+
 def test_parameters_are_those_of_the_networks(rows_of: Callable[[str], tidy.Rows]) -> None:
     rows = rows_of("parameters")
     ours, theirs = tidy.grouped(rows, "source").values()

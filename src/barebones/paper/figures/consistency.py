@@ -136,11 +136,12 @@ def _frame(axes: Axes, rows: Rows, floor: float) -> None:
     axes.set_ylim(floor / 1.3, 1.4)
     axes.minorticks_off()
     axes.set_xlabel("share left of all weights")
-    ends = [row for row in rows if row["density_all"] == last]
-    seeds = len({row["seed"] for row in ends})
-    emptied = sum(row["kept"] == 0 for row in ends) / seeds
-    layers = f"{round(emptied, 1):g} of {len(ends) // seeds} layers emptied" if emptied else ""
-    signal = "no signal passes" if any(row["cut"] for row in ends) else ""
+    ends = grouped([row for row in rows if row["density_all"] == last], "seed").values()
+    emptied = sorted({sum(row["kept"] == 0 for row in seed) for seed in ends})
+    numbers = " to ".join(map(str, sorted({emptied[0], emptied[-1]})))
+    layers = f"{numbers} of {max(map(len, ends))} layers emptied" if emptied[-1] else ""
+    cut = sum(any(row["cut"] for row in seed) for seed in ends)
+    signal = "no signal passes" + (f" ({cut} of {len(ends)} seeds)" if cut < len(ends) else "") if cut else ""
     text = ":\n".join(filter(None, [layers, signal]))
     axes.text(0.04, 0.06, text, transform=axes.transAxes, color=plots.ALARM)
 
