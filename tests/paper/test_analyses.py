@@ -140,6 +140,20 @@ def test_both_saliencies(rows_of: Callable[[str], tidy.Rows], network: Any) -> N
     assert rows[0]["sparsified"] == saliency(start.model, masks, batches, over="all")
 
 
+def test_saliencies_are_also_correlated_within_a_sparsity() -> None:
+    row = {"data": "digits", "model": "small-vgg", "method": "force"}
+    pairs = {0.5: [(1.0, 16.0), (2.0, 8.0)], 0.9: [(16.0, 256.0), (32.0, 128.0)]}  # with the sparsity up, within down
+    rows = [
+        row | {"sparsity": sparsity, "seed": seed, "pruned": x, "sparsified": y}
+        for sparsity, masks in pairs.items()
+        for seed, (x, y) in enumerate(masks)
+    ]
+    [*_, note] = drawn("saliency-scatter", rows).axes[0].texts
+    assert note.get_text() == "4 masks of FORCE\nr = 0.882 (of logs)\nr = -1.000 (within a sparsity)"
+    [*_, note] = drawn("saliency-scatter", [row for row in rows if row["seed"] == 0]).axes[0].texts
+    assert note.get_text() == "2 masks of FORCE"
+
+
 def test_layers_are_those_of_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
     rows, start = rows_of("layers"), network
     masks = prune(start.model, start.data.train.scoring(64, 0), 0.99, "snip", on_collapse="ignore").masks

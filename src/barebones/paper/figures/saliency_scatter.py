@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import log
-from statistics import correlation
+from statistics import correlation, fmean
 from typing import TYPE_CHECKING, Any
 
 from ...lab import plots
@@ -68,7 +68,7 @@ def draw(rows: Rows) -> Canvas:
 
 
 def _draw(axes: Axes, rows: Rows, colours: Mapping[float, Any]) -> None:
-    """Draw the masks of one network, and print the correlation of the logarithms."""
+    """Draw the masks of one network, and print the correlations of the logarithms: of all, and within a sparsity."""
     positive = [row for row in rows if row["pruned"] > 0 and row["sparsified"] > 0]
     for sparsity, masks in sorted(grouped(positive, "sparsity").items()):
         x, y = [row["pruned"] for row in masks], [row["sparsified"] for row in masks]
@@ -84,10 +84,22 @@ def _draw(axes: Axes, rows: Rows, colours: Mapping[float, Any]) -> None:
     notes = [f"{len(positive)} masks of {look(METHOD).label}"]
     if len(positive) < len(rows):
         notes.append(f"{len(rows) - len(positive)} more with S = 0")
-    if len(positive) > 2:
-        pearson = correlation([log(row["pruned"]) for row in positive], [log(row["sparsified"]) for row in positive])
-        notes.append(f"r = {pearson:.3f} (of logs)")
+    for words, pairs in (("of logs", [_logs(positive)]), ("within a sparsity", _within(positive))):
+        x, y = ([value for pair in pairs for value in pair[axis]] for axis in (0, 1))
+        if len(x) > 2 and min(len(set(x)), len(set(y))) > 1:
+            notes.append(f"r = {correlation(x, y):.3f} ({words})")
     axes.text(0.97, 0.05, "\n".join(notes), transform=axes.transAxes, ha="right", va="bottom")
+
+
+def _logs(rows: Rows) -> tuple[list[float], list[float]]:
+    """Return the logarithms of both saliencies."""
+    return [log(row["pruned"]) for row in rows], [log(row["sparsified"]) for row in rows]
+
+
+def _within(rows: Rows) -> list[tuple[list[float], list[float]]]:
+    """Return, for each sparsity with several masks, by how much the logarithms differ from their means."""
+    groups = [_logs(masks) for masks in grouped(rows, "sparsity").values() if len(masks) > 1]
+    return [([a - fmean(x) for a in x], [b - fmean(y) for b in y]) for x, y in groups]
 
 
 FIGURES = {
