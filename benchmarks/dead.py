@@ -5,8 +5,8 @@ It takes the folders of finished runs of VGG-19 or small-vgg, where each convolu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +14,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
+from barebones.cli.options import check_device, check_output
 from barebones.lab import stored, tidy
 from barebones.lab.network import data_of
 from barebones.lab.options import RunOptions
@@ -76,9 +77,11 @@ def main(
     out: Annotated[Path, typer.Option("--out", "-o", help="Table to write.")] = Path("dead.csv"),
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     data_root: Annotated[Path | None, typer.Option(help="Folder with the data set.")] = None,
-    images: Annotated[int | None, typer.Option(help="Take this many training images, instead of all.")] = None,
+    images: Annotated[int | None, typer.Option(help="Take this many training images, instead of all.", min=2)] = None,
 ) -> None:
-    """Write a row for each finished run that has its weights."""
+    """Write a row for each finished run of VGG-19 or small-vgg that has its weights."""
+    check_output(out)
+    check_device(device)
     rows = []
     for row in records(runs):
         readable = row["status"] == DONE and (runs / row["folder"] / "weights.safetensors").exists()
@@ -86,12 +89,26 @@ def main(
             continue
         experiment, model, masks = stored.load(runs / row["folder"])
         data = data_of(experiment, RunOptions(runs, device=device, data_root=data_root))
-        batches = islice(data.train.epoch(500), None if images is None else -(-images // 500))
-        found = count(model.to(device), masks, (inputs for inputs, _ in batches))
+        found = count(model.to(device), masks, first(images or len(data.train), data.train.epoch(500)))
         rows.append({name: row[name] for name in COLUMNS} | found)
         tidy.write(rows, out)
         print(*(f"{name} {value}" for name, value in rows[-1].items()), sep=", ", flush=True)
+    if not rows:
+        raise ValueError(f"{runs} holds no finished run of VGG-19 or small-vgg with its weights")
+
+
+def first(images: int, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+    """Yield the first images of some batches."""
+    for inputs, _ in batches:
+        yield inputs[:images]
+        images -= len(inputs)
+        if images <= 0:
+            return
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

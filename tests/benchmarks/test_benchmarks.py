@@ -94,9 +94,23 @@ def test_dead_channels_are_on_a_path_and_the_same_for_all_images():
 def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
     options = RunOptions(tmp_path)
     result_of(run(Experiment("small-vgg", "digits", "snip", 0.98, epochs=1).resolved(), options))
-    dead.main(tmp_path, tmp_path / "dead.csv", images=1)
+    dead.main(tmp_path, tmp_path / "dead.csv", images=100)
     [row] = tidy.read(tmp_path / "dead.csv")
     assert row["method"] == "snip"
     assert 0 <= row["dead"] < row["channels"]
     assert 0 < row["narrowest_alive"] <= row["narrowest"]
     assert f"dead {row['dead']}" in capsys.readouterr().out
+    (tmp_path / "none").mkdir()
+    for runs, out, sentence in (
+        (tmp_path / "none", "dead.csv", "none holds no finished run of VGG-19 or small-vgg with its weights"),
+        (tmp_path / "nowhere", "dead.csv", "there is no folder"),
+        (tmp_path, "no/dead.csv", "there is no folder"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            dead.main(runs, tmp_path / out)
+
+
+def test_the_script_about_dead_channels_takes_as_many_images_as_it_is_told():
+    batches = [(torch.arange(4) + start, torch.zeros(4)) for start in (0, 4, 8)]
+    for images in (1, 4, 6, 12, 20):
+        assert torch.cat(list(dead.first(images, iter(batches)))).tolist() == list(range(min(images, 12)))

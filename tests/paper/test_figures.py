@@ -387,7 +387,8 @@ def test_unknown_names_and_folders(tmp_path: Path) -> None:
         ("layers", "tiny", None, "scale 'tiny' is unknown; choose one of smoke, short, paper"),
         ("layers", None, tmp_path / "nowhere", "there is no folder"),
         ("layers", None, tmp_path, r"holds neither layers\.csv"),
-        ("layers", None, tmp_path / "empty", "holds no rows"),
+        ("layers", None, tmp_path / "empty", "holds no rows$"),
+        ("layers", None, tmp_path / "empty" / "layers.csv", "layers.csv is a file; name a folder"),
     ):
         with pytest.raises(ValueError, match=sentence):
             figure(name, scale, tmp_path, context(tmp_path), source=source)
@@ -418,4 +419,13 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 1
     assert "layers: " in done.output
     assert isinstance(runner.invoke(app, ["figure"]).exception, ValueError)
+    [cached] = (tmp_path / "runs").glob("parameters-*.csv")
+    cached.write_text("data\n")
+    damaged = runner.invoke(app, ["figure", "parameters", *place])
+    assert str(damaged.exception) == f"{cached} holds no rows; delete it to compute it again"
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "folder"):
+        wrong = runner.invoke(app, ["figure", "theory", "--runs", str(tmp_path / "none"), "-o", str(out)])
+        assert str(wrong.exception) == f"{tmp_path / 'file'} is not a folder; name a folder to write into"
+    assert not (tmp_path / "none").exists()  # the error comes before anything is computed
     assert isinstance(runner.invoke(app, ["figure", "consistancy"]).exception, ValueError)

@@ -16,7 +16,7 @@ from ..lab.report import write as write_report
 from ..lab.sources import SCALES
 from ..paper.figures import FIGURES, FigureContext, listed, named
 from ..paper.figures import figure as draw
-from .options import Jobs, RetryFailed, split, with_options
+from .options import Jobs, RetryFailed, check_folder, split, with_options
 from .output import say
 from .stopping import stoppable
 
@@ -64,6 +64,7 @@ def figure(
         raise ValueError("name a figure; run `barebones figure --list` to see all figures")
     if name != accuracy.NAME and x is not None:
         raise ValueError(f"--x is an option of `barebones figure {accuracy.NAME}`; leave it out")
+    check_folder(out)
     _, run_options = split(options)
     if name == accuracy.NAME:
         if scale is not None:

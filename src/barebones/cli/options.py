@@ -226,6 +226,12 @@ def check_output(path: Path) -> None:
         raise ValueError(f"there is no folder {path.parent} to write {path.name} into; create it first")
 
 
+def check_folder(path: Path) -> None:
+    """Check that this is a folder, or can become one, before the work begins."""
+    if file := next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), None):
+        raise ValueError(f"{file} is not a folder; name a folder to write into")
+
+
 def import_from_working_folder(*names: str | None, trust: bool = False) -> None:
     """Let models and recipes of the user be imported from the working folder, as `python -m` does.
 

@@ -85,7 +85,8 @@ def _load(
 ) -> tuple[Rows, Path | None]:
     """Return the rows in a folder, and the table they were read from if they are from one."""
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; name one that holds run folders or {name}.csv")
+        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise ValueError(f"{what}; name a folder that holds run folders or {name}.csv")
     ignored = ""
     path = next((path for end in ("csv", "csv.gz") if (path := folder / f"{name}.{end}").exists()), None)
     if path is not None:

@@ -165,7 +165,10 @@ class Analysis:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     tidy.write(self.finish(rows[before:]), path)
                     del rows[before:]
-                rows += tidy.read(path, self.columns)
+                try:
+                    rows += tidy.read(path, self.columns)
+                except ValueError as error:
+                    raise ValueError(f"{error}; delete it to compute it again") from None
         return rows
 
     def load(self, name: str, scale: str, folder: Path, context: FigureContext) -> Rows:

@@ -53,7 +53,7 @@ def read(path: Path, columns: Sequence[str] = ()) -> Rows:
     except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a CSV file that barebones figure wrote ({error})") from None
     if len(lines) < 2:
-        raise ValueError(f"{path} holds no rows; delete it to compute them again")
+        raise ValueError(f"{path} holds no rows")
     head, *body = [[_unquoted(cell) for cell in lines[0]], *lines[1:]]
     if missing := [name for name in columns if name not in head]:
         raise ValueError(f"{path} is not the table of this figure: it has no column {shortened(missing, most=1)}")
