@@ -27,6 +27,7 @@ COLUMNS = (
     "epochs", "top1", "silent_outputs", "folder",
 )  # fmt: skip
 STILL = 0.01  # a channel is dead if its output varies by at most this share of what varies most in its layer
+THICKNESSES = {"up_to_5": (1, 5), "6_to_10": (6, 10), "11_to_20": (11, 20), "over_20": (21, 2**31)}  # kept weights
 Found = dict[str, int]
 
 
@@ -35,7 +36,7 @@ def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
 
     `weights` is the median number of weights that a channel keeps, over those that keep any. `narrowest` has the
     number of channels on a path in the convolution that has the fewest, and `narrowest_alive` the same without those
-    that died.
+    that died. `on_NAME` and `dead_NAME` count the channels on a path, and the dead ones, that keep few or many weights.
     """
     kinds = {kind: [m for m in model.modules() if isinstance(m, kind)] for kind in (nn.Conv2d, nn.ReLU)}
     if len(kinds[nn.Conv2d]) != len(kinds[nn.ReLU]):
@@ -60,13 +61,19 @@ def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
     names = {module: name for name, module in model.named_modules()}
     paths = effective(model, masks, example)
     alive = [paths[f"{names[conv]}.weight"].flatten(1).any(1) for conv in kinds[nn.Conv2d]]
-    thickness = torch.cat([masks[f"{names[conv]}.weight"].flatten(1).sum(1) for conv in kinds[nn.Conv2d]])
+    thickness = torch.cat([masks[f"{names[conv]}.weight"].flatten(1).sum(1).cpu() for conv in kinds[nn.Conv2d]])
     ranges = [(highest[relu] - lowest[relu]).amax((1, 2)).cpu() for relu in kinds[nn.ReLU]]
     dead = [on & (span <= STILL * span.max()) for on, span in zip(alive, ranges, strict=True)]
     widths = [(int(on.sum()), int(off.sum())) for on, off in zip(alive, dead, strict=True)]
     total, lost = (sum(numbers) for numbers in zip(*widths, strict=True))
     narrowest, narrowest_alive = min(on for on, _ in widths), min(on - off for on, off in widths)
-    return {
+    groups: Found = {}
+    for name, (low, high) in THICKNESSES.items():
+        inside = (thickness >= low) & (thickness <= high)
+        groups |= {
+            f"{kind}_{name}": int((torch.cat(found) & inside).sum()) for kind, found in (("on", alive), ("dead", dead))
+        }
+    return groups | {
         "weights": int(thickness[thickness > 0].median()), "channels": total, "dead": lost,
         "narrowest": narrowest, "narrowest_alive": narrowest_alive, "never_chosen": outputs.shape[1] - len(chosen),
     }  # fmt: skip

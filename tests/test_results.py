@@ -347,7 +347,7 @@ def repairs_table() -> list[str]:
     deaths = {row["folder"]: row for row in tidy.read(RESULTS / "dead.csv")}
     lines = []
     for label, change in {
-        "as above": {}, "`--precision tf32`": {"precision": "tf32"}, "`--warmup 5`": {"warmup": 5},
+        "nothing": {}, "`--precision tf32`": {"precision": "tf32"}, "`--warmup 5`": {"warmup": 5},
         "`--loss nll-on-logits`": {"loss": "nll-on-logits"},
     }.items():  # fmt: skip
         runs = matching(**VGG19 | {"method": "iter-snip", "sparsity": 0.999, "control": "none"} | change)

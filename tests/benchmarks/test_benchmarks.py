@@ -86,7 +86,9 @@ def test_dead_channels_are_on_a_path_and_the_same_for_all_images():
         model[5].bias.fill_(0)
     batches = [torch.full((2, 1, 2, 2), value) for value in (1.0, 2.0, 1.0)]
     expected = {"weights": 1, "channels": 4, "dead": 2, "narrowest": 4, "narrowest_alive": 2, "never_chosen": 2}
-    assert dead.count(model, masks, batches) == expected
+    expected |= {"on_up_to_5": 4, "dead_up_to_5": 2}
+    nothing = {f"{kind}_{name}": 0 for kind in ("on", "dead") for name in dead.THICKNESSES}
+    assert dead.count(model, masks, batches) == nothing | expected
     with pytest.raises(ValueError, match="one ReLU for each convolution"):
         dead.count(nn.Sequential(nn.ReLU()), {}, batches)
 
@@ -99,6 +101,8 @@ def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
     assert row["method"] == "snip"
     assert 0 <= row["dead"] < row["channels"]
     assert 0 < row["narrowest_alive"] <= row["narrowest"]
+    assert sum(row[f"on_{name}"] for name in dead.THICKNESSES) == row["channels"]
+    assert sum(row[f"dead_{name}"] for name in dead.THICKNESSES) == row["dead"]
     assert f"dead {row['dead']}" in capsys.readouterr().out
     (tmp_path / "none").mkdir()
     for runs, out, sentence in (
