@@ -1,4 +1,4 @@
-"""Count the channels that die in training: those whose output is the same for every training image.
+"""Count the channels that die in training: those whose output hardly changes over the training images.
 
 It takes the folders of finished runs of VGG-19 or small-vgg, where each convolution has a batch-norm and a ReLU.
 """
