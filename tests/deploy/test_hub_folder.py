@@ -83,6 +83,19 @@ def test_the_card_says_what_no_signal_reaches():
         assert numbers.get("silent outputs", "no signal reaches 1 of 3") == "no signal reaches 1 of 3"
 
 
+def test_the_card_of_a_skipped_training_says_so(command, tmp_path):
+    cut = replace(EXPERIMENT, method="random", sparsity=0.9999, epochs=2).resolved()
+    options = lab.RunOptions(runs=tmp_path / "runs", on_collapse="skip")
+    result = lab.result_of(lab.run(cut, options))
+    assert result["collapsed"]
+    assert command("export", options.folder(cut), "--to-hub-folder", "hub").code == 0
+    text = Path("hub/README.md").read_text()
+    assert f"| test accuracy | {result['test']['top1']:.2%}, without training |" in text
+    assert "and not trained, because no signal passes from input to output. " in text
+    assert "--sparsity 0.9999 --seed 0 --epochs 2 --batch 256 --on-collapse skip\n" in text
+    assert "last epoch" not in text
+
+
 def test_the_card_is_one_that_the_hub_reads(finished, command):
     hub = pytest.importorskip("huggingface_hub", reason="the Hub's own reader of cards: pip install huggingface_hub")
     assert command("export", finished, "--to-hub-folder", "hub").code == 0

@@ -22,6 +22,7 @@ ALWAYS = {"experiment.json", "metrics.jsonl", "mask.safetensors", "weights.safet
 CLOCK = ("seconds", "elapsed", "images_per_second")
 UNLIKE = {"made": None, "seconds": 0, "metrics": 0}  # what differs between runs because of the clock
 NETWORK = """
+import torch
 from torch import nn
 
 def tiny():
@@ -31,6 +32,19 @@ def tiny():
 def plain():
     return nn.Sequential(nn.Conv2d(1, 6, 3, 2), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(),
                          nn.Flatten(), nn.Linear(8, 10))
+
+def bare():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6, bias=False), nn.ReLU(), nn.Linear(6, 8, bias=False), nn.ReLU(),
+                         nn.Linear(8, 10, bias=False))
+
+class Hidden(nn.Module):
+    def forward(self, x):
+        with torch.inference_mode():
+            x = x * 2
+        return x.clone()
+
+def opaque():
+    return nn.Sequential(Hidden(), *tiny())
 """
 
 

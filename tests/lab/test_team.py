@@ -126,6 +126,20 @@ def test_a_run_goes_on_with_any_number_of_processes_when_some_are_killed_or_stop
 
 
 @pytest.mark.slow
+def test_processes_skip_a_cut_network_together(split, start, tmp_path, undisturbed):
+    cut = replace(split, sparsity=0.997)  # two weights are left for three layers
+    options = RunOptions(tmp_path / "runs", save_every=0)
+    interrupted(cut, options, 8)
+    assert (options.folder(cut) / "checkpoint.safetensors").exists()
+    assert codes(start([*words(options.runs, cut), "--on-collapse=skip"], 2)) == [0, 0], printed(tmp_path, 0)
+    result, expected = finished(options.folder(cut)), finished(undisturbed(replace(cut, epochs=0)))
+    assert (result["plan"]["epochs"], result["environment"]["ranks"]) == (0, 2)
+    assert (result["weights"], result["test"]["top1"]) == (expected["weights"], expected["test"]["top1"])
+    assert any("It was not trained." in line for line in printed(tmp_path, 0))
+    assert {path.name for path in options.folder(cut).iterdir()} == ALWAYS
+
+
+@pytest.mark.slow
 def test_processes_share_out_batches_and_prune_with_batch_norms(start, tmp_path, undisturbed):
     settings = dict(seed=1, rounds=2, batches=3, epochs=1, batch=76, lr=0.02)
     experiment = Experiment("nets_for_runs:tiny", "digits", "force", 0.6, **settings).resolved()

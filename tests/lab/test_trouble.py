@@ -127,7 +127,7 @@ def test_a_cut_network_gets_no_second_sentence():
 
 def test_what_to_do_at_a_collapse_is_no_part_of_the_experiment():
     assert "on_collapse" not in Experiment().to_dict()
-    with pytest.raises(ValueError, match="choose warn or raise"):
+    with pytest.raises(ValueError, match="choose warn, raise or skip"):
         RunOptions(on_collapse="wran")
 
 

@@ -98,7 +98,8 @@ RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and def
     ),
     "save_every": _run_option(min=0, help="Seconds between checkpoints."),
     "on_collapse": _run_option(
-        help="What to do if no signal passes from input to output after pruning: warn, and train; or raise, and stop."
+        help="What to do if no signal passes from input to output after pruning: "
+        "warn, and train; raise, and stop; or skip the training, and test."
     ),
     "track": _run_option(help=f"Also send the metrics to a tracker: {', '.join(TRACKERS)}."),
 }  # fmt: skip

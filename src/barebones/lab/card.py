@@ -21,6 +21,7 @@ from . import plots
 from .experiment import DENSE, Experiment
 from .looks import look
 from .stored import SETTLED
+from .trouble import SKIP, untrained, when_tested
 
 LOADING = """import barebones as bb
 from barebones.models import build
@@ -78,7 +79,7 @@ def card(
     }
     if result is not None:
         data = {"name": plots.data_label(experiment.data), "type": experiment.data}
-        metric = {"type": "accuracy", "value": result["test"]["top1"], "name": "test accuracy after the last epoch"}
+        metric = {"type": "accuracy", "value": result["test"]["top1"], "name": f"test accuracy {when_tested(result)}"}
         measured = {"task": {"type": task}, "dataset": data, "metrics": [metric]}
         about["model-index"] = [{"name": f"{name}, {share}", "results": [measured]}]
     header = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in about.items()]  # JSON is YAML, too
@@ -89,6 +90,10 @@ def card(
         "not pruned" if experiment.method == DENSE else f"pruned at initialization ({look(experiment.method).label})"
     )
     state = "trained" if result is not None else "not trained: these are its initial weights"
+    made_by = commands(experiment, result is not None, finder)
+    if result is not None and untrained(result):
+        state = "not trained, because no signal passes from input to output"
+        made_by[-1] += f" --on-collapse {SKIP}"
     own = "" if experiment.model in MODELS else " The code of the network is not part of this folder."
     parts = [
         "\n".join(["---", *header, "---"]),
@@ -97,7 +102,7 @@ def card(
         f"`{MASKS}` says which weights are pruned.{own}",
         "\n".join(["| | |", "| --- | --- |", *rows]),
         "## How it was made",
-        "\n".join(["```sh", *commands(experiment, result is not None, finder), "```"]),
+        "\n".join(["```sh", *made_by, "```"]),
         "## How to load it",
         f"```python\n{loading}\n```",
     ]
@@ -131,7 +136,7 @@ def _numbers(counts: Account, result: Mapping[str, Any] | None) -> Iterator[tupl
         return
     top5 = result["test"]["top5"]
     five = f", {top5:.2%} top-5" if top5 is not None else ""
-    yield "test accuracy", f"{result['test']['top1']:.2%}{five}, after the last epoch"
+    yield "test accuracy", f"{result['test']['top1']:.2%}{five}, {when_tested(result)}"
 
 
 def commands(experiment: Experiment, trained: bool, finder: Mapping[str, Any] | None = None) -> list[str]:

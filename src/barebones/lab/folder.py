@@ -82,6 +82,7 @@ FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
         "outputs?": "int | None",
         "found_for_these_weights": "bool",
         "seconds": {"pretrain": "float", "prune": "float", "train": "float"},
+        "plan?": {"epochs": "int"},
         "shrunk": (None, SHRUNK_FORM),
         "weights": "str",
         "metrics": (None, MARK),

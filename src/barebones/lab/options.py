@@ -8,7 +8,7 @@ from pathlib import Path
 from ..running.processors import processors
 from . import tracking
 from .experiment import Experiment
-from .trouble import ON_COLLAPSE, WARN
+from .trouble import ON_COLLAPSE, RAISE, SKIP, WARN
 
 SMOKE = Path("smoke-runs")  # of smoke runs, which show nothing about the methods, instead of the default folder
 COMPILED_FROM = 100  # epochs; on a GPU, training this long wins back the half minute that compiling takes
@@ -29,13 +29,13 @@ class RunOptions:
     sync_bn: bool = False  # with several processes, batch-norms share the statistics of their parts of a batch
     save_every: float = 30.0  # seconds between checkpoints
     track: str | None = None  # the name of a tracker, see `tracking`
-    on_collapse: str = WARN  # or "raise": stop before training if no signal passes from input to output
+    on_collapse: str = WARN  # if no signal passes from input to output: "raise" stops before training, "skip" tests
     again: bool = False  # delete what an earlier run of the same experiment has left, and run anew
     mask: Path | None = None  # the mask file to train, for the method "file"
 
     def __post_init__(self) -> None:
         if self.on_collapse not in ON_COLLAPSE:
-            raise ValueError(f"on-collapse {self.on_collapse!r} is unknown; choose {' or '.join(ON_COLLAPSE)}")
+            raise ValueError(f"on-collapse {self.on_collapse!r} is unknown; choose {WARN}, {RAISE} or {SKIP}")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise ValueError(f"micro-batch {self.micro_batch} must be at least 1")
         if self.track is not None:
@@ -51,7 +51,7 @@ class RunOptions:
 
     def compiles(self, epochs: int) -> bool:
         """Return whether torch compiles a network that trains for this many epochs."""
-        return self.on_gpu and epochs >= COMPILED_FROM if self.compiled is None else self.compiled
+        return self.on_gpu and epochs >= COMPILED_FROM if self.compiled is None else self.compiled and epochs > 0
 
     @property
     def on_gpu(self) -> bool:

@@ -80,6 +80,7 @@ class Stages:
         self.mark: Mark | None = None  # of the last finished stage: the metrics up to its end
         self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
         self.told_at = 0.0  # when progress was reported
+        self.plan, self.skipped = experiment.plan(), False  # a skipped training has no epochs
 
     def pretrain(self) -> Iterator[None]:
         """Train the dense network before pruning, at the first learning rate."""
@@ -117,6 +118,8 @@ class Stages:
             weights = int(Probe(self.model).weights_digest()) % 2**64
             about["found_for_these_weights"] = about.get("weights") == f"{weights:016x}"
         trouble.check(about, self.options.on_collapse)
+        if trouble.skips(about, self.options.on_collapse):
+            self.plan, self.skipped = replace(self.plan, epochs=0), True
         if wrong := " ".join(trouble.sentences(about)):
             self.report({"stage": "prune", "warning": wrong, "short": trouble.in_short(about)})
         return masks, about
@@ -195,16 +198,17 @@ class Stages:
         What torch compiles is in its cache on the disk, where the process that trains finds it.
         """
         held, _ = self._to_train(masks)
-        plan = self.experiment.plan()
-        if self.options.compiles(plan.epochs):
-            next(self._trainer(self.model, plan, held, compiled=True).steps(), None)
+        if self.options.compiles(self.plan.epochs):
+            next(self._trainer(self.model, self.plan, held, compiled=True).steps(), None)
 
     def train(self, masks: Masks, about: dict[str, Any]) -> Steps:
         """Train to the end, test, and write the weights and, as the last file, the result."""
-        experiment, plan = self.experiment, self.experiment.plan()
+        experiment, plan = self.experiment, self.plan
         if experiment.control == "redraw" or experiment.scoring_init is not None:
             about["found_for_these_weights"] = False
         held, small = self._to_train(masks)
+        for begun in (CHECKPOINT, SHRUNK) if self.skipped else ():  # by an earlier command, without this option
+            self._delete(begun)
         training = yield from self._training("train", plan, held, CHECKPOINT)
         audit(self.model, held or {})
         self.team.check_same("weights", digest.hexadecimal(self.model.parameters()))
@@ -253,7 +257,7 @@ class Stages:
             self.model = self.network.initial()
         if experiment.control == "redraw":
             self.model = self.network.initial(redraw=self.experiment.init)
-        if not experiment.shrink:
+        if not experiment.shrink or self.skipped:
             return None if experiment.method == DENSE else masks, None
         small = self._shrink(masks)
         self.model = small.module
@@ -274,9 +278,8 @@ class Stages:
             cuts = Cuts.load(path, self.model)
         small = to_train(self.model, masks, cuts)
         if not (self.folder.path / SHRUNK).exists():
-            plan = self.experiment.plan()
-            masked = self._trainer(laid_out(deepcopy(self.model), images), plan, masks)
-            speeds = images_per_second(masked, self._trainer(deepcopy(small.module), plan, small.masks))
+            masked = self._trainer(laid_out(deepcopy(self.model), images), self.plan, masks)
+            speeds = images_per_second(masked, self._trainer(deepcopy(small.module), self.plan, small.masks))
             numbers = account_of(small, self.model, masks, images[:1])
             self.folder.write(SHRUNK, numbers | {"images_per_second": speeds})
         return small

@@ -7,13 +7,14 @@ from typing import Any
 
 from ..words import empty_layers, shortened, silent_outputs
 
-WARN, RAISE = ON_COLLAPSE = ("warn", "raise")
+WARN, RAISE, SKIP = ON_COLLAPSE = ("warn", "raise", "skip")
 
 
 def sentences(about: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the masks of a run, from its result or from what its mask file says."""
     if collapsed := about.get("collapsed"):
-        yield f"No signal passes from input to output: {shortened(collapsed)} cut the network."
+        left_out = " It was not trained." if untrained(about) else ""
+        yield f"No signal passes from input to output: {shortened(collapsed)} cut the network.{left_out}"
     elif silent := silent_outputs(*_silent(about)):
         yield f"{silent.capitalize()}."
     if empty := about.get("empty"):
@@ -33,6 +34,26 @@ def in_short(about: Mapping[str, Any]) -> str:
     empty = about.get("empty")
     emptied = f"{len(empty)} of {about['layers']} layers empty" if empty else ""
     return ", ".join(filter(None, ["collapsed" if about.get("collapsed") else unheard, emptied]))
+
+
+def untrained(result: Mapping[str, Any]) -> bool:
+    """Return whether a run has left out the epochs of its experiment.
+
+    >>> untrained({"experiment": {"epochs": 9}, "plan": {"epochs": 0}}), untrained({"experiment": {"epochs": 9}})
+    (True, False)
+    """
+    return "plan" in result and not result["plan"]["epochs"] and bool(result["experiment"]["epochs"])
+
+
+def when_tested(result: Mapping[str, Any]) -> str:
+    """Say when a run has measured its test accuracy."""
+    return "without training" if untrained(result) else "after the last epoch"
+
+
+def skips(about: Mapping[str, Any], on_collapse: str) -> bool:
+    """Return whether the network is not to be trained: it is known that the masks cut it."""
+    known = not (about.get("account") or {}).get("not_followed")  # else a signal may pass around empty layers
+    return on_collapse == SKIP and known and bool(about.get("collapsed"))
 
 
 def _silent(about: Mapping[str, Any]) -> tuple[int | None, int | None]:

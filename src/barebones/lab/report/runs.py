@@ -27,6 +27,7 @@ from ..network import built
 from ..records import DONE, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
 from ..seal import Identity
 from ..stored import SETTLED
+from ..trouble import untrained
 from .sentences import PRUNED, UNFINISHED, sentences
 
 FILES = (EXPERIMENT, RESULT, FAILURE, MASK, METRICS)  # a folder with one of these is a run's
@@ -160,6 +161,7 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
             "train": row.get("train_seconds"),
         },
         **{key: _number(numbers.get(key)) for key in NUMBERS},
+        "untrained": untrained(result),
         "collapsed": [layer for layer in collapsed if isinstance(layer, str)] if isinstance(collapsed, list) else [],
         "layers": [] if dense else mask.get("layers", []),
         "series": {stage: _series(stage, lines) for stage in COUNTED},

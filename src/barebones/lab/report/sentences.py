@@ -37,7 +37,8 @@ def _state(run: Row, reason: str | None) -> Iterator[tuple[str, str]]:
     for problem in run["problems"]:
         yield "bad", f"Not readable: {problem}."
     if run["collapsed"]:
-        yield "bad", f"Collapsed: no signal passes from input to output, cut at {_listed(run['collapsed'])}."
+        left_out = " It was not trained." if run["untrained"] else ""
+        yield "bad", f"Collapsed: no signal passes from input to output, cut at {_listed(run['collapsed'])}.{left_out}"
     elif silent := silent_outputs(run["silent_outputs"], run["outputs"]):
         yield "warn", f"{silent.capitalize()}."
 

@@ -1,0 +1,197 @@
+"""Skipping: with `--on-collapse skip`, a network that the masks cut is tested and recorded, but not trained."""
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from lab_runs import ALWAYS, assert_same_run, interrupted, stamps, tensors, timeless
+from rich.console import Console
+
+from barebones.files.masks import load_masks
+from barebones.lab import records, stages, training
+from barebones.lab.experiment import Experiment
+from barebones.lab.folder import finished, recorded, write_json
+from barebones.lab.metrics import read
+from barebones.lab.network import Network
+from barebones.lab.report.runs import _run
+from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.show import run_folder, summary
+from barebones.lab.sweep import sweep
+
+CUT = "No signal passes from input to output"
+UNTRAINED = "It was not trained."
+
+
+def words_of(gathered: dict) -> str:
+    return " ".join(sentence for _, sentence in gathered["words"])
+
+
+@pytest.fixture(scope="module")
+def cut(networks) -> Experiment:
+    """Two weights are left for three layers, so at least one is empty."""
+    return Experiment(networks, "digits", "snip", 0.995, epochs=2, batch=256, warmup=1).resolved()
+
+
+@pytest.fixture
+def skip(options) -> RunOptions:
+    return replace(options, on_collapse="skip")
+
+
+@pytest.fixture
+def trains_nothing(monkeypatch) -> Callable[[], None]:
+    """Return a function after whose call everything that is done only for training fails."""
+
+    def never(*args, **settings):
+        raise AssertionError("this network is not to be trained")
+
+    def forbid() -> None:
+        monkeypatch.setattr(training.Training, "_learn_from", never)
+        for module, name in ((training, "_compiled"), (stages, "cuts_to_train"), (stages, "images_per_second")):
+            monkeypatch.setattr(module, name, never)
+
+    return forbid
+
+
+def test_a_cut_network_is_tested_as_it_is(cut, skip, trains_nothing):
+    trains_nothing()
+    lines = []
+    result = result_of(run(cut, skip, lines.append))
+    folder, network = skip.folder(cut), Network(cut, skip, torch.device("cpu"))
+    assert (result["experiment"]["epochs"], result["plan"]["epochs"], result["best_validation"]) == (2, 0, None)
+    assert {line["stage"] for line in [*lines, *read(folder / "metrics.jsonl")]} == {"prune"}
+    assert {path.name for path in folder.iterdir()} == ALWAYS
+
+    masks, weights = load_masks(folder / "mask.safetensors")[0], tensors(folder / "weights.safetensors")
+    expected = {name: w * masks[name] if name in masks else w for name, w in network.model.state_dict().items()}
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    network.model.load_state_dict(weights)
+    ((images, labels),) = network.data.test.epoch(len(network.data.test))
+    outputs = network.model.eval()(images)
+    assert (outputs == outputs[0]).all()
+    (predicted,) = {*outputs.topk(5).indices[:, 0].tolist()}  # one class for all images; with zeros, any may be chosen
+    assert result["test"]["top1"] == (labels == predicted).double().mean().item()
+
+    assert f"{UNTRAINED} " in " ".join(summary(result, folder))
+    assert "Test accuracy without training: " in next(summary(result, folder))
+    assert run_folder(folder)["state"] == "finished"
+
+
+def test_a_skipped_run_is_a_row_of_the_tables_and_of_the_report(cut, skip):
+    result = result_of(run(cut, skip))
+    (row,) = records.records(skip.runs)
+    assert (row["status"], row["collapsed"], row["epochs"], row["train_seconds"]) == ("done", True, 2, 0.0)
+    assert (row["top1"], row["seeds"], row["best_validation"]) == (result["test"]["top1"], 1, None)
+    gathered = _run(skip.folder(cut), "a", effective=False)
+    assert (gathered["status"], gathered["problems"], gathered["series"]["train"]) == ("done", [], None)
+    assert f"no signal passes from input to output, cut at {gathered['collapsed'][0].removesuffix('.weight')}" in (
+        words_of(gathered)
+    )
+    assert UNTRAINED in words_of(gathered)
+    assert gathered["untrained"]
+
+
+def test_a_trained_network_is_not_said_to_be_untrained(cut, options):
+    """Not if it is cut and trained all the same, and not if its experiment has no epochs."""
+    for experiment in (replace(cut, epochs=2), replace(cut, epochs=0, warmup=0)):
+        told = " ".join(summary(result_of(run(experiment, options)), options.folder(experiment)))
+        gathered = _run(options.folder(experiment), "a", effective=False)
+        assert CUT in told
+        assert UNTRAINED not in told + words_of(gathered)
+        assert "after the last epoch" in told
+        assert not gathered["untrained"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"control": "redraw"},
+        {"control": "shuffle"},
+        {"method": "magnitude", "pretrain": 1},
+        {"method": "magnitude", "pretrain": 1, "rewind": True},
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())),
+)
+def test_the_tested_network_is_the_one_that_would_be_trained(changes, cut, skip, options):
+    """It is that of the same experiment without epochs."""
+    ends = []
+    for epochs, how in ((2, skip), (0, options)):
+        experiment = replace(cut, **changes, rounds=None, batches=None, epochs=epochs, warmup=0).resolved()
+        result, folder = result_of(run(experiment, how)), how.folder(experiment)
+        assert result["collapsed"]
+        weights = {name: value.tolist() for name, value in tensors(folder / "weights.safetensors").items()}
+        same = {name: result[name] for name in ("plan", "test", "collapsed", "weights", "found_for_these_weights")}
+        ends.append((same, weights, timeless(read(folder / "metrics.jsonl"))))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+def test_what_was_trained_before_is_dropped(shrink, cut, options, tmp_path):
+    experiment = replace(cut, shrink=shrink)
+    alone, skip = (RunOptions(tmp_path / name, save_every=0, on_collapse="skip") for name in ("alone", "runs"))
+    result_of(run(experiment, alone))
+    for after in (2, 8):  # in the first epoch, and in the second
+        interrupted(experiment, options, after)
+    folder = options.folder(experiment)
+    assert (folder / "checkpoint.safetensors").exists()
+    assert any(line["stage"] == "train" for line in read(folder / "metrics.jsonl"))
+    assert skip.folder(experiment) == folder
+    assert result_of(run(experiment, skip))["shrunk"] is None
+    assert_same_run(alone.folder(experiment), folder)
+
+
+def test_a_finished_run_stays_as_it_is(cut, options, skip):
+    for first, second, epochs in ((options, skip, 2), (skip, options, 0)):
+        assert result_of(run(cut, replace(first, again=True)))["plan"]["epochs"] == epochs
+        before = stamps(options.folder(cut))
+        assert result_of(run(cut, second))["plan"]["epochs"] == epochs
+        assert stamps(options.folder(cut)) == before
+
+
+def test_a_skipped_network_is_neither_shrunk_nor_compiled(networks, skip, options, trains_nothing):
+    """It has no biases: without a signal, nothing would be left to train."""
+    bare = Experiment(networks.replace("tiny", "bare"), "digits", "snip", 0.998, epochs=1, shrink=True).resolved()
+    with pytest.raises(ValueError, match="nothing is left to train"):
+        result_of(run(bare, options))
+    trains_nothing()
+    compiled = replace(skip, compiled=True)
+    result_of(run(bare, compiled, until="prepare"))
+    result = result_of(run(bare, compiled))
+    assert (result["shrunk"], result["environment"]["compiled"], result["plan"]["epochs"]) == (None, False, 0)
+    labels = torch.cat([labels for _, labels in Network(bare, skip, torch.device("cpu")).data.test.epoch(256)])
+    assert result["test"]["top1"] in (labels.bincount().double() / len(labels)).tolist()  # all outputs are zero
+
+
+def test_a_network_that_is_not_cut_is_trained(short, undisturbed, skip):
+    result_of(run(short, skip))
+    assert_same_run(undisturbed(short), skip.folder(short))
+
+
+def test_a_network_whose_paths_are_not_known_is_trained(cut, networks, skip):
+    """Its empty layers count as collapsed, but a signal may pass around them."""
+    experiment = replace(cut, model=networks.replace("tiny", "opaque"))
+    result = result_of(run(experiment, skip))
+    assert (bool(result["collapsed"]), result["effective"]) == (True, None)
+    assert result["plan"]["epochs"] == 2
+    assert [line["epoch"] for line in read(skip.folder(experiment) / "metrics.jsonl") if line["stage"] == "train"] == [
+        1, 2
+    ]  # fmt: skip
+
+
+def test_a_plan_that_is_none_is_told(cut, skip):
+    folder = skip.folder(cut)
+    damaged = result_of(run(cut, skip)) | {"plan": {"epochs": "none"}}
+    write_json(folder / "result.json", damaged, recorded(folder)[1])
+    with pytest.raises(ValueError, match=r"result\.json is damaged \(epochs 'none'"):
+        finished(folder)
+
+
+@pytest.mark.slow
+def test_a_sweep_records_cut_networks_and_trains_the_others(cut, short, skip, forkserver):
+    console = Console(file=io.StringIO(), width=200, record=True)
+    result = sweep([cut, short], skip, jobs=2, console=console)
+    text = console.export_text()
+    assert (result.done, result.failed) == (2, 0), text
+    assert f"{CUT}: " in text
+    assert [finished(skip.folder(each))["plan"]["epochs"] for each in (cut, short)] == [0, 2]
