@@ -578,6 +578,52 @@ def test_the_page_of_results_has_the_tables_of_the_records():
     assert f"and {short} short ones" in PAGE
 
 
+def test_the_sentences_about_resnet50_are_those_of_the_records():
+    def seeds(method: str, **settings: object) -> dict[int, float]:
+        return by_seed(**RESNET50 | {"method": method, "rounds": 1 if method == "snip-mb" else LONG} | settings)
+
+    leads = [seeds("hybrid", sparsity=sparsity)[0] for sparsity in (0.98, 0.999)]
+    leads[0] -= seeds("force", sparsity=0.98)[0]
+    leads[1] -= seeds("iter-snip", sparsity=0.999)[0]
+    assert [round(2 * lead) / 2 for lead in leads] == [0.5, 5]
+    [sparse] = matching(**RESNET50 | {"method": "iter-snip", "sparsity": 0.999, "seed": 0})
+    assert finished(RESULTS / sparse["folder"])["silent_outputs"] == 1
+    full = {row["method"]: 100 * row["top1"] for network, row in full_runs("bf16") if "ResNet-50" in network}
+    assert all(round(full[method] - seeds(method)[0]) == 4 for method in ("force", "iter-snip"))
+    assert round(full["force"] - full["iter-snip"]) == 1
+    [row] = matching(**PLAIN, model="resnet50", method="iter-snip", epochs=350)
+    losses = [each["loss"] for each in metrics_of(RESULTS / row["folder"]) if each.get("stage") == "train"]
+    assert max(losses[99:150]) < 0.66  # no jump before the learning rate falls
+    assert max(losses[149:]) == losses[149]
+    [short] = matching(**RESNET50, method="iter-snip", rounds=LONG, seed=0)
+    masks, _ = load_masks(RESULTS / short["folder"] / "mask.safetensors")
+    assert f"channels have {weights_of_channels(masks).median()} weights in the median" in PAGE
+    paper = next(
+        number.top1
+        for number in ACCURACIES
+        if (number.method, number.model) == ("snip-mb", "resnet50") and number.sparsity == 0.995
+    )
+    assert round(100 * paper - seeds("snip-mb")[1]) == 9
+    assert f"reach {(3 * 100 * paper - 10) / 2:.0f} % on average" in PAGE
+
+
+def test_the_sentences_about_controls_are_those_of_the_records():
+    def seeds(method: str, control: str, sparsity: float = 0.995) -> list[float]:
+        return list(by_seed(**VGG19, method=method, sparsity=sparsity, control=control).values())
+
+    def lost(method: str, control: str, than: str = "none", sparsity: float = 0.995) -> list[float]:
+        return [a - b for a, b in zip(seeds(method, than, sparsity), seeds(method, control, sparsity), strict=False)]
+
+    assert all(1 < points < 2 for points in lost("hybrid", "shuffle"))
+    assert [round(points) for points in lost("force", "shuffle")] == [1, 2, 12]
+    assert [round(points) for points in lost("iter-snip", "redraw", sparsity=0.999)] == [6, 2]
+    assert all(1.5 < points < 3 for points in lost("iter-snip", "invert", than="shuffle"))
+    inverted = [each for method in ("force", "hybrid", "iter-snip") for each in records_of(method, 0.995, "invert")]
+    failed = [each for each in inverted if each["test"]["top1"] == 0.1]
+    assert [each["experiment"]["method"] for each in failed] == ["force", "force", "hybrid"]
+    assert [each["silent_outputs"] for each in failed] == [3, 2, 0]
+
+
 def test_every_accuracy_in_the_sentences_of_the_page_is_in_a_table():
     sentences = "\n".join(row for row in PAGE.splitlines() if not row.startswith("|"))
     seeds = [row for sparsity in (0.99, 0.995, 0.999) for row in seeds_table(sparsity)]
