@@ -169,10 +169,17 @@ def test_a_network_that_is_not_cut_is_trained(short, undisturbed, skip):
 
 
 def test_a_network_whose_paths_are_not_known_is_trained(cut, networks, skip):
-    """Its empty layers count as collapsed, but a signal may pass around them."""
-    experiment = replace(cut, model=networks.replace("tiny", "opaque"))
-    result = result_of(run(experiment, skip))
-    assert (bool(result["collapsed"]), result["effective"]) == (True, None)
+    """A signal may pass around its empty layers."""
+    experiment, lines = replace(cut, model=networks.replace("tiny", "opaque")), []
+    result = result_of(run(experiment, skip, lines.append))
+    assert (result["collapsed"], bool(result["empty"]), result["effective"]) == ([], True, None)
+    (warning,) = [line["warning"] for line in lines if "warning" in line]
+    unknown = "Whether a signal passes from input to output is not known: "
+    assert warning.startswith(unknown)
+    assert f"{len(result['empty'])} of 3 layers keep" in warning
+    assert any(sentence.startswith(unknown) for sentence in summary(result, skip.folder(experiment)))
+    with pytest.raises(ValueError, match=f"^{unknown}.*--on-collapse warn"):
+        result_of(run(experiment, replace(skip, on_collapse="raise"), until="prune"))
     assert result["plan"]["epochs"] == 2
     assert [line["epoch"] for line in read(skip.folder(experiment) / "metrics.jsonl") if line["stage"] == "train"] == [
         1, 2

@@ -177,7 +177,8 @@ class Stages:
         self.team.check_same("masks", maskfile.masks_digest(masks))
         numbers, dead = _account(self.model, masks, self.data)
         about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
-        about |= {"collapsed": collapsed or dead, "account": numbers, "inputs": asdict(self.data.inputs)}
+        cutting = [] if numbers["not_followed"] else collapsed or dead  # a signal may pass around empty layers
+        about |= {"collapsed": cutting, "account": numbers, "inputs": asdict(self.data.inputs)}
         with self._writing(MASK) as stamp:
             maskfile.save_masks(masks, self.folder.path / MASK, **about, **stamp)
 

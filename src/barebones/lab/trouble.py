@@ -12,7 +12,9 @@ WARN, RAISE, SKIP = ON_COLLAPSE = ("warn", "raise", "skip")
 
 def sentences(about: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the masks of a run, from its result or from what its mask file says."""
-    if collapsed := about.get("collapsed"):
+    if (unknown := _unknown(about)) and about.get("empty"):  # without an empty layer, a signal usually passes
+        yield f"{unknown}."
+    elif collapsed := about.get("collapsed"):
         left_out = " It was not trained." if untrained(about) else ""
         yield f"No signal passes from input to output: {shortened(collapsed)} cut the network.{left_out}"
     elif silent := silent_outputs(*_silent(about)):
@@ -52,13 +54,23 @@ def when_tested(result: Mapping[str, Any]) -> str:
 
 def skips(about: Mapping[str, Any], on_collapse: str) -> bool:
     """Return whether the network is not to be trained: it is known that the masks cut it."""
-    known = not (about.get("account") or {}).get("not_followed")  # else a signal may pass around empty layers
-    return on_collapse == SKIP and known and bool(about.get("collapsed"))
+    return on_collapse == SKIP and bool(about.get("collapsed"))
+
+
+def _counts(about: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return where the counts of the masks are: results and mask files have them at different places."""
+    return about.get("account") or about
+
+
+def _unknown(about: Mapping[str, Any]) -> str:
+    """Say why it is not known whether the masks cut the network; nothing if it is."""
+    reason = _counts(about).get("not_followed")
+    return f"Whether a signal passes from input to output is not known: {reason.rstrip('.')}" if reason else ""
 
 
 def _silent(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return how many outputs no signal reaches, and how many there are; None if older versions did not count them."""
-    counts = about.get("account") or about
+    counts = _counts(about)
     return counts.get("silent_outputs"), counts.get("outputs")
 
 
@@ -66,9 +78,5 @@ def check(about: Mapping[str, Any], on_collapse: str) -> None:
     """Raise a `ValueError` if the masks cut the network and that is to stop the run, before epochs are spent."""
     if on_collapse != RAISE:
         return
-    unknown = (about.get("account") or {}).get("not_followed")
-    problem = f"Whether a signal passes from input to output is not known: {unknown}" if unknown else ""
-    if about.get("collapsed"):
-        problem = next(sentences(about)).rstrip(".")
-    if problem:
+    if problem := _unknown(about) or (next(sentences(about)).rstrip(".") if about.get("collapsed") else ""):
         raise ValueError(f"{problem}; lower the sparsity or prune in more rounds, or train it with --on-collapse warn")
