@@ -237,7 +237,7 @@ def test_train_trains_the_masks_of_prune_as_run_does(mask, command, tiny):
     assert sorted(result["experiment"]["mask"] is None for result in (first, second)) == [False, True]
     assert (first["weights"], first["test"]) == (second["weights"], second["test"])
     seeded = command("train", "--mask", mask, *TINY[:2], "--seed", "5", "--epochs", "0", "--device", "cpu")
-    assert "These masks were found for other initial weights than the ones trained here." in seeded.out
+    assert "These masks were found for other initial weights than those of this run." in seeded.out
 
 
 def test_train_refuses_what_does_not_fit_its_masks(mask, mistake):

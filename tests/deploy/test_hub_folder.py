@@ -90,8 +90,8 @@ def test_the_card_of_a_skipped_training_says_so(command, tmp_path):
     assert result["collapsed"]
     assert command("export", options.folder(cut), "--to-hub-folder", "hub").code == 0
     text = Path("hub/README.md").read_text()
-    assert f"| test accuracy | {result['test']['top1']:.2%}, without training |" in text
-    assert "and not trained, because no signal passes from input to output. " in text
+    assert f"| test accuracy | {result['test']['top1']:.2%}, right after pruning |" in text
+    assert "and not trained after that, because no signal passes from input to output. " in text
     assert "--sparsity 0.9999 --seed 0 --epochs 2 --batch 256 --on-collapse skip\n" in text
     assert "last epoch" not in text
 

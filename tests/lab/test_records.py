@@ -39,6 +39,7 @@ def test_a_row_holds_what_was_run_and_what_came_of_it(tmp_path):
     assert {name: row[name] for name in records.SETTINGS} == SMALL.to_dict()
     assert {name: value for name, value in row.items() if name not in records.SETTINGS} == {
         "status": "done",
+        "epochs_trained": 1,
         "reason": None,
         "top1": 0.9,
         "top5": None,

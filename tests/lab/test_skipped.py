@@ -9,7 +9,7 @@ import torch
 from lab_runs import ALWAYS, assert_same_run, interrupted, stamps, tensors, timeless
 from rich.console import Console
 
-from barebones.files.masks import load_masks
+from barebones.files.masks import load_masks, masks_digest, save_masks
 from barebones.lab import records, stages, training
 from barebones.lab.experiment import Experiment
 from barebones.lab.folder import finished, recorded, write_json
@@ -21,7 +21,7 @@ from barebones.lab.show import run_folder, summary
 from barebones.lab.sweep import sweep
 
 CUT = "No signal passes from input to output"
-UNTRAINED = "It was not trained."
+UNTRAINED = "Its training is skipped."
 
 
 def words_of(gathered: dict) -> str:
@@ -74,7 +74,7 @@ def test_a_cut_network_is_tested_as_it_is(cut, skip, trains_nothing):
     assert result["test"]["top1"] == (labels == predicted).double().mean().item()
 
     assert f"{UNTRAINED} " in " ".join(summary(result, folder))
-    assert "Test accuracy without training: " in next(summary(result, folder))
+    assert "Test accuracy right after pruning: " in next(summary(result, folder))
     assert run_folder(folder)["state"] == "finished"
 
 
@@ -82,6 +82,7 @@ def test_a_skipped_run_is_a_row_of_the_tables_and_of_the_report(cut, skip):
     result = result_of(run(cut, skip))
     (row,) = records.records(skip.runs)
     assert (row["status"], row["collapsed"], row["epochs"], row["train_seconds"]) == ("done", True, 2, 0.0)
+    assert row["epochs_trained"] == 0
     assert (row["top1"], row["seeds"], row["best_validation"]) == (result["test"]["top1"], 1, None)
     gathered = _run(skip.folder(cut), "a", effective=False)
     assert (gathered["status"], gathered["problems"], gathered["series"]["train"]) == ("done", [], None)
@@ -99,7 +100,7 @@ def test_a_trained_network_is_not_said_to_be_untrained(cut, options):
         gathered = _run(options.folder(experiment), "a", effective=False)
         assert CUT in told
         assert UNTRAINED not in told + words_of(gathered)
-        assert "after the last epoch" in told
+        assert ("after the last epoch" if experiment.epochs else "right after pruning") in told
         assert not gathered["untrained"]
 
 
@@ -202,3 +203,24 @@ def test_a_sweep_records_cut_networks_and_trains_the_others(cut, short, skip, fo
     assert (result.done, result.failed) == (2, 0), text
     assert f"{CUT}: " in text
     assert [finished(skip.folder(each))["plan"]["epochs"] for each in (cut, short)] == [0, 2]
+
+
+@pytest.mark.parametrize("plan", ["mine", {"lr": 1}, {"epochs": 0}])
+def test_a_plan_in_the_metadata_of_a_mask_file_is_the_users_own(plan, cut, options, tmp_path):
+    result_of(run(cut, options, until="prune"))
+    masks, _ = load_masks(options.folder(cut) / "mask.safetensors")
+    save_masks(masks, path := tmp_path / "mask", plan=plan)
+    trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches=None).resolved()
+    lines = []
+    result = result_of(run(trained, replace(options, mask=path), lines.append))
+    (warning,) = [line for line in lines if "warning" in line]
+    assert UNTRAINED not in warning["warning"]
+    assert result["plan"]["epochs"] == 2
+
+
+def test_the_skipping_is_told_right_after_pruning(cut, skip):
+    lines = []
+    result_of(run(cut, skip, lines.append))
+    (warning,) = [line for line in lines if "warning" in line]
+    assert f"cut the network. {UNTRAINED} " in warning["warning"]
+    assert warning["short"].startswith("collapsed, not trained, ")

@@ -135,7 +135,7 @@ def test_processes_skip_a_cut_network_together(split, start, tmp_path, undisturb
     result, expected = finished(options.folder(cut)), finished(undisturbed(replace(cut, epochs=0)))
     assert (result["plan"]["epochs"], result["environment"]["ranks"]) == (0, 2)
     assert (result["weights"], result["test"]["top1"]) == (expected["weights"], expected["test"]["top1"])
-    assert any("It was not trained." in line for line in printed(tmp_path, 0))
+    assert any("Its training is skipped." in line for line in printed(tmp_path, 0))
     assert {path.name for path in options.folder(cut).iterdir()} == ALWAYS
 
 

@@ -92,7 +92,7 @@ def card(
     state = "trained" if result is not None else "not trained: these are its initial weights"
     made_by = commands(experiment, result is not None, finder)
     if result is not None and untrained(result):
-        state = "not trained, because no signal passes from input to output"
+        state = "not trained after that, because no signal passes from input to output"
         made_by[-1] += f" --on-collapse {SKIP}"
     own = "" if experiment.model in MODELS else " The code of the network is not part of this folder."
     parts = [

@@ -21,6 +21,7 @@ from .folder import failed, finished, recorded
 from .looks import titled
 from .statistics import over_seeds
 from .tidy import Row
+from .trouble import epochs_of
 
 CSV, PARQUET = "records.csv", "records.parquet"
 DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
@@ -31,6 +32,7 @@ SETTINGS: dict[str, type] = {f.name: TYPES[str(f.type).partition(" | ")[0]] for 
 RESULTS: dict[str, type] = {
     "status": str,  # done, failed or unreadable
     "reason": str,  # why it is not done
+    "epochs_trained": int,  # 0 if the network is cut and its training was skipped
     "top1": float,  # on the test images, after the last epoch; accuracies are fractions
     "top5": float,
     "best_validation_epoch": int,
@@ -212,6 +214,7 @@ def _result(content: Mapping[str, Any]) -> Row:
     dense, left = content["flops_dense"], content["flops_effective"]
     return {
         "status": DONE,
+        "epochs_trained": epochs_of(content),
         "top1": content["test"]["top1"],
         "top5": content["test"]["top5"],
         "best_validation_epoch": best.get("epoch"),

@@ -169,21 +169,21 @@ def summary(result: dict[str, Any], folder: Path, before: bool = False) -> Itera
             f"Best validation accuracy {best['validation']:.2%} after epoch {best['epoch']}; "
             f"test accuracy there: {best['test']:.2%}."
         )
-    yield from kept(result)
+    yield from kept(result, trouble.untrained(result))
     if small := result["shrunk"]:
         yield from shrunk(small)
     if not result["found_for_these_weights"]:
-        yield "These masks were found for other initial weights than the ones trained here."
+        yield "These masks were found for other initial weights than those of this run."
     yield f"Pruning took {seconds['prune']:.1f} s, training {seconds['train']:.1f} s. Everything is in {folder}"
 
 
-def kept(about: dict[str, Any]) -> Iterator[str]:
+def kept(about: dict[str, Any], skipped: bool = False) -> Iterator[str]:
     """Yield what the masks of a run keep, in sentences."""
     effective = about.get("effective_sparsity")
     known = "" if effective is None else f"; effective sparsity {effective:.3%}"
     left = f"{about['kept']:,} of {about['prunable']:,} prunable weights are left"
     yield f"{left}: sparsity {about['sparsity']:.3%}{known}."
-    yield from trouble.sentences(about)
+    yield from trouble.sentences(about, skipped)
 
 
 def shrunk(small: dict[str, Any]) -> Iterator[str]:

@@ -120,8 +120,8 @@ class Stages:
         trouble.check(about, self.options.on_collapse)
         if trouble.skips(about, self.options.on_collapse):
             self.plan, self.skipped = replace(self.plan, epochs=0), True
-        if wrong := " ".join(trouble.sentences(about)):
-            self.report({"stage": "prune", "warning": wrong, "short": trouble.in_short(about)})
+        if wrong := " ".join(trouble.sentences(about, self.skipped)):
+            self.report({"stage": "prune", "warning": wrong, "short": trouble.in_short(about, self.skipped)})
         return masks, about
 
     def _prune(self) -> None:

@@ -6,24 +6,30 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..words import empty_layers, shortened, silent_outputs
+from .experiment import DENSE
 
 WARN, RAISE, SKIP = ON_COLLAPSE = ("warn", "raise", "skip")
+SKIPPED = "Its training is skipped."
 
 
-def sentences(about: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the masks of a run, from its result or from what its mask file says."""
+def sentences(about: Mapping[str, Any], skipped: bool = False) -> Iterator[str]:
+    """Yield what is wrong with the masks of a run, from its result or from what its mask file says.
+
+    `skipped` says that the network is not trained for this reason.
+    """
     if (unknown := _unknown(about)) and about.get("empty"):  # without an empty layer, a signal usually passes
         yield f"{unknown}."
     elif collapsed := about.get("collapsed"):
-        left_out = " It was not trained." if untrained(about) else ""
-        yield f"No signal passes from input to output: {shortened(collapsed)} cut the network.{left_out}"
+        yield f"No signal passes from input to output: {shortened(collapsed)} cut the network."
+        if skipped:
+            yield SKIPPED
     elif silent := silent_outputs(*_silent(about)):
         yield f"{silent.capitalize()}."
     if empty := about.get("empty"):
         yield f"{empty_layers(empty, about['layers'])}."
 
 
-def in_short(about: Mapping[str, Any]) -> str:
+def in_short(about: Mapping[str, Any], skipped: bool = False) -> str:
     """Say the same in a few words, for a table.
 
     >>> in_short({"collapsed": ["a"], "empty": ["a", "b"], "layers": 3}), in_short({"empty": ["a"], "layers": 3})
@@ -35,7 +41,8 @@ def in_short(about: Mapping[str, Any]) -> str:
     unheard = f"{silent} of {outputs} outputs silent" if silent else ""
     empty = about.get("empty")
     emptied = f"{len(empty)} of {about['layers']} layers empty" if empty else ""
-    return ", ".join(filter(None, ["collapsed" if about.get("collapsed") else unheard, emptied]))
+    cut = "collapsed, not trained" if skipped else "collapsed"
+    return ", ".join(filter(None, [cut if about.get("collapsed") else unheard, emptied]))
 
 
 def untrained(result: Mapping[str, Any]) -> bool:
@@ -44,12 +51,19 @@ def untrained(result: Mapping[str, Any]) -> bool:
     >>> untrained({"experiment": {"epochs": 9}, "plan": {"epochs": 0}}), untrained({"experiment": {"epochs": 9}})
     (True, False)
     """
-    return "plan" in result and not result["plan"]["epochs"] and bool(result["experiment"]["epochs"])
+    return epochs_of(result) == 0 < result["experiment"]["epochs"]
+
+
+def epochs_of(result: Mapping[str, Any]) -> int:
+    """Return for how many epochs a finished run was trained; results of older versions have no plan."""
+    return result.get("plan", result["experiment"])["epochs"]
 
 
 def when_tested(result: Mapping[str, Any]) -> str:
     """Say when a run has measured its test accuracy."""
-    return "without training" if untrained(result) else "after the last epoch"
+    if epochs_of(result):
+        return "after the last epoch"
+    return "without training" if result["experiment"]["method"] == DENSE else "right after pruning"
 
 
 def skips(about: Mapping[str, Any], on_collapse: str) -> bool:

@@ -106,7 +106,7 @@ const tile = (name, value, below) => (value === "–" || value === null ? null :
 function tiles(run) {
   const pruned = !run.dense;
   const shown = [
-    known(run.accuracy) ? tile("Test accuracy", `${percent(run.accuracy)} %`, known(run.top5) ? `top-5 ${percent(run.top5)} %` : run.untrained ? "without training" : "after the last epoch") : null,
+    known(run.accuracy) ? tile("Test accuracy", `${percent(run.accuracy)} %`, known(run.top5) ? `top-5 ${percent(run.top5)} %` : run.untrained ? "right after pruning" : "after the last epoch") : null,
     known(run.accuracy_at_best_validation) ? tile("At the best validation accuracy", `${percent(run.accuracy_at_best_validation)} %`, `epoch ${run.best_validation_epoch}, validation ${percent(run.best_validation)} %`) : null,
     pruned && known(run.sparsity) ? tile("Sparsity, nominal", `${sparse(run.sparsity)} %`, `${count(run.kept)} weights left`) : null,
     pruned && known(run.effective_sparsity) ? tile("Sparsity, effective", `${sparse(run.effective_sparsity)} %`, `${count(run.effective)} weights on a path`) : null,

@@ -161,7 +161,7 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
             "train": row.get("train_seconds"),
         },
         **{key: _number(numbers.get(key)) for key in NUMBERS},
-        "untrained": untrained(result),
+        "untrained": bool(result) and untrained(result),
         "collapsed": [layer for layer in collapsed if isinstance(layer, str)] if isinstance(collapsed, list) else [],
         "layers": [] if dense else mask.get("layers", []),
         "series": {stage: _series(stage, lines) for stage in COUNTED},

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...words import shortened, silent_outputs
 from ..records import FAILED, Row
+from ..trouble import SKIPPED
 
 PRUNED, UNFINISHED = "pruned", "unfinished"
 MOST_NAMES = 6  # layers that a sentence lists
@@ -37,7 +38,7 @@ def _state(run: Row, reason: str | None) -> Iterator[tuple[str, str]]:
     for problem in run["problems"]:
         yield "bad", f"Not readable: {problem}."
     if run["collapsed"]:
-        left_out = " It was not trained." if run["untrained"] else ""
+        left_out = f" {SKIPPED}" if run["untrained"] else ""
         yield "bad", f"Collapsed: no signal passes from input to output, cut at {_listed(run['collapsed'])}.{left_out}"
     elif silent := silent_outputs(run["silent_outputs"], run["outputs"]):
         yield "warn", f"{silent.capitalize()}."
