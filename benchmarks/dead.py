@@ -28,7 +28,7 @@ COLUMNS = (
 )  # fmt: skip
 STILL = 0.01  # a channel is dead if its output varies by at most this share of what varies most in its layer
 THICKNESSES = {"up_to_5": (1, 5), "6_to_10": (6, 10), "11_to_20": (11, 20), "over_20": (21, 2**31)}  # kept weights
-Found = dict[str, int]
+Found = dict[str, int | float]
 
 
 def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
@@ -37,6 +37,7 @@ def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
     `weights` is the median number of weights that a channel keeps, over those that keep any. `narrowest` has the
     number of channels on a path in the convolution that has the fewest, and `narrowest_alive` the same without those
     that died. `on_NAME` and `dead_NAME` count the channels on a path, and the dead ones, that keep few or many weights.
+    `expected_NAME` is how many of these would be dead if all channels of a layer died equally often.
     """
     kinds = {kind: [m for m in model.modules() if isinstance(m, kind)] for kind in (nn.Conv2d, nn.ReLU)}
     if len(kinds[nn.Conv2d]) != len(kinds[nn.ReLU]):
@@ -68,11 +69,14 @@ def count(model: nn.Module, masks: Masks, batches: Iterable[Tensor]) -> Found:
     total, lost = (sum(numbers) for numbers in zip(*widths, strict=True))
     narrowest, narrowest_alive = min(on for on, _ in widths), min(on - off for on, off in widths)
     groups: Found = {}
+    shares = torch.cat(
+        [torch.full((len(on),), off / max(number, 1)) for on, (number, off) in zip(alive, widths, strict=True)]
+    )
     for name, (low, high) in THICKNESSES.items():
-        inside = (thickness >= low) & (thickness <= high)
-        groups |= {
-            f"{kind}_{name}": int((torch.cat(found) & inside).sum()) for kind, found in (("on", alive), ("dead", dead))
-        }
+        inside = torch.cat(alive) & (thickness >= low) & (thickness <= high)
+        groups[f"on_{name}"] = int(inside.sum())
+        groups[f"dead_{name}"] = int((torch.cat(dead) & inside).sum())
+        groups[f"expected_{name}"] = round(float(shares[inside].sum()), 2)
     return groups | {
         "weights": int(thickness[thickness > 0].median()), "channels": total, "dead": lost,
         "narrowest": narrowest, "narrowest_alive": narrowest_alive, "never_chosen": outputs.shape[1] - len(chosen),

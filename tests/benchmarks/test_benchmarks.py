@@ -86,11 +86,29 @@ def test_dead_channels_are_on_a_path_and_the_same_for_all_images():
         model[5].bias.fill_(0)
     batches = [torch.full((2, 1, 2, 2), value) for value in (1.0, 2.0, 1.0)]
     expected = {"weights": 1, "channels": 4, "dead": 2, "narrowest": 4, "narrowest_alive": 2, "never_chosen": 2}
-    expected |= {"on_up_to_5": 4, "dead_up_to_5": 2}
-    nothing = {f"{kind}_{name}": 0 for kind in ("on", "dead") for name in dead.THICKNESSES}
+    expected |= {"on_up_to_5": 4, "dead_up_to_5": 2, "expected_up_to_5": 2.0}
+    nothing = {f"{kind}_{name}": 0 for kind in ("on", "dead", "expected") for name in dead.THICKNESSES}
     assert dead.count(model, masks, batches) == nothing | expected
     with pytest.raises(ValueError, match="one ReLU for each convolution"):
         dead.count(nn.Sequential(nn.ReLU()), {}, batches)
+
+
+def test_expected_deaths_are_those_of_each_layer_for_itself():
+    """One of the two channels of the first layer is dead, and none of the second: the share is 1/2 and 0, not 1/4."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)
+    )
+    with torch.no_grad():
+        for layer in (model[0], model[2], model[5]):
+            layer.weight.fill_(1.0)
+            layer.bias.zero_()
+        model[0].bias[1] = -10.0
+    masks = {f"{index}.weight": torch.ones_like(model[index].weight, dtype=torch.bool) for index in (0, 2, 5)}
+    found = dead.count(model, masks, [torch.rand(3, 1, 2, 2)])
+    assert (found["on_up_to_5"], found["dead_up_to_5"], found["expected_up_to_5"]) == (2, 1, 1.0)
+    assert (found["on_11_to_20"], found["dead_11_to_20"], found["expected_11_to_20"]) == (2, 0, 0.0)
+    masks["0.weight"][1] = False  # not on a path
+    assert dead.count(model, masks, [torch.rand(3, 1, 2, 2)])["expected_up_to_5"] == 0
 
 
 def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
@@ -103,6 +121,7 @@ def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
     assert 0 < row["narrowest_alive"] <= row["narrowest"]
     assert sum(row[f"on_{name}"] for name in dead.THICKNESSES) == row["channels"]
     assert sum(row[f"dead_{name}"] for name in dead.THICKNESSES) == row["dead"]
+    assert sum(row[f"expected_{name}"] for name in dead.THICKNESSES) == pytest.approx(row["dead"], abs=0.02)
     assert f"dead {row['dead']}" in capsys.readouterr().out
     (tmp_path / "none").mkdir()
     for runs, out, sentence in (
