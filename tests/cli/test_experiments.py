@@ -122,7 +122,7 @@ FULL = shutil.disk_usage(".")._replace(free=0)
          "error: --track trackio needs the package trackio: pip install 'barebones[trackio]'"),
         (None, "--track wnadb", "error: tracker 'wnadb' is unknown; choose tensorboard, wandb, mlflow, trackio"),
         (None, "--tensorboard --track wandb", "error: --tensorboard means --track tensorboard; leave one of them out"),
-        (None, "--lr 1e30", "error: epoch 1: the training loss is not finite; lower the learning rate, or use fp32"),
+        (None, "--lr 1e30", "epoch 1: the training loss is not finite; lower the learning rate, or add a warm-up"),
         (None, "--model nets_for_cli:for_larger_images", "for_larger_images"),
         (None, "--model nets_for_cli:for_fewer_classes", "for_fewer_classes"),
         (None, "--model nets_for_cli:for_larger_images --method magnitude --rounds 1", "for_larger_images"),

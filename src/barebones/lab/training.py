@@ -198,19 +198,21 @@ class Training:
             loss, hits, count = self.tally.tolist()  # once per epoch, the host waits for the device
             seconds = self.seconds + perf_counter() - self.began
             if not math.isfinite(loss):
-                raise FloatingPointError(
-                    f"epoch {self.epoch + 1}: the training loss is not finite; lower the learning rate, or use fp32"
-                )
+                raise self._broken("the training loss is")
             validation, test = self._evaluate_epoch(last=self.epoch + 1 == plan.epochs)
             if not all(math.isfinite(measured.loss) for measured in (validation, test) if measured is not None):
-                raise FloatingPointError(
-                    f"epoch {self.epoch + 1}: the network's outputs after it are not finite; lower the learning rate"
-                )
+                raise self._broken("the network's outputs after it are")
             rate = plan.rate(self.epoch, steps - 1, steps)
             self.last = Epoch(self.epoch, rate, loss / count, hits / count, validation, test, seconds, count / seconds)
             self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
             self.tally.zero_()
             yield self.last
+
+    def _broken(self, what: str) -> FloatingPointError:
+        remedy = ", or use fp32" if self.precision != "fp32" else ""
+        return FloatingPointError(
+            f"epoch {self.epoch + 1}: {what} not finite; lower the learning rate, or add a warm-up{remedy}"
+        )
 
     def _learn_from(self, images: Tensor, labels: Tensor) -> None:
         """Do one step: forward, backward, optimizer. `hold` zeroes the pruned weights after it."""
