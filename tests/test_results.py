@@ -427,13 +427,30 @@ def deaths(runs: list[dict], *names: str) -> tuple[int, int]:
     return dead, on
 
 
-def thickness_table() -> list[str]:
-    """The share of the channels that died, by the number of weights that they keep."""
+def kinds_of_runs() -> dict[str, list[dict]]:
+    """The runs of each kind of masks whose dead channels were counted."""
     rows = [row for row in tidy.read(RESULTS / "dead.csv") if row["channels"]]
     groups = {label: [row for row in rows if kind_of(row) in members] for label, members in KINDS.items()}
     assert sum(map(len, groups.values())) == len(rows)
+    return groups
+
+
+def same_layer_table() -> list[str]:
+    """The share of the thinnest and the thickest channels that died, and what it would be if only the layer counted."""
     lines = []
-    for label, runs in groups.items():
+    for label, runs in kinds_of_runs().items():
+        cells = []
+        for name in (THICKNESSES[0], THICKNESSES[-1]):
+            dead, on = deaths(runs, name)
+            cells += [f"{100 * each / on:.1f} %" for each in (dead, sum(row[f"expected_{name}"] for row in runs))]
+        lines.append(line(label, *cells))
+    return lines
+
+
+def thickness_table() -> list[str]:
+    """The share of the channels that died, by the number of weights that they keep."""
+    lines = []
+    for label, runs in kinds_of_runs().items():
         counts = [deaths(runs, name) for name in THICKNESSES]
         cells = (f"{100 * dead / on:.1f} % of {on:,}" for dead, on in counts)
         removed = ", ".join(f"{100 * sparsity:g}" for sparsity in sorted({row["sparsity"] for row in runs}))
@@ -483,6 +500,18 @@ def test_the_page_says_which_channels_die():
     assert all(few[0] / few[1] > many[0] / many[1] for few, many in compared)
     assert f"In each of the {len(compared)} short runs with at least 20 channels of up to ten weights" in PAGE
     assert max(few[1] for few, _ in parts if few[1] < 20) == 13
+    within = [
+        deaths([row], *THICKNESSES[:2])[0] > sum(row[f"expected_{name}"] for name in THICKNESSES[:2])
+        for row, (few, _) in zip(short, parts, strict=True)
+        if few[1] >= 20
+    ]
+    assert f"This holds in {sum(within)} of the {len(within)} runs" in PAGE
+    shares = {row.split("|")[1].strip(): re.findall(r"[\d.]+(?= %)", row)[:2] for row in same_layer_table()}
+    words = (
+        "{} % died, and by the layer alone it would be {} %. For Iter SNIP it explains most, with {} and {} %, and for"
+    )
+    assert words.format(*shares["FORCE, Hybrid"], *shares["Iter SNIP"]) in PAGE
+    assert "nearly all, with {} and {} %".format(*shares["masks shuffled"]) in PAGE
     kinds = [[row for row in short if row["sparsity"] == 0.995 and kind_of(row) in of] for of in KINDS.values()]
     thinnest = [deaths(runs, THICKNESSES[0]) for runs in (kinds[0], kinds[2], kinds[4])]
     words = "{:.0f} % die in masks of FORCE and Hybrid, {:.0f} % in those of Iter SNIP, and {:.0f} % in shuffled ones"
@@ -649,6 +678,7 @@ def test_the_page_of_results_has_the_tables_of_the_records():
         snip_table(),
         mobilenet_table(),
         thickness_table(),
+        same_layer_table(),
     )
     for lines in (*seeds, *others, paper_table()):
         assert "\n".join(lines) in PAGE
