@@ -20,6 +20,7 @@ from barebones.lab.folder import finished, load_mask, recorded
 from barebones.lab.looks import looks
 from barebones.lab.recipes import experiments
 from barebones.lab.records import records
+from barebones.lab.sources import EPOCH_SECONDS
 from barebones.masks import empty, kept
 from barebones.models import MODELS, build
 from barebones.paper.figures.settling import DASHES, LABELS, NEW, ONE
@@ -784,6 +785,13 @@ def test_the_sentences_about_mobilenet_are_those_of_the_records():
     assert abs(top1["iter-snip"] - top1["hybrid"]) < 0.25
     of = account(model, masks["force"], example)
     assert f"really removes {100 * of.effective_sparsity:.1f} % of the weights instead of 98 %" in PAGE
+
+
+def test_the_estimate_of_an_epoch_of_mobilenet_is_that_of_the_runs():
+    folders = [RESULTS / row["folder"] for row in matching(**PLAIN | MOBILENET) if row["epochs_trained"]]
+    plain = [folder for folder in folders if not finished(folder)["environment"]["compiled"]]
+    seconds = [each["seconds"] for folder in plain for each in metrics_of(folder) if each.get("stage") == "train"]
+    assert round(median(seconds) / 4, 1) == EPOCH_SECONDS["cifar10", "mobilenet-v2"]  # four were trained side by side
 
 
 def test_the_sentences_about_controls_are_those_of_the_records():
