@@ -780,10 +780,15 @@ def test_the_sentences_about_mobilenet_are_those_of_the_records():
     counts = [int(each[around].sum()) for each in (masks["force"], effective(model, masks["force"], example))]
     assert "has {:,} weights, a third of all, and {} of them are on a path".format(*counts) in PAGE
     assert 0.32 < counts[0] / kept(masks["force"]) < 0.34
-    [row] = matching(**PLAIN | MOBILENET, method="hybrid", sparsity=0.98)
-    rounds = [each for each in metrics_of(RESULTS / row["folder"]) if each.get("stage") == "prune"]
+    rounds, of_force = (
+        [each for each in metrics_of(RESULTS / row["folder"]) if each.get("stage") == "prune"]
+        for method in ("hybrid", "force")
+        for row in matching(**PLAIN | MOBILENET, method=method, sparsity=0.98)
+    )
     until, end = max((each for each in rounds if each["recovered"]), key=lambda each: each["round"]), rounds[-1]
     assert f"In its first {until['round']} rounds it does what FORCE does" in PAGE
+    for one, other in zip(rounds[: until["round"]], of_force, strict=False):
+        assert one["layers"] == other["layers"]
     pruned = [until["keep"] - end["keep"], until["layers"][around] - end["layers"][around]]
     assert f"this layer has {until['layers'][around]:,} weights after them" in PAGE
     assert (
