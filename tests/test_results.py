@@ -807,6 +807,9 @@ def test_the_sentences_about_mobilenet_are_those_of_the_records():
     assert 1.5 < top1["iter-snip"] - top1["force"] < 2.5
     assert abs(top1["iter-snip"] - top1["hybrid"]) < 0.25
     of = account(model, masks["force"], example)
+    text = (RESULTS.parent / "docs" / "effective-sparsity.md").read_text(encoding="utf-8")
+    assert f"[{lost['force', 0.98]:.0f} % of the weights]" in text
+    assert f"in truth it removes {100 * of.effective_sparsity:.1f} %" in text
     assert f"really removes {100 * of.effective_sparsity:.1f} % of the weights instead of 98 %" in PAGE
 
 
