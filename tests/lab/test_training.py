@@ -283,10 +283,14 @@ def test_where_nothing_is_held_out_every_epoch_is_tested_and_none_is_best():
     [(37, 1e30, "epoch 1: the training loss is not finite"), (8, 1e38, "epoch 1: the network's outputs after it")],
     ids=["loss", "last step of an epoch"],
 )
-@pytest.mark.parametrize(("precision", "remedy"), [("fp32", ""), ("bf16", ", or use fp32")])
-def test_numbers_that_are_not_finite_end_the_training(train, lr, match, precision, remedy):
-    training = Training(network(), data(train=train), replace(PLAN, lr=lr, epochs=1), precision=precision)
-    with pytest.raises(FloatingPointError, match=f"{match}.*; lower the learning rate, or add a warm-up{remedy}$"):
+@pytest.mark.parametrize(
+    ("precision", "warmup", "remedy"),
+    [("fp32", 0, ", or add a warm-up"), ("bf16", 0, ", add a warm-up, or use fp32"), ("fp32", 1, "")],
+)
+def test_numbers_that_are_not_finite_end_the_training(train, lr, match, precision, warmup, remedy):
+    plan = replace(PLAN, lr=(1 + warmup) ** 5 * lr, epochs=1, warmup=warmup)
+    training = Training(network(), data(train=train), plan, precision=precision)
+    with pytest.raises(FloatingPointError, match=f"{match}.*; lower the learning rate{remedy}$"):
         all_of(training)
 
 

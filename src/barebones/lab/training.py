@@ -209,10 +209,11 @@ class Training:
             yield self.last
 
     def _broken(self, what: str) -> FloatingPointError:
-        remedy = ", or use fp32" if self.precision != "fp32" else ""
-        return FloatingPointError(
-            f"epoch {self.epoch + 1}: {what} not finite; lower the learning rate, or add a warm-up{remedy}"
-        )
+        remedies = ["lower the learning rate"]
+        remedies += [] if self.plan.warmup else ["add a warm-up"]
+        remedies += [] if self.precision == "fp32" else ["use fp32"]
+        remedies[-1] = f"or {remedies[-1]}" if len(remedies) > 1 else remedies[-1]
+        return FloatingPointError(f"epoch {self.epoch + 1}: {what} not finite; {', '.join(remedies)}")
 
     def _learn_from(self, images: Tensor, labels: Tensor) -> None:
         """Do one step: forward, backward, optimizer. `hold` zeroes the pruned weights after it."""
