@@ -548,8 +548,8 @@ def test_the_page_says_which_channels_die():
     assert len(trained) == 3
     dead_ones, on = deaths(trained, THICKNESSES[3])
     assert f"In the other three, {100 * dead_ones / on:.1f} % of the channels with over 20 weights die" in PAGE
-    shuffled = [row for row in short if row["control"] == "shuffle" and row["method"] in ("force", "hybrid")]
-    assert f"and {span(dead(shuffled), '.0f')} % of these die" in PAGE
+    mixed_up = [row for row in short if row["control"] == "shuffle" and row["method"] in ("force", "hybrid")]
+    assert f"and {span(dead(mixed_up), '.0f')} % of these die" in PAGE
     first, second = chosen(method="force", control="shuffle")
     assert (first["seed"], second["seed"], second["never_chosen"]) == (1, 2, 1)
     shares = f"{dead([second])[0]:.0f} % of its channels die](#thin-channels-die), with seed 1 {dead([first])[0]:.0f} %"
