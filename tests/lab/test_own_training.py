@@ -231,6 +231,7 @@ def test_masks_of_a_file_train_with_the_defaults_of_another_optimizer(short, opt
         ("--warmup -1", "warmup -1 is too small; it must be at least 0"),
         ("--warmup 20", "warmup 20 is not shorter than the training, which has 20 epochs"),
         ("--warmup 3 --epochs 3", "warmup 3 is not shorter than the training, which has 3 epochs"),
+        ("--warmup 1 --epochs 1", "warmup 1 is not shorter than the training, which has 1 epoch\n"),
         ("--label-smoothing 1", "label-smoothing 1 must be from 0 to below 1"),
         ("--label-smoothing nan", "label-smoothing nan must be from 0 to below 1"),
         ("--lr nan", "lr nan must be 0 or more"),

@@ -21,7 +21,7 @@ from ..pruning.methods import METHODS, Method, as_method
 from ..pruning.methods import resolved as resolved_method
 from ..pruning.probe import STATISTICS
 from ..pruning.schedules import SCHEDULES
-from ..words import did_you_mean, unknown
+from ..words import counted, did_you_mean, unknown
 from .protocols import protocol
 from .rates import LR_SCHEDULES
 from .training import OPTIMIZERS, PRECISIONS, TrainingPlan
@@ -186,7 +186,9 @@ class Experiment:
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         epochs = paper.epochs if self.epochs is None else self.epochs
         if self.warmup and self.warmup >= epochs:
-            raise ValueError(f"warmup {self.warmup} is not shorter than the training, which has {epochs} epochs")
+            raise ValueError(
+                f"warmup {self.warmup} is not shorter than the training, which has {counted(epochs, 'epoch')}"
+            )
         return replace(self, **missing, **fixed)
 
     def pruning(self, rounds: int | None = None, batches: int | None = None) -> Method:
