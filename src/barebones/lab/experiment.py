@@ -186,9 +186,8 @@ class Experiment:
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         epochs = paper.epochs if self.epochs is None else self.epochs
         if self.warmup and self.warmup >= epochs:
-            raise ValueError(
-                f"warmup {self.warmup} is not shorter than the training, which has {counted(epochs, 'epoch')}"
-            )
+            length = counted(epochs, "epoch")
+            raise ValueError(f"warmup {self.warmup}: the training has {length}, and must be longer than its warm-up")
         return replace(self, **missing, **fixed)
 
     def pruning(self, rounds: int | None = None, batches: int | None = None) -> Method:
