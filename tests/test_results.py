@@ -25,7 +25,7 @@ from barebones.masks import empty, kept
 from barebones.models import MODELS, build
 from barebones.paper.figures.settling import DASHES, LABELS, NEW, ONE
 from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES, COST
-from barebones.paths import effective
+from barebones.paths import collapsed, effective
 from barebones.pruning.controls import CONTROLS, shuffled
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -1183,6 +1183,25 @@ def test_the_costs_of_the_page_are_those_that_were_measured():
 
 def test_the_controls_of_the_page_are_those_of_the_library():
     assert [name for name in CONTROLS if f"`{name}`" in PAGE] == ["shuffle", "redraw", "invert"]
+
+
+@pytest.mark.slow
+def test_shuffled_masks_at_the_highest_sparsity_are_cut():
+    model, example = build("vgg19", classes=10, size=32), torch.zeros(1, 3, 32, 32)
+    found = []
+    for method, seed in product(("hybrid", "force", "iter-snip"), range(3)):
+        folders = [
+            RESULTS / row["folder"]
+            for row in matching(**PLAIN, model="vgg19", method=method, sparsity=0.999, seed=seed)
+        ]
+        [stored] = [path for folder in folders if (path := folder / "mask.safetensors").exists()]
+        masks, _ = load_masks(stored, model)
+        assert not collapsed(model, masks, example)
+        found.append(bool(collapsed(model, shuffled(masks, seed), example)))
+    assert all(found)
+    assert f"as the runs do, and all {WORDS[len(found)]} are cut" in PAGE
+    text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
+    assert "At 99.9 % (three seeds), no signal passes through shuffled masks." in text
 
 
 @pytest.mark.slow
