@@ -143,10 +143,8 @@ def _frame(axes: Axes, rows: Rows, floor: float) -> None:
     cut = sum(any(row["cut"] for row in seed) for seed in ends)
     signal = "no signal passes" + (f" ({cut} of {len(ends)} seeds)" if cut < len(ends) else "") if cut else ""
     text = ":\n".join(filter(None, [layers, signal]))
-    from matplotlib.patheffects import withStroke
-
-    outline = [withStroke(linewidth=3, foreground="white")]  # lines may cross the words
-    axes.text(0.04, 0.06, text, transform=axes.transAxes, color=plots.ALARM, path_effects=outline, zorder=5)
+    pale = {"facecolor": "white", "edgecolor": "none", "alpha": 0.5, "pad": 0}  # lines may cross the words
+    axes.text(0.04, 0.06, text, transform=axes.transAxes, color=plots.ALARM, bbox=pale, zorder=5)
 
 
 FIGURES = {
