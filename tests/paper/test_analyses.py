@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise, product
+from math import log, nan
 from pathlib import Path
 from statistics import correlation, fmean
 from types import SimpleNamespace
@@ -129,6 +130,30 @@ def test_relative_saliency_of_nothing_is_empty() -> None:
     row = {"data": "d", "model": "m", "method": "force", "sparsity": 0.9, "seed": 0}
     rows = saliency_vs_rounds.relative([row | {"rounds": 1, "saliency": 0.0}, row | {"rounds": 2, "saliency": 1.0}])
     assert [each["relative"] for each in rows] == [None, None]
+
+
+def test_a_mask_without_saliency_is_a_cross_below_all_lines() -> None:
+    row = {"data": "digits", "model": "small-vgg", "method": "force", "seed": 0}
+    saliencies = {0.9: {1: 4.0, 2: 0.5}, 0.98: {1: 0.0, 2: 0.1}, 0.99: {1: 0.0, 2: 0.0}}
+    rows = [
+        row | {"sparsity": sparsity, "rounds": rounds, "saliency": value}
+        for sparsity, values in saliencies.items()
+        for rounds, value in values.items()
+    ]
+    picture = drawn("saliency-vs-rounds", rows)
+    [axes] = picture.axes
+    lines, crosses = ([each for each in axes.lines if each.get_marker() == marker] for marker in "ox")
+    assert [list(line.get_ydata()) for line in lines] == [
+        [4.0, 0.5], [pytest.approx(nan, nan_ok=True), 0.1], [pytest.approx(nan, nan_ok=True)] * 2,
+    ]  # fmt: skip
+    assert [list(each.get_xdata()) for each in crosses] == [[1], [1, 2]]
+    assert [each.get_color() for each in crosses] == [line.get_color() for line in lines[1:]]
+    heights = [each.get_ydata()[0] for each in crosses]
+    low, high = map(log, axes.get_ylim())
+    assert 0 < heights[0] < heights[1] < (log(0.1) - low) / (high - low)
+    assert all(0.08 < tick < 4.7 for tick in axes.get_yticks())
+    [legend] = picture.legends
+    assert [text.get_text() for text in legend.texts][-1] == "no signal passes: S = 0"
 
 
 def test_both_saliencies(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:

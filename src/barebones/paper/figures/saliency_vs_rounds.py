@@ -1,9 +1,10 @@
-"""Figures 4 (left) and 6: the FORCE saliency S(theta, c) that T rounds reach, relative to one round."""
+"""Figures 4 (left) and 6: the FORCE saliency S(theta, c) that T rounds reach."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from math import nan
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,10 @@ def relative(rows: Rows) -> Rows:
 
 
 def draw(rows: Rows) -> Canvas:
-    """Draw a panel for each network and method: S(T) / S(1) on logarithmic axes, with a shade for each sparsity."""
+    """Draw a panel for each network and method: S(T) on logarithmic axes, with a shade for each sparsity.
+
+    A mask that cuts the network has S = 0, which such an axis does not have: it is a cross at the bottom.
+    """
     runs = grouped(rows, "data", "model", "method")
     columns = len(grouped(rows, "method"))
     sparsities = sorted(grouped(rows, "sparsity"))
@@ -69,38 +73,46 @@ def draw(rows: Rows) -> Canvas:
     for axes in panels[len(runs) :]:
         axes.set_axis_off()
     colours = plots.shades(sparsities)
+    places: dict[float, float] = {}  # of the crosses of a sparsity: its height above the bottom, as a share of the axis
     for axes, ((data, model, method), masks) in zip(panels, runs.items(), strict=False):
-        method_rows = [row for row in masks if row["relative"] is not None]
-        for sparsity, group in sorted(grouped(method_rows, "sparsity").items()):
-            means = sorted(
-                (t, fmean(row["relative"] for row in seeds)) for t, seeds in grouped(group, "rounds").items()
-            )
-            x, y = zip(*means, strict=True)
-            axes.plot(x, y, color=colours[sparsity], marker="o")
-        axes.axhline(1, color=plots.GREY, linewidth=0.6)
+        for sparsity, group in sorted(grouped(masks, "sparsity").items()):
+            by_rounds = sorted(grouped(group, "rounds").items())
+            means = {t: fmean(row["saliency"] for row in seeds) for t, seeds in by_rounds}
+            axes.plot(list(means), [mean or nan for mean in means.values()], color=colours[sparsity], marker="o")
+            if cut := [t for t, mean in means.items() if not mean]:
+                height = places.setdefault(sparsity, 0.04 + 0.05 * len(places))
+                axes.plot(
+                    cut, [height] * len(cut), transform=axes.get_xaxis_transform(),
+                    color=colours[sparsity], marker="x", linestyle="none", markersize=5, markeredgewidth=1.4,
+                )  # fmt: skip
         axes.set_yscale("log")
         plots.count_axis(axes, grouped(rows, "rounds"), "pruning rounds T (1 is SNIP)")
         axes.set_title(f"{look(method).label}: {plots.title(data, model)}")
-    values = [row["relative"] for row in rows if row["relative"]] or [1.0]
+    values = [row["saliency"] for row in rows if row["saliency"]] or [1.0]
+    low, high, room = min(values) / 1.15, max(values) * 1.15, max(places.values(), default=0.0) * 1.5
+    bottom = high * (low / high) ** (1 / (1 - room))  # so that no line crosses the crosses
     for axes in panels:
-        low, high = min(values) / 1.15, max(values) * 1.15
         plots.plain_log(axes.yaxis, low, high)
-        axes.set_ylim(low, high)
+        ticks = axes.yaxis.get_major_locator().tick_values(low, high)
+        axes.set_yticks([tick for tick in ticks if low < tick < high])
+        axes.set_ylim(bottom, high)
     for line in lines:
-        line[0].set_ylabel("saliency S relative to T = 1")
+        line[0].set_ylabel("saliency S of the pruned network")
     handles = {f"{plots.percent(s)} removed": plots.line_handle(colours[s], "o") for s in sparsities}
+    if places:
+        handles["no signal passes: S = 0"] = plots.line_handle(plots.GREY, "x", "none", markersize=5)
     plots.legend(figure, handles, columns=6)
     return figure
 
 
 FIGURES = {
     "saliency-vs-rounds": Figure(
-        "FORCE saliency reached with T rounds relative to T = 1, on the same batches, for each sparsity.",
+        "FORCE saliency reached with T rounds, on the same batches, for each sparsity; T = 1 is SNIP.",
         Analysis(
             analyse,
             SETTINGS,
             {"smoke": "10 s", "short": "4 min", "paper": "35 min"},
-            ("data", "model", "method", "sparsity", "rounds", "relative"),
+            ("data", "model", "method", "sparsity", "rounds", "saliency"),
             relative,
         ),
         draw,
