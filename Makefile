@@ -47,7 +47,7 @@ clean:
 
 $(READY): pyproject.toml constraints.txt src/barebones/version.py
 	@$(PYTHON) -c 'import sys; sys.exit("barebones needs Python 3.11 or newer: make PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'
-	@echo "Setting up .venv (about a minute the first time)"
+	@echo "Setting up .venv (a few minutes the first time)"
 	@$(PYTHON) -m venv .venv
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	@touch $@

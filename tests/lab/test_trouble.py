@@ -125,6 +125,20 @@ def test_a_cut_network_gets_no_second_sentence():
     assert "silent" not in plain_text(records.summary(records.arranged([row | {"collapsed": True}])))
 
 
+@pytest.mark.parametrize("where", [lambda counts: counts, lambda counts: {"account": counts}])
+def test_many_useless_weights_are_told(where):
+    many, few = ({"kept": 1000, "effective": effective} for effective in (590, 801))
+    assert list(sentences(where(many))) == [
+        "41% of the kept weights are on no path from input to output, and do nothing."
+    ]
+    assert in_short(where(many)) == "41% of the weights on no path"
+    for counts in (few, {"kept": 10, "effective": None}, {"kept": 0, "effective": 0}, {"kept": 10}):
+        assert (list(sentences(where(counts))), in_short(where(counts))) == ([], "")
+    cut = where({"kept": 10, "effective": 0}) | {"collapsed": ["a"]}
+    assert list(sentences(cut)) == [f"{CUT}: a cut the network."]
+    assert in_short(cut) == "collapsed"
+
+
 def test_what_to_do_at_a_collapse_is_no_part_of_the_experiment():
     assert "on_collapse" not in Experiment().to_dict()
     with pytest.raises(ValueError, match="choose warn, raise or skip"):

@@ -132,28 +132,44 @@ def test_relative_saliency_of_nothing_is_empty() -> None:
     assert [each["relative"] for each in rows] == [None, None]
 
 
-def test_a_mask_without_saliency_is_a_cross_below_all_lines() -> None:
-    row = {"data": "digits", "model": "small-vgg", "method": "force", "seed": 0}
-    saliencies = {0.9: {1: 4.0, 2: 0.5}, 0.98: {1: 0.0, 2: 0.1}, 0.99: {1: 0.0, 2: 0.0}}
-    rows = [
-        row | {"sparsity": sparsity, "rounds": rounds, "saliency": value}
-        for sparsity, values in saliencies.items()
-        for rounds, value in values.items()
+def saliency_rows(saliencies: Mapping[float, Mapping[int, list[float]]]) -> tidy.Rows:
+    """Rows by sparsity and number of rounds, with a value for each seed."""
+    return [
+        {"data": "digits", "model": "small-vgg", "method": "force"}
+        | {"sparsity": sparsity, "rounds": rounds, "seed": seed, "saliency": value}
+        for sparsity, by_rounds in saliencies.items()
+        for rounds, seeds in by_rounds.items()
+        for seed, value in enumerate(seeds)
     ]
+
+
+def test_masks_without_saliency_are_crosses_below_all_lines() -> None:
+    rows = saliency_rows({0.9: {1: [4.0, 4.0], 2: [0.5, 0.7]}, 0.98: {1: [0.0, 0.0], 2: [0.1, 0.0]}, 0.99: {2: [0.0]}})
     picture = drawn("saliency-vs-rounds", rows)
     [axes] = picture.axes
     lines, crosses = ([each for each in axes.lines if each.get_marker() == marker] for marker in "ox")
     assert [list(line.get_ydata()) for line in lines] == [
-        [4.0, 0.5], [pytest.approx(nan, nan_ok=True), 0.1], [pytest.approx(nan, nan_ok=True)] * 2,
+        [4.0, 0.6], [pytest.approx(nan, nan_ok=True), 0.1], [pytest.approx(nan, nan_ok=True)],
     ]  # fmt: skip
-    assert [list(each.get_xdata()) for each in crosses] == [[1], [1, 2]]
+    assert [list(each.get_xdata()) for each in crosses] == [[1, 2], [2]]  # with two rounds, one of two seeds is cut
     assert [each.get_color() for each in crosses] == [line.get_color() for line in lines[1:]]
     heights = [each.get_ydata()[0] for each in crosses]
     low, high = map(log, axes.get_ylim())
     assert 0 < heights[0] < heights[1] < (log(0.1) - low) / (high - low)
-    assert all(0.08 < tick < 4.7 for tick in axes.get_yticks())
+    assert min(axes.get_yticks()) > 0.08
+    assert max(axes.get_yticks()) < 4.7
     [legend] = picture.legends
     assert [text.get_text() for text in legend.texts][-1] == "no signal passes: S = 0"
+
+
+@pytest.mark.parametrize("sparsities", [0, 1, 40])
+def test_crosses_leave_room_for_the_lines(sparsities: int) -> None:
+    cut = {0.9 + 0.002 * number: {1: [0.0]} for number in range(sparsities)}
+    [axes] = drawn("saliency-vs-rounds", saliency_rows({0.5: {1: [2.0], 2: [1.0]}} | cut)).axes
+    low, high = map(log, axes.get_ylim())
+    assert (log(1.0) - low) / (high - low) < 0.5
+    [axes] = drawn("saliency-vs-rounds", saliency_rows({0.5: {1: [0.0]}} | cut)).axes
+    assert axes.get_ylim()[0] < axes.get_ylim()[1]
 
 
 def test_both_saliencies(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:

@@ -1,4 +1,4 @@
-"""Trouble: what to tell about masks that cut a network, leave layers without a weight or silence outputs."""
+"""Trouble: what to tell about masks that cut a network, empty layers, silence outputs or keep useless weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from .experiment import DENSE
 
 WARN, RAISE, SKIP = ON_COLLAPSE = ("warn", "raise", "skip")
 SKIPPED = "Its training is skipped."
+USELESS = 0.2  # the share of kept weights on no path from input to output from which on it is told
 
 
 def sentences(about: Mapping[str, Any], skipped: bool = False) -> Iterator[str]:
@@ -25,6 +26,8 @@ def sentences(about: Mapping[str, Any], skipped: bool = False) -> Iterator[str]:
             yield SKIPPED
     elif silent := silent_outputs(*_silent(about)):
         yield f"{silent.capitalize()}."
+    if useless := _useless(about):
+        yield f"{useless:.0%} of the kept weights are on no path from input to output, and do nothing."
     if empty := about.get("empty"):
         yield f"{empty_layers(empty, about['layers'])}."
 
@@ -34,15 +37,16 @@ def in_short(about: Mapping[str, Any], skipped: bool = False) -> str:
 
     >>> in_short({"collapsed": ["a"], "empty": ["a", "b"], "layers": 3}), in_short({"empty": ["a"], "layers": 3})
     ('collapsed, 2 of 3 layers empty', '1 of 3 layers empty')
-    >>> in_short({"silent_outputs": 6, "outputs": 10})
-    '6 of 10 outputs silent'
+    >>> in_short({"silent_outputs": 6, "outputs": 10, "kept": 100, "effective": 60})
+    '6 of 10 outputs silent, 40% of the weights on no path'
     """
     silent, outputs = _silent(about)
     unheard = f"{silent} of {outputs} outputs silent" if silent else ""
     empty = about.get("empty")
     emptied = f"{len(empty)} of {about['layers']} layers empty" if empty else ""
     cut = "collapsed, not trained" if skipped else "collapsed"
-    return ", ".join(filter(None, [cut if about.get("collapsed") else unheard, emptied]))
+    useless = f"{share:.0%} of the weights on no path" if (share := _useless(about)) else ""
+    return ", ".join(filter(None, [cut if about.get("collapsed") else unheard, useless, emptied]))
 
 
 def untrained(result: Mapping[str, Any]) -> bool:
@@ -86,6 +90,13 @@ def _silent(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return how many outputs no signal reaches, and how many there are; None if older versions did not count them."""
     counts = _counts(about)
     return counts.get("silent_outputs"), counts.get("outputs")
+
+
+def _useless(about: Mapping[str, Any]) -> float:
+    """Return the share of kept weights on no path from input to output; 0 if it is small, or not known, or all are."""
+    kept, effective = (_counts(about).get(name) for name in ("kept", "effective"))
+    share = 1 - effective / kept if kept and effective else 0.0
+    return share if share >= USELESS else 0.0
 
 
 def check(about: Mapping[str, Any], on_collapse: str) -> None:

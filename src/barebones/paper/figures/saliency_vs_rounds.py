@@ -63,7 +63,8 @@ def relative(rows: Rows) -> Rows:
 def draw(rows: Rows) -> Canvas:
     """Draw a panel for each network and method: S(T) on logarithmic axes, with a shade for each sparsity.
 
-    A mask that cuts the network has S = 0, which such an axis does not have: it is a cross at the bottom.
+    Lines are means over the seeds whose masks let a signal pass. The others have S = 0, which such an axis does not
+    have: where there are any, there is a cross at the bottom.
     """
     runs = grouped(rows, "data", "model", "method")
     columns = len(grouped(rows, "method"))
@@ -73,23 +74,28 @@ def draw(rows: Rows) -> Canvas:
     for axes in panels[len(runs) :]:
         axes.set_axis_off()
     colours = plots.shades(sparsities)
-    places: dict[float, float] = {}  # of the crosses of a sparsity: its height above the bottom, as a share of the axis
+    cut = sorted({row["sparsity"] for row in rows if not row["saliency"]})
+    heights = {sparsity: 0.04 + min(0.05, 0.2 / len(cut)) * place for place, sparsity in enumerate(cut)}
+    drawn: list[float] = []
     for axes, ((data, model, method), masks) in zip(panels, runs.items(), strict=False):
         for sparsity, group in sorted(grouped(masks, "sparsity").items()):
-            by_rounds = sorted(grouped(group, "rounds").items())
-            means = {t: fmean(row["saliency"] for row in seeds) for t, seeds in by_rounds}
-            axes.plot(list(means), [mean or nan for mean in means.values()], color=colours[sparsity], marker="o")
-            if cut := [t for t, mean in means.items() if not mean]:
-                height = places.setdefault(sparsity, 0.04 + 0.05 * len(places))
+            values = {t: [row["saliency"] for row in seeds] for t, seeds in sorted(grouped(group, "rounds").items())}
+            means = [fmean(filter(None, seeds)) if any(seeds) else nan for seeds in values.values()]
+            axes.plot(list(values), means, color=colours[sparsity], marker="o")
+            drawn += [mean for mean in means if mean > 0]
+            if some := [t for t, seeds in values.items() if not all(seeds)]:
                 axes.plot(
-                    cut, [height] * len(cut), transform=axes.get_xaxis_transform(),
+                    some, [heights[sparsity]] * len(some), transform=axes.get_xaxis_transform(),
                     color=colours[sparsity], marker="x", linestyle="none", markersize=5, markeredgewidth=1.4,
                 )  # fmt: skip
         axes.set_yscale("log")
         plots.count_axis(axes, grouped(rows, "rounds"), "pruning rounds T (1 is SNIP)")
         axes.set_title(f"{look(method).label}: {plots.title(data, model)}")
-    values = [row["saliency"] for row in rows if row["saliency"]] or [1.0]
-    low, high, room = min(values) / 1.15, max(values) * 1.15, max(places.values(), default=0.0) * 1.5
+    low, high, room = (
+        min(drawn, default=1.0) / 1.15,
+        max(drawn, default=1.0) * 1.15,
+        1.5 * max(heights.values(), default=0),
+    )
     bottom = high * (low / high) ** (1 / (1 - room))  # so that no line crosses the crosses
     for axes in panels:
         plots.plain_log(axes.yaxis, low, high)
@@ -99,7 +105,7 @@ def draw(rows: Rows) -> Canvas:
     for line in lines:
         line[0].set_ylabel("saliency S of the pruned network")
     handles = {f"{plots.percent(s)} removed": plots.line_handle(colours[s], "o") for s in sparsities}
-    if places:
+    if cut:
         handles["no signal passes: S = 0"] = plots.line_handle(plots.GREY, "x", "none", markersize=5)
     plots.legend(figure, handles, columns=6)
     return figure
