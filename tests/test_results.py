@@ -899,6 +899,12 @@ def test_the_sentences_about_mobilenet_are_those_of_the_records():
     for sparsity, group in ((0.95, methods[:3]), (0.9, methods[:3]), (0.9, ("erk", "synflow", "snip-mb"))):
         closer = [by_seed(**PLAIN | MOBILENET, method=method, sparsity=sparsity)[0] for method in group]
         assert max(closer) - min(closer) < 1
+    [row] = matching(**PLAIN | MOBILENET, method="random", sparsity=0.95)
+    assert not row["collapsed"]
+    assert f"but {off_path('random', 0.95):.0f} % of its weights are on no path" in PAGE
+    *_, last = metrics_of(RESULTS / row["folder"])
+    assert f"it is right about {100 * last['accuracy']:.0f} % of the training images" in PAGE
+    assert f"and its test loss is {finished(RESULTS / row['folder'])['test']['loss'] / 1e6:.1f} million" in PAGE
     dense = by_seed(**PLAIN | MOBILENET, method="dense")[0]
     assert f"The dense network reaches {dense:.2f}." in PAGE
     for row in matching(**PLAIN | MOBILENET):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from io import StringIO
+from math import log
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from barebones.lab.folder import MASK, RESULT, finished, recorded, write_json
 from barebones.lab.network import Network
 from barebones.lab.run import RunOptions, result_of, run
 from barebones.lab.show import summary, watching
-from barebones.lab.trouble import in_short, sentences
+from barebones.lab.trouble import absurd, in_short, sentences
 from barebones.words import plain_text
 
 SILENT = "No signal reaches 6 of 10 outputs."
@@ -137,6 +138,18 @@ def test_many_useless_weights_are_told(where):
     cut = where({"kept": 10, "effective": 0}) | {"collapsed": ["a"]}
     assert list(sentences(cut)) == [f"{CUT}: a cut the network."]
     assert in_short(cut) == "collapsed"
+
+
+def test_an_absurd_test_loss_is_told_in_the_summary(short, options):
+    result = result_of(run(short, options))
+    assert list(absurd(result)) == []
+    result["test"]["loss"] = 10 * log(10) + 1
+    told = list(absurd(result))
+    assert told[0] == "The test loss is 24; that of a guess is 2.3."
+    assert list(summary(result, options.folder(short)))[1 : 1 + len(told)] == told
+    assert list(absurd(result | {"plan": result["plan"] | {"epochs": 0}})) == []  # it was not trained
+    for outputs in (None, 1):
+        assert list(absurd(result | {"outputs": outputs})) == []
 
 
 def test_what_to_do_at_a_collapse_is_no_part_of_the_experiment():

@@ -164,6 +164,7 @@ def summary(result: dict[str, Any], folder: Path, before: bool = False) -> Itera
     test, best, seconds = result["test"], result["best_validation"], result["seconds"]
     five = f", {test['top5']:.2%} top-5" if test["top5"] is not None else ""
     yield f"Test accuracy {trouble.when_tested(result)}: {test['top1']:.2%}{five}."
+    yield from trouble.absurd(result)
     if best is not None:
         yield (
             f"Best validation accuracy {best['validation']:.2%} after epoch {best['epoch']}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import log
 from typing import Any
 
 from ..words import empty_layers, shortened, silent_outputs
@@ -10,6 +11,7 @@ from .experiment import DENSE
 
 WARN, RAISE, SKIP = ON_COLLAPSE = ("warn", "raise", "skip")
 SKIPPED = "Its training is skipped."
+ABSURD = 10  # times the loss of a guess, from which on a test loss is told
 USELESS = 0.2  # the share of kept weights on no path from input to output from which on it is told
 
 
@@ -47,6 +49,19 @@ def in_short(about: Mapping[str, Any], skipped: bool = False) -> str:
     cut = "collapsed, not trained" if skipped else "collapsed"
     useless = f"{share:.0%} of the weights on no path" if (share := _useless(about)) else ""
     return ", ".join(filter(None, [cut if about.get("collapsed") else unheard, useless, emptied]))
+
+
+def absurd(result: Mapping[str, Any]) -> Iterator[str]:
+    """Say that the test loss of a trained network is absurd; nothing if it is not, or if that cannot be known.
+
+    >>> list(absurd({"experiment": {"epochs": 9}, "test": {"loss": 2.5}, "outputs": 10}))
+    []
+    """
+    loss, outputs = result["test"]["loss"], result.get("outputs") or 0
+    if outputs > 1 and epochs_of(result) and loss > ABSURD * log(outputs):
+        yield f"The test loss is {loss:.3g}; that of a guess is {log(outputs):.3g}."
+        yield "If the training loss is small, the running statistics of batch-norms do not fit."
+        yield "In bf16, channels that no signal reaches can cause this; --shrink removes them."
 
 
 def untrained(result: Mapping[str, Any]) -> bool:
