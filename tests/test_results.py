@@ -158,7 +158,8 @@ def test_every_record_is_in_the_queue():
     assert f"The {WORDS[len(controls)]} runs that are missing at 98 % are in the queue" in PAGE
     others = [each for each in missing if each.model != "vgg19"]
     assert {(each.model, each.method, each.sparsity, each.seed) for each in others} == {
-        ("resnet50", "dense", 0.0, 0), ("resnet50", "snip-mb", 0.995, 1), ("resnet50", "erk", 0.999, 1)
+        ("resnet50", "dense", 0.0, 0), ("resnet50", "snip-mb", 0.995, 1), ("resnet50", "erk", 0.999, 1),
+        ("mobilenet-v2", "random", 0.95, 0),
     }  # fmt: skip
 
 
@@ -916,6 +917,7 @@ def test_the_sentences_about_mobilenet_are_those_of_the_records():
     text = (RESULTS.parent / "docs" / "effective-sparsity.md").read_text(encoding="utf-8")
     assert f"[{lost['force', 0.98]:.0f} % of the weights]" in text
     assert f"in truth it removes {100 * of.effective_sparsity:.1f} %" in text
+    assert f"was right about {100 * last['accuracy']:.0f} % of the training images, and at chance in tests" in text
     assert f"really removes {100 * of.effective_sparsity:.1f} % of the weights instead of 98 %" in PAGE
 
 
