@@ -98,8 +98,8 @@ def prune(
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randint(2, (16,)))]
-    >>> prune(model, batches, sparsity=0.75, method="force", rounds=5)
-    Pruned by force: 12 of 48 weights kept (0.75 removed)
+    >>> prune(model, batches, sparsity=0.5, method="force", rounds=5)
+    Pruned by force: 24 of 48 weights kept (0.5 removed)
       rounds: 5, layers: 2
       collapsed layers: none
     """
