@@ -129,9 +129,7 @@ def test_a_cut_network_gets_no_second_sentence():
 @pytest.mark.parametrize("where", [lambda counts: counts, lambda counts: {"account": counts}])
 def test_many_useless_weights_are_told(where):
     many, few = ({"kept": 1000, "effective": effective} for effective in (590, 801))
-    assert list(sentences(where(many))) == [
-        "41% of the kept weights are on no path from input to output, and do nothing."
-    ]
+    assert list(sentences(where(many))) == ["41% of the kept weights are on no path from input to output."]
     assert in_short(where(many)) == "41% of the weights on no path"
     for counts in (few, {"kept": 10, "effective": None}, {"kept": 0, "effective": 0}, {"kept": 10}):
         assert (list(sentences(where(counts))), in_short(where(counts))) == ([], "")
@@ -147,6 +145,9 @@ def test_an_absurd_test_loss_is_told_in_the_summary(short, options):
     told = list(absurd(result))
     assert told[0] == "The test loss is 24; that of a guess is 2.3."
     assert list(summary(result, options.folder(short)))[1 : 1 + len(told)] == told
+    for precision, shrink, more in (("fp32", False, 0), ("bf16", False, 1), ("bf16", True, 0)):
+        other = result["experiment"] | {"precision": precision, "shrink": shrink}
+        assert len(list(absurd(result | {"experiment": other}))) == 2 + more
     assert list(absurd(result | {"plan": result["plan"] | {"epochs": 0}})) == []  # it was not trained
     for outputs in (None, 1):
         assert list(absurd(result | {"outputs": outputs})) == []

@@ -29,7 +29,7 @@ def sentences(about: Mapping[str, Any], skipped: bool = False) -> Iterator[str]:
     elif silent := silent_outputs(*_silent(about)):
         yield f"{silent.capitalize()}."
     if useless := _useless(about):
-        yield f"{useless:.0%} of the kept weights are on no path from input to output, and do nothing."
+        yield f"{useless:.0%} of the kept weights are on no path from input to output."
     if empty := about.get("empty"):
         yield f"{empty_layers(empty, about['layers'])}."
 
@@ -57,11 +57,12 @@ def absurd(result: Mapping[str, Any]) -> Iterator[str]:
     >>> list(absurd({"experiment": {"epochs": 9}, "test": {"loss": 2.5}, "outputs": 10}))
     []
     """
-    loss, outputs = result["test"]["loss"], result.get("outputs") or 0
+    loss, outputs, settings = result["test"]["loss"], result.get("outputs") or 0, result["experiment"]
     if outputs > 1 and epochs_of(result) and loss > ABSURD * log(outputs):
         yield f"The test loss is {loss:.3g}; that of a guess is {log(outputs):.3g}."
         yield "If the training loss is small, the running statistics of batch-norms do not fit."
-        yield "In bf16, channels that no signal reaches can cause this; --shrink removes them."
+        if settings["precision"] == "bf16" and not settings["shrink"]:
+            yield "In bf16, channels that no signal reaches can cause this; --shrink removes them."
 
 
 def untrained(result: Mapping[str, Any]) -> bool:

@@ -91,11 +91,8 @@ def draw(rows: Rows) -> Canvas:
         axes.set_yscale("log")
         plots.count_axis(axes, grouped(rows, "rounds"), "pruning rounds T (1 is SNIP)")
         axes.set_title(f"{look(method).label}: {plots.title(data, model)}")
-    low, high, room = (
-        min(drawn, default=1.0) / 1.15,
-        max(drawn, default=1.0) * 1.15,
-        1.5 * max(heights.values(), default=0),
-    )
+    low, high = min(drawn, default=1.0) / 1.15, max(drawn, default=1.0) * 1.15
+    room = 1.5 * max(heights.values(), default=0)
     bottom = high * (low / high) ** (1 / (1 - room))  # so that no line crosses the crosses
     for axes in panels:
         plots.plain_log(axes.yaxis, low, high)
