@@ -145,8 +145,8 @@ def test_an_absurd_test_loss_is_told_in_the_summary(short, options):
     told = list(absurd(result))
     assert told[0] == "The test loss is 24; that of a guess is 2.3."
     assert list(summary(result, options.folder(short)))[1 : 1 + len(told)] == told
-    for precision, shrink, more in (("fp32", False, 0), ("bf16", False, 1), ("bf16", True, 0)):
-        other = result["experiment"] | {"precision": precision, "shrink": shrink}
+    for precision, more in (("fp32", 0), ("bf16", 1)):
+        other = result["experiment"] | {"precision": precision}
         assert len(list(absurd(result | {"experiment": other}))) == 2 + more
     assert list(absurd(result | {"plan": result["plan"] | {"epochs": 0}})) == []  # it was not trained
     for outputs in (None, 1):

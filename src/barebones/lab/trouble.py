@@ -61,8 +61,8 @@ def absurd(result: Mapping[str, Any]) -> Iterator[str]:
     if outputs > 1 and epochs_of(result) and loss > ABSURD * log(outputs):
         yield f"The test loss is {loss:.3g}; that of a guess is {log(outputs):.3g}."
         yield "If the training loss is small, the running statistics of batch-norms do not fit."
-        if settings["precision"] == "bf16" and not settings["shrink"]:
-            yield "In bf16, channels that no signal reaches can cause this; --shrink removes them."
+        if settings["precision"] == "bf16":
+            yield "In bf16, channels with little or no signal can cause this; try --precision fp32."
 
 
 def untrained(result: Mapping[str, Any]) -> bool:
