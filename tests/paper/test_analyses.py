@@ -87,6 +87,15 @@ def test_a_stopped_analysis_resumes_with_the_networks_that_are_missing(tmp_path:
     assert not complete.failed
 
 
+def test_each_sparsity_is_a_part() -> None:
+    settings = {"pairs": [("digits", "a")], "seeds": [0, 1], "sparsities": [0.5, 0.9], "rounds": [1, 2]}
+    parts = Analysis(lambda *_: iter([]), {"short": settings}, {}, ()).parts("short")
+    assert [(part["seeds"], part["sparsities"]) for part in parts] == [
+        ([0], [0.5]), ([0], [0.9]), ([1], [0.5]), ([1], [0.9])
+    ]  # fmt: skip
+    assert all((part["pairs"], part["rounds"]) == ([("digits", "a")], [1, 2]) for part in parts)
+
+
 def test_other_settings_are_computed_anew(tmp_path: Path) -> None:
     asked: list[Any] = []
     counting([0], asked).compute("made-up", "short", context(tmp_path))

@@ -27,13 +27,14 @@ from .tidy import Row, Rows
 
 SCALES = ("smoke", "short", "paper")
 VERSION = 2  # of cached analyses; those of version 1 were not computed with deterministic algorithms
+PARTS = ("pairs", "seeds", "sparsities")  # settings of an analysis that divide it into parts, each cached by itself
 ALONE = "alone"  # the subfolder for runs that are made one at a time
 HOW = ("precision", "scoring_precision", "shrink")  # how it is computed: this depends on the device, not on the figure
 COLUMNS = (
     "data", "model", "method", "sparsity", "seed", "rounds", "batches", "pretrain", "epochs", "top1", "top5",
     "top1_at_best_validation", "effective_sparsity", "collapsed", "prune_seconds", "train_seconds",
 )  # fmt: skip
-Settings = Mapping[str, Any]
+Settings = dict[str, Any]
 
 # Seconds of one epoch on one H200 that trains four networks side by side, by data set and network. Those of ResNet-50
 # and VGG-19 on CIFAR are measured (benchmarks/lab.md), and that of MobileNet-v2 is a quarter of the median in results/.
@@ -128,26 +129,29 @@ class Runs:
 class Analysis:
     """Numbers that need no training. They are computed once for each setting and cached as CSV beside the runs.
 
-    Each network has a CSV of its own, so that an analysis that was stopped resumes with the networks that are missing.
+    Each network and sparsity has a CSV of its own, so that an analysis that was stopped resumes with those that are
+    missing.
     """
 
     analyse: Callable[[Settings, RunOptions], Iterator[Row]]
     settings: Mapping[str, Settings]  # by scale
     costs: Mapping[str, str]  # by scale, in words
     columns: tuple[str, ...]  # required to draw the figure
-    finish: Callable[[Rows], Rows] = field(default=lambda rows: rows)  # adds what needs all rows of a network
+    finish: Callable[[Rows], Rows] = field(default=lambda rows: rows)  # adds what needs all rows of a part
 
     def cost(self, scale: str) -> str:
         """Return the estimated time, in words."""
         return self.costs[scale]
 
     def parts(self, scale: str) -> list[Settings]:
-        """Return the settings of each network: each pair of data and model, with each seed."""
+        """Return the settings of each network, with each seed and sparsity where the settings list them."""
         settings = self.settings[scale]
         if "seeds" not in settings:
             return [settings]
-        each = product(settings["pairs"], settings["seeds"])
-        return [{**settings, "pairs": [pair], "seeds": [seed]} for pair, seed in each]
+        lists = {name: settings[name] for name in PARTS if name in settings}
+        return [
+            settings | {name: [one] for name, one in zip(lists, each, strict=True)} for each in product(*lists.values())
+        ]
 
     def compute(self, name: str, scale: str, context: FigureContext) -> Rows:
         """Return the rows from the cache; compute and cache those that are missing."""
