@@ -22,6 +22,7 @@ from barebones.lab import tidy
 from barebones.lab.experiment import Experiment
 from barebones.lab.options import RunOptions
 from barebones.lab.run import result_of, run
+from barebones.models import SmallVGG
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,8 @@ def test_the_core_benchmark_prints_its_three_tables(monkeypatch):
 
 def test_the_lab_benchmark_prints_its_tables(monkeypatch):
     monkeypatch.setattr(lab, "BATCH", 4)
+    monkeypatch.setattr(lab, "SPARSITY", 0.9)  # enough weights are left to be others in bf16
+    monkeypatch.setattr(lab, "build", lambda name, classes, size: SmallVGG(classes, width=2, channels=3))
     console = Console(record=True, width=120, file=io.StringIO())
     lab.run(
         console, ["small-vgg"], "cpu", images=8, rounds_=2, repeats=1, lanes=2, precision="bf16", compiled=False,
