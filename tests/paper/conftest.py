@@ -10,12 +10,16 @@ from figure_rows import PAIR, TINY_FIGURES, context
 from barebones.lab import analyses, plots, sources, tidy
 from barebones.lab.figures import write
 from barebones.lab.options import RunOptions
+from barebones.models import MODELS, SmallResNet, SmallVGG
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _fast() -> Iterator[None]:
-    """Use one thread, and write coarse pictures."""
+    """Use one thread, networks of few channels, and coarse pictures."""
     with sources.threads(1), pytest.MonkeyPatch.context() as patch:
+        for name, network, width in (("small-vgg", SmallVGG, 4), ("small-resnet", SmallResNet, 2)):
+            narrow = lambda classes, size, channels=3, network=network, width=width: network(classes, width, channels)
+            patch.setitem(MODELS, name, MODELS[name]._replace(factory=narrow))
         patch.setattr(plots, "DPI", 50)
         yield
 
@@ -39,7 +43,7 @@ def rows_of(computed: Callable[[str], Path]) -> Callable[[str], tidy.Rows]:
     return lambda name: tidy.read(computed(name) / f"{name}.csv")
 
 
-@pytest.fixture(scope="session")
-def network() -> Any:
+@pytest.fixture(scope="module")
+def network(_fast: None) -> Any:
     """Return the network of the tiny analyses at its initial weights."""
     return next(analyses.networks(PAIR, RunOptions()))

@@ -18,23 +18,26 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def address(text: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(text, encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser(address: str) -> Iterator[Any]:
+    """A browser in which all pages share one process, which has compiled their scripts already."""
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         pytest.skip("there is no Chromium here: apt-get install chromium")
     driver = pytest.importorskip("playwright.sync_api", reason="Playwright drives the browser: pip install playwright")
     quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
     with driver.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=program, args=quiet)
-        yield chromium
+        chromium = playwright.chromium.launch(executable_path=program, args=[*quiet, "--process-per-site"])
+        context = chromium.new_context()
+        context.new_page().goto(address)  # it stays open, so that the process does
+        yield context
         chromium.close()
-
-
-@pytest.fixture(scope="module")
-def address(text: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(text, encoding="utf-8")
-    return path.as_uri()
 
 
 Opened = Callable[..., Any]
@@ -44,12 +47,13 @@ Opened = Callable[..., Any]
 def opened(browser: Any, address: str) -> Iterator[Opened]:
     """The page in a window of its own; whatever the console complains about fails the test."""
     complaints: list[str] = []
-    contexts = []
+    pages = []
 
-    def go(at: str = address, width: int = 1280, height: int = 800, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        contexts.append(context)
-        page = context.new_page()
+    def go(at: str = address, width: int = 1280, height: int = 800, colours: str = "light") -> Any:
+        page = browser.new_page()
+        pages.append(page)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=colours)
         page.set_default_timeout(60_000)  # a busy machine is slow
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -60,8 +64,9 @@ def opened(browser: Any, address: str) -> Iterator[Opened]:
         return page
 
     yield go
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.evaluate("localStorage.clear()")  # the theme
+        page.close()
     assert complaints == []
 
 
@@ -139,7 +144,8 @@ def found(page: Any, text: str) -> list[str]:
     page.check("input[name=rows][value=runs]", force=True)
     page.fill("#text", text)
     page.locator("#text").press("Enter")
-    page.wait_for_timeout(200)
+    searched = "new URLSearchParams(location.hash.slice(1)).get('q') ?? ''"  # written when all is drawn
+    until(lambda: page.evaluate(searched) == text.strip())
     rows = page.locator("#table tbody tr").all_inner_texts()
     return [] if "No run matches" in rows[0] else rows
 
@@ -323,7 +329,7 @@ def test_the_legend_hides_a_line_and_shows_it_again(opened: Opened) -> None:
 
 
 def test_a_chart_zooms_and_is_saved(opened: Opened) -> None:
-    page = opened(accept_downloads=True)
+    page = opened()
     plot = page.locator(".facet .plot").first
     plot.scroll_into_view_if_needed()
     width = "(plot) => plot._fullLayout.yaxis.range[1] - plot._fullLayout.yaxis.range[0]"
@@ -347,7 +353,7 @@ def test_a_chart_zooms_and_is_saved(opened: Opened) -> None:
 
 
 def test_a_method_has_the_same_colour_everywhere(opened: Opened) -> None:
-    page = opened(color_scheme="light")
+    page = opened(colours="light")
     colours = page.evaluate(
         "[...document.querySelectorAll('#table tbody tr, .legend li')].filter((r) => /^force/.test(r.innerText.trim()"
         ")).map((r) => getComputedStyle(r.querySelector('.glyph')).color)"
@@ -404,7 +410,7 @@ def test_the_table_is_saved_as_csv_and_latex(opened: Opened, tmp_path: Path) -> 
     for seed, accuracy in enumerate((0.9, 0.92)):
         write_run(tmp_path / "runs", "force", 0.98, seed, accuracy, name=f"folder_{seed}")
     write_run(tmp_path / "runs", "snip", 0.995, 0, None, model=formula, name="100%_{}~^&$#\\")
-    page = shown_at(opened, tmp_path, tmp_path / "runs", accept_downloads=True)
+    page = shown_at(opened, tmp_path, tmp_path / "runs")
     rows = list(csv.reader(io.StringIO(saved(page, "#csv"))))
     assert rows[0][:5] == ["Method", "Sparsity %", "State", "Accuracy %", "Deviation %"]
     assert ["force", "98", "2 done", "91.00", "1.41"] in [row[:5] for row in rows]
@@ -475,12 +481,12 @@ def test_two_runs_are_compared(opened: Opened) -> None:
 
 def test_light_and_dark(opened: Opened) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
-    page = opened(color_scheme="light")
+    page = opened(colours="light")
     before = page.evaluate(paper)
     page.click("#theme")
     assert page.evaluate(paper) != before
     assert page.get_attribute("#theme", "aria-pressed") == "true"
-    assert opened(color_scheme="dark").evaluate(paper) == page.evaluate(paper)
+    assert opened(colours="dark").evaluate(paper) == page.evaluate(paper)
     page.click("#theme")
     assert page.evaluate(paper) == before
 
@@ -566,7 +572,7 @@ def test_a_large_sweep_stays_usable(content: dict[str, Any], opened: Opened, tmp
 
 
 def test_it_prints(opened: Opened) -> None:
-    page = opened(color_scheme="dark")
+    page = opened(colours="dark")
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.locator("#filters").is_visible()
