@@ -14,7 +14,7 @@ from report_runs import HOSTILE, SHAPES, run_with, write_run
 from barebones.lab import report
 from barebones.lab.looks import look
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]  # the page is no Python
 
 
 @pytest.fixture(scope="module")
