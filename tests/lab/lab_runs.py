@@ -29,6 +29,11 @@ def tiny():
     return nn.Sequential(nn.Conv2d(1, 6, 3, 2, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.1),
                          nn.Conv2d(6, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6, 10))
 
+def wide():
+    return nn.Sequential(nn.Conv2d(1, 24, 3, 2, bias=False), nn.BatchNorm2d(24), nn.ReLU(),
+                         nn.Conv2d(24, 24, 3, bias=False), nn.BatchNorm2d(24), nn.ReLU(),
+                         nn.Flatten(), nn.Linear(24, 10))
+
 def plain():
     return nn.Sequential(nn.Conv2d(1, 6, 3, 2), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(),
                          nn.Flatten(), nn.Linear(8, 10))

@@ -31,6 +31,13 @@ def experiment() -> Experiment:
     return Experiment("small-resnet", "digits", "iter-snip", 0.97, **rest).resolved()
 
 
+@pytest.fixture
+def shorter(networks) -> Experiment:
+    """The same for a network of two convolutions, most of whose channels go."""
+    rest = dict(seed=1, rounds=3, epochs=1, batch=256, shrink=True)
+    return Experiment("nets_for_runs:wide", "digits", "iter-snip", 0.98, **rest).resolved()
+
+
 @pytest.mark.slow
 def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp_path):
     options = RunOptions(tmp_path)
@@ -63,13 +70,15 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
 
 
 @pytest.mark.slow
-def test_a_shrunk_run_that_was_stopped_ends_the_same(experiment, tmp_path):
-    shorter = replace(experiment, rounds=3, epochs=2, batch=256)
-    undisturbed = result_of(run(shorter, RunOptions(tmp_path / "undisturbed")))
+def test_a_shrunk_run_that_was_stopped_ends_the_same(shorter, tmp_path):
+    longer = replace(shorter, epochs=2)
+    undisturbed = result_of(run(longer, RunOptions(tmp_path / "undisturbed")))
+    before, after = undisturbed["shrunk"]["parameters"]
+    assert after < before
     options = RunOptions(tmp_path / "stopped", save_every=0)
     for after in (2, 3, 4):  # before the first training step, after it, and in the second epoch
-        interrupted(shorter, options, after)
-    assert result_of(run(shorter, options))["weights"] == undisturbed["weights"]
+        interrupted(longer, options, after)
+    assert result_of(run(longer, options))["weights"] == undisturbed["weights"]
 
 
 @pytest.mark.slow
@@ -113,9 +122,9 @@ def shrunk(model: nn.Module, masks: dict[str, torch.Tensor], images: torch.Tenso
     return small_networks.to_train(model, masks, small_networks.cuts_to_train(model, masks, images))
 
 
-def test_only_one_process_looks_for_the_cuts(experiment, tmp_path, monkeypatch):
+def test_only_one_process_looks_for_the_cuts(shorter, tmp_path, monkeypatch):
     """The process that prepares a run finds them, and those that train it, or resume it, read them."""
-    shorter, options = replace(experiment, rounds=3, epochs=1, batch=256), RunOptions(tmp_path, save_every=0)
+    options = RunOptions(tmp_path, save_every=0)
     undisturbed = result_of(run(shorter, RunOptions(tmp_path / "undisturbed")))
     assert not (RunOptions(tmp_path / "undisturbed").folder(shorter) / CUTS).exists()  # a finished run needs no cuts
     result_of(run(shorter, options, until="prepare"))
@@ -126,8 +135,8 @@ def test_only_one_process_looks_for_the_cuts(experiment, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_cuts_are_found_wherever_a_run_goes_on(experiment, tmp_path, monkeypatch):
-    shorter, options = replace(experiment, rounds=3, epochs=1, batch=256), RunOptions(tmp_path, save_every=0)
+def test_cuts_are_found_wherever_a_run_goes_on(shorter, tmp_path, monkeypatch):
+    options = RunOptions(tmp_path, save_every=0)
     path, found = options.folder(shorter), []
     result_of(run(shorter, options, until="prune"))
     with monkeypatch.context() as failing:
@@ -147,8 +156,8 @@ def test_cuts_are_found_wherever_a_run_goes_on(experiment, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("damage", ["cut short", "of another run", "of other masks"])
-def test_cuts_that_cannot_be_used_are_an_error(damage, experiment, tmp_path, monkeypatch):
-    shorter, options = replace(experiment, rounds=3, epochs=1), RunOptions(tmp_path)
+def test_cuts_that_cannot_be_used_are_an_error(damage, shorter, tmp_path, monkeypatch):
+    options = RunOptions(tmp_path)
     result_of(run(shorter, options, until="prepare"))
     path = options.folder(shorter) / CUTS
     if damage == "of other masks":
