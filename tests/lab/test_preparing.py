@@ -93,7 +93,7 @@ def methods(tmp_path, monkeypatch) -> Iterator[None]:
     METHODS.update(before)
 
 
-def short(seed: int = 0, model: str = "small-vgg", **changes) -> Experiment:
+def short(seed: int = 0, model: str = "small-resnet", **changes) -> Experiment:
     chosen = {"method": "force", "sparsity": 0.9, "rounds": 3, "epochs": 1, "seed": seed} | changes
     if chosen["method"] != "force":
         del chosen["rounds"]
