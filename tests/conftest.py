@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from typing import NamedTuple
 
 import hypothesis
@@ -19,6 +21,25 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def forks() -> BaseContext:
+    """The way to start processes from one that has imported torch already, so that each start takes no seconds."""
+    context = get_context("forkserver")
+    # The first step of an optimizer would import torch._dynamo.
+    modules = ["barebones.cli.experiments", "sklearn.datasets", "torch._dynamo", "torch.distributed.fsdp"]
+    context.set_forkserver_preload([*modules, "pytest"])
+    return context
+
+
+@pytest.fixture
+def forkserver(forks, monkeypatch) -> BaseContext:
+    """Start workers from the fork server. As with "spawn", which the library uses, they share nothing with the test."""
+    from barebones.lab import worker
+
+    monkeypatch.setattr(worker, "get_context", lambda method: forks)
+    return forks
 
 
 class Done(NamedTuple):

@@ -57,7 +57,7 @@ def test_the_command_line_knows_it(recipe, command, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sweep_a_figure_and_the_report_know_it(recipe, command):
+def test_a_sweep_a_figure_and_the_report_know_it(recipe, command, forkserver):
     done = command("sweep", f"{recipe}:experiments", "--device", "cpu", "--jobs", "1")
     assert done.code == 0, done
     rows = records.records(Path("runs"))

@@ -106,7 +106,7 @@ def test_another_network_than_that_of_the_run_is_refused(run, mistake):
 
 
 @pytest.mark.slow
-def test_a_grid_runs_the_networks_that_the_user_names(run, command):
+def test_a_grid_runs_the_networks_that_the_user_names(run, command, forkserver):
     done = command("sweep", "grid.toml", "--model", NAME, "--device", "cpu", "--jobs", "1")
     assert done.code == 0, done
     assert "2 done" in done.out

@@ -1,15 +1,12 @@
-"""Fixtures of the lab's tests: a tiny network, a short experiment, undisturbed runs, fast workers."""
+"""Fixtures of the lab's tests: a tiny network, a short experiment, undisturbed runs."""
 
 import shutil
 from collections.abc import Callable, Iterator
-from multiprocessing import get_context
-from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
 from lab_runs import NETWORK, interrupted
 
-from barebones.lab import worker
 from barebones.lab.experiment import Experiment
 from barebones.lab.run import RunOptions, result_of, run
 
@@ -67,16 +64,3 @@ def staged(networks, tmp_path_factory) -> Callable[..., dict[str, Path]]:
         return folders[experiment]
 
     return of
-
-
-@pytest.fixture
-def forkserver(monkeypatch) -> BaseContext:
-    """Start workers from a process that has imported torch already, so that each start takes no seconds.
-
-    As with "spawn", which the library uses, a worker shares nothing with the test's process.
-    """
-    context = get_context("forkserver")
-    # Once: the server lives on. The first step of an optimizer would import torch._dynamo.
-    context.set_forkserver_preload(["barebones.cli.experiments", "sklearn.datasets", "torch._dynamo"])
-    monkeypatch.setattr(worker, "get_context", lambda method: context)
-    return context

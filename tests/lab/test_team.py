@@ -16,7 +16,7 @@ import torch
 from lab_runs import ALWAYS, command, interrupted, tensors
 from torch import nn
 
-from barebones.cli.ranks import LOST
+from barebones.cli import ranks
 from barebones.files.masks import load_masks
 from barebones.lab import training
 from barebones.lab.experiment import Experiment
@@ -43,6 +43,7 @@ def on_rank(rank: int, size: int, port: int, argv: list[str], folder: Path, die:
         learn(self, images, labels)
 
     training.Training._learn_from = counted
+    ranks.PATIENCE = 0.3  # nobody ends the others here
     command(argv, folder / f"printed-{rank}")
 
 
@@ -106,7 +107,7 @@ def test_a_run_goes_on_with_any_number_of_processes_when_some_are_killed_or_stop
     options = RunOptions(tmp_path / "runs", save_every=0)
     argv, folder = words(options.runs, split), options.folder(split)
     assert codes(start(argv, 2, die=(5, signal.SIGKILL))) == [2, -signal.SIGKILL]
-    assert printed(tmp_path, 0)[-1] == f"error: {LOST}"
+    assert printed(tmp_path, 0)[-1] == f"error: {ranks.LOST}"
     assert "train: epoch 1 of 3 begins" in printed(tmp_path, 0)
     assert not (folder / "result.json").exists()
     of_killed = set(tmp_path.glob("barebones-*"))

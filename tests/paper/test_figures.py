@@ -127,7 +127,9 @@ def test_mean_and_deviation_of_a_point(accuracies: Any, tops: list[float], std: 
 
 
 @pytest.mark.slow
-def test_a_sweep_is_run_once_and_drawn_from_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_is_run_once_and_drawn_from_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forkserver: Any
+) -> None:
     monkeypatch.setitem(accuracies.GRID, "smoke", ((0.9,), range(2)))
     monkeypatch.setattr(accuracies, "SMOKE_METHODS", ("snip",))
     sweeping = context(tmp_path, jobs=1)
@@ -302,16 +304,16 @@ def test_every_figure_at_smoke_scale(
     computed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runs are made here, one after the other, because workers take longer to start than these runs take."""
+    runs = tmp_path / "runs"
+    for name in ANALYSES:
+        shutil.copytree(computed(name) / "runs", runs, dirs_exist_ok=True)
+        monkeypatch.setitem(FIGURES, name, TINY_FIGURES[name])
     monkeypatch.setitem(accuracies.GRID, "smoke", ((0.98,), range(1)))  # so that the figures share their runs
     monkeypatch.setattr(accuracies, "SMOKE_ROUNDS", 2)
     monkeypatch.setitem(accuracy_vs_rounds.ROUNDS, "smoke", (2,))
     monkeypatch.setitem(cost.FEW_AND_MANY, "smoke", (2, 2))
     monkeypatch.setattr(imagenet, "SPARSITIES", (0.98,))
     monkeypatch.setattr(plots, "save", touched)  # other tests render the same pictures
-    runs = tmp_path / "runs"
-    for name in ANALYSES:
-        monkeypatch.setitem(FIGURES, name, TINY_FIGURES[name])
-        shutil.copytree(computed(name) / "runs", runs, dirs_exist_ok=True)
     for name in RUNS:
         alone = RUNS[name].jobs == 1
         for experiment in (each.resolved() for each in RUNS[name].experiments("smoke")):

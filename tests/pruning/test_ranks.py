@@ -4,13 +4,14 @@ import itertools
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import references
 import torch
-import torch.multiprocessing
 from references import Trace, assert_top, equal, few, pairs, tiny, weights_of
 from torch import Tensor, nn
+from torch.multiprocessing import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import barebones as bb
@@ -90,17 +91,17 @@ def own_batches(rank: int) -> MasksByRun:
 
 
 def found_by(folder: Path, ranks: int) -> list[MasksByRun]:
-    torch.multiprocessing.spawn(prune_on_rank, (str(folder), ranks), nprocs=ranks)
+    start_processes(prune_on_rank, (str(folder), ranks), nprocs=ranks, start_method="forkserver")
     return [torch.load(folder / str(rank), weights_only=True) for rank in range(ranks)]
 
 
 @pytest.fixture(scope="module")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[MasksByRun]:
+def on_ranks(tmp_path_factory: pytest.TempPathFactory, forks: Any) -> list[MasksByRun]:
     return found_by(tmp_path_factory.mktemp("two"), RANKS)
 
 
 @pytest.fixture(scope="module")
-def on_four(tmp_path_factory: pytest.TempPathFactory) -> list[MasksByRun]:
+def on_four(tmp_path_factory: pytest.TempPathFactory, forks: Any) -> list[MasksByRun]:
     return found_by(tmp_path_factory.mktemp("four"), 4)
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from references import equal
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.multiprocessing import start_processes
 
 import barebones as bb
 from barebones import METHODS, Method, Probe, rounds
@@ -328,7 +328,7 @@ def on_rank(rank: int, world: int, folder: str, jobs: list[tuple[str, str]]) -> 
 
 def results(folder: Path, world: int, *jobs: tuple[str, str]) -> dict[tuple[str, str], dict[str, Tensors]]:
     """Run jobs in several processes, and return what they returned; all processes must return the same."""
-    torch.multiprocessing.spawn(on_rank, (world, str(folder), list(jobs)), nprocs=world)
+    start_processes(on_rank, (world, str(folder), list(jobs)), nprocs=world, start_method="forkserver")
     found = {}
     for job, kind in jobs:
         first, *others = (torch.load(folder / f"{job}-{kind}-{rank}", weights_only=True) for rank in range(world))
@@ -345,12 +345,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path) -> Any:
+def two(folder: Path, forks: Any) -> Any:
     return results(folder, 2, *((job, "plain") for job in JOBS))
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def four(tmp_path_factory: pytest.TempPathFactory, forks: Any) -> Any:
     return results(tmp_path_factory.mktemp("four"), 4, ("pruned", "hybrid"), ("chosen", "hybrid"), ("chosen", "plain"))
 
 
