@@ -845,6 +845,14 @@ def test_the_sentences_about_resnet50_are_those_of_the_records():
     )
     assert words.format(*(each[1] for each in tested)) in PAGE
     assert [f"{each[30]:.1f}" for each in tested] == ["1.9", "1.9"]
+    of = finished(RESULTS / erk[1]["folder"])
+    assert f"widths, {of['shrunk']['weights'][1] - of['effective']:,} of them with seed 1" in PAGE
+    for row in matching(**RESNET50):
+        if row["epochs_trained"]:
+            made = finished(RESULTS / row["folder"])["environment"]["compiled"]
+            slow = row["method"] in ("hybrid", "force", "iter-snip") and row["rounds"] == LONG
+            assert made == (row["seed"] == 1 and not slow)
+    assert "Seed 1 was, except for Hybrid, FORCE and Iter SNIP with 300 rounds, and for GRASP-MB" in PAGE
     assert "Seed 0 was compiled, and of seed 1 only ERK at 99.9 %." in PAGE
     [dense] = matching(model="resnet50", method="dense")
     assert f"It reaches {100 * dense['top1']:.2f} (seed 0, compiled)" in PAGE

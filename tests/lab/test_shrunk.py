@@ -18,6 +18,7 @@ from barebones.lab.folder import CUTS, MASK, RESULT, WEIGHTS, read_json
 from barebones.lab.network import Network, pruned
 from barebones.lab.run import RunOptions, result_of, run
 from barebones.lab.training import evaluate
+from barebones.masks import kept
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,7 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
 
     shrunk = small["shrunk"]
     assert shrunk == read_json(folder / "shrunk.json")
+    assert shrunk["weights"] == [small["kept"], small["effective"]]
     before, after = shrunk["parameters"]
     assert before == sum(p.numel() for p in network.model.parameters())
     assert after < before / 2
@@ -97,6 +99,69 @@ def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
     sentences = " ".join(show.summary(result, tmp_path))
     assert "No signal passes" in sentences
     assert "times as fast" not in sentences
+
+
+class Branches(nn.Module):
+    """Two convolutions with batch-norms. Its masks keep weights that lead nowhere, and some that only read zeros."""
+
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 12, 3, bias=bias), nn.Conv2d(12, 12, 3, bias=False)
+        self.norms, self.last = nn.ModuleList(nn.BatchNorm2d(12) for _ in range(2)), nn.Linear(12, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return one value for each of three classes."""
+        hidden = self.norms[0](self.first(images)).relu()
+        return self.last(self.norms[1](self.second(hidden)).relu().mean((2, 3)))
+
+    def masks(self) -> bb.masks.Masks:
+        """Return masks that let a signal pass through the first channels, and keep weights of the second ones."""
+        masks = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in self.named_parameters() if p.dim() > 1}
+        masks["first.weight"][:2] = True  # the second channel is not read
+        masks["second.weight"][0, 0] = masks["second.weight"][1, 2] = True  # the third channel is not written
+        masks["last.weight"][:, :2] = True
+        return bb.masks.Masks(masks)
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_weights_off_the_paths_are_not_trained(images):
+    network = Branches()
+    masks = network.masks()
+    useful = small_networks.useful(network, masks, images)
+    assert kept(masks) == 18 + 18 + 6
+    assert {name: mask.nonzero()[:, 0].unique().tolist() for name, mask in useful.items()} == {
+        "first.weight": [0], "second.weight": [0], "last.weight": [0, 1, 2]
+    }  # fmt: skip
+    assert kept(useful) == 9 + 9 + 3
+    cuts = [small_networks.cuts_to_train(network, each, images) for each in (masks, useful)]
+    small = [small_networks.to_train(network, each, cut) for each, cut in zip((masks, useful), cuts, strict=True)]
+    assert [each.module.first.out_channels for each in small] == [8, 8]  # filled up
+    assert kept(small[1].masks) == kept(useful) < kept(small[0].masks)
+    for train in (False, True):
+        returned = [each.module.train(train)(images) for each in small]
+        torch.testing.assert_close(*returned)
+
+
+def test_weights_that_pass_on_a_constant_are_trained(images):
+    network = Branches()
+    nn.init.ones_(network.norms[0].bias)  # the third channel is a constant, and the second convolution reads it
+    assert kept(small_networks.useful(network, network.masks(), images)) == kept(network.masks())
+    biased = Branches(bias=True)
+    biased.norms = nn.ModuleList([nn.Identity(), nn.BatchNorm2d(12)])
+    nn.init.ones_(biased.norms[1].bias)
+    assert kept(small_networks.useful(biased, biased.masks(), images)) == kept(biased.masks())
+
+
+def test_masks_stay_as_they_are_where_no_path_is_known(images):
+    network = Branches()
+    cut = bb.masks.Masks({name: mask & (name != "second.weight") for name, mask in network.masks().items()})
+    assert kept(small_networks.useful(network, cut, images)) == kept(cut)
+    network.forward = lambda x: torch.tensor(Branches.forward(network, x).tolist())  # the paths cannot be followed
+    assert kept(small_networks.useful(network, network.masks(), images)) == kept(network.masks())
 
 
 def test_networks_to_train_are_channels_last_where_they_can_be():

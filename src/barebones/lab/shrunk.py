@@ -14,13 +14,33 @@ from ..accounting import account
 from ..deploy.shrink import Cuts, Shrunk, apply_cuts, find_cuts
 from ..deploy.shrink.comparison import accepts
 from ..deploy.shrink.layout import with_channels_last
-from ..masks import Masks
+from ..masks import Masks, kept
+from ..paths import effective
 from ..running.backward import gradients
+from ..running.outputs import outputs
 from ..running.rng import forked
+from ..scope import masked_copy
 from .training import Training
 
 MIN_SECONDS, MIN_STEPS = 1.0, 3  # that a speed is measured over, at least
 WARM_UP = {"cpu": 1, "cuda": 5}  # steps before measuring: first calls, and the capture of a CUDA graph
+
+
+def useful(model: nn.Module, masks: Masks, images: Tensor) -> Masks:
+    """Return masks of the weights on a path from input to output, if the network returns the same without the others.
+
+    Shrinking fills up widths with channels that carry no signal. Weights in these would be trained, too, and the
+    batch-norms of constant channels amplify rounding errors: in bf16, such a network may not train at all. All masks
+    are returned if weights off the paths pass on a constant that is not zero, if nothing is on a path, or if the paths
+    cannot be followed.
+    """
+    model, masks, images = _on_cpu(model, masks, images)
+    try:
+        on_paths = effective(model, masks, images)
+    except ValueError:
+        return masks
+    all_returned, returned = (_returned(masked_copy(model, each), images) for each in (masks, on_paths))
+    return on_paths if kept(on_paths) and torch.equal(all_returned, returned) else masks
 
 
 def cuts_to_train(model: nn.Module, masks: Masks, images: Tensor) -> Cuts:
@@ -29,9 +49,7 @@ def cuts_to_train(model: nn.Module, masks: Masks, images: Tensor) -> Cuts:
     This is done on the CPU if the network runs there. It takes thousands of small operations, and each would wait for a
     GPU on which other runs train.
     """
-    if accepts(deepcopy(model).cpu(), images):
-        model, masks, images = deepcopy(model).cpu(), Masks({n: mask.cpu() for n, mask in masks.items()}), images.cpu()
-    return find_cuts(model, masks, images, multiple_of=8, before_training=True)
+    return find_cuts(*_on_cpu(model, masks, images), multiple_of=8, before_training=True)
 
 
 def to_train(model: nn.Module, masks: Masks, cuts: Cuts) -> Shrunk:
@@ -80,6 +98,18 @@ def account_of(small: Shrunk, model: nn.Module, masks: Masks, example: Tensor) -
     """Return what shrinking did, for JSON: the sizes, and the fraction of the dense FLOPs that remains."""
     dense, shrunk = account(model, masks, example).flops_dense, account(small.module, small.masks, example).flops_dense
     return {**small.plan.to_dict(), "flops": (shrunk or 0) / dense if dense else 1.0}
+
+
+def _on_cpu(model: nn.Module, masks: Masks, images: Tensor) -> tuple[nn.Module, Masks, Tensor]:
+    """Return all three on the CPU, if the network runs there."""
+    if not accepts(moved := deepcopy(model).cpu(), images):
+        return model, masks, images
+    return moved, Masks({name: mask.cpu() for name, mask in masks.items()}), images.cpu()
+
+
+def _returned(model: nn.Module, images: Tensor) -> Tensor:
+    """Return what a network computes in eval mode and in train mode, with the same random numbers each time."""
+    return torch.stack([outputs(model.train(train), images) for train in (False, True)])
 
 
 def _wait(device: torch.device) -> None:

@@ -45,7 +45,7 @@ from .metrics import COUNTED, Line, Mark, Metrics
 from .network import Network, deterministic, pruned, scores
 from .options import RunOptions
 from .provenance import environment, made
-from .shrunk import account_of, cuts_to_train, images_per_second, laid_out, to_train
+from .shrunk import account_of, cuts_to_train, images_per_second, laid_out, to_train, useful
 from .team import ALONE, Team
 from .training import Training, TrainingPlan
 
@@ -267,9 +267,10 @@ class Stages:
     def _shrink(self, masks: Masks) -> Shrunk:
         """Shrink the network; once, find out how, and measure how fast it trains, and write both to files."""
         images, path = next(self.data.test.epoch(2))[0], self.folder.path / CUTS
-        found_for = maskfile.masks_digest(masks)
+        trained = useful(self.model, masks, images)
+        found_for = maskfile.masks_digest(trained)
         if not path.exists():
-            cuts = cuts_to_train(self.model, masks, images)
+            cuts = cuts_to_train(self.model, trained, images)
             with self.folder.writing(CUTS) as stamp:
                 cuts.save(path, masks=found_for, **stamp, metrics=self.mark)  # up to the end of pruning
         about = self.folder.about(CUTS)  # raises if it is damaged or belongs to another run
@@ -277,11 +278,12 @@ class Stages:
             if about.get("masks") != found_for:
                 raise ValueError(f"{path} was written for other masks")
             cuts = Cuts.load(path, self.model)
-        small = to_train(self.model, masks, cuts)
+        small = to_train(self.model, trained, cuts)
         if not (self.folder.path / SHRUNK).exists():
             masked = self._trainer(laid_out(deepcopy(self.model), images), self.plan, masks)
             speeds = images_per_second(masked, self._trainer(deepcopy(small.module), self.plan, small.masks))
             numbers = account_of(small, self.model, masks, images[:1])
+            numbers["weights"] = [kept(masks), kept(small.masks)]  # some may be gone before it was shrunk
             self.folder.write(SHRUNK, numbers | {"images_per_second": speeds})
         return small
 

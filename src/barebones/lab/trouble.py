@@ -62,7 +62,7 @@ def absurd(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"The test loss is {loss:.3g}; that of a guess is {log(outputs):.3g}."
         yield "If the training loss is small, the running statistics of batch-norms do not fit."
         if settings["precision"] == "bf16":
-            yield "In bf16, channels with little or no signal can cause this; try --precision fp32."
+            yield "In bf16, weights on no path from input to output can cause this; try --shrink or --precision fp32."
 
 
 def untrained(result: Mapping[str, Any]) -> bool:
