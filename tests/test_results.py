@@ -9,6 +9,7 @@ from itertools import pairwise, product
 from math import comb, log, sqrt
 from pathlib import Path
 from statistics import correlation, fmean, median, stdev
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from barebones.lab.records import records
 from barebones.lab.sources import EPOCH_SECONDS
 from barebones.masks import empty, kept
 from barebones.models import MODELS, build
+from barebones.paper.figures import saliency_vs_rounds
 from barebones.paper.figures.settling import DASHES, LABELS, NEW, ONE
 from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES, COST
 from barebones.paths import effective
@@ -153,10 +155,9 @@ def test_every_record_is_in_the_queue():
     ]
     resolved = [each.resolved("cuda") for each in missing]
     assert {(each.model, each.method, each.sparsity, each.seed, each.precision) for each in resolved} == {
-        ("resnet50", "erk", 0.999, 1, "bf16"), ("mobilenet-v2", "random", 0.95, 0, "bf16"),
-        ("mobilenet-v2", "random", 0.95, 0, "fp32"),
-    }  # fmt: skip
-    assert "Three runs of `results/queue.toml` have no record." in PAGE
+        ("resnet50", "erk", 0.999, 1, "bf16")
+    }
+    assert "One run of `results/queue.toml` has no record" in PAGE
 
 
 def test_the_stored_masks_are_those_of_the_records():
@@ -297,7 +298,7 @@ def sparsities_table() -> list[str]:
     return lines
 
 
-MOBILENET = {"model": "mobilenet-v2", "epochs": 30}
+MOBILENET = {"model": "mobilenet-v2", "epochs": 30, "shrink": False}
 
 
 def mobilenet_table() -> list[str]:
@@ -846,7 +847,7 @@ def test_the_sentences_about_resnet50_are_those_of_the_records():
     assert words.format(*(each[1] for each in tested)) in PAGE
     assert [f"{each[30]:.1f}" for each in tested] == ["1.9", "1.9"]
     of = finished(RESULTS / erk[1]["folder"])
-    assert f"widths, {of['shrunk']['weights'][1] - of['effective']:,} of them with seed 1" in PAGE
+    assert f"It had {of['shrunk']['weights'][1] - of['effective']:,} weights on no path in channels" in PAGE
     for row in matching(**RESNET50):
         if row["epochs_trained"]:
             made = finished(RESULTS / row["folder"])["environment"]["compiled"]
@@ -978,6 +979,12 @@ def test_the_sentences_about_mobilenet_are_those_of_the_records():
     *_, last = metrics_of(RESULTS / row["folder"])
     assert f"it classifies {100 * last['accuracy']:.0f} % of the training images correctly" in PAGE
     assert f"and its test loss is {finished(RESULTS / row['folder'])['test']['loss'] / 1e6:.1f} million" in PAGE
+    [small] = matching(**PLAIN | MOBILENET | {"shrink": True})
+    assert (small["method"], small["sparsity"], small["seed"], small["precision"]) == ("random", 0.95, 0, "bf16")
+    *_, trained = metrics_of(RESULTS / small["folder"])
+    words = "in bf16, it ends at {:.2f}. In the last epoch, it classifies {:.0f} % of the training images correctly"
+    assert words.format(100 * small["top1"], 100 * trained["accuracy"]) in PAGE
+    assert f"and its test loss is {finished(RESULTS / small['folder'])['test']['loss']:.2f}." in PAGE
     dense = by_seed(**PLAIN | MOBILENET, method="dense")[0]
     assert f"The dense network reaches {dense:.2f}." in PAGE
     for row in matching(**PLAIN | MOBILENET):
@@ -1077,6 +1084,7 @@ def test_every_accuracy_in_the_sentences_of_the_page_is_in_a_table():
         *(100 * row["top1"] for row in matching(method="dense", epochs=30)),
         *(by_seed(**VGG19, method=method, sparsity=0.98, control="none")[0] for method in ("random", "erk")),
         *(fmean(by_seed(**PLAIN | MOBILENET, method=of, sparsity=0.98).values()) for of in ("hybrid", "force")),
+        *(100 * row["top1"] for row in matching(**PLAIN | MOBILENET | {"shrink": True})),
     ]
     known = {*re.findall(r"\b\d\d\.\d\d\b", tables), *(f"{top1:.2f}" for top1 in single)}
     assert set(re.findall(r"\b\d\d\.\d\d\b", sentences.replace("99.95 %", ""))) <= known
@@ -1330,6 +1338,17 @@ def test_the_page_says_what_rounds_do_to_the_saliency():
     snip, iterated = (by_seed(**VGG19, method=of, sparsity=0.98, control="none")[0] for of in ("snip", "iter-snip"))
     words = "Iter SNIP has {:.1f} times the saliency of SNIP, and is {:.2f} points below it"
     assert words.format(times, snip - iterated) in PAGE
+
+
+def test_the_stored_parts_of_the_paper_scale_are_counted():
+    source, failed = saliency_vs_rounds.FIGURES["saliency-vs-rounds"].source, []
+    rows = source.load("saliency-vs-rounds", "paper", RESULTS, SimpleNamespace(failed=failed))
+    done, parts = tidy.grouped(rows, "model", "seed", "sparsity"), source.parts("paper")
+    assert {len(part) for part in done.values()} == {18}
+    assert {model for model, *_ in done} == {"resnet50"}
+    assert failed
+    assert f"Of its {len(parts)} parts, {len(done)} are [stored]" in PAGE
+    assert f"at the paper's scale, {len(done)} of {len(parts)}" in SENTENCES
 
 
 SMALL = (("small-vgg", 8), ("small-vgg", 40), ("small-resnet", 8), ("small-resnet", 40))  # networks and epochs

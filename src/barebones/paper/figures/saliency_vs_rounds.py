@@ -114,7 +114,7 @@ FIGURES = {
         Analysis(
             analyse,
             SETTINGS,
-            {"smoke": "10 s", "short": "4 min", "paper": "35 min"},
+            {"smoke": "10 s", "short": "4 min", "paper": "47 min"},
             ("data", "model", "method", "sparsity", "rounds", "saliency"),
             relative,
         ),
