@@ -1003,6 +1003,7 @@ def test_the_sentences_about_mobilenet_are_those_of_the_records():
     means = (f"{fmean(of.values()):.2f}{interval(of.values())}" for of in (*leaders, *force))
     assert "are {} for Hybrid, {} for Iter SNIP, and {} for FORCE, with 95 %".format(*means) in PAGE
     assert f"classified {100 * last['accuracy']:.0f} % of the training images correctly, and was at chance" in text
+    assert f"it classified {100 * small['top1']:.0f} % of the test images correctly" in text
     assert f"really removes {100 * of.effective_sparsity:.1f} % of the weights instead of 98 %" in PAGE
 
 

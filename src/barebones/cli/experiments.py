@@ -27,6 +27,7 @@ from ..lab.show import dry_run as explain
 from ..lab.show import kept, mask_file, run_folder, summary, watching
 from ..lab.stored import experiment_for_mask
 from ..lab.sweep import sweep as run_sweep
+from ..lab.trouble import SKIP
 from ..lab.trust import check_trusted
 from ..pruning.methods import METHODS
 from ..words import counted
@@ -64,6 +65,8 @@ def prune(
     requested = Experiment(**settings)
     if requested.method not in METHODS:
         raise ValueError(f"method {requested.method} prunes nothing; choose another, or use barebones train")
+    if run_options.on_collapse == SKIP:
+        raise ValueError("barebones prune trains nothing, so no training can be skipped; use --on-collapse warn or raise")
     if out is not None:
         check_output(out)
     path = run_options.folder(requested.resolved(run_options.device)) / MASK
