@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .files.weights import Weights, load_weights, save_weights
     from .holding import Hold, audit, hold
     from .masks import Agreement, Masks, Scores, agreement
+    from .paths import effective
     from .pruning.controls import inverted, redrawn, shuffled
     from .pruning.methods import METHODS, Method
     from .pruning.probe import Probe
@@ -39,6 +40,7 @@ _HOMES = {  # of public names: modules that are imported when one is used, so th
     "files.weights": ("Weights", "load_weights", "save_weights"),
     "holding": ("Hold", "audit", "hold"),
     "masks": ("Agreement", "Masks", "Scores", "agreement"),
+    "paths": ("effective",),
     "pruning.controls": ("inverted", "redrawn", "shuffled"),
     "pruning.methods": ("METHODS", "Method"),
     "pruning.probe": ("Probe",),
@@ -71,6 +73,7 @@ __all__ = [
     "account",
     "agreement",
     "audit",
+    "effective",
     "exponential",
     "folded",
     "hold",

@@ -138,7 +138,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU he
         ("run --data digits --model nets_for_cli:tinny", "did you mean 'tiny'"),
         ("run --data cifar10 --data-root nowhere", "nowhere"),
         (f"{PRUNE} --method dense", "method dense prunes nothing"),
-        (f"{PRUNE} --method force --on-collapse skip", "barebones prune trains nothing, so no training can be skipped"),
+        (f"{PRUNE} --method force --on-collapse skip", "barebones prune trains nothing, so it cannot skip training"),
         ("run --data digits --model small-vgg --method dense --sparsity 0.7", "takes no --sparsity"),
         (f"{PRUNE} --method force -o no/where/mask", "there is no folder no/where"),
         (f"{PRUNE} --method force -o .", "folder"),

@@ -507,6 +507,18 @@ def test_before_training_shifts_of_channels_without_input_count_as_pruned():
     assert bb.shrink(model, masks, PIXELS).plan.shifts == {}
 
 
+def test_with_effective_masks_channels_that_fill_up_a_width_keep_no_weight():
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
+    masks = {"0.weight": torch.arange(8).view(8, 1).expand(8, 4) < 3, "2.weight": torch.ones(2, 8) > 0}
+    inputs = torch.randn(2, 4)
+    plain, effective = (
+        bb.shrink(model, each, inputs, multiple_of=4) for each in (masks, bb.effective(model, masks, inputs))
+    )
+    assert [small.module[0].out_features for small in (plain, effective)] == [4, 4]
+    assert [small.masks["2.weight"].sum(0).tolist() for small in (plain, effective)] == [[2, 2, 2, 2], [2, 2, 2, 0]]
+    assert_alike(inputs, plain.module, effective.module, effective.expand())
+
+
 def test_backward_hooks_do_not_hold_channels_back():
     model = nn.Sequential(nn.Conv2d(2, 8, 3, bias=False), nn.Sequential(*conv(8, 8)), nn.Conv2d(8, 2, 1))
     masks = {"0.weight": (torch.arange(8) < 4).view(8, 1, 1, 1).expand(8, 2, 3, 3).clone()}

@@ -66,7 +66,7 @@ def prune(
     if requested.method not in METHODS:
         raise ValueError(f"method {requested.method} prunes nothing; choose another, or use barebones train")
     if run_options.on_collapse == SKIP:
-        raise ValueError("barebones prune trains nothing, so no training can be skipped; use --on-collapse warn or raise")
+        raise ValueError("barebones prune trains nothing, so it cannot skip training; use --on-collapse warn or raise")
     if out is not None:
         check_output(out)
     path = run_options.folder(requested.resolved(run_options.device)) / MASK

@@ -30,6 +30,10 @@ from .rules import RULES
 def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Masks:
     """Return masks of the kept weights that lie on a path from an input to an output.
 
+    No signal of the input passes through the other kept weights. They still act on the output if they pass on a
+    constant, such as a bias. A `ValueError` is raised if the paths cannot be followed. `example` is what the model is
+    called with, as in `shrink`.
+
     >>> first, second = torch.eye(2) > 0, torch.tensor([[True, False]])  # the second unit is not used
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> effective(net, {"0.weight": first, "2.weight": second}, torch.zeros(1, 2))["0.weight"].tolist()
