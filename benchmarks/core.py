@@ -27,7 +27,7 @@ from barebones.pruning.methods import METHODS
 from barebones.pruning.probe import Probe
 from barebones.pruning.rounds import rounds as prune_rounds
 from barebones.pruning.selection import keep_top
-from barebones.running.precision import tf32
+from barebones.running.precision import computing
 from barebones.scope import prunable
 
 SPARSITY = 0.995
@@ -107,7 +107,7 @@ def run(console: Console, model: str, rounds: int, repeats: int, batch: int, sco
         "its memory": lambda: _memory(model, weights * 4, min(batch, 32) if device == "cpu" else batch, device),
         "the selection": lambda: _selection(scores, repeats, device),
     }.items():
-        with console.status(f"measuring {subject}"), tf32(torch.device(device), allowed=False):
+        with console.status(f"measuring {subject}"), computing(torch.device(device), "fp32"):
             table = measure()
         console.print(table)
 
@@ -168,7 +168,7 @@ def print_peak(name: str, method: str, batch: int, device: str) -> None:
     batches = images(3, batch, device)
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-    with tf32(torch.device(device), allowed=False):
+    with computing(torch.device(device), "fp32"):
         if method == "bare":
             bare_gradients(model, batches[:1])
         else:

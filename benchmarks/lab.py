@@ -31,7 +31,7 @@ from barebones.pruning.probe import Probe
 from barebones.pruning.prune import prune
 from barebones.pruning.rounds import rounds
 from barebones.pruning.saliency import saliency
-from barebones.running.precision import autocast, tf32
+from barebones.running.precision import autocast, computing
 from barebones.scope import prunable
 
 SPARSITY = 0.995
@@ -202,7 +202,7 @@ def _bare(model: nn.Module, batches: object, precision: str, capture: bool) -> C
     device = weights[0].device
 
     def gradient(images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        with tf32(device, precision != "fp32"):
+        with computing(device, precision):
             with autocast(precision, device):
                 value = F.cross_entropy(model(images), labels)
             return torch.autograd.grad(value, weights)

@@ -21,7 +21,7 @@ from ..gpu.graphs import Captured
 from ..holding import hold
 from ..masks import Masks
 from ..running import digest
-from ..running.precision import autocast, tf32
+from ..running.precision import autocast, computing
 from ..running.rng import reseed
 from ..scope import parameters
 from ..words import shortened
@@ -221,7 +221,7 @@ class Training:
         split = self.images >= self.team.size  # else every process has the whole batch
         own = len(labels) / self.images if split else 1 / self.team.size  # what this process adds to the batch
         sums = torch.zeros_like(self.tally)
-        with tf32(self.device, self.precision != "fp32"):
+        with computing(self.device, self.precision):
             self.optimizer.zero_grad()
             for start in range(0, len(labels), size):
                 part, targets = images[start : start + size], labels[start : start + size]
@@ -365,7 +365,7 @@ def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes
     device = next(model.parameters()).device
     total = torch.zeros(4, dtype=torch.float64, device=device)
     model.eval()
-    with torch.no_grad(), tf32(device, precision != "fp32"), autocast(precision, device):
+    with torch.no_grad(), computing(device, precision), autocast(precision, device):
         own = torch.arange(team.rank, len(split), team.size, device="cpu")
         for images, labels in split.read(own, batch, None) if len(own) else ():
             output = model(images).float()

@@ -25,7 +25,7 @@ from ..running.modes import (
     without_reentrant_checkpoints,
 )
 from ..running.pieces import pieces
-from ..running.precision import tf32
+from ..running.precision import computing
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
 from ..scope import Pattern, bare, prunable
@@ -372,7 +372,7 @@ class Probe:
             for module in self.user_model.modules():
                 if isinstance(module, _NormBase):  # the norms with running statistics
                     set_training(module, self.bn == "batch")
-            with torch.enable_grad(), without_reentrant_checkpoints(), tf32(self.device, self.precision != "fp32"):
+            with torch.enable_grad(), without_reentrant_checkpoints(), computing(self.device, self.precision):
                 yield
 
 

@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .inputs import call, mapped, tensors
-from .precision import tf32
+from .precision import computing
 from .rng import forked
 
 PROJECTION = 1  # the seed of the random factors of the outputs
@@ -66,7 +66,7 @@ def gradients(
     args, kwargs = mapped(call(example), lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
     device = next((t.device for t in (*network.parameters(), *tensors(call(example)))), torch.device("cpu"))
     generator = torch.Generator("cpu").manual_seed(PROJECTION)
-    with torch.enable_grad(), forked(device, seed), tf32(device, False):
+    with torch.enable_grad(), forked(device, seed), computing(device, "fp32"):
         returned = list(tensors(network(*args, **kwargs)))
         ends = [t for t in returned if t.requires_grad]
         trainable = [parameter for parameter in wanted if parameter.requires_grad]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .inputs import call, mapped, tensors
-from .precision import tf32
+from .precision import computing
 from .rng import forked
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -36,7 +36,7 @@ def outputs(model: nn.Module, example: Any, seed: int = 0) -> Any:
     """
     device = device_of(model, example)
     args, kwargs = mapped(call(example), lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
-    with torch.no_grad(), forked(device, seed), tf32(device, False):
+    with torch.no_grad(), forked(device, seed), computing(device, "fp32"):
         return model(*args, **kwargs)
 
 

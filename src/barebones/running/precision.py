@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -13,24 +14,42 @@ INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @contextmanager
-def tf32(device: torch.device, allowed: bool) -> Iterator[None]:
-    """Allow or forbid products on a GPU to round their factors to TF32; put torch's switches back at the end."""
-    if device.type != "cuda":
-        yield
-        return
-    matmul, conv = torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", None)
-    if conv is not None and hasattr(conv, "fp32_precision"):  # since torch 2.9; the older switches clash with these
-        switches, name, value = [matmul, conv], "fp32_precision", "tf32" if allowed else "ieee"
-    else:
-        switches, name, value = [matmul, torch.backends.cudnn], "allow_tf32", allowed  # type: ignore[assignment]
-    before = [getattr(switch, name) for switch in switches]
+def computing(device: torch.device, precision: str) -> Iterator[None]:
+    """Set torch's switches for a precision, and put them back at the end.
+
+    On a GPU, products may round their factors to TF32, unless the precision is fp32. On a CPU without instructions for
+    bf16 or fp16, oneDNN is off. Otherwise torch itself would turn it off at the first product of such numbers, for the
+    rest of the process, and a later run in fp32 would not give the same numbers as in a process of its own.
+    """
+    switches = _switches(device, precision)
+    before = [getattr(module, name) for module, name, _ in switches]
     try:
-        for switch in switches:
-            setattr(switch, name, value)
+        for module, name, value in switches:
+            setattr(module, name, value)
         yield
     finally:
-        for switch, old in zip(switches, before, strict=True):
-            setattr(switch, name, old)
+        for (module, name, _), old in zip(switches, before, strict=True):
+            setattr(module, name, old)
+
+
+def _switches(device: torch.device, precision: str) -> list[tuple[Any, str, Any]]:
+    """Return the switches of a device as module, name and value."""
+    if device.type == "cpu":
+        onednn = torch.backends.mkldnn
+        return [(onednn, "enabled", onednn.enabled and (precision not in AUTOCAST or _in_onednn(precision)))]
+    if device.type != "cuda":
+        return []
+    matmul, cudnn, allowed = torch.backends.cuda.matmul, torch.backends.cudnn, precision != "fp32"
+    conv = getattr(cudnn, "conv", None)
+    if conv is not None and hasattr(conv, "fp32_precision"):  # since torch 2.9; the older switches clash with these
+        return [(module, "fp32_precision", "tf32" if allowed else "ieee") for module in (matmul, conv)]
+    return [(module, "allow_tf32", allowed) for module in (matmul, cudnn)]
+
+
+def _in_onednn(precision: str) -> bool:
+    """Return whether oneDNN can compute in bf16 or fp16 on this CPU."""
+    available = torch.backends.mkldnn.is_available()
+    return available and bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported")())
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:

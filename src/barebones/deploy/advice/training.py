@@ -16,7 +16,7 @@ from ...gpu.graphs import Captured
 from ...holding import hold
 from ...masks import Masks
 from ...running.backward import guarded
-from ...running.precision import autocast, tf32
+from ...running.precision import autocast, computing
 from ..shrink import shrink
 from .measuring import random_images
 from .variants import runs_channels_last
@@ -67,7 +67,7 @@ def _step(
     labels = torch.arange(batch, device=device) % classes
 
     def learn(images: Tensor, labels: Tensor) -> None:
-        with tf32(device, precision != "fp32"):
+        with computing(device, precision):
             with autocast(precision, device):
                 loss = F.cross_entropy(network(images), labels)
             optimizer.zero_grad()
