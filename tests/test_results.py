@@ -1349,7 +1349,7 @@ def test_the_stored_parts_of_the_paper_scale_are_counted():
     assert {model for model, *_ in done} == {"resnet50"}
     assert failed
     assert f"Of its {len(parts)} parts, {len(done)} are [stored]" in PAGE
-    assert f"at the paper's scale, {len(done)} of {len(parts)}" in SENTENCES
+    assert f"are {len(done)} of the {len(parts)} parts of the last one at the paper's scale" in SENTENCES
 
 
 SMALL = (("small-vgg", 8), ("small-vgg", 40), ("small-resnet", 8), ("small-resnet", 40))  # networks and epochs
