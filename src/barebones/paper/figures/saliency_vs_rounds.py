@@ -91,7 +91,9 @@ def draw(rows: Rows) -> Canvas:
         axes.set_yscale("log")
         plots.count_axis(axes, grouped(rows, "rounds"), "pruning rounds T (1 is SNIP)")
         axes.set_title(f"{look(method).label}: {plots.title(data, model)}")
-    low, high = min(drawn, default=1.0) / 1.15, max(drawn, default=1.0) * 1.15
+    low, high = min(drawn, default=1.0), max(drawn, default=1.0)
+    margin = max(1.15, (high / low) ** 0.04)  # so that no marker is clipped
+    low, high = low / margin, high * margin
     room = 1.5 * max(heights.values(), default=0)
     bottom = high * (low / high) ** (1 / (1 - room))  # so that no line crosses the crosses
     for axes in panels:
@@ -114,7 +116,7 @@ FIGURES = {
         Analysis(
             analyse,
             SETTINGS,
-            {"smoke": "10 s", "short": "4 min", "paper": "47 min"},
+            {"smoke": "10 s", "short": "4 min", "paper": "48 min"},
             ("data", "model", "method", "sparsity", "rounds", "saliency"),
             relative,
         ),
