@@ -167,7 +167,7 @@ def test_masks_without_saliency_are_crosses_below_all_lines() -> None:
     assert min(axes.get_yticks()) > 0.08
     assert max(axes.get_yticks()) < 4.7
     [legend] = picture.legends
-    assert [text.get_text() for text in legend.texts][-1] == "no signal passes: S = 0"
+    assert [text.get_text() for text in legend.texts][-1] == "cut with at least one seed: S = 0"
 
 
 @pytest.mark.parametrize("sparsities", [0, 1, 40])
