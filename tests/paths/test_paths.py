@@ -128,6 +128,20 @@ def test_layers_that_cut_are_named(net: nn.Module, empty: str, expected: str) ->
     assert collapsed(net, masks, example) == [f"{layer}.weight" for layer in expected.split()]
 
 
+@pytest.mark.parametrize(("rows", "sizes"), [(-1, [6, 6, 1, 1, 1, 1]), (6, [6, 6, 1, 6, 6, 6])])
+def test_each_empty_layer_is_tried_with_one_sample_where_that_is_enough(rows: int, sizes: list[int]) -> None:
+    seen = []
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return net.head(net.one(x) + x.reshape(rows, 4) + net.two(x))
+
+    net = Net(forward, **{name: nn.Linear(4, 4) for name in ("one", "two", "head")})
+    masks = none(keep_all(net), "one.weight", "two.weight", "head.weight")
+    assert collapsed(net, masks, torch.randn(6, 4)) == ["head.weight"]
+    assert seen == sizes  # with these masks, with dense ones, with one sample, and without each empty layer
+
+
 def test_where_the_signal_ends_without_an_empty_layer() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     top = torch.tensor([True, True, False, False])

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..masks import Masks
-from ..running.inputs import call, tensors
+from ..running.inputs import call, first_sample, tensors
 from ..running.rng import forked, own_generators
 from ..scope import bare, matched, parameters, refuse_scripted, refuse_sharded
 from .bits import Bits, Use
@@ -72,21 +72,27 @@ def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Tr
     if all(traced.outputs):
         return []
     dense = {name: torch.ones_like(mask) for name, mask in masks.items()}
-    reachable = trace(model, dense, example, backward=False, counting=False).outputs
 
-    def lost(outputs: list[bool]) -> bool:
-        return any(before and not after for before, after in zip(reachable, outputs, strict=True))
+    def reached(masks: Mapping[str, Tensor], example: Any) -> list[bool]:
+        return trace(model, masks, example, backward=False, counting=False).outputs
 
-    def without(name: str) -> list[bool]:
-        emptied = dense | {name: torch.zeros_like(masks[name])}
-        return trace(model, emptied, example, backward=False, counting=False).outputs
-
-    if not lost(traced.outputs):
+    reachable, sample = reached(dense, example), example
+    if not _is_lost(reachable, traced.outputs):
         return []
-    if alone := [name for name, mask in masks.items() if not mask.any() and lost(without(name))]:
+    if traced.samples > 1:  # one sample is enough, and faster, except for a model that needs as many as there are
+        with suppress(ValueError):
+            if reached(dense, first_sample(example)) == reachable:
+                sample = first_sample(example)
+    emptied = ((name, dense | {name: torch.zeros_like(mask)}) for name, mask in masks.items() if not mask.any())
+    if alone := [name for name, without in emptied if _is_lost(reachable, reached(without, sample))]:
         return alone
     uses = traced.uses or trace(model, masks, example, backward=False).uses
     return [name for name in masks if name in uses and uses[name].ends]
+
+
+def _is_lost(before: list[bool], after: list[bool]) -> bool:
+    """Return whether an output was reached before and is not any more."""
+    return any(was and not still for was, still in zip(before, after, strict=True))
 
 
 def silenced(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> int:
