@@ -175,9 +175,9 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
     others = dict(
         model="vgg16", data="cifar100", method="iter-snip", sparsity=0.5, seed=1, rounds=2, batches=2,
         schedule="linear", revive_until=0.5, leave_empty=True, at_least=1, loss="nll-on-logits", init="xavier",
-        scoring_init="xavier", scoring_bn="eval", scoring_precision="bf16", pretrain=2, rewind=True, mask="0",
-        control="shuffle", epochs=1, batch=2, lr=1.0, momentum=0.0, weight_decay=0.0, optimizer="adamw",
-        lr_schedule="cosine", warmup=1, label_smoothing=0.1, precision="tf32", shrink=True,
+        norm_scale="uniform", scoring_init="xavier", scoring_bn="eval", scoring_precision="bf16", pretrain=2,
+        rewind=True, mask="0", control="shuffle", epochs=1, batch=2, lr=1.0, momentum=0.0, weight_decay=0.0,
+        optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, precision="tf32", shrink=True,
     )  # fmt: skip
     assert list(others) == NAMES
     experiments = [base, *(replace(base, **{name: value}) for name, value in others.items())]
@@ -203,7 +203,7 @@ def test_the_id_of_a_known_experiment_does_not_change_by_accident():
     )  # fmt: skip
     later = dict(  # options that came afterwards, at the values that change nothing
         shrink=False, control="none", optimizer="sgd", lr_schedule="milestones", warmup=0, label_smoothing=0.0,
-        scoring_init=None, leave_empty=False, scoring_bn="batch",
+        scoring_init=None, leave_empty=False, scoring_bn="batch", norm_scale="ones",
     )  # fmt: skip
     known = Experiment("vgg19").resolved()
     assert asdict(known) == values | later

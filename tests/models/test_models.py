@@ -195,6 +195,23 @@ def test_random_numbers_come_from_the_generator(scheme):
     assert torch.equal(first, initialize(model).weight) == (scheme == "kaiming-fan-in")  # the default
 
 
+def test_scales_of_batch_norms_are_ones_or_uniform_and_the_weights_are_the_same_with_both():
+    def network(**options):
+        model = nn.Sequential(
+            nn.Conv2d(1, 500, 1), nn.BatchNorm2d(500), nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)
+        )
+        return initialize(model, generator=torch.Generator().manual_seed(5), **options)
+
+    ones, uniform = network(), network(norm_scale="uniform")
+    assert all(torch.equal(ones[i].weight, uniform[i].weight) for i in (0, 2))
+    assert bool((ones[1].weight == 1).all())
+    scales = uniform[1].weight.detach().sort().values
+    assert (scales - (torch.arange(500) + 0.5) / 500).abs().max() < 0.08  # the distance of Kolmogorov and Smirnov
+    assert bool((uniform[1].bias == 0).all())
+    with pytest.raises(ValueError, match=r"no scale of batch-norms 'random'; choose one of ones, uniform"):
+        network(norm_scale="random")
+
+
 def test_errors_of_initialize():
     with pytest.raises(ValueError, match=r"no initialization 'kaiming'.* one of kaiming-fan-in, kaiming-fan-out"):
         initialize(nn.Linear(2, 2), "kaiming")

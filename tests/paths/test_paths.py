@@ -20,10 +20,11 @@ from barebones.running.inputs import call, tensors
 from barebones.scope import parameters
 
 Masks = dict[str, Tensor]
-# Products of two signals: paths count both factors even where one of them is zero, and gradients do not.
+# Products of two signals: paths count both factors even where one of them is zero, and gradients do not. A norm over
+# several channels: each of them may change the others, and here the changes cancel.
 PRODUCTS = {"gate", "glu", "bilinear", "excite", "encoder", "separate", "fused", "sdpa", "two inputs",
             "two sizes", "language", "lstm", "lstm both ways", "lstm with projections", "gru", "cells",
-            "packed lstm"}  # fmt: skip
+            "packed lstm", "group"}  # fmt: skip
 
 
 def none(masks: Masks, *names: str) -> Masks:

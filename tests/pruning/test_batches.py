@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from pruning_runs import BATCHES, FORCE, run, same
 from references import Trace, equal, few, tiny
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from barebones import METHODS, Method
@@ -88,7 +88,8 @@ def test_a_loader_goes_on_from_round_to_round_and_begins_again_when_it_ends():
     loader = DataLoader(DATA, batch_size=16)
     values = []
     objective = lambda m, batch: (values.append(batch[0]), F.cross_entropy(m(batch[0]), batch[1]))[1]
-    run(batches=loader, objective=objective, changes=dict(batches=2))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3)).double()
+    run(model=model, batches=loader, objective=objective, changes=dict(batches=2))
     assert all(torch.equal(a, b) for a, b in zip(values, [*(x for x, _ in loader)] * 3, strict=False))
     assert len(values) == 8
 

@@ -10,7 +10,7 @@ from pruning_runs import BATCHES
 from references import equal, few, tiny
 from torch import Tensor, nn
 
-from barebones import METHODS, Method, account, load_masks, prune
+from barebones import METHODS, Method, account, effective, load_masks, prune
 from barebones.masks import kept
 
 
@@ -20,7 +20,9 @@ def test_a_result_prints_in_a_few_lines():
     assert lines[0] == "Pruned by force: 28 of 114 weights kept (0.7544 removed)"
     empty = f", empty: {len(result.empty)}" if result.empty else ""
     collapsed = f"  collapsed layers: {', '.join(result.collapsed) or 'none'}"
-    assert lines[1:] == [f"  rounds: 3, layers: 4{empty}", collapsed]
+    on_paths = kept(effective(tiny(), result.masks, BATCHES[0][0][:1]))
+    assert result.effective == on_paths
+    assert lines[1:] == [f"  on a path from input to output: {on_paths}", f"  rounds: 3, layers: 4{empty}", collapsed]
     assert all(len(repr(part)) < 250 for part in (result, result.last, result.rounds[0], result.masks))
 
 
@@ -69,7 +71,9 @@ def test_collapse_is_warned_about_or_raised_unless_there_is_a_way_around(name, l
 def test_empty_layers_are_named_in_a_warning_even_where_a_signal_passes_around_them():
     model, x = zoo.build("around")
     method = favouring("out.weight")
-    with pytest.warns(UserWarning, match=r"^1 of 3 layers keeps no weight: \w+\.weight; lower the sparsity") as told:
+    with pytest.warns(
+        UserWarning, match=r"on no path.*; 1 of 3 layers keeps no weight: \w+\.weight; lower the sparsity"
+    ) as told:
         result = prune(model, [(x, x)], 0.7, method)
     assert len(told) == 1
     assert result.empty == [name for name, mask in result.masks.items() if not mask.any()]

@@ -37,8 +37,9 @@ Tensors = dict[str, Tensor]
 def net() -> nn.Module:
     """Layers whose rows do not divide evenly: five, seven and three; and a transposed one, with its inputs first."""
     torch.manual_seed(0)
-    conv = [nn.Conv2d(3, 5, 3), nn.ReLU(), nn.ConvTranspose2d(5, 4, 2), nn.ReLU(), nn.Flatten()]
-    return nn.Sequential(*conv, nn.Linear(100, 7), nn.ReLU(), nn.Linear(7, 3)).double()
+    first = [nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU()]
+    second = [nn.ConvTranspose2d(5, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*first, *second, nn.Linear(100, 7), nn.ReLU(), nn.Linear(7, 3)).double()
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
@@ -58,7 +59,7 @@ def sharded(kind: str) -> nn.Module:
     mesh = init_device_mesh("cpu", (world,))
     if kind == "hybrid":  # two replicas
         mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicas", "shards"))
-    for layer in (model[0], model[2], model[5], model[7]):
+    for layer in (model[0], model[3], model[7], model[9]):
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
@@ -219,8 +220,8 @@ def refused(kind: str) -> dict[str, Tensors]:
                 call()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = net()
-    model[5].weight = nn.Parameter(distribute_tensor(model[5].weight.detach(), mesh, [Shard(1)]))
-    with pytest.raises(ValueError, match=r"5.weight cannot be pruned: it is sharded as \(S"):
+    model[7].weight = nn.Parameter(distribute_tensor(model[7].weight.detach(), mesh, [Shard(1)]))
+    with pytest.raises(ValueError, match=r"7.weight cannot be pruned: it is sharded as \(S"):
         bb.prune(model, batches(), 0.5, "magnitude")
     with pytest.raises(OSError, match=r"cannot write|could not write"):
         bb.save_masks(masks, "/proc/no/such/folder")

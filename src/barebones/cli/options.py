@@ -21,7 +21,7 @@ from ..lab.options import RunOptions
 from ..lab.rates import LR_SCHEDULES
 from ..lab.tracking import TRACKERS
 from ..lab.training import OPTIMIZERS
-from ..models import MODELS, SCHEMES
+from ..models import MODELS, NORM_SCALES, SCHEMES
 from ..pruning.controls import CONTROLS
 from ..pruning.methods import METHODS
 from ..pruning.probe import STATISTICS
@@ -160,6 +160,7 @@ def _completion(option: str) -> Callable[[str], list[str]] | None:
         "schedule": (SCHEDULES,),
         "init": (SCHEMES,),
         "scoring_init": (SCHEMES,),
+        "norm_scale": (NORM_SCALES,),
         "optimizer": (OPTIMIZERS,),
         "lr_schedule": (LR_SCHEDULES,),
         "control": (CONTROLS,),

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..data import DATA, check_name
 from ..files.header import typed
-from ..models import MODELS, SCHEMES
+from ..models import MODELS, NORM_SCALES, SCHEMES
 from ..pruning.controls import CONTROLS, NONE
 from ..pruning.gradients import LOSSES
 from ..pruning.gradients import PRECISIONS as SCORING_PRECISIONS
@@ -47,6 +47,7 @@ LATER: dict[str, Any] = {
     "scoring_init": None,
     "leave_empty": False,
     "scoring_bn": "batch",
+    "norm_scale": "ones",
 }
 
 
@@ -83,6 +84,7 @@ class Experiment:
     at_least: int | None = _option(None, "Minimum number of weights that each layer keeps.")
     loss: str = _option("cross-entropy", f"Loss that the scores are computed from: {', '.join(LOSSES)}.")
     init: str = _option("kaiming-fan-in", f"Initialization: {', '.join(SCHEMES)}.")
+    norm_scale: str = _option("ones", "Initial scales of batch-norms: ones; or uniform, as in torch before 1.2.")
     scoring_init: str | None = _option(
         None, "Find the masks on other initial weights than those that are trained, drawn by this initialization."
     )
@@ -121,6 +123,7 @@ class Experiment:
         choices: dict[str, tuple[str, Iterable[str]]] = {
             "method": ("method", (*METHODS, DENSE, FILE)),
             "init": ("initialization", SCHEMES),
+            "norm_scale": ("scale of batch-norms", NORM_SCALES),
             "scoring_init": ("initialization", SCHEMES),
             "control": ("control", CONTROLS),
             "loss": ("loss", LOSSES),

@@ -160,7 +160,7 @@ def initial_network(experiment: Experiment, inputs: Inputs) -> nn.Module:
     with forked(torch.device("cpu"), seed=digest.text(experiment.seed, "build")):
         model = built(experiment.model, inputs)
     generator = torch.Generator("cpu").manual_seed(digest.text(experiment.seed, "init"))
-    initialize(model, experiment.init, generator)
+    initialize(model, experiment.init, generator, norm_scale=experiment.norm_scale)
     return model
 
 

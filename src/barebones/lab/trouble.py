@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from math import log
 from typing import Any
 
+from ..pruning.prune import ON_NO_PATH
 from ..words import empty_layers, shortened, silent_outputs
 from .experiment import DENSE
 
 WARN, RAISE, SKIP = ON_COLLAPSE = ("warn", "raise", "skip")
 SKIPPED = "Its training is skipped."
 ABSURD = 10  # times the loss of a guess, from which on a test loss is told
-USELESS = 0.2  # the share of kept weights on no path from input to output from which on it is told
 
 
 def sentences(about: Mapping[str, Any], skipped: bool = False) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _useless(about: Mapping[str, Any]) -> float:
     """Return the share of kept weights on no path from input to output; 0 if it is small, or not known, or all are."""
     kept, effective = (_counts(about).get(name) for name in ("kept", "effective"))
     share = 1 - effective / kept if kept and effective else 0.0
-    return share if share >= USELESS else 0.0
+    return share if share >= ON_NO_PATH else 0.0
 
 
 def check(about: Mapping[str, Any], on_collapse: str) -> None:

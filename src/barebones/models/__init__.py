@@ -11,7 +11,7 @@ from torch import nn
 from ..imports import is_code, made
 from ..words import unknown
 from . import from_timm
-from .init import SCHEMES, initialize
+from .init import NORM_SCALES, SCHEMES, initialize
 from .mobilenet import MobileNetV2
 from .resnet import ResNet
 from .small import SmallResNet, SmallVGG
@@ -20,6 +20,7 @@ from .vgg import VGG
 
 __all__ = [
     "MODELS",
+    "NORM_SCALES",
     "SCHEMES",
     "SmallResNet",
     "SmallVGG",

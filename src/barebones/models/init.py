@@ -21,11 +21,22 @@ SCHEMES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def initialize(model: nn.Module, scheme: str = "kaiming-fan-in", generator: torch.Generator | None = None) -> nn.Module:
+NORM_SCALES = ("ones", "uniform")  # of batch-norms; torch drew them from U(0, 1) before its version 1.2
+
+
+def initialize(
+    model: nn.Module,
+    scheme: str = "kaiming-fan-in",
+    generator: torch.Generator | None = None,
+    *,
+    norm_scale: str = "ones",
+) -> nn.Module:
     """Initialize the model in place and return it.
 
     The weights of every convolution and linear layer are drawn by the scheme `scheme`, a key of `SCHEMES`, and their
-    biases are set to 0. Batch-norms get scale 1, shift 0 and new running statistics. Other parameters do not change.
+    biases are set to 0. Batch-norms get shift 0, new running statistics and the scale 1; with `norm_scale="uniform"`
+    each channel's scale is drawn from U(0, 1), as torch did before version 1.2. The weights are the same with both.
+    Other parameters do not change.
 
     >>> a, b = (initialize(nn.Linear(3, 2), generator=torch.Generator().manual_seed(1)) for _ in range(2))
     >>> torch.equal(a.weight, b.weight)
@@ -33,6 +44,8 @@ def initialize(model: nn.Module, scheme: str = "kaiming-fan-in", generator: torc
     """
     if scheme not in SCHEMES:
         raise ValueError(unknown("initialization", scheme, SCHEMES))
+    if norm_scale not in NORM_SCALES:
+        raise ValueError(unknown("scale of batch-norms", norm_scale, NORM_SCALES))
     for name, module in model.named_modules():
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
             raise ValueError(f"{name or 'the model'} is lazy and has no weights yet; run the model once first")
@@ -42,4 +55,8 @@ def initialize(model: nn.Module, scheme: str = "kaiming-fan-in", generator: torc
                 nn.init.zeros_(module.bias)
         elif isinstance(module, _BatchNorm):
             module.reset_parameters()
+    if norm_scale == "uniform":  # after all weights, so that these do not depend on it
+        for module in model.modules():
+            if isinstance(module, _BatchNorm) and module.affine:
+                nn.init.uniform_(module.weight, generator=generator)
     return model

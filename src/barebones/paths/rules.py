@@ -1,7 +1,8 @@
 """Rules: what each torch function does to bits, in a table by the function's name.
 
 - A sum, a convolution or a matrix product is reached if any of its terms is.
-- An elementwise function, a norm or dropout passes each bit on. A max-pool is reached if any value of its window is.
+- An elementwise function, a batch-norm or dropout passes each bit on; a norm over several channels mixes them.
+- A max-pool is reached if any value of its window is.
 - A product of two activations is reached if either is, because the other may be a constant other than 0.
 - Attention mixes the values of all tokens. Queries and keys are used, like softmax weights, if a value is reached.
 - A recurrent layer is unrolled.
@@ -79,9 +80,14 @@ def layer(bits: Bits, call: Call) -> Tensor:
 
 
 def norm(bits: Bits, call: Call) -> Tensor:
-    """Norms pass each bit on where their scale is not 0."""
+    """Norms pass each bit on where their scale is not 0; a norm over several channels mixes them by its statistics."""
     arguments = call.named(*NORMS[call.name])
     x, weight, bias = bits.quiet(call, arguments["input"]), arguments.get("weight"), arguments.get("bias")
+    if call.name == "group_norm":
+        groups = x.unflatten(1, (arguments["num_groups"], -1)).flatten(2)
+        x = groups.sum(2, keepdim=True).expand_as(groups).reshape(x.shape)
+    elif call.name in ("layer_norm", "rms_norm"):
+        x = x.sum(tuple(range(-len(arguments["normalized_shape"]), 0)), keepdim=True).expand_as(x)
 
     def fit(t: Tensor) -> Tensor:
         return t if call.name in ("layer_norm", "rms_norm") else t.view(-1, *[1] * (x.dim() - 2))

@@ -52,6 +52,8 @@ class GraphedRounds:
         float32 = all(parameter.dtype == torch.float32 for parameter in probe.parameters.values())
         few = sum(parameter.numel() for parameter in probe.parameters.values()) <= kernels.LARGEST
         one_batch = probe.batches.single(method.batches) and probe.alone and probe.micro_batch is None
+        if probe.norm_biases.possible:
+            return False
         return probe.capture and same_work and float32 and few and one_batch and kernels.available(probe.device)
 
     def __call__(self, masks: Masks | None, index: int, keep: int) -> tuple[Masks, Counted]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from ..running.shards import is_sharded, local, own_rows, reshard
 from ..scope import Pattern, bare, prunable
 from . import ranks
 from .batches import Batches, Source
+from .biases import NormBiases
 from .gradients import LOSSES, PRECISIONS, Gradients, Loss, Objective, added
 from .parts import parts
 from .shards import Shards
@@ -110,6 +112,8 @@ class Probe:
             self.model, list(self.parameters.values()), self.loss, objective, precision, example
         )
         self._theta = Theta(self.parameters, self.device, capture)
+        self.norm_biases = NormBiases(model, self.parameters, self.shards)
+        self._silence: Callable[[], None] = lambda: None  # sets the biases of empty channels to zero
         self._masks: Masks | None = None
         self._checked = False  # whether the loss was found to be a mean, so that parts of a batch add up
         self._pinned: Any = None  # the batch that a graph reads, in place of the next one of the stream
@@ -219,7 +223,12 @@ class Probe:
         self.generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "scores", index))
         self._forget()
         seed = digest.text(self.seed, "round", index)
-        with forked(self.device, seed=seed), self._as_configured(), self._theta.under(masks):
+        with (
+            forked(self.device, seed=seed),
+            self._as_configured(),
+            self._theta.under(masks),
+            self.norm_biases.silenced(masks) as self._silence,
+        ):
             yield self
 
     @contextmanager
@@ -312,6 +321,9 @@ class Probe:
                 self._checked = True
             if split or len(own) > 1:
                 self._gradients.check_counted(batch)
+            if own and self._masks is not None:
+                self.norm_biases.find(partial(self._gradients.value, own[0][0], 1.0), self.device)
+            self._silence()
             seed = digest.text(self.seed, self.index, number, *([self.rank] if split and self.rank else []))
             reseed(self.device, seed)
             yield from own

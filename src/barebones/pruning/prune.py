@@ -28,6 +28,7 @@ from .schedules import Schedule
 
 ON_COLLAPSE = ("warn", "raise", "ignore")
 ADVICE = "lower the sparsity, prune in more rounds or set at_least="  # against empty layers
+ON_NO_PATH = 0.2  # the share of kept weights on no path from input to output from which on it is told
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,6 +39,7 @@ class Pruned:
     rounds: list[Record]
     collapsed: list[str]  # layers that cut the network: empty ones with no way around, or where the signal ends
     empty: list[str]  # layers that keep no weight, also where a signal passes around them
+    effective: int | None  # kept weights on a path from input to output; None if that was not checked
     last: Round | None  # to continue from; None if nothing was removed
     about: dict[str, Any]  # for the header of a mask file
 
@@ -48,8 +50,10 @@ class Pruned:
     def __repr__(self) -> str:
         """Say in three lines what was pruned."""
         total, keep, none = size(self.masks), kept(self.masks), f", empty: {len(self.empty)}" if self.empty else ""
+        on_path = "" if self.effective is None else f"  on a path from input to output: {self.effective:,}\n"
         return (
             f"Pruned by {self.about['method']}: {keep:,} of {total:,} weights kept ({1 - keep / total:.4g} removed)\n"
+            f"{on_path}"
             f"  rounds: {len(self.rounds)}, layers: {len(self.masks)}{none}\n"
             f"  collapsed layers: {shortened(self.collapsed) or 'none'}"
         )
@@ -88,18 +92,20 @@ def prune(
     `objective(model, batch)` replaces `loss(model(input), target)` where batches or outputs have another form.
     Options that are None keep the method's defaults. `on_round` is called with every `Round` as it ends; to continue a
     run, pass its last round as `after`. `on_collapse` says what to do if no signal passes from input to output: "warn",
-    "raise" or "ignore". Unless it is "ignore", a warning also names layers that keep no weight, and counts outputs,
-    such as classes, that no signal reaches. `capture=True` records the gradient as a CUDA graph, for models that do the
-    same work with every batch. `micro_batch` bounds the memory: no more samples than this go through the model at once.
-    The gradients are the same if the loss is a mean over the samples; batch-norms with the statistics of the batch are
+    "raise" or "ignore". Unless it is "ignore", a warning also names layers that keep no weight, counts outputs, such as
+    classes, that no signal reaches, and says if a fifth or more of the kept weights are on no path. `capture=True`
+    records the gradient as a CUDA graph, for models that do the same work with every batch. `micro_batch` bounds
+    the memory: no more samples than this go through the model at once. The gradients are the same if the loss is a mean
+    over the samples; batch-norms with the statistics of the batch are
     an error. The ranks of a DistributedDataParallel model read their own batches; with `shared=True` they all get the
     same batches, and share out the work.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randint(2, (16,)))]
-    >>> prune(model, batches, sparsity=0.5, method="force", rounds=5)
-    Pruned by force: 24 of 48 weights kept (0.5 removed)
+    >>> prune(model, batches, sparsity=0.5, method="iter-snip", rounds=5)
+    Pruned by iter-snip: 24 of 48 weights kept (0.5 removed)
+      on a path from input to output: 24
       rounds: 5, layers: 2
       collapsed layers: none
     """
@@ -144,7 +150,9 @@ def prune(
     else:
         masks = everything(probe.weights) if probe.shards is None else probe.shards.whole(everything(probe.weights))
     digest = probe.weights_digest()
-    cutting, problem, silent = _collapsed(probe, masks)  # meanwhile an accelerator still works on the last rounds
+    cutting, problem, silent, effective = _collapsed(
+        probe, masks
+    )  # meanwhile an accelerator still works on the last rounds
     numbers = read([step.counted for step in taken])  # all at once from the device
     taken = [replace(step, counted=counted) for step, counted in zip(taken, numbers, strict=True)]
     for step in taken:
@@ -154,7 +162,8 @@ def prune(
         check_unchanged(last.weights_digest, weights_digest)
     emptied = empty(masks)
     advice = ADVICE if cutting or emptied else ""
-    warning = "; ".join(filter(None, [problem, silent, empty_layers(emptied, len(masks)), advice]))
+    lost = "" if effective is None or cutting else on_no_path(keep, effective, row.revive_until)
+    warning = "; ".join(filter(None, [problem, silent, lost, empty_layers(emptied, len(masks)), advice]))
     if problem and on_collapse == "raise":
         raise ValueError(warning)
     if warning and on_collapse != "ignore":
@@ -170,25 +179,41 @@ def prune(
         "seed": seed,
         "weights": f"{weights_digest % 2**64:016x}",
     }
-    return Pruned(masks, [step.record for step in taken], cutting, emptied, last, about)
+    return Pruned(masks, [step.record for step in taken], cutting, emptied, effective, last, about)
 
 
-def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str, str]:
-    """Return the layers that cut the network, what to say about them, and what to say about silent outputs.
+def on_no_path(kept: int, effective: int, revive_until: float) -> str:
+    """Say how many kept weights are on no path, and what to do; an empty string if they are few.
 
-    These are empty if there are none and that was checked. Of a network that is cut, nothing is said about outputs.
+    >>> on_no_path(100, 90, 1.0)
+    ''
+    >>> on_no_path(100, 70, 1.0)
+    "30% of the kept weights are on no path from input to output; use method='hybrid', and bb.shrink removes ..."
+    """
+    if kept - effective < ON_NO_PATH * kept:
+        return ""
+    cure = "use method='hybrid'" if revive_until == 1 else "lower the sparsity or prune in more rounds"
+    share = f"{1 - effective / kept:.0%} of the kept weights are on no path from input to output"
+    return f"{share}; {cure}, and bb.shrink removes such weights"
+
+
+def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str, str, int | None]:
+    """Return the layers that cut the network, what to say of them and of silent outputs, and the weights on a path.
+
+    The first three are empty if there are none and that was checked. Of a network that is cut, nothing is said about
+    outputs.
     """
     if probe.shards is not None:  # no process has the whole network; that of empty layers is told
-        return [], "", ""
+        return [], "", "", None
     example = probe.call()
     try:
         if example is None:
             raise ValueError("there is no example= input")
         model = probe.user_model
-        traced = trace(model, masks, example, backward=False, counting=False)
+        traced = trace(model, masks, example, counting=False)
         cutting = cuts(model, masks, example, traced)
         silent = 0 if cutting else silenced(model, masks, example, traced)
     except ValueError as error:  # the masks are there, and one unusual module must not cost them
-        return empty(masks), f"whether a signal passes from input to output was not checked: {error}", ""
+        return empty(masks), f"whether a signal passes from input to output was not checked: {error}", "", None
     problem = f"no signal passes from input to output: {shortened(cutting)} cut the network" if cutting else ""
-    return cutting, problem, silent_outputs(silent, traced.columns)
+    return cutting, problem, silent_outputs(silent, traced.columns), kept(traced.effective)
