@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from barebones.lab.experiment import Experiment
-from barebones.lab.looks import look
-from barebones.lab.network import Network, pruned
-from barebones.lab.options import RunOptions
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.experiment.styles import look
+from barebones.lab.run.network import Network, pruned
+from barebones.lab.run.options import RunOptions
 from barebones.paper.numbers import ACCURACIES, COST
 
 Case = dict[str, Any]

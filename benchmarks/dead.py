@@ -15,10 +15,11 @@ import typer
 from torch import Tensor, nn
 
 from barebones.cli.options import check_device, check_output
-from barebones.lab import stored, tidy
-from barebones.lab.network import data_of
-from barebones.lab.options import RunOptions
-from barebones.lab.records import DONE, records
+from barebones.lab.records import tables
+from barebones.lab.records.records import DONE, records
+from barebones.lab.run import loading
+from barebones.lab.run.network import data_of
+from barebones.lab.run.options import RunOptions
 from barebones.masks import Masks
 from barebones.paths import effective
 
@@ -98,11 +99,11 @@ def main(
         readable = row["status"] == DONE and (runs / row["folder"] / "weights.safetensors").exists()
         if not readable or row["model"] not in ("vgg19", "small-vgg"):
             continue
-        experiment, model, masks = stored.load(runs / row["folder"])
+        experiment, model, masks = loading.load(runs / row["folder"])
         data = data_of(experiment, RunOptions(runs, device=device, data_root=data_root))
         found = count(model.to(device), masks, first(images or len(data.train), data.train.epoch(500)))
         rows.append({name: row[name] for name in COLUMNS} | found)
-        tidy.write(rows, out)
+        tables.write(rows, out)
         print(*(f"{name} {value}" for name, value in rows[-1].items()), sep=", ", flush=True)
     if not rows:
         raise ValueError(f"{runs} holds no finished run of VGG-19 or small-vgg with its weights")

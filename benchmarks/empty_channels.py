@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import barebones as bb
-from barebones.lab.experiment import Experiment
+from barebones.lab.experiment.experiment import Experiment
 from barebones.masks import Scores
 from barebones.pruning import criteria
 

@@ -22,7 +22,8 @@ from barebones.data.normalization import Normalization
 from barebones.data.split import Data
 from barebones.data.tensors import TensorSplit
 from barebones.gpu.graphs import Captured
-from barebones.lab.training import Epoch, Training, TrainingPlan
+from barebones.lab.experiment.plan import TrainingPlan
+from barebones.lab.run.training import Epoch, Training
 from barebones.masks import Masks, agreement
 from barebones.models import build, initialize
 from barebones.pruning.gradients import PRECISIONS

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import barebones as bb
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import RESULT
-from barebones.lab.options import RunOptions
-from barebones.lab.sweep import sweep
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.folder import RESULT
+from barebones.lab.run.options import RunOptions
+from barebones.lab.sweep.sweep import sweep
 from barebones.masks import kept
 
 HEAD = 64  # width of an attention head

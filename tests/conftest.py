@@ -36,7 +36,7 @@ def forks() -> BaseContext:
 @pytest.fixture
 def forkserver(forks, monkeypatch) -> BaseContext:
     """Start workers from the fork server. As with "spawn", which the library uses, they share nothing with the test."""
-    from barebones.lab import worker
+    from barebones.lab.sweep import worker
 
     monkeypatch.setattr(worker, "get_context", lambda method: forks)
     return forks

@@ -15,12 +15,12 @@ import torch
 
 from barebones.accounting import account
 from barebones.files.masks import load_masks
-from barebones.lab import tidy
-from barebones.lab.folder import finished, load_mask, recorded
-from barebones.lab.looks import looks
-from barebones.lab.recipes import experiments
-from barebones.lab.records import records
-from barebones.lab.sources import EPOCH_SECONDS
+from barebones.lab.experiment.recipes import experiments
+from barebones.lab.experiment.styles import looks
+from barebones.lab.figures.sources import EPOCH_SECONDS
+from barebones.lab.records import tables
+from barebones.lab.records.records import records
+from barebones.lab.run.folder import finished, load_mask, recorded
 from barebones.masks import empty, kept
 from barebones.models import MODELS, build
 from barebones.paper.figures import saliency_scatter, saliency_vs_rounds
@@ -441,14 +441,14 @@ def span(values: Collection[float], form: str) -> str:
 
 def dead_table() -> list[str]:
     """The channels that died in training, of all runs of VGG-19 whose weights were kept; the thinnest channels last."""
-    rows = [row for row in tidy.read(RESULTS / "dead.csv") if row["channels"]]
+    rows = [row for row in tables.read(RESULTS / "dead.csv") if row["channels"]]
     labels = [
         ", ".join(
             [looks()[row["method"]].label, *(text for (key, value), text in CHANGES.items() if row[key] == value)]
         )
         for row in rows
     ]
-    groups = tidy.grouped(
+    groups = tables.grouped(
         [row | {"label": label} for row, label in zip(rows, labels, strict=True)], "sparsity", "label"
     )
     lines = []
@@ -488,7 +488,7 @@ def deaths(runs: list[dict], *names: str) -> tuple[int, int]:
 
 def kinds_of_runs() -> dict[str, list[dict]]:
     """The runs of each kind of masks whose dead channels were counted."""
-    rows = [row for row in tidy.read(RESULTS / "dead.csv") if row["channels"]]
+    rows = [row for row in tables.read(RESULTS / "dead.csv") if row["channels"]]
     groups = {label: [row for row in rows if kind_of(row) in members] for label, members in KINDS.items()}
     assert sum(map(len, groups.values())) == len(rows)
     return groups
@@ -519,7 +519,7 @@ def thickness_table() -> list[str]:
 
 def repairs_table() -> list[str]:
     """Short runs of Iter SNIP on VGG-19 at 99.9 %, with what was changed to find out why they are below the paper."""
-    deaths = {row["folder"]: row for row in tidy.read(RESULTS / "dead.csv")}
+    deaths = {row["folder"]: row for row in tables.read(RESULTS / "dead.csv")}
     lines = []
     for label, change in {
         "nothing": {}, "`--precision tf32`": {"precision": "tf32"}, "`--warmup 5`": {"warmup": 5},
@@ -547,8 +547,8 @@ def rank(values: list[float]) -> list[float]:
 
 
 def test_the_page_says_which_channels_die():
-    rows = [row for row in tidy.read(RESULTS / "dead.csv") if row["channels"]]
-    assert [row["method"] for row in tidy.read(RESULTS / "dead.csv") if not row["channels"]] == ["snip"]
+    rows = [row for row in tables.read(RESULTS / "dead.csv") if row["channels"]]
+    assert [row["method"] for row in tables.read(RESULTS / "dead.csv") if not row["channels"]] == ["snip"]
 
     def chosen(**settings: object) -> list[dict]:
         return [row for row in rows if all(row[name] == value for name, value in settings.items())]
@@ -639,7 +639,7 @@ def test_the_page_says_what_changes_did_to_iter_snip():
     assert f"and the accuracy is {points(gains[2][0])} points higher" in PAGE
     case = base | {"epochs": 350, "seed": 0}
     [bf16], [exact] = matching(**case | {"shrink": True}), matching(**case | {"precision": "tf32", "shrink": True})
-    [again] = (row for row in tidy.read(RESULTS / "dead.csv") if row["epochs"] == 350 and row["precision"] == "bf16")
+    [again] = (row for row in tables.read(RESULTS / "dead.csv") if row["epochs"] == 350 and row["precision"] == "bf16")
     ends = [100 * row["top1"] for row in (bf16, again, exact)]
     words = "two trainings of the same mask in bf16 end at {:.2f} and {:.2f}. The one in tf32 ends at {:.2f}, and its"
     assert words.format(*ends) in PAGE
@@ -647,7 +647,7 @@ def test_the_page_says_what_changes_did_to_iter_snip():
     assert f"In tf32, the same mask reaches {ends[2]:.2f}." in PAGE
     assert 7.5 < ends[1] - ends[0] < 8
     assert "are almost eight points apart" in PAGE
-    rows = {row["folder"]: row for row in tidy.read(RESULTS / "dead.csv")}
+    rows = {row["folder"]: row for row in tables.read(RESULTS / "dead.csv")}
     for of, without in zip(warm, tf32, strict=True):
         assert rows[of["folder"]]["dead"] < rows[without["folder"]]["dead"]
     first, _, last = (rows[row["folder"]] for row in loss)
@@ -769,7 +769,7 @@ def test_other_numbers_of_the_page_are_those_of_the_records():
     assert f"at 98 %, where {of['kept']:,} are kept" in PAGE
     [row] = (
         row
-        for row in tidy.read(RESULTS / "dead.csv")
+        for row in tables.read(RESULTS / "dead.csv")
         if row["method"] == "hybrid" and row["seed"] == 1 and row["control"] == "shuffle"
     )
     words = (
@@ -1180,7 +1180,7 @@ def test_the_numbers_at_the_top_of_the_readme_are_those_of_the_page():
     words = "(40 epochs, three seeds), the masks of FORCE lose {:.1f}, {:.1f} and {:.1f} points"
     assert words.format(*lost) in FRONT
     assert "trained again, [ends at 60.44, and in tf32 at 70.58]" in FRONT
-    twice = [row["top1"] for row in tidy.read(RESULTS / "dead.csv") if row["epochs"] == 350]
+    twice = [row["top1"] for row in tables.read(RESULTS / "dead.csv") if row["epochs"] == 350]
     assert sorted(f"{100 * top1:.2f}" for top1 in twice) == ["60.44", "70.58"]
     cut = [bool(each["collapsed"]) for each in records_of("force", 0.999, "shuffle")]
     assert cut == [True] * 3
@@ -1192,7 +1192,7 @@ def test_the_numbers_at_the_top_of_the_readme_are_those_of_the_page():
 
 def layers_table() -> list[str]:
     """The layers that each method empties at 99.9 %."""
-    rows = tidy.read(RESULTS / "layers.csv")
+    rows = tables.read(RESULTS / "layers.csv")
     lines = []
     for model in ("resnet50", "vgg19"):
         for method in ("force", "iter-snip", "snip-mb", "grasp-mb"):
@@ -1204,7 +1204,7 @@ def layers_table() -> list[str]:
 
 def test_the_analyses_of_the_page_are_those_of_the_tables():
     assert "\n".join(layers_table()) in PAGE
-    rounds = tidy.grouped(tidy.read(RESULTS / "evolution.csv"), "model", "method")
+    rounds = tables.grouped(tables.read(RESULTS / "evolution.csv"), "model", "method")
     last = rounds["resnet50", "force"][-1]
     pruned, recovered = (sum(row[name] for row in rounds["resnet50", "force"]) for name in ("pruned", "recovered"))
     total = pruned - recovered + last["keep"]
@@ -1219,7 +1219,7 @@ def test_the_analyses_of_the_page_are_those_of_the_tables():
 
 
 def test_the_layers_after_one_shot_and_many_rounds():
-    networks = tidy.grouped(tidy.read(RESULTS / "consistency.csv.gz"), "model")
+    networks = tables.grouped(tables.read(RESULTS / "consistency.csv.gz"), "model")
     sparsest = {model: [row for row in rows if row["density_all"] < 0.0101] for model, rows in networks.items()}
     emptied, vgg19 = (emptied_layers(sparsest[model]) for model in ("resnet50", "vgg19"))
     assert sorted(emptied.pop("snip")) == [19, 20, 21]
@@ -1236,19 +1236,19 @@ def test_the_layers_after_one_shot_and_many_rounds():
     assert "GRASP's own criterion empties 9 of its 17 layers" in PAGE
 
 
-def emptied_layers(rows: tidy.Rows) -> dict[str, list[int]]:
+def emptied_layers(rows: tables.Rows) -> dict[str, list[int]]:
     """How many layers each method empties, for each seed."""
     return {
         method: [
             len({row["name"] for row in of_seed if not row["kept"]})
-            for _, of_seed in sorted(tidy.grouped(members, "seed").items())
+            for _, of_seed in sorted(tables.grouped(members, "seed").items())
         ]
-        for method, members in tidy.grouped(rows, "method").items()
+        for method, members in tables.grouped(rows, "method").items()
     }
 
 
 def test_analyses_agree_with_the_runs_of_their_settings():
-    for (model, method), rows in tidy.grouped(tidy.read(RESULTS / "evolution.csv"), "model", "method").items():
+    for (model, method), rows in tables.grouped(tables.read(RESULTS / "evolution.csv"), "model", "method").items():
         runs = matching(model=model, method=method, sparsity=0.995, rounds=300, seed=0, **PLAIN)
         folders = [folder for run in runs if (folder := RESULTS / run["folder"]).joinpath("metrics.jsonl.gz").exists()]
         assert folders
@@ -1256,7 +1256,7 @@ def test_analyses_agree_with_the_runs_of_their_settings():
             lines = [each for each in metrics_of(folder) if each.get("stage") == "prune"]
             for name in ("keep", "pruned", "recovered", "recovered_empty"):
                 assert [row[name] for row in rows] == [each[name] for each in lines], folder
-    layers = tidy.grouped(tidy.read(RESULTS / "layers.csv"), "model", "method")
+    layers = tables.grouped(tables.read(RESULTS / "layers.csv"), "model", "method")
     for model, methods in (
         ("vgg19", ("force", "iter-snip", "snip-mb", "grasp-mb")),
         ("resnet50", ("force", "iter-snip")),
@@ -1270,7 +1270,7 @@ def test_analyses_agree_with_the_runs_of_their_settings():
 
 def settling_table() -> list[str]:
     """The last round that prunes, and the last one of all."""
-    rows = tidy.grouped(tidy.read(RESULTS / "settling.csv"), "model", "statistics", "scored_on")
+    rows = tables.grouped(tables.read(RESULTS / "settling.csv"), "model", "statistics", "scored_on")
     lines = []
     for model, (statistics, label), reads in product(("vgg19", "resnet50"), LABELS.items(), DASHES):
         of = {row["round"]: row for row in rows[model, statistics, reads]}
@@ -1282,7 +1282,7 @@ def settling_table() -> list[str]:
     return lines
 
 
-def after(number: int, rows: tidy.Rows, column: str, **settings: object) -> list[float]:
+def after(number: int, rows: tables.Rows, column: str, **settings: object) -> list[float]:
     """The values of a column in the rounds after this one, which is the last that prunes."""
     rows = [row for row in rows if all(row[name] == value for name, value in settings.items())]
     assert min(row["round"] for row in rows if row["keep"] == min(row["keep"] for row in rows)) == number
@@ -1291,7 +1291,7 @@ def after(number: int, rows: tidy.Rows, column: str, **settings: object) -> list
 
 def test_the_page_says_why_force_never_settles():
     assert "\n".join(settling_table()) in PAGE
-    rows = tidy.read(RESULTS / "settling.csv")
+    rows = tables.read(RESULTS / "settling.csv")
 
     def share(model: str, **settings: object) -> str:
         return (
@@ -1306,13 +1306,13 @@ def test_the_page_says_why_force_never_settles():
         assert min(after(42, rows, "channels_one_before", model=model, statistics="eval")) > 0.1
     last = [row for row in rows if row["round"] == 60 and row["statistics"] == "batch"]
     assert all(0.45 < row["moved_share"] / row["recovered_share"] < 0.55 for row in last)
-    returned = tidy.grouped([row for row in rows if row["statistics"] == "batch"], "model", "round")
+    returned = tables.grouped([row for row in rows if row["statistics"] == "batch"], "model", "round")
     shares = {key: [row["recovered_empty_share"] for row in of] for key, of in returned.items()}
     assert all(share == [0, 0] for (model, _), share in shares.items() if model == "vgg19")
     assert all(0.48 < share < 0.51 for share in shares["resnet50", 42])
     [percent] = {f"{share:.0%}".replace("%", " %") for share in shares["resnet50", 60]}
     assert f"They are half of all kept weights in round 42, and {percent} in round 60." in PAGE
-    longer = tidy.read(RESULTS / "settling-400.csv.gz")
+    longer = tables.read(RESULTS / "settling-400.csv.gz")
     exchanged = [100 * share for share in after(280, longer, "recovered_share", model="vgg19", statistics="batch")]
     words = "With 400 rounds, the first 280 of which prune, {} % of the weights of VGG-19 are exchanged in each of the"
     assert f"{words} other 120".format(span(exchanged, ".0f")) in PAGE
@@ -1322,13 +1322,13 @@ def test_the_page_says_why_force_never_settles():
 def saliency_table() -> list[str]:
     """How the saliencies of the sparsified and the pruned network are correlated."""
     lines = []
-    for model, rows in tidy.grouped(tidy.read(RESULTS / "saliency-scatter.csv"), "model").items():
+    for model, rows in tables.grouped(tables.read(RESULTS / "saliency-scatter.csv"), "model").items():
         parts = [[row for row in rows if low <= row["sparsity"] <= high] for low, high in ((0, 1), (0, 0.9), (0.9, 1))]
         assert [len(part) for part in parts] == [39, 15, 27]
         logs = [[[log(row[name]) for row in part] for name in ("pruned", "sparsified")] for part in parts]
         means = {
             sparsity: [fmean(log(row[name]) for row in of) for name in ("pruned", "sparsified")]
-            for sparsity, of in tidy.grouped(rows, "sparsity").items()
+            for sparsity, of in tables.grouped(rows, "sparsity").items()
         }
         logs.append(
             [
@@ -1342,23 +1342,23 @@ def saliency_table() -> list[str]:
 
 def test_the_page_compares_sparsified_and_pruned_networks():
     assert "\n".join(saliency_table()) in PAGE
-    rows = tidy.read(RESULTS / "saliency-scatter.csv")
-    masks, sparsities = tidy.grouped(rows, "model"), tidy.grouped(rows, "sparsity")
+    rows = tables.read(RESULTS / "saliency-scatter.csv")
+    masks, sparsities = tables.grouped(rows, "model"), tables.grouped(rows, "sparsity")
     [count] = {len(of) for of in masks.values()}
     ends = span([100 * sparsity for sparsity in sparsities], "g")
     words = f"{count} masks for each network: {len(sparsities)} sparsities from {ends} %"
     settings = saliency_scatter.SETTINGS["paper"]
     used = f"{settings['rounds']} rounds, both sums on {settings['batches']} batches"
-    assert f"{words}, {WORDS[len(tidy.grouped(rows, 'seed'))]} seeds, {used}." in PAGE
+    assert f"{words}, {WORDS[len(tables.grouped(rows, 'seed'))]} seeds, {used}." in PAGE
     assert "From 50 to 90 %, the sum for the pruned network falls" in PAGE
     ratios: dict[str, list[float]] = {
         model: [row["sparsified"] / row["pruned"] for row in of if row["sparsity"] >= 0.9]
-        for model, of in tidy.grouped(rows, "model").items()
+        for model, of in tables.grouped(rows, "model").items()
     }
     resnet50, vgg19 = (span(ratios[model], ".0f") for model in ("resnet50", "vgg19"))
     assert f"is {resnet50} times as large on ResNet-50, and {vgg19} times on VGG-19" in PAGE
-    for of in tidy.grouped([row for row in rows if 0.5 <= row["sparsity"] <= 0.9], "model").values():
-        masks = [each for _, each in sorted(tidy.grouped(of, "sparsity").items())]
+    for of in tables.grouped([row for row in rows if 0.5 <= row["sparsity"] <= 0.9], "model").values():
+        masks = [each for _, each in sorted(tables.grouped(of, "sparsity").items())]
         falling, rising = ([fmean(row[name] for row in each) for each in masks] for name in ("pruned", "sparsified"))
         assert falling == sorted(falling, reverse=True)
         assert rising == sorted(rising)
@@ -1366,10 +1366,10 @@ def test_the_page_compares_sparsified_and_pruned_networks():
 
 def of_rounds() -> dict[tuple, list[float]]:
     """The saliencies of the pruned network with three seeds, by its model, sparsity, method and rounds."""
-    rows = tidy.read(RESULTS / "saliency-vs-rounds.csv")
+    rows = tables.read(RESULTS / "saliency-vs-rounds.csv")
     assert {row["scale"] for row in rows} == {"paper"}
     assert all(row["collapsed"] == (row["saliency"] == 0) for row in rows)
-    seeds = tidy.grouped(sorted(rows, key=lambda row: row["seed"]), "model", "sparsity", "method", "rounds")
+    seeds = tables.grouped(sorted(rows, key=lambda row: row["seed"]), "model", "sparsity", "method", "rounds")
     assert all([row["seed"] for row in group] == [0, 1, 2] for group in seeds.values())
     return {key: [row["saliency"] for row in group] for key, group in seeds.items()}
 
@@ -1492,7 +1492,7 @@ SMALL = (("small-vgg", 8), ("small-vgg", 40), ("small-resnet", 8), ("small-resne
 
 def small_runs(model: str, epochs: int, method: str, leave_empty: bool = False) -> list[dict]:
     wanted = {"model": model, "epochs": epochs, "method": method, "leave_empty": str(leave_empty)}
-    rows = tidy.read(RESULTS / "small-networks.csv")
+    rows = tables.read(RESULTS / "small-networks.csv")
     return [row for row in rows if all(str(row[name]) == str(value) for name, value in wanted.items())]
 
 
@@ -1521,11 +1521,11 @@ def small_tables() -> list[list[str]]:
 
 
 def test_the_small_networks_of_the_page_are_those_of_the_table():
-    rows = tidy.read(RESULTS / "small-networks.csv")
+    rows = tables.read(RESULTS / "small-networks.csv")
     queued = {experiment.resolved().folder for experiment in experiments(str(RESULTS / "small-networks.toml"))}
     assert {row["folder"] for row in rows} == queued
     assert f"small-runs     # {len(rows)} runs, about an hour" in PAGE
-    seeds = len(tidy.grouped(rows, "seed"))
+    seeds = len(tables.grouped(rows, "seed"))
     assert f"Digits, {seeds} seeds, on a CPU;" in PAGE
 
     def behind(model: str, epochs: int, method: str, keeping_all: bool = False) -> float:
@@ -1581,7 +1581,7 @@ def official_table() -> list[str]:
 def hours_table() -> list[str]:
     """The training times of all records, added up."""
     lines = []
-    for (model, epochs), rows in sorted(tidy.grouped(finished_runs(), "model", "epochs").items()):
+    for (model, epochs), rows in sorted(tables.grouped(finished_runs(), "model", "epochs").items()):
         hours = sum(row["train_seconds"] for row in rows) / 3600
         lines.append(line(MODELS[model].label, f"{epochs}", f"{len(rows)}", f"{hours:.1f}"))
     return lines

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import sha256
 from operator import attrgetter
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from .words import did_you_mean, first_line
+from .words import did_you_mean, first_line, printable
 
 SHORTHANDS = ("timm", "images")  # not modules: timm:NAME is a network of timm, images:PATH a folder of images
 
@@ -95,3 +96,29 @@ def made(name: str, kind: str, offered: Mapping[str, Any], returns: str) -> Any:
         except (Exception, SystemExit) as error:  # the user's factory, too
             raise ValueError(f"{name} raised {type(error).__name__}: {first_line(error)}") from error
     raise ValueError(f"{name}{signature} needs more arguments than {first}; name a factory that needs no others")
+
+
+def check_trusted(
+    code: str,
+    source: Path | str,
+    named: Collection[str | None] = (),
+    trust: bool = False,
+    option: str = "--model",
+) -> None:
+    """Raise a `ValueError` if a file names a network or data set that is code, unless it is in `named` or trusted.
+
+    To use it is to import and run whatever the file names, so this comes before it.
+
+    >>> check_trusted("vgg19", "mask"), check_trusted("helpers:net", "mask", named=["helpers:net"])
+    (None, None)
+    >>> check_trusted("helpers:net", "mask")
+    Traceback (most recent call last):
+    ValueError: mask asks to import and run helpers:net; if you trust that code, pass --model helpers:net, or --trust
+    to run whatever the file names
+    """
+    if is_code(code) and code not in named and not trust:
+        shown = printable(code)
+        raise ValueError(
+            f"{source} asks to import and run {shown}; if you trust that code, pass {option} {shlex.quote(shown)}, or "
+            "--trust to run whatever the file names"
+        )

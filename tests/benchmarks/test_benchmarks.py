@@ -18,10 +18,10 @@ import dead
 import lab
 import sharded
 
-from barebones.lab import tidy
-from barebones.lab.experiment import Experiment
-from barebones.lab.options import RunOptions
-from barebones.lab.run import result_of, run
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.records import tables
+from barebones.lab.run.options import RunOptions
+from barebones.lab.run.run import result_of, run
 from barebones.models import SmallVGG
 
 pytestmark = pytest.mark.slow
@@ -118,7 +118,7 @@ def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
     options = RunOptions(tmp_path)
     result_of(run(Experiment("small-vgg", "digits", "snip", 0.98, epochs=1).resolved(), options))
     dead.main(tmp_path, tmp_path / "dead.csv", images=100)
-    [row] = tidy.read(tmp_path / "dead.csv")
+    [row] = tables.read(tmp_path / "dead.csv")
     assert row["method"] == "snip"
     assert 0 <= row["dead"] < row["channels"]
     assert 0 < row["narrowest_alive"] <= row["narrowest"]

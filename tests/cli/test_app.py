@@ -16,8 +16,8 @@ from barebones import __version__
 from barebones.cli import app as cli
 from barebones.cli import stopping as signals
 from barebones.files.masks import save_masks
-from barebones.lab.experiment import Experiment
-from barebones.lab.run import Stopped
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.run import Stopped
 
 
 def commands() -> dict[str, Any]:

@@ -11,8 +11,8 @@ from mutations import mutated
 import barebones as bb
 from barebones.files import container
 from barebones.files.masks import KIND, NUMBERS, VERSION
-from barebones.lab import stored
-from barebones.lab.experiment import Experiment
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import loading
 
 SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1, batch=256).resolved()
 
@@ -20,7 +20,7 @@ SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1, batch=256).reso
 @pytest.fixture
 def mask(command) -> Path:
     """Return a mask file as a run writes it."""
-    model = stored.initial(SMALL)
+    model = loading.initial(SMALL)
     result = bb.prune(model, None, 0.9, "magnitude", on_collapse="ignore")
     numbers = bb.account(model, result.masks, torch.zeros(1, 1, 8, 8))
     account = {name: getattr(numbers, "total" if name == "prunable" else name) for name in NUMBERS}

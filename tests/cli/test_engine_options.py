@@ -27,6 +27,6 @@ epochs = 0
 def test_mistakes_in_the_choice_of_an_engine(words, expected, mistake, tmp_path, monkeypatch):
     for package, name in (("ray", "ray"), ("submitit", "slurm")):
         monkeypatch.setitem(sys.modules, package, None)
-        monkeypatch.delitem(sys.modules, f"barebones.lab.engines.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"barebones.lab.sweep.engines.{name}", raising=False)
     (tmp_path / "grid.toml").write_text(GRID)
     mistake(expected, "sweep", "grid.toml", "--device", "cpu", *words.split())

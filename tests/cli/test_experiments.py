@@ -16,12 +16,12 @@ import barebones as bb
 from barebones.cli import experiments
 from barebones.data import DATA
 from barebones.files.masks import load_masks, save_masks
-from barebones.lab import demo
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import finished, write_json
-from barebones.lab.network import cached_data
-from barebones.lab.seal import Identity
-from barebones.lab.sweep import SweepResult
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.figures import demo
+from barebones.lab.run.checksums import Identity
+from barebones.lab.run.folder import finished, write_json
+from barebones.lab.run.network import cached_data
+from barebones.lab.sweep.sweep import SweepResult
 
 TINY = ["--model", "nets_for_cli:tiny", "--data", "digits", "--batch", "256", "--device", "cpu"]
 FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--epochs", "1"]

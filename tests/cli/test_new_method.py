@@ -9,12 +9,12 @@ import pytest
 from torch import nn
 
 import barebones as bb
-from barebones.lab import records, tidy
+from barebones.lab.records import records, tables
 from barebones.paper.figures import FIGURES
 
 RECIPE = """
 from barebones import METHODS, Method
-from barebones.lab.experiment import Experiment
+from barebones.lab.experiment.experiment import Experiment
 
 def smallest(probe):
     return {name: -weight.abs() for name, weight in probe.weights.items()}
@@ -63,7 +63,7 @@ def test_a_sweep_a_figure_and_the_report_know_it(recipe, command, forkserver):
     rows = records.records(Path("runs"))
     assert {row["method"]: row["status"] for row in rows} == {METHOD: "done", "random": "done"}
 
-    tidy.write([{"scale": "smoke"} | row for row in FIGURES["cifar10"].source.rows(rows)], Path("runs/cifar10.csv"))
+    tables.write([{"scale": "smoke"} | row for row in FIGURES["cifar10"].source.rows(rows)], Path("runs/cifar10.csv"))
     done = command("figure", "cifar10", "--from", "runs", "--out", ".")
     assert done.code == 0, done
     drawing = Path("cifar10.svg").read_text()

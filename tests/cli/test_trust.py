@@ -10,7 +10,8 @@ import pytest
 import barebones as bb
 from barebones.files import container
 from barebones.files.masks import KIND, VERSION
-from barebones.lab import recipes, stored
+from barebones.lab.experiment import recipes
+from barebones.lab.run import loading
 
 CODE = """
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_a_grid_runs_the_networks_that_the_user_names(run, command, forkserver):
 def test_the_library_asks_too(run):
     for source in (run, Path("mask")):
         with pytest.raises(ValueError, match=WAYS):
-            stored.load(source)
+            loading.load(source)
     with pytest.raises(ValueError, match=WAYS):
         recipes.experiments("grid.toml")
     assert not ran()

@@ -19,10 +19,11 @@ from barebones.data.images import centre_crop, open_rgb, random_crop, to_tensor
 from barebones.data.normalization import Normalization
 from barebones.data.split import held_out
 from barebones.data.tensors import TensorSplit, cropped
-from barebones.lab import plots, stored
-from barebones.lab.experiment import Experiment
-from barebones.lab.options import RunOptions
-from barebones.lab.run import result_of, run
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.figures import plots
+from barebones.lab.run import loading
+from barebones.lab.run.options import RunOptions
+from barebones.lab.run.run import result_of, run
 from barebones.pruning.batches import Batches
 from barebones.running import digest
 
@@ -192,7 +193,7 @@ def test_a_data_set_needs_one_row(monkeypatch, tmp_path):
     experiment = Experiment("small-resnet", "noise", "snip", 0.5, epochs=1).resolved()
     assert result_of(run(experiment, RunOptions(tmp_path)))["test"]["top1"] > 0
     folder = RunOptions(tmp_path).folder(experiment)
-    assert stored.trained(folder)[1](stored.example(experiment, folder)).shape == (2, 3)
+    assert loading.trained(folder)[1](loading.example(experiment, folder)).shape == (2, 3)
     assert plots.title("noise", "vgg19") == "Noise, VGG-19"
 
 

@@ -8,9 +8,9 @@ from PIL import Image
 
 from barebones import data
 from barebones.data import image_folder
-from barebones.lab.experiment import Experiment
-from barebones.lab.network import cached_data
-from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.network import cached_data
+from barebones.lab.run.run import RunOptions, result_of, run
 
 COLOURS = {"cat": (200, 10, 10), "dog": (10, 10, 200)}
 

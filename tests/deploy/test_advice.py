@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import barebones as bb
 from barebones.deploy.advice import advise, advisor, measuring, training
 from barebones.deploy.advice.variants import Variant
-from barebones.lab import stored
-from barebones.lab.experiment import Experiment
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import loading
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def mask(tmp_path_factory) -> str:
     """A mask file that says what it is for."""
     experiment = Experiment("small-resnet", "digits", "random", 0.97, rounds=1, epochs=1).resolved()
     path = tmp_path_factory.mktemp("masks") / "mask.safetensors"
-    masks = zoo.random_masks(stored.initial(experiment), 0.03)
+    masks = zoo.random_masks(loading.initial(experiment), 0.03)
     bb.save_masks(masks, path, method="random", experiment=experiment.to_dict())
     return str(path)
 

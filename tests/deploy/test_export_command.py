@@ -10,10 +10,10 @@ import zoo
 
 from barebones.files.masks import save_masks
 from barebones.files.weights import load_weights
-from barebones.lab import run as lab
-from barebones.lab import stored
-from barebones.lab.experiment import Experiment
-from barebones.lab.network import Network
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import loading
+from barebones.lab.run import run as lab
+from barebones.lab.run.network import Network
 from barebones.models import build
 from barebones.running.outputs import difference, outputs
 
@@ -33,7 +33,7 @@ def test_a_run_is_exported_sparse(finished, command):
     assert (done.code, done.err) == (0, "")
     assert re.search(r"network\.safetensors: .* times smaller than the dense checkpoint \([\d,]+\)\.", done.out)
     assert "bit for bit" in done.out
-    experiment, model, masks = stored.trained(finished)
+    experiment, model, masks = loading.trained(finished)
     state, stored_masks, about = load_weights("network.safetensors")
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     assert all(torch.equal(stored_masks[name], mask) for name, mask in masks.items())
@@ -47,7 +47,7 @@ def test_a_run_is_exported_as_a_program(words, finished, command):
     assert (done.code, done.err) == (0, "")
     assert "Loaded again, the largest difference of the outputs is " in done.out
     assert "before training" not in done.out
-    _, model, _ = stored.trained(finished)
+    _, model, _ = loading.trained(finished)
     with open(out, "rb") as file:
         program = torch.export.load(file)
     images = torch.randn(3, 1, 8, 8)
@@ -70,7 +70,7 @@ def test_a_mask_file_is_exported_with_its_initial_weights(finished, command):
     done = command("export", finished / "mask.safetensors", "-o", "network.safetensors")
     assert (done.code, done.err) == (0, "")
     assert "before training" in done.out
-    model = Network(stored.trained(finished)[0], lab.RunOptions(), torch.device("cpu")).model
+    model = Network(loading.trained(finished)[0], lab.RunOptions(), torch.device("cpu")).model
     state, masks, _ = load_weights("network.safetensors")
     assert all(torch.equal(state[n], t) for n, t in zoo.masked(model, masks).state_dict().items())
 

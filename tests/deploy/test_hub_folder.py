@@ -19,9 +19,10 @@ from torch import nn
 import barebones as bb
 from barebones.deploy.hub import FILES, to_hub_folder
 from barebones.files.masks import save_masks
-from barebones.lab import card, stored
-from barebones.lab import run as lab
-from barebones.lab.experiment import DENSE, Experiment
+from barebones.lab.experiment.experiment import DENSE, Experiment
+from barebones.lab.figures import card
+from barebones.lab.run import loading
+from barebones.lab.run import run as lab
 from barebones.models import build
 
 EXPERIMENT = Experiment("small-vgg", "digits", "snip", 0.98, epochs=1, batch=256)
@@ -43,14 +44,14 @@ def test_the_folder_of_a_run(finished, command):
     assert sorted(os.listdir()) == ["hub"]
     assert sorted(os.listdir("hub")) == sorted(FILES)
 
-    experiment, model, masks = stored.trained(finished)
+    experiment, model, masks = loading.trained(finished)
     state = load_file("hub/model.safetensors")
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     assert not any(state[name][~mask].any() for name, mask in masks.items())
     with safe_open("hub/model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}  # other libraries ask for it
 
-    example = stored.example(experiment, finished)[:1]
+    example = loading.example(experiment, finished)[:1]
     loaded, about = bb.load_masks("hub/masks.safetensors", model)
     assert bb.account(model, loaded, example) == bb.account(model, masks, example)
     assert about["experiment"] == experiment.to_dict()

@@ -18,11 +18,12 @@ from barebones.data import Data, TensorSplit
 from barebones.data.normalization import Normalization
 from barebones.gpu import kernels
 from barebones.gpu.kernels import blocks, selecting
-from barebones.lab import metrics
-from barebones.lab.experiment import Experiment
-from barebones.lab.run import RunOptions, Stopped, result_of, run
-from barebones.lab.sources import FigureContext
-from barebones.lab.training import Training, TrainingPlan
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.experiment.plan import TrainingPlan
+from barebones.lab.figures.sources import FigureContext
+from barebones.lab.run import metrics
+from barebones.lab.run.run import RunOptions, Stopped, result_of, run
+from barebones.lab.run.training import Training
 from barebones.masks import kept
 from barebones.paper.figures import FIGURES
 from barebones.running import digest

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from lab_runs import NETWORK, interrupted
 
-from barebones.lab.experiment import Experiment
-from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.run import RunOptions, result_of, run
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,11 @@ from torch import Tensor
 from barebones.cli.app import main
 from barebones.files.masks import load_masks
 from barebones.files.weights import load_weights
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import finished, write_json
-from barebones.lab.metrics import read
-from barebones.lab.run import RunOptions, Stopped, result_of, run
-from barebones.lab.seal import Identity
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.checksums import Identity
+from barebones.lab.run.folder import finished, write_json
+from barebones.lab.run.metrics import read
+from barebones.lab.run.run import RunOptions, Stopped, result_of, run
 
 ALWAYS = {"experiment.json", "metrics.jsonl", "mask.safetensors", "weights.safetensors", "result.json"}
 CLOCK = ("seconds", "elapsed", "images_per_second")

@@ -12,14 +12,14 @@ import pytest
 from lab_runs import assert_same_run, interrupted, made_up_result, write_file
 from rich.console import Console
 
-from barebones.lab import network, stored
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import progress, recorded
-from barebones.lab.records import record, records
-from barebones.lab.report import gather
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.sources import FigureContext, Runs
-from barebones.lab.sweep import sweep
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.figures.report import gather
+from barebones.lab.figures.sources import FigureContext, Runs
+from barebones.lab.records.records import record, records
+from barebones.lab.run import loading, network
+from barebones.lab.run.folder import progress, recorded
+from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.sweep.sweep import sweep
 
 MASK, WEIGHTS, PRETRAINED = "mask.safetensors", "weights.safetensors", "pretrained.safetensors"
 PRETRAINING, ROUND, CHECKPOINT = "pretraining.safetensors", "round.safetensors", "checkpoint.safetensors"
@@ -32,15 +32,15 @@ def resume(folder: Path) -> None:
 
 
 def export(folder: Path) -> None:
-    stored.load(folder, trust=True)
+    loading.load(folder, trust=True)
 
 
 def shrink(folder: Path) -> None:
-    stored.load(folder / MASK, trust=True)
+    loading.load(folder / MASK, trust=True)
 
 
 def train(folder: Path) -> None:
-    stored.experiment_for_mask(folder / MASK, {}, trust=True)
+    loading.experiment_for_mask(folder / MASK, {}, trust=True)
 
 
 def table(folder: Path) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from barebones.lab.experiment import Experiment
-from barebones.lab.network import data_of
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.training import Training
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.network import data_of
+from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.training import Training
 
 NETWORK = """
 from torch import nn

@@ -8,15 +8,15 @@ from lab_runs import assert_same_run, interrupted, made_up_result, write_file
 
 import barebones as bb
 from barebones.files.masks import load_masks
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import finished
-from barebones.lab.network import Network
-from barebones.lab.options import RunOptions
-from barebones.lab.recipes import crossed
-from barebones.lab.records import records, summary
-from barebones.lab.report import gather
-from barebones.lab.run import result_of, run
-from barebones.lab.stored import experiment_for_mask, initial, load
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.experiment.recipes import crossed
+from barebones.lab.figures.report import gather
+from barebones.lab.records.records import records, summary
+from barebones.lab.run.folder import finished
+from barebones.lab.run.loading import experiment_for_mask, initial, load
+from barebones.lab.run.network import Network
+from barebones.lab.run.options import RunOptions
+from barebones.lab.run.run import result_of, run
 from barebones.pruning.controls import CONTROLS
 from barebones.pruning.prune import prune
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from barebones.lab import crew as module
-from barebones.lab import display, worker
-from barebones.lab.crew import Crew, Job
-from barebones.lab.engines import local
-from barebones.lab.experiment import Experiment
-from barebones.lab.lanes import Event
-from barebones.lab.options import RunOptions
-from barebones.lab.sweep import _gpus
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.options import RunOptions
+from barebones.lab.sweep import pool as module
+from barebones.lab.sweep import progress, worker
+from barebones.lab.sweep.engines import local
+from barebones.lab.sweep.lanes import Event
+from barebones.lab.sweep.pool import Crew, Job
+from barebones.lab.sweep.sweep import _gpus
 
 
 def job(seed: int = 0, device: str = "cpu") -> Job:
@@ -98,9 +98,9 @@ def test_lanes_are_added_one_by_one_while_there_is_memory(crew):
 def test_a_job_counts_as_queued_until_it_starts(crew):
     first, *_ = crew.jobs.values()
     crew.assign()
-    assert display.status(crew) == "4 queued, 0 running, 0 done, 0 failed"
+    assert progress.status(crew) == "4 queued, 0 running, 0 done, 0 failed"
     hear(crew, "started", first)
-    assert display.status(crew) == "3 queued, 1 running, 0 done, 0 failed"
+    assert progress.status(crew) == "3 queued, 1 running, 0 done, 0 failed"
 
 
 def test_out_of_memory_beside_others_is_tried_again_alone(crew):
@@ -108,7 +108,7 @@ def test_out_of_memory_beside_others_is_tried_again_alone(crew):
     crew.assign()
     hear(crew, "memory", first, share=1, free=99)
     sentences = []
-    crew.changed = lambda job: sentences.append(display.sentence(job))
+    crew.changed = lambda job: sentences.append(progress.sentence(job))
     hear(crew, "failed", second, **FAILURE)
     assert sentences == [f"again    {second.label}, alone: CUDA out of memory"]
     hear(crew, "memory", third, share=1, free=99)
@@ -212,7 +212,7 @@ def test_the_table_shows_counts_times_running_finished_and_failed_jobs(tmp_path)
     crew = made(jobs, RunOptions(tmp_path))
     crew.began = 100.0
     console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(display.table(crew, 120.0))
+    console.print(progress.table(crew, 120.0))
     lines = [line.rstrip() for line in console.export_text().splitlines()]
     assert lines[:2] == ["10 queued, 10 running, 10 done, 10 failed", "0:20 elapsed, about 0:40 left"]
     assert [line.split()[0] for line in lines[2:]] == ["failed"] * 5 + ["running"] * 10 + ["done"] * 5
@@ -226,7 +226,7 @@ def test_in_a_terminal_there_is_a_live_table_that_fits_it(tmp_path):
     crew = made([job(seed) for seed in range(9)], RunOptions(tmp_path))
     for each in crew.jobs.values():
         each.state = "running"
-    with display.live_table(crew, console) as live:
+    with progress.live_table(crew, console) as live:
         live.refresh()
         crew.stopping = True  # the end of the sweep
     text = console.file.getvalue()

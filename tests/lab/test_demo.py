@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from barebones.lab import demo, records
-from barebones.lab.experiment import Experiment
-from barebones.lab.sweep import SweepResult
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.figures import demo
+from barebones.lab.records import records
+from barebones.lab.sweep.sweep import SweepResult
 from barebones.models import build
 from barebones.scope import prunable
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, fields, replace
 import pytest
 
 from barebones.data import DATA
-from barebones.lab.experiment import DENSE, FILE, Experiment, folder_of
-from barebones.lab.protocols import PROTOCOLS, protocol
+from barebones.lab.experiment.experiment import DENSE, FILE, Experiment, folder_of
+from barebones.lab.experiment.protocols import PROTOCOLS, protocol
 from barebones.pruning.methods import METHODS, Method
 from barebones.pruning.schedules import SCHEDULES
 

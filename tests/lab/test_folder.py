@@ -11,12 +11,12 @@ import pytest
 from lab_runs import assert_same_run, interrupted
 
 from barebones.files import container as files
-from barebones.lab import run as lab
-from barebones.lab import stages
-from barebones.lab.folder import finished, progress
-from barebones.lab.lease import Busy
-from barebones.lab.network import Network
-from barebones.lab.run import result_of, run
+from barebones.lab.run import run as lab
+from barebones.lab.run import stages
+from barebones.lab.run.folder import finished, progress
+from barebones.lab.run.lock import Busy
+from barebones.lab.run.network import Network
+from barebones.lab.run.run import result_of, run
 
 
 def test_two_runs_of_one_process_share_no_folder(short, options):

@@ -13,14 +13,14 @@ from lab_runs import timeless
 
 from barebones.files import container
 from barebones.files.masks import masks_digest
-from barebones.lab import metrics, show, stored
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import FORMATS, finished, progress, recorded
-from barebones.lab.metrics import Metrics, read
-from barebones.lab.records import record
-from barebones.lab.report import gather
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.seal import sealed
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.figures.report import gather
+from barebones.lab.records.records import record
+from barebones.lab.run import loading, metrics
+from barebones.lab.run.checksums import sealed
+from barebones.lab.run.folder import FORMATS, finished, progress, recorded
+from barebones.lab.run.metrics import Metrics, read
+from barebones.lab.run.run import RunOptions, result_of, run
 from barebones.running import digest
 
 FINISHED, UNFINISHED = cases(120), cases(30)  # a run that goes on takes longer
@@ -83,7 +83,7 @@ def names(folder: Path) -> list[str]:
 
 
 def exported(folder: Path) -> Any:
-    _, model, masks = stored.load(folder, trust=True)
+    _, model, masks = loading.load(folder, trust=True)
     return digest.hexadecimal(model.parameters()), masks_digest(masks)
 
 
@@ -209,7 +209,7 @@ def test_odd_values_under_valid_seals_are_errors_of_one_line(stage, staged, tmp_
 
     def shown(folder: Path) -> None:
         result = finished(folder, Experiment.from_dict(settings))
-        assert list(show.summary(result, folder)) if result else True
+        assert list(shown.summary(result, folder)) if result else True
 
     for case in range((FINISHED if stage == "done" else UNFINISHED) // 4):
         draw = random.Random(f"forged {stage} {case}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lab_runs import assert_same_run, command
 
-from barebones.lab.metrics import read
+from barebones.lab.run.metrics import read
 
 pytestmark = pytest.mark.slow  # test_stages.py stops runs at every step without processes
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from barebones.lab import lanes, options
-from barebones.lab.engines.task import Task
-from barebones.lab.experiment import Experiment
-from barebones.lab.lanes import Event, Lane, Wire
-from barebones.lab.options import RunOptions
-from barebones.lab.run import Stopped
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import options
+from barebones.lab.run.options import RunOptions
+from barebones.lab.run.run import Stopped
+from barebones.lab.sweep import lanes
+from barebones.lab.sweep.engines.task import Task
+from barebones.lab.sweep.lanes import Event, Lane, Wire
 
 EXPERIMENT = Experiment("small-vgg", "digits", "random", 0.9, epochs=1).resolved()
 

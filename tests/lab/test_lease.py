@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from barebones.files import container
-from barebones.lab import lease as leases
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import SHRUNK, reserved
-from barebones.lab.lease import Busy, Lease, leased
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import lock as leases
+from barebones.lab.run.folder import SHRUNK, reserved
+from barebones.lab.run.lock import Busy, Lease, leased
 
 
 def names(folder: Path) -> list[str]:

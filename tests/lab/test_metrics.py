@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from lab_runs import interrupted, timeless
 
-from barebones.lab.experiment import Experiment
-from barebones.lab.metrics import Metrics, read
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.seal import Identity
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.checksums import Identity
+from barebones.lab.run.metrics import Metrics, read
+from barebones.lab.run.run import RunOptions, result_of, run
 
 EPOCH = {"loss", "accuracy", "lr", "images_per_second", "seconds", "validation", "test", "epoch", "epochs", "stage"}
 ROUND = {"keep", "pruned", "recovered", "saliency", "loss", "seconds", "layers", "round", "rounds", "stage"}

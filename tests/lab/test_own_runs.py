@@ -13,10 +13,11 @@ import torch
 from lab_runs import assert_same_run, interrupted
 from rich.console import Console
 
-from barebones.lab import network, recipes, stored
-from barebones.lab.experiment import Experiment
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.sweep import sweep
+from barebones.lab.experiment import recipes
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import loading, network
+from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.sweep.sweep import sweep
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-data.md"
 SNIPPETS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
@@ -118,9 +119,9 @@ def test_a_finished_run_can_be_loaded_without_its_data(page):
     result_of(run(experiment(), options))
     Path("mydata.py").unlink()
     folder = options.folder(experiment())
-    found, model, _ = stored.load(folder, model="mynet.py:mlp")
-    assert model(stored.example(found, folder)).shape == (2, 3)
-    assert torch.equal(stored.example(found, folder), stored.example(found, folder))
+    found, model, _ = loading.load(folder, model="mynet.py:mlp")
+    assert model(loading.example(found, folder)).shape == (2, 3)
+    assert torch.equal(loading.example(found, folder), loading.example(found, folder))
 
 
 def test_wrong_names_are_said_in_one_line(page, mistake):

@@ -11,14 +11,14 @@ from rich.console import Console
 from test_training import CPU, PLAN, STEPS, all_of, assert_same, data, half, network
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, OneCycleLR, SequentialLR
 
-from barebones.lab import recipes
-from barebones.lab.experiment import LATER, Experiment
-from barebones.lab.folder import finished
-from barebones.lab.rates import LR_SCHEDULES
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.stored import experiment_for_mask
-from barebones.lab.sweep import sweep
-from barebones.lab.training import KEYS, OPTIMIZERS, Training, TrainingPlan
+from barebones.lab.experiment import recipes
+from barebones.lab.experiment.experiment import LATER, Experiment
+from barebones.lab.experiment.plan import LR_SCHEDULES, OPTIMIZERS, TrainingPlan
+from barebones.lab.run.folder import finished
+from barebones.lab.run.loading import experiment_for_mask
+from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.training import KEYS, Training
+from barebones.lab.sweep.sweep import sweep
 from barebones.pruning.methods import METHODS
 from barebones.running import digest
 from barebones.running.rng import reseed

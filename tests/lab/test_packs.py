@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from lab_runs import assert_same_run
 
-from barebones.lab.folder import Busy, progress
-from barebones.lab.lease import is_lease, leased
-from barebones.lab.packs import CONTENTS, FILES, pack, unpack
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.stored import Experiment, recorded
+from barebones.lab.records.packs import CONTENTS, FILES, pack, unpack
+from barebones.lab.run.folder import Busy, progress
+from barebones.lab.run.loading import Experiment, recorded
+from barebones.lab.run.lock import is_lease, leased
+from barebones.lab.run.run import RunOptions, result_of, run
 
 
 def files(folder: Path) -> dict[str, bytes]:

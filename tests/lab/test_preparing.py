@@ -13,21 +13,21 @@ from lab_runs import assert_same_run
 from rich.console import Console
 from test_crew import FAILURE, RESULT, Fake, job, made, states
 
-from barebones.lab import crew as module
-from barebones.lab import recipes
-from barebones.lab.crew import Crew, Job
-from barebones.lab.engines import local
-from barebones.lab.experiment import Experiment
-from barebones.lab.lanes import Event
-from barebones.lab.options import RunOptions
-from barebones.lab.run import result_of, run
-from barebones.lab.sweep import SweepResult, sweep
+from barebones.lab.experiment import recipes
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.options import RunOptions
+from barebones.lab.run.run import result_of, run
+from barebones.lab.sweep import pool as module
+from barebones.lab.sweep.engines import local
+from barebones.lab.sweep.lanes import Event
+from barebones.lab.sweep.pool import Crew, Job
+from barebones.lab.sweep.sweep import SweepResult, sweep
 from barebones.pruning.methods import METHODS
 
 METHODS_THAT_WAIT = """
 import os, signal, time
 from pathlib import Path
-from barebones.lab.experiment import Experiment
+from barebones.lab.experiment.experiment import Experiment
 from barebones.models import SmallVGG
 from barebones.pruning.methods import METHODS, Method
 
@@ -122,7 +122,7 @@ def test_every_run_ends_once_and_as_without_preparing(tmp_path, prepared_on_cpu)
             prepared.extend([event.folder] if event.kind == "prepared" else [])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("barebones.lab.sweep.Crew", Watched)
+        patch.setattr("barebones.lab.sweep.sweep.Crew", Watched)
         result, text = swept(experiments, RunOptions(tmp_path / "runs"))
     assert counts(result) == (5, 0, 0, 0), text
     assert (text.count("started "), text.count("done  ")) == (5, 5)

@@ -8,14 +8,14 @@ import pytest
 from lab_runs import interrupted
 from rich.console import Console
 
-from barebones.lab import heartbeat, stages
-from barebones.lab.crew import RUNNING, Crew, Job
-from barebones.lab.display import status
-from barebones.lab.engines.local import Local
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import finished
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.show import summary, watching
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import heartbeat, stages
+from barebones.lab.run.folder import finished
+from barebones.lab.run.progress import summary, watching
+from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.sweep.engines.local import Local
+from barebones.lab.sweep.pool import RUNNING, Crew, Job
+from barebones.lab.sweep.progress import status
 
 
 @pytest.fixture

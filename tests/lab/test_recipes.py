@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from barebones.lab import recipes
-from barebones.lab.experiment import Experiment
+from barebones.lab.experiment import recipes
+from barebones.lab.experiment.experiment import Experiment
 
 TOML = """
 data = "digits"
@@ -56,7 +56,7 @@ def test_a_grid_of_several_methods_leaves_out_what_one_of_them_does_not_take():
 
 RECIPE = """
 from dataclasses import dataclass
-from barebones.lab.experiment import Experiment
+from barebones.lab.experiment.experiment import Experiment
 
 @dataclass
 class Mine:

@@ -12,8 +12,8 @@ from lab_runs import made_up_result as result
 from lab_runs import write_file
 from rich.console import Console
 
-from barebones.lab import records
-from barebones.lab.experiment import Experiment
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.records import records
 
 SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1).resolved()
 

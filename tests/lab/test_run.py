@@ -12,15 +12,15 @@ import barebones as bb
 from barebones.files import masks as maskfile
 from barebones.files.masks import load_masks, save_masks
 from barebones.files.weights import dense_bytes, load_weights
-from barebones.lab import run as lab
-from barebones.lab import stages
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import finished, recorded
-from barebones.lab.metrics import read
-from barebones.lab.network import Network
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.seal import Identity
-from barebones.lab.training import evaluate
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import run as lab
+from barebones.lab.run import stages
+from barebones.lab.run.checksums import Identity
+from barebones.lab.run.folder import finished, recorded
+from barebones.lab.run.metrics import read
+from barebones.lab.run.network import Network
+from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.training import evaluate
 from barebones.running import digest
 
 CPU = torch.device("cpu")

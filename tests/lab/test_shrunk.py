@@ -11,13 +11,13 @@ from torch import nn
 import barebones as bb
 from barebones.files import masks as maskfile
 from barebones.files.weights import load_weights
-from barebones.lab import show, stages
-from barebones.lab import shrunk as small_networks
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import CUTS, MASK, RESULT, WEIGHTS, read_json
-from barebones.lab.network import Network, pruned
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.training import evaluate
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import progress, stages
+from barebones.lab.run import shrunk as small_networks
+from barebones.lab.run.folder import CUTS, MASK, RESULT, WEIGHTS, read_json
+from barebones.lab.run.network import Network, pruned
+from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.training import evaluate
 from barebones.masks import kept
 
 
@@ -65,7 +65,7 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
     assert 0 < shrunk["flops"] < 1
     assert shrunk["images_per_second"].keys() == {"masked", "shrunk"}
     assert all(pace > 0 for pace in shrunk["images_per_second"].values())
-    words = " ".join(show.summary(small, folder))
+    words = " ".join(progress.summary(small, folder))
     assert f"to {after:,} parameters" in words
     assert "times as fast as the masked network" in words
     assert masked["shrunk"] is None
@@ -96,7 +96,7 @@ def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
     assert result["test"]["top1"] < 0.2
     assert result["shrunk"]["parameters"][1] == 10  # the biases of the classes
     assert result["shrunk"]["images_per_second"] is None  # without epochs there is nothing to measure
-    sentences = " ".join(show.summary(result, tmp_path))
+    sentences = " ".join(progress.summary(result, tmp_path))
     assert "No signal passes" in sentences
     assert "times as fast" not in sentences
 

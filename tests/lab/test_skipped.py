@@ -10,15 +10,16 @@ from lab_runs import ALWAYS, assert_same_run, interrupted, stamps, tensors, time
 from rich.console import Console
 
 from barebones.files.masks import load_masks, masks_digest, save_masks
-from barebones.lab import records, stages, training
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import finished, recorded, write_json
-from barebones.lab.metrics import read
-from barebones.lab.network import Network
-from barebones.lab.report.runs import _run
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.show import run_folder, summary
-from barebones.lab.sweep import sweep
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.figures.report.runs import _run
+from barebones.lab.records import records
+from barebones.lab.run import stages, training
+from barebones.lab.run.folder import finished, recorded, write_json
+from barebones.lab.run.metrics import read
+from barebones.lab.run.network import Network
+from barebones.lab.run.progress import run_folder, summary
+from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.sweep.sweep import sweep
 
 CUT = "No signal passes from input to output"
 UNTRAINED = "Its training is skipped."

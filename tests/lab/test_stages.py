@@ -13,12 +13,12 @@ import barebones as bb
 from barebones.files import container as files
 from barebones.files.masks import load_masks
 from barebones.files.weights import load_weights
-from barebones.lab import stages
-from barebones.lab.experiment import Experiment
-from barebones.lab.metrics import read
-from barebones.lab.network import Network
-from barebones.lab.run import result_of, run
-from barebones.lab.training import Training
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import stages
+from barebones.lab.run.metrics import read
+from barebones.lab.run.network import Network
+from barebones.lab.run.run import result_of, run
+from barebones.lab.run.training import Training
 
 
 @pytest.mark.parametrize("stops", [(0,), (3, 0), (4,), (9, 4, 1), (15,), (26,), (1,) * 10], ids=str)

@@ -14,13 +14,14 @@ import torch
 from lab_runs import made_up_result, write_file
 from rich.console import Console
 
-from barebones.lab import recipes, records
-from barebones.lab.engines import local
-from barebones.lab.experiment import Experiment
-from barebones.lab.lease import leased
-from barebones.lab.options import RunOptions
-from barebones.lab.run import result_of, run
-from barebones.lab.sweep import SweepResult, sweep
+from barebones.lab.experiment import recipes
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.records import records
+from barebones.lab.run.lock import leased
+from barebones.lab.run.options import RunOptions
+from barebones.lab.run.run import result_of, run
+from barebones.lab.sweep.engines import local
+from barebones.lab.sweep.sweep import SweepResult, sweep
 from barebones.pruning.methods import METHODS, Method
 
 MODELS = """
@@ -167,7 +168,7 @@ def left_alone(options: RunOptions) -> None:
 
 
 RECIPE = """
-from barebones.lab.experiment import Experiment
+from barebones.lab.experiment.experiment import Experiment
 from barebones.pruning.methods import METHODS, Method
 
 METHODS["of-a-recipe"] = Method(lambda probe: {name: weight.abs() for name, weight in probe.weights.items()}, rounds=2)

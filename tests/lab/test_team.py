@@ -18,12 +18,11 @@ from torch import nn
 
 from barebones.cli import ranks
 from barebones.files.masks import load_masks
-from barebones.lab import training
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import finished
-from barebones.lab.joining import check_norms, joined
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.team import Team
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import training
+from barebones.lab.run.distributed import Team, check_norms, joined
+from barebones.lab.run.folder import finished
+from barebones.lab.run.run import RunOptions, result_of, run
 
 Start = Callable[..., list[BaseProcess]]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from lab_runs import write_file
 
-from barebones.lab import records, tidy
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import FAILURE
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.records import records, tables
+from barebones.lab.run.folder import FAILURE
 
 FORMULAS = ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "=cmd|' /C calc'!A0", "-x", "＝1+1", " =1", "'=1", "''@x", "=", "-"]
 FORMULAS += ["\tx", "\rx", "\nx", "\r=1", "\t=1", '="a,b"', "\u2028=1"]
@@ -25,52 +25,52 @@ def cells(path: Path) -> list[list[str]]:
 @pytest.mark.parametrize("text", FORMULAS)
 def test_a_formula_is_written_as_text_and_comes_back(text: str, tmp_path: Path) -> None:
     rows = [{"model": text, text: 0.5, "last": "x"}]
-    tidy.write(rows, tmp_path / "table.csv")
+    tables.write(rows, tmp_path / "table.csv")
     assert cells(tmp_path / "table.csv") == [["model", f"'{text}", "last"], [f"'{text}", "0.5", "x"]]
-    assert tidy.read(tmp_path / "table.csv") == rows
+    assert tables.read(tmp_path / "table.csv") == rows
 
 
 @pytest.mark.parametrize("text", NAMES)
 def test_any_name_comes_back(text: str, tmp_path: Path) -> None:
     rows = [{"model": text, text: 1, "last": "x"}] * 2
-    tidy.write(rows, tmp_path / "table.csv")
+    tables.write(rows, tmp_path / "table.csv")
     assert cells(tmp_path / "table.csv") == [["model", text, "last"], *[[text, "1", "x"]] * 2]
-    assert tidy.read(tmp_path / "table.csv") == rows
+    assert tables.read(tmp_path / "table.csv") == rows
 
 
 @pytest.mark.parametrize("value", [-1, -0.5, 1e-7, -1e300, float("-inf"), True, None, 0, "-1", "+2.5", "-1e5"])
 def test_numbers_stay_numbers(value: object, tmp_path: Path) -> None:
-    tidy.write([{"x": value, "last": "x"}], tmp_path / "table.csv")
+    tables.write([{"x": value, "last": "x"}], tmp_path / "table.csv")
     cell = (tmp_path / "table.csv").read_text().splitlines()[1].removesuffix(",x")
     assert cell == ("" if value is None else str(value))
-    assert tidy.read(tmp_path / "table.csv")[0]["x"] == (float(value) if isinstance(value, str) else value)
+    assert tables.read(tmp_path / "table.csv")[0]["x"] == (float(value) if isinstance(value, str) else value)
 
 
 def test_a_packed_table_is_read_and_a_damaged_one_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, packed = [{"model": "resnet50", "kept": number} for number in range(1000)], tmp_path / "table.csv.gz"
-    tidy.write(rows, tmp_path / "table.csv")
+    tables.write(rows, tmp_path / "table.csv")
     whole = gzip.compress((tmp_path / "table.csv").read_bytes())
     packed.write_bytes(whole)
-    assert tidy.read(packed) == rows
+    assert tables.read(packed) == rows
     for damaged in (whole[:-20], whole[:8], b"model,kept\n", whole[:40] + b"\0" * 20 + whole[60:]):
         packed.write_bytes(damaged)
         with pytest.raises(ValueError, match="is not a CSV file that barebones figure wrote"):
-            tidy.read(packed)
+            tables.read(packed)
     packed.write_bytes(gzip.compress(b"x" * 5000))  # small on the disk, large in memory
-    monkeypatch.setattr(tidy, "LARGEST", 4999)
+    monkeypatch.setattr(tables, "LARGEST", 4999)
     with pytest.raises(ValueError, match="is larger than the table of any figure"):
-        tidy.read(packed)
+        tables.read(packed)
 
 
 def test_any_text_of_such_characters_comes_back(tmp_path: Path) -> None:
     draw = random.Random(0)
     for _ in range(300):
         text = "".join(draw.choices("=+-@'\"\t\r\n ,;1a\\", k=draw.randint(1, 6)))
-        tidy.write([{"a": text, "last": "x"}], tmp_path / "table.csv")
-        number = None if isinstance(tidy.value_of(text), str) else tidy.value_of(text)
-        assert tidy.read(tmp_path / "table.csv") == [{"a": text if number is None else number, "last": "x"}]
+        tables.write([{"a": text, "last": "x"}], tmp_path / "table.csv")
+        number = None if isinstance(tables.value_of(text), str) else tables.value_of(text)
+        assert tables.read(tmp_path / "table.csv") == [{"a": text if number is None else number, "last": "x"}]
         cell = cells(tmp_path / "table.csv")[1][0]
-        assert not tidy.FORMULA.match(cell) or not isinstance(tidy.value_of(cell), str)
+        assert not tables.FORMULA.match(cell) or not isinstance(tables.value_of(cell), str)
 
 
 def test_the_records_of_a_stranger_are_no_formulas(tmp_path: Path) -> None:
@@ -83,4 +83,4 @@ def test_the_records_of_a_stranger_are_no_formulas(tmp_path: Path) -> None:
     assert [row[head.index("status")] for row in body] == ["failed"] * len(texts)
     for row in body:
         assert len(row) == len(head)
-        assert not any(tidy.FORMULA.match(cell) for cell in row)
+        assert not any(tables.FORMULA.match(cell) for cell in row)

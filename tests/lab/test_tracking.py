@@ -13,12 +13,12 @@ import torch
 from lab_runs import interrupted
 from test_metrics import LINES, line
 
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import Folder, reserved
-from barebones.lab.metrics import read
-from barebones.lab.options import RunOptions
-from barebones.lab.run import result_of, run
-from barebones.lab.tracking import PROJECT, TRACKERS, Tracking
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.folder import Folder, reserved
+from barebones.lab.run.metrics import read
+from barebones.lab.run.options import RunOptions
+from barebones.lab.run.run import result_of, run
+from barebones.lab.run.tracking import PROJECT, TRACKERS, Tracking
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages of the trackers
 

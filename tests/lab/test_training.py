@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from barebones.data import Data, TensorSplit
 from barebones.data.normalization import Normalization
 from barebones.files import container as files
-from barebones.lab.protocols import PROTOCOLS
-from barebones.lab.training import Accuracy, Best, Epoch, Training, TrainingPlan, evaluate
+from barebones.lab.experiment.plan import TrainingPlan
+from barebones.lab.experiment.protocols import PROTOCOLS
+from barebones.lab.run.training import Accuracy, Best, Epoch, Training, evaluate
 from barebones.running import digest
 from barebones.running.rng import forked, reseed
 

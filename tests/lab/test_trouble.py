@@ -10,15 +10,15 @@ import zoo
 from rich.console import Console
 
 from barebones.files.masks import load_masks, masks_digest, save_masks
-from barebones.lab import records
-from barebones.lab.crew import RUNNING, Job
-from barebones.lab.display import sentence
-from barebones.lab.experiment import Experiment
-from barebones.lab.folder import MASK, RESULT, finished, recorded, write_json
-from barebones.lab.network import Network
-from barebones.lab.run import RunOptions, result_of, run
-from barebones.lab.show import summary, watching
-from barebones.lab.trouble import absurd, in_short, sentences
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.records import records
+from barebones.lab.run.connectivity import absurd, in_short, sentences
+from barebones.lab.run.folder import MASK, RESULT, finished, recorded, write_json
+from barebones.lab.run.network import Network
+from barebones.lab.run.progress import summary, watching
+from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.sweep.pool import RUNNING, Job
+from barebones.lab.sweep.progress import sentence
 from barebones.words import plain_text
 
 SILENT = "No signal reaches 6 of 10 outputs."

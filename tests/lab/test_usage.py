@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from barebones.lab import display
-from barebones.lab import sweep as module
-from barebones.lab.crew import Crew, Job
-from barebones.lab.engines.local import Local
-from barebones.lab.experiment import Experiment
-from barebones.lab.options import RunOptions
-from barebones.lab.usage import watched
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run.options import RunOptions
+from barebones.lab.sweep import progress
+from barebones.lab.sweep import sweep as module
+from barebones.lab.sweep.engines.local import Local
+from barebones.lab.sweep.pool import Crew, Job
+from barebones.lab.sweep.usage import watched
 
 FAKE = """#!{python}
 import os, sys, time
@@ -109,6 +109,6 @@ def test_a_sweep_shows_it(tmp_path, monkeypatch):
     assert "; gpu busy 91 %.\nRecords: " in console.file.getvalue()
     options = RunOptions(tmp_path)
     crew = Crew([Job(Experiment("small-vgg", "digits").resolved())], options, Local(options))
-    assert display.status(crew, "gpu busy 91 %") == "1 queued, 0 running, 0 done, 0 failed; gpu busy 91 %"
-    console.print(display.table(crew, crew.began + 60, "gpu busy 91 %"))
+    assert progress.status(crew, "gpu busy 91 %") == "1 queued, 0 running, 0 done, 0 failed; gpu busy 91 %"
+    console.print(progress.table(crew, crew.began + 60, "gpu busy 91 %"))
     assert "1:00 elapsed; gpu busy 91 %" in console.file.getvalue()

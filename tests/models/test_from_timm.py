@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from barebones import data
-from barebones.lab import stored
-from barebones.lab.experiment import Experiment
-from barebones.lab.network import Network
-from barebones.lab.run import RunOptions, result_of, run
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import loading
+from barebones.lab.run.network import Network
+from barebones.lab.run.run import RunOptions, result_of, run
 from barebones.models import build, wanted
 from barebones.models.from_timm import parsed
 
@@ -36,9 +36,9 @@ def test_a_family_runs_from_pruning_to_export(family, tmp_path):
     assert result["sparsity"] == pytest.approx(0.5, abs=1e-4)
     assert 0 <= result["test"]["top1"] <= 1
     folder = options.folder(experiment)
-    found, network, _ = stored.load(folder)
-    assert stored.example(found, folder).shape == (2, 1, 32, 32)
-    assert network(stored.example(found, folder)).shape == (2, 10)
+    found, network, _ = loading.load(folder)
+    assert loading.example(found, folder).shape == (2, 1, 32, 32)
+    assert network(loading.example(found, folder)).shape == (2, 10)
     assert result_of(run(experiment, options))["weights"] == result["weights"]  # nothing has changed since
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from figure_rows import PAIR, TINY_FIGURES, context
 
-from barebones.lab import analyses, plots, sources, tidy
-from barebones.lab.figures import write
-from barebones.lab.options import RunOptions
+from barebones.lab.figures import analyses, plots, sources
+from barebones.lab.figures.registry import write
+from barebones.lab.records import tables
+from barebones.lab.run.options import RunOptions
 from barebones.models import MODELS, SmallResNet, SmallVGG
 
 
@@ -38,9 +39,9 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def rows_of(computed: Callable[[str], Path]) -> Callable[[str], tidy.Rows]:
+def rows_of(computed: Callable[[str], Path]) -> Callable[[str], tables.Rows]:
     """Return a function from the name of an analysis to its rows."""
-    return lambda name: tidy.read(computed(name) / f"{name}.csv")
+    return lambda name: tables.read(computed(name) / f"{name}.csv")
 
 
 @pytest.fixture(scope="module")

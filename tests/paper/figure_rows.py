@@ -11,10 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
-from barebones.lab import plots, records, tidy
-from barebones.lab.experiment import DENSE, Experiment
-from barebones.lab.options import RunOptions
-from barebones.lab.sources import Analysis, FigureContext, Runs
+from barebones.lab.experiment.experiment import DENSE, Experiment
+from barebones.lab.figures import plots
+from barebones.lab.figures.sources import Analysis, FigureContext, Runs
+from barebones.lab.records import records, tables
+from barebones.lab.run.options import RunOptions
 from barebones.paper import numbers
 from barebones.paper.figures import FIGURES
 
@@ -64,7 +65,7 @@ def cells(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def drawn(name: str, rows: tidy.Rows) -> Any:
+def drawn(name: str, rows: tables.Rows) -> Any:
     with plots.styled():
         return FIGURES[name].draw(rows)
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 from figure_rows import ANALYSES, TINY_FIGURES, context, drawn, touched
 
-from barebones.lab import analyses, plots, sources, tidy
-from barebones.lab.figures import write
-from barebones.lab.looks import looks
-from barebones.lab.run import Stopped
-from barebones.lab.sources import Analysis
-from barebones.lab.statistics import spread
+from barebones.lab.experiment.styles import looks
+from barebones.lab.figures import analyses, plots, sources
+from barebones.lab.figures.registry import write
+from barebones.lab.figures.sources import Analysis
+from barebones.lab.records import tables
+from barebones.lab.records.statistics import spread
+from barebones.lab.run.run import Stopped
 from barebones.masks import Masks, everything
 from barebones.models import build, parameter_table
 from barebones.paper.figures import FIGURES, figure, saliency_vs_rounds, settling
@@ -115,7 +116,7 @@ def test_analyses_use_deterministic_algorithms(tmp_path: Path, monkeypatch: pyte
     assert (cudnn.benchmark, cudnn.deterministic) == (True, False)
 
 
-def test_saliency_against_rounds_is_that_of_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+def test_saliency_against_rounds_is_that_of_the_masks(rows_of: Callable[[str], tables.Rows], network: Any) -> None:
     rows, start = rows_of("saliency-vs-rounds"), network
     batches = analyses.evaluation_batches(start, 2)
     scoring = start.data.train.scoring(64, 0)
@@ -140,7 +141,7 @@ def test_relative_saliency_of_nothing_is_empty() -> None:
     assert [each["relative"] for each in rows] == [None, None]
 
 
-def saliency_rows(saliencies: Mapping[float, Mapping[int, list[float]]]) -> tidy.Rows:
+def saliency_rows(saliencies: Mapping[float, Mapping[int, list[float]]]) -> tables.Rows:
     """Rows by sparsity and number of rounds, with a value for each seed."""
     return [
         {"data": "digits", "model": "small-vgg", "method": "force"}
@@ -180,7 +181,7 @@ def test_crosses_leave_room_for_the_lines(sparsities: int) -> None:
     assert axes.get_ylim()[0] < axes.get_ylim()[1]
 
 
-def test_both_saliencies(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+def test_both_saliencies(rows_of: Callable[[str], tables.Rows], network: Any) -> None:
     rows, start = rows_of("saliency-scatter"), network
     assert all(row["pruned"] <= row["sparsified"] for row in rows)
     masks = prune(start.model, start.data.train.scoring(64, 0), 0.5, "force", rounds=2).masks
@@ -203,7 +204,7 @@ def test_saliencies_are_also_correlated_within_a_sparsity() -> None:
     assert note.get_text() == "2 masks of FORCE"
 
 
-def test_layers_are_those_of_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+def test_layers_are_those_of_the_masks(rows_of: Callable[[str], tables.Rows], network: Any) -> None:
     rows, start = rows_of("layers"), network
     masks = prune(start.model, start.data.train.scoring(64, 0), 0.99, "snip", on_collapse="ignore").masks
     snip = [row for row in rows if row["method"] == "snip"]
@@ -232,11 +233,11 @@ def test_only_the_lower_error_bar_is_cut() -> None:
     assert list(ends) == pytest.approx([0.05 * mean, mean + deviation])
 
 
-def test_evolution_adds_up(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+def test_evolution_adds_up(rows_of: Callable[[str], tables.Rows], network: Any) -> None:
     rows = rows_of("evolution")
     weights = network.model.named_parameters()
     total = sum(p.numel() for name, p in weights if name.endswith("weight") and p.dim() > 1)
-    for method, rounds in tidy.grouped(rows, "method").items():
+    for method, rounds in tables.grouped(rows, "method").items():
         assert [row["round"] for row in rounds] == [1, 2, 3, 4, 5]
         changed = sum(row["pruned"] - row["recovered"] for row in rounds)
         assert total - changed == rounds[-1]["keep"] == round(0.02 * total)
@@ -244,7 +245,7 @@ def test_evolution_adds_up(rows_of: Callable[[str], tidy.Rows], network: Any) ->
         assert any(row["recovered"] for row in rounds) == (method == "force")
 
 
-def test_settling_follows_the_masks(rows_of: Callable[[str], tidy.Rows], network: Any) -> None:
+def test_settling_follows_the_masks(rows_of: Callable[[str], tables.Rows], network: Any) -> None:
     sources = {
         "new batches": network.data.train.scoring(64, 0),
         "one batch": analyses.evaluation_batches(network, 1) * 6,
@@ -313,24 +314,24 @@ def of_gradients(masks: Mapping[str, torch.Tensor], gradients: Mapping[str, torc
     return sum(found) / len(found)
 
 
-def test_consistency_of_one_shot_and_iterated_masks(rows_of: Callable[[str], tidy.Rows]) -> None:
+def test_consistency_of_one_shot_and_iterated_masks(rows_of: Callable[[str], tables.Rows]) -> None:
     rows = rows_of("consistency")
-    kinds = tidy.grouped(rows, "kind")
+    kinds = tables.grouped(rows, "kind")
     assert {(row["method"], row["sparsity"], row["seed"]) for row in kinds["one-shot"]} == {
         (method, sparsity, seed) for method in ("grasp", "snip") for sparsity in (0.5, 0.95) for seed in (0, 1)
     }
-    for layers in tidy.grouped(rows, "kind", "method", "sparsity", "seed", "round").values():
+    for layers in tables.grouped(rows, "kind", "method", "sparsity", "seed", "round").values():
         share = sum(row["kept"] for row in layers) / sum(row["total"] for row in layers)
         assert share == pytest.approx(layers[0]["density_all"])
-    methods = tidy.grouped(kinds["iterated"], "method")
-    for layer in tidy.grouped(kinds["iterated"], "method", "layer").values():
+    methods = tables.grouped(kinds["iterated"], "method")
+    for layer in tables.grouped(kinds["iterated"], "method", "layer").values():
         assert all(after["kept"] <= before["kept"] for before, after in pairwise(layer))
     fewest = {m: min(row["kept"] for row in group if row["round"] == 8) for m, group in methods.items()}
     assert 10 * fewest["grasp-taylor"] < fewest["iter-snip"]  # the paper's point: it cannot be iterated
     assert methods["iter-snip"][-1]["cut"] is False
 
 
-def test_consistency_draws_each_network_by_itself(rows_of: Callable[[str], tidy.Rows]) -> None:
+def test_consistency_draws_each_network_by_itself(rows_of: Callable[[str], tables.Rows]) -> None:
     emptied_layer = {"kept": 0, "density": 0.0, "cut": True}  # whether a layer is emptied depends on the machine
     rows = [
         row | emptied_layer if (row["method"], row["round"], row["layer"]) == ("grasp-taylor", 8, 1) else row
@@ -351,8 +352,8 @@ def test_consistency_draws_each_network_by_itself(rows_of: Callable[[str], tidy.
     assert "no signal passes" in emptied[len(ours) + 2]  # of GRASP iterated, which cuts the network
 
 
-def test_consistency_says_how_many_seeds_are_cut(rows_of: Callable[[str], tidy.Rows]) -> None:
-    rows = tidy.grouped(rows_of("consistency"), "kind", "method")["one-shot", "snip"]
+def test_consistency_says_how_many_seeds_are_cut(rows_of: Callable[[str], tables.Rows]) -> None:
+    rows = tables.grouped(rows_of("consistency"), "kind", "method")["one-shot", "snip"]
     rows = [row for row in rows if row["sparsity"] == 0.95]
 
     def text(cut: set[int], empty: dict[int, int]) -> str:
@@ -365,16 +366,16 @@ def test_consistency_says_how_many_seeds_are_cut(rows_of: Callable[[str], tidy.R
         [axes] = [axes for axes in FIGURES["consistency"].draw(changed).axes if axes.get_title()]
         return axes.texts[0].get_text()
 
-    layers = len(tidy.grouped(rows, "layer"))
+    layers = len(tables.grouped(rows, "layer"))
     assert text(set(), {}) == ""
     assert text({0, 1}, {}) == "no signal passes"
     assert text({1}, {1: 2}) == f"0 to 2 of {layers} layers emptied:\nno signal passes (1 of 2 seeds)"
     assert text({0, 1}, {0: 3, 1: 3}) == f"3 of {layers} layers emptied:\nno signal passes"
 
 
-def test_parameters_are_those_of_the_networks(rows_of: Callable[[str], tidy.Rows]) -> None:
+def test_parameters_are_those_of_the_networks(rows_of: Callable[[str], tables.Rows]) -> None:
     rows = rows_of("parameters")
-    ours, theirs = tidy.grouped(rows, "source").values()
+    ours, theirs = tables.grouped(rows, "source").values()
     assert len(ours) == len(theirs) == 8
     shares = parameter_table(build("vgg19", 10, 32))._asdict()
     assert shares.items() <= ours[1].items()
@@ -383,7 +384,7 @@ def test_parameters_are_those_of_the_networks(rows_of: Callable[[str], tidy.Rows
     assert drawn("parameters", rows).get_size_inches()[0] <= plots.PAGE + 1e-6
 
 
-def test_theory_is_that_of_the_library(rows_of: Callable[[str], tidy.Rows]) -> None:
+def test_theory_is_that_of_the_library(rows_of: Callable[[str], tables.Rows]) -> None:
     rows = rows_of("theory")
     direct = gaps_by_step([tanh_network([2, 2, 2], seed=seed) for seed in range(10)], 3)
     assert [(row["step"], row["gap"], row["gap_anywhere"]) for row in rows] == [
@@ -408,7 +409,9 @@ def test_analyses_leave_the_threads_alone(tmp_path: Path) -> None:
         ("evolution", [f"{m}: Digits, {n}" for n in ("small VGG", "my net") for m in ("Iter SNIP", "FORCE")]),
     ],
 )
-def test_each_network_has_panels_of_its_own(name: str, titles: list[str], rows_of: Callable[[str], tidy.Rows]) -> None:
+def test_each_network_has_panels_of_its_own(
+    name: str, titles: list[str], rows_of: Callable[[str], tables.Rows]
+) -> None:
     rows = rows_of(name)
     other = [row | {"model": "my net"} for row in rows]
     drawn = FIGURES[name].draw([*rows, *other])

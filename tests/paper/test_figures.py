@@ -17,15 +17,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from barebones.cli.app import app
-from barebones.lab import figures as lab_figures
-from barebones.lab import plots, records, sources, tidy
-from barebones.lab import run as lab
-from barebones.lab.experiment import DENSE, FILE, Experiment
-from barebones.lab.looks import look, looks
-from barebones.lab.options import RunOptions
-from barebones.lab.run import Stopped
-from barebones.lab.sources import SCALES, FigureContext
-from barebones.lab.sweep import SweepResult
+from barebones.lab.experiment.experiment import DENSE, FILE, Experiment
+from barebones.lab.experiment.styles import look, looks
+from barebones.lab.figures import plots, sources
+from barebones.lab.figures import registry as lab_figures
+from barebones.lab.figures.sources import SCALES, FigureContext
+from barebones.lab.records import records, tables
+from barebones.lab.run import run as lab
+from barebones.lab.run.options import RunOptions
+from barebones.lab.run.run import Stopped
+from barebones.lab.sweep.sweep import SweepResult
 from barebones.paper import accuracies, numbers
 from barebones.paper.figures import FIGURES, accuracy_vs_rounds, cost, figure, imagenet
 from barebones.pruning.methods import METHODS
@@ -79,7 +80,7 @@ def test_the_paper_scale_is_the_papers_protocol() -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_drawn_from_records_and_again_from_the_table(name: str, tmp_path: Path) -> None:
     rows = RUNS[name].rows([made_up(each) for each in RUNS[name].experiments("paper")])
-    tidy.write(rows, tmp_path / f"{name}.csv")
+    tables.write(rows, tmp_path / f"{name}.csv")
     written = figure(name, None, tmp_path / "a", context(tmp_path), source=tmp_path)
     assert [path.name for path in written] == [f"{name}.{kind}" for kind in ("png", "svg", "pdf", "csv")]
     assert written[0].read_bytes().startswith(b"\x89PNG")
@@ -247,11 +248,11 @@ def test_a_table_of_another_scale_is_ignored(tmp_path: Path, monkeypatch: pytest
     written_full = figure("mobilenet", "paper", tmp_path / "b", context(tmp_path), source=tmp_path)
     assert {row["scale"] for row in cells(written_full[-1])} == {"paper"}
     stored.clear()
-    both = [row | {"scale": scale} for scale in ("short", "paper") for row in tidy.read(written[-1])]
-    tidy.write(both, tmp_path / "mobilenet.csv")
+    both = [row | {"scale": scale} for scale in ("short", "paper") for row in tables.read(written[-1])]
+    tables.write(both, tmp_path / "mobilenet.csv")
     again = figure("mobilenet", "short", tmp_path / "d", context(tmp_path), source=tmp_path)
     assert again[-1].read_bytes() == second_paths[-1].read_bytes()
-    tidy.write([{k: v for k, v in row.items() if k != "scale"} for row in tidy.read(written[-1])], written[-1])
+    tables.write([{k: v for k, v in row.items() if k != "scale"} for row in tables.read(written[-1])], written[-1])
     with pytest.raises(ValueError, match="of scale unknown"):
         figure("mobilenet", "short", tmp_path / "c", context(tmp_path), source=tmp_path)
 

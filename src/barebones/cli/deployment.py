@@ -18,9 +18,10 @@ from ..deploy.hub import CARD, FILES, check_hub_folder, to_hub_folder
 from ..deploy.shrink import shrink as shrink_network
 from ..files.masks import load_masks
 from ..files.weights import dense_bytes
-from ..lab import card, stored
-from ..lab.experiment import Experiment
-from ..lab.folder import MASK, finished
+from ..lab.experiment.experiment import Experiment
+from ..lab.figures import card
+from ..lab.run import loading
+from ..lab.run.folder import MASK, finished
 from ..masks import Masks
 from .options import Source, SourceData, SourceModel, Trust, check_device, check_output, import_from_working_folder
 from .output import say
@@ -51,7 +52,7 @@ def shrink(
     Example: barebones shrink mask.safetensors
     """
     experiment, network, masks = _load(source, model, data, trust)
-    example = stored.example(experiment, source)
+    example = loading.example(experiment, source)
     small = shrink_network(network, masks, example, multiple_of=multiple_of, before_training=before_training)
     dense, shrunk = account(network, masks, example[:1]).flops_dense, account(small.module, {}, example[:1]).flops_dense
     if as_json:
@@ -108,7 +109,7 @@ def export(
         )
     check_output(out)
     experiment, network, masks = _load(source, model, data, trust)
-    example, dense = stored.example(experiment, source), dense_bytes(network)
+    example, dense = loading.example(experiment, source), dense_bytes(network)
     if shrink:
         small = shrink_network(network, masks, example)
         network, masks = small.module, small.masks
@@ -129,7 +130,7 @@ def _to_hub_folder(source: Path, folder: Path, replace: bool, model: str | None,
     experiment, network, masks = _load(source, model, data, trust)
     about = load_masks(source / MASK if source.is_dir() else source)[1]
     result = finished(source) if source.is_dir() else None
-    inputs = stored.inputs_of(experiment, source, [data], trust)
+    inputs = loading.inputs_of(experiment, source, [data], trust)
     counts = card.counted(network, masks, inputs.example(1))
     text = card.card(experiment, counts, inputs, result, about.get("experiment"))
     config = card.config(experiment, network, counts, inputs)
@@ -169,11 +170,11 @@ def speed(
     device = check_device(device)
     experiment, network, masks = _load(mask, model, data, trust)
     advise(
-        Console(), network, masks, stored.example(experiment, mask), batches=batch or [1, 64], train_batch=train_batch,
+        Console(), network, masks, loading.example(experiment, mask), batches=batch or [1, 64], train_batch=train_batch,
         repeats=repeats, device=device, precision=precision,
     )  # fmt: skip
 
 
 def _load(source: Path, model: str | None, data: str | None, trust: bool) -> tuple[Experiment, nn.Module, Masks]:
     import_from_working_folder(model, data, trust=trust)
-    return stored.load(source, model, data, trust)
+    return loading.load(source, model, data, trust)

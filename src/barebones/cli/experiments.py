@@ -12,23 +12,23 @@ import typer
 from rich.console import Console
 
 from ..files.container import atomically
-from ..lab import demo as lab_demo
-from ..lab import packs
-from ..lab.engines import LOCAL
-from ..lab.experiment import DENSE, Experiment
-from ..lab.folder import MASK, RESULT, progress
-from ..lab.joining import joined
-from ..lab.options import RunOptions
-from ..lab.recipes import RECIPES
-from ..lab.recipes import experiments as from_recipe
-from ..lab.run import result_of
-from ..lab.run import run as run_experiment
-from ..lab.show import dry_run as explain
-from ..lab.show import kept, mask_file, run_folder, summary, watching
-from ..lab.stored import experiment_for_mask
-from ..lab.sweep import sweep as run_sweep
-from ..lab.trouble import SKIP
-from ..lab.trust import check_trusted
+from ..imports import check_trusted
+from ..lab.experiment.experiment import DENSE, Experiment
+from ..lab.experiment.recipes import RECIPES
+from ..lab.experiment.recipes import experiments as from_recipe
+from ..lab.figures import demo as lab_demo
+from ..lab.records import packs
+from ..lab.run.connectivity import SKIP
+from ..lab.run.distributed import joined
+from ..lab.run.folder import MASK, RESULT, progress
+from ..lab.run.loading import experiment_for_mask
+from ..lab.run.options import RunOptions
+from ..lab.run.progress import dry_run as explain
+from ..lab.run.progress import kept, mask_file, run_folder, summary, watching
+from ..lab.run.run import result_of
+from ..lab.run.run import run as run_experiment
+from ..lab.sweep.engines import LOCAL
+from ..lab.sweep.sweep import sweep as run_sweep
 from ..pruning.methods import METHODS
 from ..words import counted
 from .options import (

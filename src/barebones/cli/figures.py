@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from ..lab import accuracy
-from ..lab.report import follow
-from ..lab.report import write as write_report
-from ..lab.sources import SCALES
+from ..lab.figures import accuracy
+from ..lab.figures.report import follow
+from ..lab.figures.report import write as write_report
+from ..lab.figures.sources import SCALES
 from ..paper.figures import FIGURES, FigureContext, listed, named
 from ..paper.figures import figure as draw
 from .options import Jobs, RetryFailed, check_folder, split, with_options

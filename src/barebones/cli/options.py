@@ -16,11 +16,10 @@ import typer
 
 from ..data import DATA
 from ..imports import is_code
-from ..lab.experiment import DENSE, Experiment
-from ..lab.options import RunOptions
-from ..lab.rates import LR_SCHEDULES
-from ..lab.tracking import TRACKERS
-from ..lab.training import OPTIMIZERS
+from ..lab.experiment.experiment import DENSE, Experiment
+from ..lab.experiment.plan import LR_SCHEDULES, OPTIMIZERS
+from ..lab.run import tracking
+from ..lab.run.options import RunOptions
 from ..models import MODELS, NORM_SCALES, SCHEMES
 from ..pruning.controls import CONTROLS
 from ..pruning.methods import METHODS
@@ -101,7 +100,7 @@ RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and def
         help="What to do if no signal passes from input to output after pruning: "
         "warn, and train; raise, and stop; or skip the training, and test."
     ),
-    "track": _run_option(help=f"Also send the metrics to a tracker: {', '.join(TRACKERS)}."),
+    "track": _run_option(help=f"Also send the metrics to a tracker: {', '.join(tracking.TRACKERS)}."),
 }  # fmt: skip
 
 
@@ -182,6 +181,8 @@ def split(options: dict[str, Any], again: bool = False, here: bool = True) -> tu
         if run_options["track"] not in (None, "tensorboard"):
             raise ValueError("--tensorboard means --track tensorboard; leave one of them out")
         run_options["track"] = "tensorboard"
+    if run_options["track"] is not None:
+        tracking.check(run_options["track"])
     if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):
         raise ValueError("method dense prunes nothing, so it takes no --sparsity; leave it out")
     return options, RunOptions(**run_options, again=again)

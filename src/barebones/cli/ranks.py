@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..running.launch import launch
 
 if TYPE_CHECKING:
-    from ..lab.team import Team
+    from ..lab.run.distributed import Team
 
 SHARED = ("run", "prune", "train")  # commands that several processes can share
 PATIENCE = 3.0  # seconds that a silent process waits: when it ends, torchrun ends the one that is about to speak
@@ -48,8 +48,8 @@ def in_one_voice(team: Team) -> Iterator[None]:
     """Let one process say why all of them end, the first that knows; the others exit without a word."""
     import typer
 
-    from ..lab.joining import is_lost
-    from ..lab.stages import Stopped
+    from ..lab.run.distributed import is_lost
+    from ..lab.run.stages import Stopped
 
     try:
         yield

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 
-from ..lab.run import Stopped
+from ..lab.run.run import Stopped
 from ..running.launch import launch
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..lab import plots
-from ..lab.experiment import DENSE, Experiment
-from ..lab.looks import Look, look, looks
-from ..lab.recipes import SPARSITIES
-from ..lab.sources import COLUMNS
-from ..lab.statistics import over_seeds
-from ..lab.tidy import Row, Rows, grouped
+from ..lab.experiment.experiment import DENSE, Experiment
+from ..lab.experiment.recipes import SPARSITIES
+from ..lab.experiment.styles import Look, look, looks
+from ..lab.figures import plots
+from ..lab.figures.sources import COLUMNS
+from ..lab.records.statistics import over_seeds
+from ..lab.records.tables import Row, Rows, grouped
 from ..pruning.methods import METHODS
 from ..words import counted
 from .numbers import ABOVE, ACCURACIES, Reference

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from lab_runs import made_up_result, write_file
 
-from barebones.lab import plots, records
-from barebones.lab.accuracy import AXES
-from barebones.lab.accuracy.drawing import draw
-from barebones.lab.accuracy.latex import LONGEST, escaped, tabular
-from barebones.lab.accuracy.lines import arranged
-from barebones.lab.accuracy.table import table
-from barebones.lab.experiment import DENSE, Experiment
+from barebones.lab.experiment.experiment import DENSE, Experiment
+from barebones.lab.figures import plots
+from barebones.lab.figures.accuracy import AXES
+from barebones.lab.figures.accuracy.drawing import draw
+from barebones.lab.figures.accuracy.latex import LONGEST, escaped, tabular
+from barebones.lab.figures.accuracy.lines import arranged
+from barebones.lab.figures.accuracy.table import table
+from barebones.lab.records import records
 
 BASE = Experiment("small-vgg", "digits", "snip", 0.9, epochs=2)
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.825, 0.875, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)

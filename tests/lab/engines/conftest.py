@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from engine_runs import NETWORKS
 
-from barebones.lab.options import RunOptions
+from barebones.lab.run.options import RunOptions
 
 
 @pytest.fixture

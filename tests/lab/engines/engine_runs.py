@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from barebones.lab import records
-from barebones.lab.experiment import Experiment
-from barebones.lab.options import RunOptions
-from barebones.lab.sweep import SweepResult, sweep
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.records import records
+from barebones.lab.run.options import RunOptions
+from barebones.lab.sweep.sweep import SweepResult, sweep
 
 NETWORKS = """
 import os, signal, time

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 from engine_runs import check_each_is_done_once, counts, swept, troubled, until
 
-from barebones.lab.folder import CHECKPOINT, RESULT
-from barebones.lab.metrics import METRICS, read
+from barebones.lab.run.folder import CHECKPOINT, RESULT
+from barebones.lab.run.metrics import METRICS, read
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'barebones[ray]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402 (if Ray is there)
 
-from barebones.lab.engines import ray as engine  # noqa: E402
+from barebones.lab.sweep.engines import ray as engine  # noqa: E402
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -67,7 +67,7 @@ def test_a_worker_and_then_a_node_die_and_each_experiment_ends_once(cluster, net
 def test_a_sweep_that_was_killed_is_started_again(cluster, nets, options):
     node = cluster.add_node(**NODE)
     experiment = troubled("waiting")
-    code = f"from barebones.lab.experiment import Experiment\ndef one(): return [{experiment!r}]"
+    code = f"from barebones.lab.experiment.experiment import Experiment\ndef one(): return [{experiment!r}]"
     (nets / "recipe.py").write_text(code)
     words = f"sweep {nets / 'recipe.py'}:one --runs {options.runs} --save-every 0 --device cpu --engine ray"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

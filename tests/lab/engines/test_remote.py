@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from engine_runs import check_each_is_done_once, counts, swept, troubled
 
-from barebones.lab import lease, sweep
-from barebones.lab.engines.remote import Cluster, Lost, Remote, followed
-from barebones.lab.engines.task import Task
-from barebones.lab.folder import CHECKPOINT, FAILURE
-from barebones.lab.metrics import METRICS, Metrics
-from barebones.lab.seal import Identity
+from barebones.lab.run import lock
+from barebones.lab.run.checksums import Identity
+from barebones.lab.run.folder import CHECKPOINT, FAILURE
+from barebones.lab.run.metrics import METRICS, Metrics
+from barebones.lab.sweep import sweep
+from barebones.lab.sweep.engines.remote import Cluster, Lost, Remote, followed
+from barebones.lab.sweep.engines.task import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -108,7 +109,7 @@ def test_a_task_waits_until_the_lease_of_a_dead_node_is_over(nets, options, clus
 
 
 def test_a_run_of_a_living_owner_is_left_alone(nets, options, cluster, monkeypatch):
-    monkeypatch.setattr(lease, "RENEWED_EVERY", 0.01)  # this side gives up soon
+    monkeypatch.setattr(lock, "RENEWED_EVERY", 0.01)  # this side gives up soon
     cluster(lambda task, alone: pytest.fail("it is submitted"))
     experiment = troubled("plain")
     leave_lease(options.folder(experiment), 1000.0)
@@ -148,7 +149,7 @@ def test_stopping_takes_waiting_tasks_back_and_lets_running_ones_save(nets, opti
 
 
 def test_a_task_saves_and_ends_when_its_note_is_gone(nets, options, monkeypatch):
-    monkeypatch.setattr("barebones.lab.engines.task.PAUSE", 0.0)
+    monkeypatch.setattr("barebones.lab.sweep.engines.task.PAUSE", 0.0)
     experiment, note = troubled("stopped"), nets / "note"
     note.touch()
     assert json.loads(Task(experiment, options, note, Path.cwd(), (), ())()) == [["stopped", {}]]

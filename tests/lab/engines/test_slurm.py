@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from engine_runs import check_each_is_done_once, counts, swept, troubled, until
 
-from barebones.lab import lease
-from barebones.lab.engines.task import Task
-from barebones.lab.folder import CHECKPOINT, RESULT
-from barebones.lab.metrics import METRICS, read
+from barebones.lab.run import lock
+from barebones.lab.run.folder import CHECKPOINT, RESULT
+from barebones.lab.run.metrics import METRICS, read
+from barebones.lab.sweep.engines.task import Task
 from barebones.running.processors import processors
 
 submitit = pytest.importorskip("submitit", reason="needs submitit: pip install 'barebones[slurm]'")
 
-from barebones.lab.engines import slurm  # noqa: E402 (it imports submitit)
+from barebones.lab.sweep.engines import slurm  # noqa: E402 (it imports submitit)
 
 LOCAL = dict(engine="slurm", engine_options={"cluster": "local"})
 
@@ -55,7 +55,7 @@ def test_jobs_save_a_checkpoint_when_the_sweep_stops(nets, options):
 def test_jobs_outlive_a_killed_sweep_and_are_not_run_twice(nets, options, monkeypatch):
     experiment = troubled("waiting")
     (nets / "recipe.py").write_text(
-        f"from barebones.lab.experiment import Experiment\ndef one(): return [{experiment!r}]"
+        f"from barebones.lab.experiment.experiment import Experiment\ndef one(): return [{experiment!r}]"
     )
     words = f"sweep {nets / 'recipe.py'}:one --runs {options.runs} --save-every 0 --device cpu --engine slurm"
     with subprocess.Popen(
@@ -67,7 +67,7 @@ def test_jobs_outlive_a_killed_sweep_and_are_not_run_twice(nets, options, monkey
             until(lambda: (nets / "waits").exists())
         finally:
             driver.kill()
-    monkeypatch.setattr(lease, "RENEWED_EVERY", 0.01)  # this side gives up soon
+    monkeypatch.setattr(lock, "RENEWED_EVERY", 0.01)  # this side gives up soon
     result, text = swept([experiment], options, **LOCAL)
     assert counts(result) == (0, 0, 1, 0)
     assert f"another process is running in {options.folder(experiment)}; wait for it, or stop it first" in text

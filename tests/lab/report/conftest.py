@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from report_runs import HOSTILE, write_run
 
-from barebones.lab import folder as files
-from barebones.lab import report
+from barebones.lab.figures import report
+from barebones.lab.run import folder as files
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ import torch
 from lab_runs import made_up_result
 
 from barebones.files.masks import save_masks
-from barebones.lab import folder as files
-from barebones.lab.experiment import DENSE, Experiment
-from barebones.lab.metrics import Metrics
-from barebones.lab.seal import Identity
+from barebones.lab.experiment.experiment import DENSE, Experiment
+from barebones.lab.run import folder as files
+from barebones.lab.run.checksums import Identity
+from barebones.lab.run.metrics import Metrics
 from barebones.models import build
 from barebones.pruning.methods import METHODS
 from barebones.scope import prunable

@@ -13,13 +13,13 @@ import pytest
 from report_runs import HOSTILE, SHAPES, Tags, masks_of, run_with, unpacked, words_of, write_run
 
 from barebones.accounting import LayerAccount
-from barebones.lab import folder as files
-from barebones.lab import report
-from barebones.lab import run as lab
-from barebones.lab.experiment import DENSE, Experiment
-from barebones.lab.looks import look
-from barebones.lab.options import RunOptions
-from barebones.lab.report.runs import LONGEST, _run, gather, thinned
+from barebones.lab.experiment.experiment import DENSE, Experiment
+from barebones.lab.experiment.styles import look
+from barebones.lab.figures import report
+from barebones.lab.figures.report.runs import LONGEST, _run, gather, thinned
+from barebones.lab.run import folder as files
+from barebones.lab.run import run as lab
+from barebones.lab.run.options import RunOptions
 from barebones.pruning.methods import GREY, METHODS, Method
 
 
@@ -121,7 +121,7 @@ def test_dead_layers_and_collapse_are_called_out_in_words(content: dict[str, Any
 def test_idle_layers_are_called_out_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path)
     layers = [LayerAccount("a.weight", (10,), 10, 5, 5), LayerAccount("b.weight", (10,), 10, 3, 0)]
-    monkeypatch.setattr("barebones.lab.report.runs.account", lambda *_: SimpleNamespace(layers=layers))
+    monkeypatch.setattr("barebones.lab.figures.report.runs.account", lambda *_: SimpleNamespace(layers=layers))
     [run] = gather(tmp_path)["runs"]
     assert "An idle layer, whose weights lie on no path from input to output: b." in words_of(run)
     assert "3 of them (37.5 %) lie on no path" in words_of(run)
@@ -129,7 +129,7 @@ def test_idle_layers_are_called_out_in_words(tmp_path: Path, monkeypatch: pytest
 
 
 def test_quick_counts_without_the_network(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barebones.lab.report.runs.built", lambda *_: pytest.fail("a network was built"))
+    monkeypatch.setattr("barebones.lab.figures.report.runs.built", lambda *_: pytest.fail("a network was built"))
     run = run_with(gather(runs, effective=False), method="force", sparsity=0.98, seed=0)
     assert [layer[4] for layer in run["layers"]] == [None] * len(SHAPES)
     assert run["effective"] == run["kept"] // 2  # as the run itself had counted
@@ -325,7 +325,7 @@ def test_a_page_without_plotly_is_one_sentence(
 
 def test_a_followed_page_is_written_when_a_run_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    monkeypatch.setattr("barebones.lab.report.runs._run", counting(_run, counts))
+    monkeypatch.setattr("barebones.lab.figures.report.runs._run", counting(_run, counts))
     stops = iter([False] * 3 + [True] * 100)
     pages = report.follow(tmp_path / "runs", tmp_path / "page.html", False, lambda: next(stops), pause=0)
     write_run(tmp_path / "runs", "force", accuracy=None)

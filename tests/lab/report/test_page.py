@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from report_runs import HOSTILE, SHAPES, run_with, write_run
 
-from barebones.lab import report
-from barebones.lab.looks import look
+from barebones.lab.experiment.styles import look
+from barebones.lab.figures import report
 
 pytestmark = [pytest.mark.slow, pytest.mark.no_cover]  # the page is no Python
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ...lab import figures as lab
-from ...lab.figures import Figure
-from ...lab.sources import FigureContext
+from ...lab.figures import registry as lab
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import FigureContext
 
 __all__ = ["FIGURES", "FigureContext", "figure", "listed", "named"]
 
@@ -30,7 +30,7 @@ def named(name: str) -> Figure:
 
 
 def figure(name: str, scale: str | None, out: Path, context: FigureContext, source: Path | None = None) -> list[Path]:
-    """Write NAME.png, .svg, .pdf and .csv of a figure of the paper into `out`; see `barebones.lab.figures.write`."""
+    """Write NAME.png, .svg, .pdf and .csv of a figure of the paper into `out`; see `registry.write`."""
     return lab.write(name, named(name), scale, out, context, source)
 
 

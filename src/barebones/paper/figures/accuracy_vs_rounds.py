@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ...lab import plots
-from ...lab.experiment import Experiment
-from ...lab.figures import Figure
-from ...lab.looks import look
-from ...lab.sources import Runs
-from ...lab.tidy import Row, Rows
+from ...lab.experiment.experiment import Experiment
+from ...lab.experiment.styles import look
+from ...lab.figures import plots
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import Runs
+from ...lab.records.tables import Row, Rows
 from ..accuracies import (
     GRID,
     HIGH_SPARSITY,

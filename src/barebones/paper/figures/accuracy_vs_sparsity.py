@@ -7,14 +7,14 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ...lab import plots
-from ...lab.experiment import DENSE, Experiment
-from ...lab.figures import Figure
-from ...lab.looks import look
-from ...lab.protocols import protocol
-from ...lab.recipes import COMPARED, NETWORKS
-from ...lab.sources import Runs
-from ...lab.tidy import Row, Rows
+from ...lab.experiment.experiment import DENSE, Experiment
+from ...lab.experiment.protocols import protocol
+from ...lab.experiment.recipes import COMPARED, NETWORKS
+from ...lab.experiment.styles import look
+from ...lab.figures import plots
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import Runs
+from ...lab.records.tables import Row, Rows
 from ..accuracies import (
     DASHED,
     GRID,

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ...lab import plots
-from ...lab.analyses import experiment_on, identified, layer_rows, networks, pruned
-from ...lab.experiment import Experiment
-from ...lab.figures import Figure
-from ...lab.looks import look
-from ...lab.network import Network
-from ...lab.options import RunOptions
-from ...lab.sources import Analysis, Settings
-from ...lab.statistics import spread
-from ...lab.tidy import Row, Rows, grouped
+from ...lab.experiment.experiment import Experiment
+from ...lab.experiment.styles import look
+from ...lab.figures import plots
+from ...lab.figures.analyses import experiment_on, identified, layer_rows, networks, pruned
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import Analysis, Settings
+from ...lab.records.statistics import spread
+from ...lab.records.tables import Row, Rows, grouped
+from ...lab.run.network import Network
+from ...lab.run.options import RunOptions
 from ...pruning.round import Record, Round
 from ...scope import prunable
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ...lab import plots
-from ...lab.experiment import Experiment
-from ...lab.figures import Figure
-from ...lab.looks import Look, look
-from ...lab.sources import COLUMNS, Runs
-from ...lab.tidy import Row, Rows, grouped
+from ...lab.experiment.experiment import Experiment
+from ...lab.experiment.styles import Look, look
+from ...lab.figures import plots
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import COLUMNS, Runs
+from ...lab.records.tables import Row, Rows, grouped
 from ...pruning.controls import CONTROLS, NONE
 from ..accuracies import GRID, OURS, at_scale, draw_line, measured, schedule
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ...lab import plots
-from ...lab.experiment import Experiment
-from ...lab.figures import Figure
-from ...lab.looks import look, looks
-from ...lab.plots import Cell
-from ...lab.sources import Runs
-from ...lab.statistics import spread
-from ...lab.tidy import Row, Rows
+from ...lab.experiment.experiment import Experiment
+from ...lab.experiment.styles import look, looks
+from ...lab.figures import plots
+from ...lab.figures.plots import Cell
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import Runs
+from ...lab.records.statistics import spread
+from ...lab.records.tables import Row, Rows
 from ...words import counted
 from ..accuracies import GRID, HIGH_SPARSITY, OURS, PAPER, RANDOM, at_scale, measured, references
 from ..numbers import BELOW_RANDOM, COST

@@ -6,25 +6,16 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ...lab import plots
-from ...lab.experiment import DENSE, Experiment
-from ...lab.figures import Figure
-from ...lab.looks import look
-from ...lab.plots import Cell
-from ...lab.sources import Runs
-from ...lab.statistics import spread
-from ...lab.tidy import Row, Rows
+from ...lab.experiment.experiment import DENSE, Experiment
+from ...lab.experiment.styles import look
+from ...lab.figures import plots
+from ...lab.figures.plots import Cell
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import Runs
+from ...lab.records.statistics import spread
+from ...lab.records.tables import Row, Rows
 from ...words import counted
-from ..accuracies import (
-    MULTI_BATCH,
-    OURS,
-    PAPER,
-    at_scale,
-    by_method,
-    fewer_at_smoke,
-    measured,
-    references,
-)
+from ..accuracies import MULTI_BATCH, OURS, PAPER, at_scale, by_method, fewer_at_smoke, measured, references
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

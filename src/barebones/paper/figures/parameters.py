@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...data import DATA
-from ...lab import plots
-from ...lab.figures import Figure
-from ...lab.network import built
-from ...lab.options import RunOptions
-from ...lab.plots import Cell
-from ...lab.sources import SCALES, Analysis, Settings
-from ...lab.tidy import Row, Rows, grouped
+from ...lab.figures import plots
+from ...lab.figures.plots import Cell
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import SCALES, Analysis, Settings
+from ...lab.records.tables import Row, Rows, grouped
+from ...lab.run.network import built
+from ...lab.run.options import RunOptions
 from ...models import parameter_table
 from ..accuracies import OURS, PAPER
 from ..numbers import PARAMETERS

@@ -8,13 +8,13 @@ from math import nan
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ...lab import plots
-from ...lab.analyses import evaluation_batches, experiment_on, identified, networks, pruned
-from ...lab.figures import Figure
-from ...lab.looks import look
-from ...lab.options import RunOptions
-from ...lab.sources import Analysis, Settings
-from ...lab.tidy import Row, Rows, grouped
+from ...lab.experiment.styles import look
+from ...lab.figures import plots
+from ...lab.figures.analyses import evaluation_batches, experiment_on, identified, networks, pruned
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import Analysis, Settings
+from ...lab.records.tables import Row, Rows, grouped
+from ...lab.run.options import RunOptions
 from ...pruning.saliency import saliency
 
 if TYPE_CHECKING:

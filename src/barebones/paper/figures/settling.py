@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...lab import plots
-from ...lab.analyses import evaluation_batches, experiment_on, identified, networks
-from ...lab.experiment import Experiment
-from ...lab.figures import Figure
-from ...lab.network import Network
-from ...lab.options import RunOptions
-from ...lab.sources import Analysis, Settings
-from ...lab.tidy import Row, Rows, grouped
+from ...lab.experiment.experiment import Experiment
+from ...lab.figures import plots
+from ...lab.figures.analyses import evaluation_batches, experiment_on, identified, networks
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import Analysis, Settings
+from ...lab.records.tables import Row, Rows, grouped
+from ...lab.run.network import Network
+from ...lab.run.options import RunOptions
 from ...masks import Masks, size
 from ...pruning.counts import by_output
 from ...pruning.probe import STATISTICS, Probe

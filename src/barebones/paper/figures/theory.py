@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ...lab import plots
-from ...lab.figures import Figure
-from ...lab.options import RunOptions
-from ...lab.sources import Analysis, Settings
-from ...lab.tidy import Row, Rows, grouped
+from ...lab.figures import plots
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import Analysis, Settings
+from ...lab.records.tables import Row, Rows, grouped
+from ...lab.run.options import RunOptions
 from ..theory import gaps_by_step, tanh_network
 
 if TYPE_CHECKING:

@@ -1,0 +1,274 @@
+"""An experiment: all settings of a run.
+
+The command line's options are made from its fields, and their hash is in the name of the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from hashlib import sha256
+from typing import Any
+
+from ...data import DATA, check_name
+from ...files.header import typed
+from ...models import MODELS, NORM_SCALES, SCHEMES
+from ...pruning.controls import CONTROLS, NONE
+from ...pruning.gradients import LOSSES
+from ...pruning.gradients import PRECISIONS as SCORING_PRECISIONS
+from ...pruning.methods import METHODS, Method, as_method
+from ...pruning.methods import resolved as resolved_method
+from ...pruning.probe import STATISTICS
+from ...pruning.schedules import SCHEDULES
+from ...words import counted, did_you_mean, unknown
+from ..experiment.plan import OPTIMIZERS, PRECISIONS, TrainingPlan
+from .plan import LR_SCHEDULES
+from .protocols import protocol
+
+DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a known method
+PRUNING = (  # fields that a dense run lacks
+    "rounds", "batches", "schedule", "revive_until", "at_least", "pretrain", "rewind", "shrink", "control",
+    "scoring_init", "leave_empty", "scoring_bn", "scoring_precision", "loss",
+)  # fmt: skip
+TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
+
+LONGEST = 80  # characters of a network's or data set's name in the name of a folder
+
+# Fields that were added after runs had been recorded. A field at its value here is left out of the hash, so the
+# folders of all earlier runs keep their names. Every new field of `Experiment` must be listed here.
+LATER: dict[str, Any] = {
+    "shrink": False,
+    "control": NONE,
+    "optimizer": "sgd",
+    "lr_schedule": "milestones",
+    "warmup": 0,
+    "label_smoothing": 0.0,
+    "scoring_init": None,
+    "leave_empty": False,
+    "scoring_bn": "batch",
+    "norm_scale": "ones",
+}
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Prune a network, train what is left, and test it.
+
+    None stands for the value that the paper uses for this data set and method; `resolved()` fills it in. Only a
+    resolved experiment is run, recorded and hashed, so a run does not depend on defaults, which may change.
+
+    >>> Experiment(model="vgg19", data="cifar10", method="force").resolved().rounds
+    300
+    """
+
+    model: str = _option(
+        "resnet50", f"Network: {', '.join(MODELS)}; timm:NAME for one of timm; or file.py:factory for your own."
+    )
+    data: str = _option(
+        "cifar10", f"Data set: {', '.join(DATA)}; images:PATH for a folder of images; or file.py:factory for your own."
+    )
+    method: str = _option("force", f"Pruning method: {', '.join(METHODS)}; or dense, for no pruning.")
+    sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.")
+    seed: int = _option(0, "Seed of the initial weights, the scoring batches and the order of training images.")
+
+    rounds: int | None = _option(None, "Number of pruning rounds of an iterative method (T).")
+    batches: int | None = _option(None, "Number of batches that each pruning round reads (B).")
+    schedule: str | None = _option(None, f"How many weights are kept after each round: {', '.join(SCHEDULES)}.")
+    revive_until: float | None = _option(None, "Fraction of the rounds in which pruned weights may return.")
+    leave_empty: bool = _option(False, "Do not let pruned weights return into channels that keep no weight.")
+    at_least: int | None = _option(None, "Minimum number of weights that each layer keeps.")
+    loss: str = _option("cross-entropy", f"Loss that the scores are computed from: {', '.join(LOSSES)}.")
+    init: str = _option("kaiming-fan-in", f"Initialization: {', '.join(SCHEMES)}.")
+    norm_scale: str = _option("ones", "Initial scales of batch-norms: ones; or uniform, as in torch before 1.2.")
+    scoring_init: str | None = _option(
+        None, "Find the masks on other initial weights than those that are trained, drawn by this initialization."
+    )
+    scoring_bn: str = _option(
+        "batch", "Statistics of batch-norms in scoring: batch, those of the batch; or eval, the running ones."
+    )
+    scoring_precision: str | None = _option(None, f"Precision of the scores: {', '.join(SCORING_PRECISIONS)}.")
+    pretrain: int = _option(0, "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).")
+    rewind: bool = _option(False, "After --pretrain, train from the initial weights instead of the pretrained ones.")
+    mask: str | None = _option(None, "SHA-256 of the masks to train, if they come from a file.")
+    control: str = _option(
+        NONE,
+        "What to change as a control: the masks, shuffled within each layer (shuffle) or inverted to the lowest scores "
+        "(invert); or the weights, drawn anew under the same masks (redraw).",
+    )
+
+    epochs: int | None = _option(None, "Number of training epochs; the learning rate's schedule scales with it.")
+    batch: int | None = _option(None, "Images per batch, in training and in scoring.")
+    lr: float | None = _option(None, "Learning rate: the first and highest, after the warm-up.")
+    momentum: float = _option(0.9, "Momentum of SGD, or the first beta of AdamW.")
+    weight_decay: float | None = _option(None, "Weight decay.")
+    optimizer: str = _option("sgd", f"Optimizer: {', '.join(OPTIMIZERS)}.")
+    lr_schedule: str = _option("milestones", f"How the learning rate changes: {', '.join(LR_SCHEDULES)}.")
+    warmup: int = _option(0, "Epochs in which the learning rate rises.")
+    label_smoothing: float = _option(0.0, "Share of each training target that is spread over all classes.")
+    precision: str | None = _option(None, f"Precision of training: {', '.join(PRECISIONS)}.")
+    shrink: bool = _option(False, "Train the network without the channels that carry no signal.")
+
+    def __post_init__(self) -> None:
+        for option in fields(self):  # 1, 1.0 and True are the same experiment and must have the same hash
+            kind, value = str(option.type).partition(" | ")[0], getattr(self, option.name)
+            if kind in ("int", "float") and isinstance(value, int):
+                object.__setattr__(self, option.name, TYPES[kind](value))
+            else:
+                typed(_option_name(option.name), value, str(option.type))
+        choices: dict[str, tuple[str, Iterable[str]]] = {
+            "method": ("method", (*METHODS, DENSE, FILE)),
+            "init": ("initialization", SCHEMES),
+            "norm_scale": ("scale of batch-norms", NORM_SCALES),
+            "scoring_init": ("initialization", SCHEMES),
+            "control": ("control", CONTROLS),
+            "loss": ("loss", LOSSES),
+            "schedule": ("schedule", SCHEDULES),
+            "precision": ("precision", PRECISIONS),
+            "scoring_bn": ("kind of batch-norm statistics", STATISTICS),
+            "scoring_precision": ("scoring precision", SCORING_PRECISIONS),
+            "optimizer": ("optimizer", OPTIMIZERS),
+            "lr_schedule": ("schedule of the learning rate", LR_SCHEDULES),
+        }
+        for name, (kind, known) in choices.items():
+            if (value := getattr(self, name)) is not None and value not in known:
+                raise ValueError(unknown(kind, value, known))
+        check_name(self.data)
+        if not 0 <= self.sparsity < 1:
+            hint = f"; did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
+            raise ValueError(
+                f"sparsity {self.sparsity:g} is not a fraction of weights to remove, from 0 to below 1{hint}"
+            )
+        at_least = {"rounds": 1, "batches": 1, "batch": 2, "epochs": 0, "pretrain": 0, "seed": 0, "warmup": 0}
+        for name, minimum in at_least.items():
+            if (value := getattr(self, name)) is not None and value < minimum:
+                raise ValueError(f"{_option_name(name)} {value} is too small; it must be at least {minimum}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed {self.seed} is too large; it must be below 2**63")
+        for name in ("lr", "weight_decay", "momentum"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{_option_name(name)} {value} must be 0 or more")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label-smoothing {self.label_smoothing:g} must be from 0 to below 1")
+        if self.optimizer == "adamw" and self.momentum >= 1:
+            raise ValueError(f"momentum {self.momentum:g} must be below 1 for adamw")
+        if self.method == FILE and self.mask is None:
+            raise ValueError("method file trains the masks of a file; name it with barebones train --mask FILE")
+        if self.rewind and not self.pretrain:
+            raise ValueError("rewind returns to the weights before --pretrain, which is 0; set both or neither")
+
+    def resolved(self, device: str = "cpu") -> Experiment:
+        """Return the experiment with every None replaced by the paper's value.
+
+        The precision of training, if it is None, becomes the one that suits the device.
+        """
+        paper = protocol(self.data, self.model, self.optimizer)
+        defaults = {name: getattr(paper, name) for name in ("epochs", "batch", "lr", "weight_decay")}
+        defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
+        fixed: dict[str, Any] = {}
+        if self.method == DENSE:
+            if wrong := [name for name in PRUNING if getattr(self, name) != getattr(Experiment, name)]:
+                raise ValueError(f"method dense prunes nothing, so it takes no {', '.join(map(_option_name, wrong))}")
+            fixed = {"sparsity": 0.0}
+        elif self.mask is None:
+            row = self.pruning(paper.rounds, paper.batches)
+            if self.leave_empty and not row.revive_until:
+                raise ValueError(f"leave-empty has no effect: {self.method} lets no weight return; leave it out")
+            if self.scoring_bn != Experiment.scoring_bn and not row.needs_data:
+                raise ValueError(f"scoring-bn has no effect: {self.method} scores without data; leave it out")
+            defaults |= {name: getattr(row, name) for name in ("rounds", "batches", "revive_until", "at_least")}
+            defaults["schedule"] = next((name for name, known in SCHEDULES.items() if known is row.schedule), None)
+            defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
+        if self.scoring_init is not None and (self.pretrain or self.control == "redraw"):
+            other = "pretrain" if self.pretrain else "control redraw"
+            raise ValueError(f"scoring-init and {other} both change the weights; leave one of them out")
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        epochs = paper.epochs if self.epochs is None else self.epochs
+        if self.warmup and self.warmup >= epochs:
+            length = counted(epochs, "epoch")
+            raise ValueError(f"warmup {self.warmup}: the training has {length}, and must be longer than its warm-up")
+        return replace(self, **missing, **fixed)
+
+    def pruning(self, rounds: int | None = None, batches: int | None = None) -> Method:
+        """Return the row of `METHODS` with the experiment's values; `rounds` and `batches` are the protocol's T and B.
+
+        A method of several rounds takes the protocol's T and B. A method of one round over several batches ("-mb")
+        takes T x B batches, so that both read equally much data. All others keep the values of their row, and so
+        does every method with `protocol_rounds=False`.
+        """
+        row = as_method(self.method)
+        iterative = row.rounds > 1 and row.protocol_rounds
+        if rounds is not None and batches is not None and row.protocol_rounds:
+            if iterative:
+                row = replace(row, rounds=rounds, batches=batches)
+            elif row.batches > 1:
+                row = replace(row, batches=rounds * batches)
+        return resolved_method(
+            row if iterative else self.method, self.rounds, self.batches or row.batches, self.schedule,
+            self.revive_until, False if self.leave_empty else None, self.at_least,
+        )  # fmt: skip
+
+    def plan(self) -> TrainingPlan:
+        """Return how a resolved experiment trains."""
+        names = (
+            "epochs", "batch", "lr", "momentum", "weight_decay", "optimizer", "lr_schedule", "warmup",
+            "label_smoothing",
+        )  # fmt: skip
+        milestones = protocol(self.data, self.model).milestones
+        return TrainingPlan(**{name: getattr(self, name) for name in names}, milestones=milestones)
+
+    @property
+    def id(self) -> str:
+        """The first 10 hexadecimal digits of the hash of all fields."""
+        return self.folder.rpartition("-")[2]
+
+    @property
+    def folder(self) -> str:
+        """The name of its run's folder: readable, and unique by the hash."""
+        return folder_of(asdict(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
+        """Make an experiment from plain values; a name that is no field raises a `ValueError`."""
+        return cls(**cls.settings(values))
+
+    @classmethod
+    def settings(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return recorded values with the default of each missing field; check the names and types alone.
+
+        Unlike `from_dict`, it accepts a method that is not registered in this process.
+        """
+        known = {option.name: option for option in fields(cls)}
+        for name in values:
+            if name not in known:
+                hint = did_you_mean(name, known) or "."
+                raise ValueError(f"an experiment has no {name!r}{hint} It has {', '.join(known)}")
+        checked = {name: typed(_option_name(name), value, str(known[name].type)) for name, value in values.items()}
+        return {name: checked.get(name, option.default) for name, option in known.items()}
+
+
+def folder_of(settings: Mapping[str, Any]) -> str:
+    """Return the name of the folder of a run from all its settings, also with a method that is not registered here."""
+    hashed = {name: value for name, value in settings.items() if name not in LATER or value != LATER[name]}
+    id = sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:10]
+    data, model = (_in_file_name(settings[name]) for name in ("data", "model"))
+    control = "" if settings["control"] == NONE else f"-{settings['control']}"
+    sparsity = "" if settings["method"] == DENSE else f"-{100 * settings['sparsity']:g}"
+    return f"{data}-{model}-{settings['method']}{control}{sparsity}-s{settings['seed']}-{id}"
+
+
+def _in_file_name(name: str) -> str:
+    """Return the name of a network or data set for a file name; of a long one, such as a path, the end."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[-LONGEST:]
+
+
+def _option_name(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,107 @@
+"""The plan of a training: its optimizer, its precision and its learning rate, a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+RISE = 0.3  # the share of a one-cycle training in which the rate rises, if the plan has no warm-up
+START, END = 25, 25e4  # a one-cycle training begins at lr / START and ends at lr / END
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How to train: by default SGD with momentum, whose rate is divided by ten at each milestone.
+
+    A milestone is a fraction of the epochs.
+
+    >>> plan = TrainingPlan(epochs=350, batch=128, lr=0.1, weight_decay=5e-4, milestones=(150 / 350, 250 / 350))
+    >>> [plan.rate(epoch) for epoch in (0, 149, 150, 250)]
+    [0.1, 0.1, 0.01, 0.001]
+    """
+
+    epochs: int
+    batch: int
+    lr: float
+    weight_decay: float
+    milestones: tuple[float, ...] = ()
+    momentum: float = 0.9
+    optimizer: str = "sgd"
+    lr_schedule: str = "milestones"
+    warmup: int = 0  # epochs
+    label_smoothing: float = 0.0
+
+    def rate(self, epoch: int, step: int = 0, steps: int = 1) -> float:
+        """Return the learning rate of a step of an epoch, which has `steps`; all are counted from 0."""
+        return rate(self, epoch * steps + step, steps)
+
+
+def rate(plan: TrainingPlan, step: int, steps: int) -> float:
+    """Return the learning rate of a step, counted from 0 over all epochs of `steps` steps each.
+
+    During the warm-up it rises linearly to the plan's rate. One-cycle takes the warm-up as the length of its own rise.
+    """
+    warm = plan.warmup * steps
+    if step < warm and plan.lr_schedule != "one-cycle":
+        return plan.lr * (step + 1) / warm
+    return LR_SCHEDULES[plan.lr_schedule](plan, step, steps)
+
+
+def milestones(plan: TrainingPlan, step: int, steps: int) -> float:
+    """Divide the rate by ten at each milestone, a fraction of the epochs. The first epoch always has the full one."""
+    passed = sum(step // steps >= max(1, round(at * plan.epochs)) for at in plan.milestones)
+    return plan.lr / 10**passed
+
+
+def constant(plan: TrainingPlan, step: int, steps: int) -> float:
+    """Keep the rate."""
+    return plan.lr
+
+
+def cosine(plan: TrainingPlan, step: int, steps: int) -> float:
+    """Follow half a cosine from the rate to zero, from the end of the warm-up to the end of training."""
+    warm, end = plan.warmup * steps, plan.epochs * steps
+    return _between(plan.lr, 0.0, (step - warm) / (end - warm))
+
+
+def one_cycle(plan: TrainingPlan, step: int, steps: int) -> float:
+    """Rise from 1/25 of the rate to the rate, then fall to almost zero, both along half a cosine."""
+    last = plan.epochs * steps - 1
+    peak = max((plan.warmup * steps or RISE * (last + 1)) - 1, 0.0)
+    if step <= peak and peak:
+        return _between(plan.lr / START, plan.lr, step / peak)
+    return _between(plan.lr, plan.lr / END, (step - peak) / max(last - peak, 1.0))
+
+
+def _between(start: float, end: float, done: float) -> float:
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * done))
+
+
+LR_SCHEDULES: dict[str, Callable[[TrainingPlan, int, int], float]] = {
+    "milestones": milestones,
+    "cosine": cosine,
+    "one-cycle": one_cycle,
+    "constant": constant,
+}
+
+
+def _fused(device: torch.device) -> bool:
+    return device.type in ("cpu", "cuda")
+
+
+Optimize = Callable[[Iterable[nn.Parameter], Any, "TrainingPlan", torch.device], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Optimize] = {
+    "sgd": lambda parameters, rate, plan, device: torch.optim.SGD(
+        parameters, rate, momentum=plan.momentum, weight_decay=plan.weight_decay, fused=_fused(device)
+    ),
+    "adamw": lambda parameters, rate, plan, device: torch.optim.AdamW(
+        parameters, rate, betas=(plan.momentum, 0.999), weight_decay=plan.weight_decay, fused=_fused(device),
+        capturable=device.type == "cuda",
+    ),
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Pictures, tables and pages about runs."""

@@ -1,0 +1,124 @@
+"""Figures: compute or load the rows of a figure, draw them, and write the figure as PNG, SVG, PDF and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from ...words import did_you_mean
+from ..records import tables
+from ..records.tables import Rows
+from . import accuracy, plots
+from .sources import SCALES, Analysis, FigureContext, Runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+CAUTION = "Smoke test on digits: it shows nothing about the methods."
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure: what it shows in one sentence, where its rows come from, and how they are drawn."""
+
+    about: str
+    source: Runs | Analysis
+    draw: Callable[[Rows], Canvas]
+
+
+def named(name: str, figures: Mapping[str, Figure]) -> Figure:
+    """Return the figure of that name.
+
+    >>> named("layer", {})
+    Traceback (most recent call last):
+    ValueError: there is no figure 'layer'; run `barebones figure --list` to see all figures
+    """
+    if name in figures:
+        return figures[name]
+    hint = did_you_mean(name, [*figures, accuracy.NAME]) or ";"
+    raise ValueError(f"there is no figure {name!r}{hint} run `barebones figure --list` to see all figures")
+
+
+def write(
+    name: str, figure: Figure, scale: str | None, out: Path, context: FigureContext, source: Path | None = None
+) -> list[Path]:
+    """Run what is missing, draw, write NAME.png, .svg, .pdf and .csv into `out`, and return their paths.
+
+    With `source` nothing is run: the rows come from NAME.csv or NAME.csv.gz in that folder, or else from the run
+    folders in it. The default scale is then the one with most rows; otherwise it is smoke. Rows of a NAME.csv that are
+    of another scale than the requested one are ignored. The name of an incomplete figure is added to `context.failed`.
+    """
+    if scale is not None and scale not in SCALES:
+        raise ValueError(f"scale {scale!r} is unknown; choose one of {', '.join(SCALES)}")
+    plots.require_matplotlib()
+    table: Path | None = None
+    if source is None:
+        rows = _with_scale(figure.source.compute(name, scale or "smoke", context), scale or "smoke")
+    else:
+        rows, table = _load(name, figure, scale, source, context)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with plots.styled():
+            drawn = figure.draw(rows)
+            if any((row.get("scale"), row.get("data")) == ("smoke", "digits") for row in rows):
+                plots.caution(drawn, CAUTION)
+            written = plots.save(drawn, out / name)
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        if table is None:
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        raise ValueError(f"{table} holds values that {name} cannot be drawn from ({reason})") from error
+    tables.write(rows, out / f"{name}.csv")
+    return [*written, out / f"{name}.csv"]
+
+
+def _with_scale(rows: Rows, scale: str) -> Rows:
+    return [{"scale": scale} | row for row in rows]
+
+
+def _load(
+    name: str, figure: Figure, scale: str | None, folder: Path, context: FigureContext
+) -> tuple[Rows, Path | None]:
+    """Return the rows in a folder, and the table they were read from if they are from one."""
+    if not folder.is_dir():
+        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise ValueError(f"{what}; name a folder that holds run folders or {name}.csv")
+    ignored = ""
+    path = next((path for end in ("csv", "csv.gz") if (path := folder / f"{name}.{end}").exists()), None)
+    if path is not None:
+        stored = tables.read(path, figure.source.columns)
+        if rows := [row for row in stored if scale in (None, row.get("scale"))]:
+            return rows, path
+        scales = " and ".join(sorted({str(row["scale"]) for row in stored if row.get("scale")})) or "unknown"
+        ignored = f" ({path.name} in it is of scale {scales}; omit --scale to draw it)"
+    found: list[tuple[Rows, list[str]]] = []
+    for candidate in [scale] if scale else reversed(SCALES):
+        failed: list[str] = []
+        try:
+            rows = figure.source.load(name, candidate, folder, replace(context, failed=failed))
+            found.append((_with_scale(rows, candidate), failed))
+        except ValueError as error:
+            last = error
+    if found:
+        rows, failed = max(found, key=lambda each: len(each[0]))
+        context.failed.extend(failed)
+        return rows, None
+    tried = f"at scale {scale}" if scale else "at any scale"
+    raise ValueError(f"{last} {tried}{ignored}; without --from, barebones figure {name} runs what is missing")
+
+
+def listed(figures: Mapping[str, Figure]) -> Table:
+    """Return a table of these figures, and of `accuracy`, each with what it shows and costs."""
+    table = Table.grid(padding=(0, 2))
+    table.title = "barebones figure NAME --scale SCALE; times are estimates: smoke on two CPU cores, others on one H200"
+    table.title_justify = "left"
+    table.add_row(Text(accuracy.NAME, style="bold"), Text.assemble(accuracy.ABOUT, "\n", ("any runs: 3 s", "dim")))
+    for name, figure in figures.items():
+        costs = "; ".join(f"{scale}: {figure.source.cost(scale)}" for scale in SCALES)
+        table.add_row(Text(name, style="bold", no_wrap=True), Text.assemble(figure.about, "\n", (costs, "dim")))
+    return table

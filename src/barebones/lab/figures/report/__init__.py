@@ -1,0 +1,159 @@
+"""The report: one self-contained page about all runs in a folder, which works without a network."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from hashlib import sha256
+from importlib import resources
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from ....files.container import atomically
+from ....version import __version__
+from ...experiment.experiment import DENSE
+from ...experiment.styles import look, looks
+from .runs import Known, gather, mark, stamps
+
+__all__ = ["follow", "gather", "page", "write"]
+
+SCRIPTS = ("page.js", "charts.js", "search.js", "overview.js", "run.js", "start.js")  # in this order they are one
+DARK_DENSE = "#f4f4f4"  # black on a light page is white on a dark one
+BRIGHTNESS = 0.24  # the least relative luminance of a colour on a dark page
+REFRESH = 10  # seconds after which a page that is being followed loads itself anew
+
+
+def write(
+    runs: Path,
+    out: Path,
+    effective: bool = True,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+    refresh: int | None = None,
+    known: Known | None = None,
+) -> dict[str, Any]:
+    """Write the page about all run folders under `runs`, and return its content.
+
+    With `effective` the networks are built, to count in each layer the weights that lie on a path from input to
+    output. `watch` is called with the number of runs that are read and the number of all. With `refresh` the page
+    loads itself anew after so many seconds. Runs that have not changed are taken from `known`, if it is given.
+    """
+    _check(out := Path(out))
+    content = gather(Path(runs), effective, watch, known)
+    with atomically(out) as file:
+        file.write(page(content, refresh).encode("utf-8", "replace"))
+    return content
+
+
+def _check(out: Path) -> None:
+    """Raise what would stop the page from being written at the end of the work."""
+    if not out.parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent} to write {out.name} into; create it first")
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file to write the report into, such as report.html")
+    _plotly()
+
+
+def follow(
+    runs: Path, out: Path, effective: bool, stopping: Callable[[], bool], pause: float = 2.0
+) -> Iterator[dict[str, Any]]:
+    """Write the page whenever a run changes, and yield its content, until `stopping()`.
+
+    The page loads itself anew meanwhile; the last one does not. A folder without runs is waited for.
+    """
+    _check(out)
+    if runs.exists() and not runs.is_dir():
+        raise ValueError(f"{runs} is no folder; name the one that holds the run folders")
+    known: Known = {}
+    before: object = None
+    while not stopping():
+        if (now := stamps(runs)) and now != before:
+            yield write(runs, out, effective, refresh=REFRESH, known=known)
+            before = now
+        end = monotonic() + pause
+        while not stopping() and monotonic() < end:
+            sleep(0.05)
+    yield write(runs, out, effective, known=known)
+
+
+def page(content: Mapping[str, Any], refresh: int | None = None) -> str:
+    """Return the content that `gather` collected as HTML, with style, script and data inside.
+
+    Nothing of the content can become markup: the data are packed into letters and digits, and the page may run only two
+    scripts, whose hashes it names: its own, and Plotly's. The hash of the empty style lets Plotly make a style sheet
+    and add rules to it by its own code.
+    """
+    library, packed = _plotly()
+    template, style = _file("page.html"), _file("page.css")
+    script = '"use strict";\n(async () => {\n' + "\n".join(map(_file, SCRIPTS)) + "})();\n"
+    data = {**content, "looks": _looks(), "version": __version__, "refresh": refresh}
+    parts = {
+        "title": html.escape(f"{content['title']} – barebones report"),
+        "policy": (
+            f"default-src 'none'; script-src {_hash(script)} {library}; "
+            f"style-src {_hash(style)} {_hash('')}; img-src data:"
+        ),
+        "style": style,
+        "script": script,
+        "library": packed,
+        "data": _packed(json.dumps(data, allow_nan=False, separators=(",", ":"))),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], template)
+
+
+@cache
+def _plotly() -> tuple[str, str]:
+    """Return the hash of Plotly's JavaScript, and the JavaScript itself, packed."""
+    try:
+        source = importlib.import_module("plotly.offline").get_plotlyjs()
+    except ImportError:
+        raise ImportError("the report's charts are drawn with Plotly: pip install 'barebones[report]'") from None
+    return _hash(source), _packed(source)
+
+
+def _looks() -> dict[str, dict[str, str]]:
+    """Return the colours and glyph of every method; those under the empty name are for runs without one."""
+    return {
+        name: {"light": colour, "dark": DARK_DENSE if name == DENSE else _lighter(colour), "glyph": mark(marker)[1]}
+        for name, (_, colour, marker) in (looks() | {"": look("")}).items()
+    }
+
+
+def _lighter(colour: str) -> str:
+    """Return the same hue, mixed with white until it can be seen on a dark page.
+
+    >>> _lighter("#E69F00"), _lighter("#332288"), _lighter("teal")
+    ('#e69f00', '#8f85be', 'teal')
+    """
+    if not re.fullmatch("#[0-9a-fA-F]{6}", colour):  # a name such as "teal": browsers know it as well
+        return colour
+    channels = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    for step in range(19):
+        mixed = [round(channel + (255 - channel) * step / 20) for channel in channels]
+        linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in mixed]
+        if sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) >= BRIGHTNESS:
+            break
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def _file(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _packed(text: str) -> str:
+    """Return a text compressed, as letters and digits; the same text always gives the same.
+
+    >>> gzip.decompress(base64.b64decode(_packed("</script>")))
+    b'</script>'
+    """
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

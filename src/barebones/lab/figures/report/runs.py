@@ -1,0 +1,344 @@
+"""Gathering: collect the data of the page about each run folder, as plain values, and report unreadable files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ....accounting import LayerAccount, account
+from ....data import DATA
+from ....files.masks import NUMBERS, load_masks
+from ....masks import Masks
+from ....models import MODELS
+from ...experiment.experiment import DENSE, Experiment
+from ...experiment.styles import look, titled
+from ...records.records import DONE, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
+from ...run.checksums import Identity
+from ...run.connectivity import untrained
+from ...run.folder import CHECKPOINT, EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
+from ...run.loading import SETTLED
+from ...run.lock import is_lease
+from ...run.metrics import COUNTED, METRICS, Line, finite
+from ...run.metrics import read as read_metrics
+from ...run.network import built
+from .sentences import PRUNED, UNFINISHED, sentences
+
+FILES = (EXPERIMENT, RESULT, FAILURE, MASK, METRICS)  # a folder with one of these is a run's
+LONGEST = 150  # points of a series; longer series are thinned out
+SERIES = {  # the numbers that are drawn of each stage
+    "prune": ("keep", "pruned", "recovered", "recovered_empty", "saliency"),
+    "pretrain": ("loss", "accuracy"),
+    "train": ("loss", "accuracy"),
+}
+TRAINED = tuple(name for name in SETTINGS if name not in (*SETTLED, "method", "mask", "seed", "shrink"))
+"""The data, the network and how it is trained: only runs that share all of these are in one chart."""
+MARKS = {  # Plotly's name of each of Matplotlib's markers, and a letter that looks like it
+    "o": ("circle", "●"), "s": ("square", "■"), "^": ("triangle-up", "▲"), "v": ("triangle-down", "▼"),
+    "D": ("diamond", "◆"), "P": ("cross", "✚"), "X": ("x", "✖"), "*": ("star", "★"), "p": ("pentagon", "⬟"),
+    "h": ("hexagon", "⬢"), "<": ("triangle-left", "◀"), ">": ("triangle-right", "▶"),
+}  # fmt: skip
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OSError, RuntimeError, RecursionError)
+
+
+Stamp = tuple[tuple[str, int, int], ...]
+Known = dict[Path, tuple[Stamp, Row]]  # what was read of a folder, and the stamp that the folder had then
+
+
+def gather(
+    runs: Path,
+    effective: bool = True,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+    known: Known | None = None,
+) -> dict[str, Any]:
+    """Collect every run under a folder, and the groups of runs that differ only in the seed.
+
+    Folders that have not changed since they were put into `known` are not read again.
+    """
+    if not runs.is_dir():
+        raise ValueError(f"there is no folder {runs}; name the one that holds the run folders")
+    folders = stamps(runs)
+    if not folders:
+        raise ValueError(f"there is no run in {runs}; create some with barebones run or barebones sweep")
+    known = {} if known is None else known
+    rows: list[Row] = []
+    for folder, stamp in folders.items():
+        watch(len(rows), len(folders))
+        if folder not in known or known[folder][0] != stamp:
+            name = folder.name if folder == runs else folder.relative_to(runs).as_posix()
+            known[folder] = stamp, _run(folder, name, effective)
+        rows.append(known[folder][1])
+    watch(len(rows), len(folders))
+    rows.sort(key=_order)
+    return {
+        "title": runs.resolve().name,
+        "runs": [{"index": index, **run} for index, run in enumerate(rows)],
+        "groups": _groups(rows),
+        "settings": list(SETTINGS),
+    }
+
+
+def stamps(runs: Path) -> dict[Path, Stamp]:
+    """Return the run folders under a folder, each with the times and sizes of its files, which change as it does."""
+    folders = sorted(_run_folders(runs, set())) if runs.is_dir() else []
+    return {folder: tuple(sorted(_stamp(folder))) for folder in folders}
+
+
+def _stamp(folder: Path) -> Iterator[tuple[str, int, int]]:
+    with suppress(OSError):  # a file or a folder may vanish, or be unreadable, which its reader tells
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):
+                about = path.stat()
+                if not is_lease(path.name):  # its time is renewed although nothing else changes
+                    yield path.name, about.st_mtime_ns, about.st_size
+
+
+def _run_folders(folder: Path, visited: set[Path]) -> Iterator[Path]:
+    """Yield the folder itself if it is a run folder, else all run folders at any depth inside it, each once."""
+    real = folder.resolve()
+    if real in visited:
+        return
+    top = not visited
+    visited.add(real)
+    try:
+        paths = sorted(folder.iterdir())
+        if any(path.name in FILES for path in paths):
+            yield folder
+            return
+        for path in paths:
+            if path.is_dir() and not path.name.startswith("."):
+                yield from _run_folders(path, visited)
+    except OSError:
+        if top:
+            raise
+        yield folder  # without permission to read it, the page reports it as unreadable
+
+
+def _order(run: Row) -> list[tuple[bool, Any]]:
+    settings = run["settings"] or {}
+    return [((value := settings.get(name)) is None, value) for name in (*KEY, "seed")] + [(False, run["folder"])]
+
+
+def _run(folder: Path, name: str, effective: bool) -> Row:
+    """Return everything that the page shows about one run folder."""
+    reader = _FileReader(folder)
+    row = reader.attempt(RESULT, lambda: record(folder)) or {}
+    if row.get("status") == UNREADABLE:
+        reader.problems.append(str(row["reason"]))
+    settings = {key: row[key] for key in SETTINGS} if row.get("method") is not None else None
+    values, owner = reader.attempt(EXPERIMENT, lambda: recorded(folder)) or (None, None)
+    settings = settings or (Experiment.settings(values) if values is not None else None)
+    dense = settings is not None and settings["method"] == DENSE
+    state = reader.attempt(METRICS, lambda: progress(folder)) or ""
+    only_pruned = state == PRUNED and settings and not (dense or settings["mask"] or (folder / CHECKPOINT).exists())
+    status = row.get("status") or (PRUNED if only_pruned else UNFINISHED if settings else UNREADABLE)
+    result = (reader.attempt(RESULT, lambda: finished(folder)) or {}) if status == DONE else {}
+    lines = reader.attempt(METRICS, lambda: read_metrics(folder / METRICS, owner, result.get("metrics"))) or []
+    mask = reader.attempt(MASK, lambda: _mask(folder, owner, settings, effective and not dense)) or {}
+    numbers = {**mask.get("stated", {}), **result, **mask.get("counted", {})}
+    prune_seconds = row.get("prune_seconds")
+    collapsed, environment = result.get("collapsed", mask.get("collapsed")), result.get("environment")
+    run: Row = {
+        "folder": name,
+        "status": status,
+        "state": state,
+        "settings": settings,
+        "dense": dense,
+        "accuracy": row.get("top1"),
+        "top5": row.get("top5"),
+        "best_validation": row.get("best_validation"),
+        "best_validation_epoch": row.get("best_validation_epoch"),
+        "accuracy_at_best_validation": row.get("top1_at_best_validation"),
+        "seconds": {
+            "prune": mask.get("seconds") if prune_seconds is None else prune_seconds,
+            "train": row.get("train_seconds"),
+        },
+        **{key: _number(numbers.get(key)) for key in NUMBERS},
+        "untrained": bool(result) and untrained(result),
+        "collapsed": [layer for layer in collapsed if isinstance(layer, str)] if isinstance(collapsed, list) else [],
+        "layers": [] if dense else mask.get("layers", []),
+        "series": {stage: _series(stage, lines) for stage in COUNTED},
+        "environment": (
+            {str(key): value for key, value in environment.items() if isinstance(value, str | int | float)}
+            if isinstance(environment, dict)
+            else {}
+        ),
+        "problems": reader.problems,
+    }
+    run["words"] = sentences(run, reason=row.get("reason"), note=mask.get("note"))
+    return finite(run)
+
+
+class _FileReader:
+    """Reads the files of a folder; each failure becomes a sentence in `problems`, without the folder's path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.problems = folder, list[str]()
+
+    def attempt(self, name: str, read_file: Callable[[], Any]) -> Any:
+        """Return what `read_file` returns; None if it fails or there is no such file."""
+        try:
+            return read_file()
+        except FileNotFoundError:
+            return None
+        except UNREADABLE_ERRORS as error:
+            problem = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+            if isinstance(error, OSError) and error.strerror:
+                problem = error.strerror
+            problem = problem.replace(f"{self.folder}/", "").splitlines()[0][:300]
+            problem = problem if problem.startswith(FILES) else f"{name}: {problem}"
+            if problem not in self.problems:
+                self.problems.append(problem)
+            return None
+
+
+def _mask(folder: Path, owner: Identity | None, settings: Row | None, effective: bool) -> Row:
+    """Return the metadata of the mask file, and how many weights its masks keep in each layer."""
+    if not (folder / MASK).exists():
+        return {}
+    masks, about = load_masks(folder / MASK) if owner is None else load_mask(folder, owner)
+    layers = [LayerAccount(name, tuple(m.shape), m.numel(), int(m.count_nonzero())) for name, m in masks.items()]
+    note = None
+    if effective and settings is not None:
+        try:
+            layers = _effective_layers(masks, settings)
+        except UNREADABLE_ERRORS as error:
+            note = str(error).splitlines()[0][:300]
+    total, kept = sum(layer.total for layer in layers), sum(layer.kept for layer in layers)
+    counted: Row = {"prunable": total, "kept": kept, "sparsity": (total - kept) / max(total, 1)}
+    if layers and all(layer.effective is not None for layer in layers):
+        on_path = sum(layer.effective or 0 for layer in layers)
+        counted |= {"effective": on_path, "effective_sparsity": (total - on_path) / max(total, 1)}
+    stated = about.get("account")
+    stated = stated if isinstance(stated, dict) else {}
+    return {
+        "stated": stated,
+        "counted": counted,
+        "collapsed": about.get("collapsed"),
+        "seconds": _number(about.get("seconds")),
+        "note": note or stated.get("not_followed"),
+        "layers": [[la.name, list(la.shape), la.total, la.kept, la.effective] for la in layers],
+    }
+
+
+def _effective_layers(masks: Masks, settings: Row) -> list[LayerAccount]:
+    """Return the layers with their effective weights, by following the network on the CPU."""
+    if settings["model"] not in MODELS:  # a run folder may come from a stranger, so its code is not imported
+        raise ValueError("the network is not one of barebones's own, so its layers are not followed here")
+    if settings["data"] not in DATA:
+        raise ValueError("the data set is not one of barebones's own, so the layers are not followed here")
+    example = torch.zeros(1, *DATA[settings["data"]].inputs.shape)
+    return account(_network(settings["model"], settings["data"]), masks, example).layers
+
+
+@lru_cache(maxsize=2)
+def _network(model: str, data: str) -> nn.Module:
+    """Return the network with arbitrary weights: only its structure matters."""
+    with torch.random.fork_rng(devices=[]):
+        return built(model, DATA[data].inputs)
+
+
+def _series(stage: str, lines: Sequence[Line]) -> Row | None:
+    """Return the numbers of a stage as columns, thinned out; `at` counts from 1, as people do."""
+    stage_lines = [line for line in lines if line["stage"] == stage]
+    if not stage_lines:
+        return None
+    counted = COUNTED[stage]
+    drawn = [stage_lines[index] for index in thinned(len(stage_lines))]
+    columns: Row = {"all": len(stage_lines), "planned": _number(stage_lines[-1].get(counted + "s"))}
+    columns["at"] = [int(line[counted]) for line in drawn]
+    for name in SERIES[stage]:
+        columns[name] = [_rounded(line.get(name)) for line in drawn]
+    for name in ("validation", "test") if stage != "prune" else ():
+        accuracies = [line.get(name) for line in drawn]
+        columns[name] = [_rounded(each.get("top1")) if isinstance(each, dict) else None for each in accuracies]
+    return columns
+
+
+def thinned(length: int, most: int = LONGEST) -> list[int]:
+    """Return at most `most` indices, evenly spread, with the first and the last.
+
+    >>> thinned(3), thinned(7, 3), thinned(0)
+    ([0, 1, 2], [0, 3, 6], [])
+    """
+    if length <= most:
+        return list(range(length))
+    return [round(i * (length - 1) / (most - 1)) for i in range(most)]
+
+
+def _groups(runs: Sequence[Row]) -> list[Row]:
+    """Return the groups of runs that differ only in the seed; a run with unknown settings is a group of its own."""
+    members: dict[Any, list[int]] = {}
+    for index, run in enumerate(runs):
+        members.setdefault(index if run["settings"] is None else group(run["settings"]), []).append(index)
+    firsts = [settings for indices in members.values() if (settings := runs[indices[0]]["settings"]) is not None]
+    groups = [_group(indices, runs, firsts) | {"index": number} for number, indices in enumerate(members.values())]
+    _mark(groups)
+    return groups
+
+
+def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -> Row:
+    """Return a group: which settings tell it apart from others, and from which runs it can be told apart at all."""
+    settings = runs[indices[0]]["settings"]
+    shared: Row = {"runs": list(indices), "dense": runs[indices[0]]["dense"]}
+    if settings is None:
+        return dict.fromkeys(KEY) | shared | {"panel": None, "protocol": "", "line": "", "variant": ""}
+    trained_otherwise = [settings | {name: other[name] for name in TRAINED} for other in firsts]
+    return (
+        {name: settings[name] for name in KEY}
+        | shared
+        | {
+            "panel": [settings[name] for name in TRAINED],
+            "protocol": differences(settings, trained_otherwise, equal_in=("data", "model")),  # among the panels
+            "line": _variant(settings, firsts, (*TRAINED, "method", "control")),  # within its panel
+            "variant": _variant(settings, firsts, ("data", "model", "method", "control")),
+        }
+    )
+
+
+def mark(marker: str) -> tuple[str, str]:
+    """Return Plotly's name of one of Matplotlib's markers, and a letter like it; for an unknown one, a dot."""
+    name, letter = MARKS.get(marker, MARKS["o"])
+    return name, letter + "\ufe0e"  # a letter, not an emoji
+
+
+def _mark(groups: Sequence[Row]) -> None:
+    """Give the groups of each method and variant a marker and dashes that no other of the same colour has."""
+    chosen: dict[tuple[str | None, str], tuple[tuple[str, str], str]] = {}
+    taken = set()
+    for each in groups:
+        name = (each["method"], each["line"])
+        _, colour, first = look(each["method"] or "")
+        if name not in chosen:
+            choices = [(m, dash) for dash in DASHES for m in dict.fromkeys([mark(first), *map(mark, MARKS)])]
+            chosen[name] = next((choice for choice in choices if (colour, choice) not in taken), choices[-1])
+            taken.add((colour, chosen[name]))
+        (each["symbol"], each["glyph"]), each["dash"] = chosen[name]
+
+
+def _variant(settings: Row, firsts: Sequence[Row], equal_in: Sequence[str]) -> str:
+    """Return what tells a group from others of the same method: its control, and the settings that differ."""
+    return ", ".join(filter(None, (titled("", settings["control"]), differences(settings, firsts, equal_in))))
+
+
+def _number(value: Any) -> float | int | None:
+    """Return the value if it is a number that JSON can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _rounded(value: Any) -> float | int | None:
+    """Return a number with five digits, which is more than a chart shows."""
+    number = _number(value)
+    return number if number is None or isinstance(number, int) else float(f"{number:.5g}")

@@ -1,0 +1,1 @@
+"""Rows about finished runs, and their statistics."""

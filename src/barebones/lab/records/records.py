@@ -1,0 +1,231 @@
+"""Records: one row per run folder, with mean and standard deviation over seeds, as CSV, Parquet and a short table."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ...files.container import atomically
+from ...words import printable
+from ..experiment.experiment import TYPES, Experiment
+from ..experiment.styles import titled
+from ..run.connectivity import epochs_of
+from ..run.folder import failed, finished, recorded
+from . import tables
+from .statistics import over_seeds
+from .tables import Row
+
+CSV, PARQUET = "records.csv", "records.parquet"
+DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
+
+KEY = ("data", "model", "method", "sparsity", "control")  # the settings that every table shows
+
+SETTINGS: dict[str, type] = {f.name: TYPES[str(f.type).partition(" | ")[0]] for f in fields(Experiment)}
+RESULTS: dict[str, type] = {
+    "status": str,  # done, failed or unreadable
+    "reason": str,  # why it is not done
+    "epochs_trained": int,  # 0 if the network is cut and its training was skipped
+    "top1": float,  # on the test images, after the last epoch; accuracies are fractions
+    "top5": float,
+    "best_validation_epoch": int,
+    "best_validation": float,
+    "top1_at_best_validation": float,  # on the test images, after that epoch
+    "effective_sparsity": float,
+    "flops_left": float,  # of the kept weights on a path, as a share of the dense network's
+    "collapsed": bool,
+    "collapsed_layers": str,  # their names, separated by spaces
+    "empty_layers": int,  # how many keep no weight; empty for runs of older versions
+    "silent_outputs": int,  # how many no signal reaches; empty for runs of older versions
+    "prune_seconds": float,
+    "train_seconds": float,
+    "folder": str,
+    "seeds": int,  # number of finished runs that differ in the seed alone
+    "top1_mean": float,
+    "top1_std": float,  # of a sample; empty for a single seed
+}
+COLUMNS = SETTINGS | RESULTS
+
+
+def records(runs: Path) -> list[Row]:
+    """Return one row of `COLUMNS` for each folder in `runs` with a result or a failure, sorted by its settings."""
+    runs = Path(runs)
+    if not runs.is_dir():
+        raise ValueError(f"there is no folder {runs}; name the one that holds the run folders")
+    return arranged(row for folder in runs.iterdir() if folder.is_dir() and (row := record(folder)))
+
+
+def arranged(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows sorted by their settings, with the statistics of their groups."""
+    order = (*KEY, "seed", "folder")
+    return with_statistics(sorted(rows, key=lambda row: [(row[name] is None, row[name]) for name in order]))
+
+
+def record(folder: Path, experiment: Experiment | None = None) -> Row | None:
+    """Return the row of one run folder, without the statistics of its group; None if the run has not ended.
+
+    With `experiment`, the files of another run are unreadable.
+    """
+    blank: Row = dict.fromkeys(COLUMNS) | {"folder": folder.name}
+    try:
+        if (result := finished(folder, experiment)) is not None:
+            values = {key: None if v is None else COLUMNS[key](v) for key, v in _result(result).items()}
+            return blank | Experiment.settings(result["experiment"]) | values
+        if (failure := failed(folder)) is not None:
+            return blank | Experiment.settings(failure["experiment"]) | {"status": FAILED, "reason": failure["reason"]}
+    except (ValueError, OSError) as error:
+        reason = str(error).replace(f"{folder}{os.sep}", "")[:300]
+        return blank | _settings_of(folder) | {"status": UNREADABLE, "reason": reason}
+    return None
+
+
+def with_statistics(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with `seeds`, `top1_mean` and `top1_std` over the finished runs of their groups.
+
+    >>> rows = [{"method": "snip", "seed": s, "status": "done", "top1": a} for s, a in enumerate([0.5, 0.7])]
+    >>> [(r["seeds"], round(r["top1_mean"], 3), round(r["top1_std"], 3)) for r in with_statistics(rows)]
+    [(2, 0.6, 0.141), (2, 0.6, 0.141)]
+    """
+    statistics = {
+        key: over_seeds((row["seed"], row["top1"]) for row in members if row["status"] == DONE)
+        for key, members in _groups(rows).items()
+    }
+    return [
+        row | {"seeds": number, "top1_mean": mean, "top1_std": deviation}
+        for row in rows
+        for mean, deviation, number in [statistics[group(row)]]
+    ]
+
+
+def group(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return all settings of a run but the seed: runs for which this is equal are averaged."""
+    return tuple(row.get(name) for name in SETTINGS if name != "seed")
+
+
+def _groups(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(group(row), []).append(row)
+    return groups
+
+
+def update(runs: Path) -> tuple[list[Row], list[Path]]:
+    """Write the tables of all runs in a folder; return their rows and the paths of what was written.
+
+    Another sweep may write the same tables, and end runs meanwhile. So whoever writes last has read last.
+    """
+    rows: list[Row] = []
+    written: list[Path] = []
+    while (latest := records(runs)) != rows or not written:
+        rows, written = latest, write(latest, runs)
+    return rows, written
+
+
+def write(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write records.csv and, if pyarrow is installed, records.parquet; return the paths of what was written."""
+    written = [folder / CSV]
+    tables.write(rows, written[0], COLUMNS)
+    if parquet := _parquet(rows):
+        written.append(folder / PARQUET)
+        with atomically(written[1]) as file:
+            file.write(parquet)
+    return written
+
+
+def _parquet(rows: Sequence[Row]) -> bytes | None:
+    """Return the rows as a Parquet file; None without pyarrow, which `pip install 'barebones[lab]'` installs."""
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        return None
+    kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
+    schema = arrow.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    sink = io.BytesIO()
+    lines = [{name: tables.encodable(v) if isinstance(v, str) else v for name, v in row.items()} for row in rows]
+    parquet.write_table(arrow.Table.from_pylist(lines, schema=schema), sink)
+    return sink.getvalue()
+
+
+def summary(rows: Sequence[Row]) -> Table:
+    """Return a table with one line per group: mean and standard deviation of the test accuracy over its seeds."""
+    groups = _groups(row for row in rows if row["method"] is not None)
+    firsts = [members[0] for members in groups.values()]
+    shown = Table(title="Test accuracy, mean ± standard deviation over seeds", title_justify="left")
+    for name in ("data", "network", "method"):
+        shown.add_column(name)
+    for name in ("sparsity %", "accuracy %", "seeds"):
+        shown.add_column(name, justify="right")
+    with_more = any(differences(row, firsts) for row in firsts)
+    titles = {"collapsed": "collapsed", "empty_layers": "empty layers,\nat most"}
+    titles |= {"silent_outputs": "silent outputs,\nat most"}
+    troubled = [name for name in titles if any(_told(row, name) for row in rows)]
+    for name in troubled:
+        shown.add_column(titles[name], justify="right")
+    for name in ["with"] * with_more + ["not done"] * any(row["status"] != DONE for row in rows):
+        shown.add_column(name)
+    for members in groups.values():
+        row, lost = members[0], sum(row["status"] != DONE for row in members)
+        method, sparsity = titled(row["method"], row["control"]), f"{100 * row['sparsity']:g}"
+        cells = [row["data"], row["model"], method, sparsity, _spread(row)]
+        counts = {"collapsed": sum(bool(row["collapsed"]) for row in members)}
+        counts |= {name: max(_told(row, name) for row in members) for name in ("empty_layers", "silent_outputs")}
+        cells += [str(row["seeds"])] + [str(counts[name] or "") for name in troubled]
+        cells += [differences(row, firsts)] * with_more + [str(lost) if lost else ""]
+        shown.add_row(*(Text(printable(cell)) for cell in cells[: len(shown.columns)]))
+    return shown
+
+
+def _told(row: Row, name: str) -> int:
+    """Return a number to tell about a run's masks; of a cut network, it goes without saying that outputs are silent."""
+    return 0 if name == "silent_outputs" and row["collapsed"] else row[name] or 0
+
+
+def _spread(row: Row) -> str:
+    if row["top1_mean"] is None:
+        return "–"
+    return f"{100 * row['top1_mean']:.2f}" + (f" ± {100 * row['top1_std']:.2f}" if row["top1_std"] is not None else "")
+
+
+def differences(row: Row, others: Sequence[Row], equal_in: Sequence[str] = KEY) -> str:
+    """Return the settings of a group that differ from those of other groups with the same values of `equal_in`."""
+    alike = [other for other in others if all(row[name] == other[name] for name in equal_in)]
+    names = [n for n in SETTINGS if n not in (*KEY, "seed") and any(other[n] != row[n] for other in alike)]
+    values = {name: str(row[name])[:12] if name == "mask" else row[name] for name in names}  # a hash is long
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
+
+
+def _settings_of(folder: Path) -> Row:
+    """Return the settings of a run whose result cannot be read, from its experiment.json if possible."""
+    try:
+        return Experiment.settings(recorded(folder)[0])
+    except (ValueError, OSError):
+        return {}
+
+
+def _result(content: Mapping[str, Any]) -> Row:
+    best = content["best_validation"] or {}
+    dense, left = content["flops_dense"], content["flops_effective"]
+    return {
+        "status": DONE,
+        "epochs_trained": epochs_of(content),
+        "top1": content["test"]["top1"],
+        "top5": content["test"]["top5"],
+        "best_validation_epoch": best.get("epoch"),
+        "best_validation": best.get("validation"),
+        "top1_at_best_validation": best.get("test"),
+        "effective_sparsity": content["effective_sparsity"],
+        "flops_left": left / dense if dense and left is not None else None,
+        "collapsed": content["collapsed"],
+        "collapsed_layers": " ".join(content["collapsed"]),
+        "empty_layers": len(content["empty"]) if "empty" in content else None,
+        "silent_outputs": content.get("silent_outputs"),
+        "prune_seconds": content["seconds"]["prune"],
+        "train_seconds": content["seconds"]["train"],
+    }

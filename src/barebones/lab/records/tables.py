@@ -1,0 +1,125 @@
+"""Tidy rows: the numbers behind a figure, written to a CSV file and read back."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ...files.container import atomically
+from ...words import shortened
+
+Row = dict[str, Any]
+Rows = list[Row]
+LARGEST = 2**28  # bytes of a table, unpacked
+TEXTS = (  # columns that hold text
+    "source", "data", "model", "method", "control", "kind", "widths", "statistics", "scored_on",
+)  # fmt: skip
+FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@＝＋－＠]")  # the beginning of a cell that a spreadsheet may compute
+QUOTED = re.compile(rf"'+({FORMULA.pattern})")
+
+
+def write(rows: Sequence[Row], path: Path, columns: Iterable[str] = ()) -> None:
+    """Write one line for each row; the columns are `columns`, then others in the order of their first appearance.
+
+    Rows may come from run folders of strangers, so no text is a formula to a spreadsheet.
+    """
+    names = dict.fromkeys([*columns, *(name for row in rows for name in row)])
+    lines = [names, *([row.get(name) for name in names] for row in rows)]
+    text = "".join(",".join(map(cell_of, line)) + "\n" for line in lines)
+    with atomically(path) as file:
+        file.write(text.encode())
+
+
+def read(path: Path, columns: Sequence[str] = ()) -> Rows:
+    """Return the rows of a file that `write` wrote: numbers as numbers, empty cells as None.
+
+    A file whose name ends with .gz is unpacked. Raise a `ValueError` if it is no such file, lacks one of `columns`, or
+    is damaged.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ValueError(f"{path} is larger than the table of any figure, {LARGEST // 2**20} MiB")
+        text = content.decode()
+        lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
+    except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a CSV file that barebones figure wrote ({error})") from None
+    if len(lines) < 2:
+        raise ValueError(f"{path} holds no rows")
+    head, *body = [[_unquoted(cell) for cell in lines[0]], *lines[1:]]
+    if missing := [name for name in columns if name not in head]:
+        raise ValueError(f"{path} is not the table of this figure: it has no column {shortened(missing, most=1)}")
+    for number, line in enumerate(body, 1):
+        if len(line) != len(head):
+            raise ValueError(f"{path} is damaged: row {number} has {len(line)} fields instead of {len(head)}")
+    if not text.endswith(("\n", "\r")):
+        raise ValueError(f"{path} is damaged: its last line is incomplete")
+    rows = [{name: value_of(cell) for name, cell in zip(head, line, strict=True)} for line in body]
+    for row, name in product(rows, columns):
+        if isinstance(row[name], str) != (name in TEXTS) and row[name] is not None:
+            kind = "text" if name in TEXTS else "a number"
+            value = str(row[name])[:40]
+            raise ValueError(f"{path} is not the table of this figure: the column {name} holds {value!r}, not {kind}")
+    return rows
+
+
+def cell_of(value: Any) -> str:
+    """Return a value as a cell. A text that a spreadsheet would compute gets a quote before it; a number does not.
+
+    Python's csv does not enclose a carriage return, which would break the line.
+
+    >>> [cell_of(value) for value in ("snip", "=1+1", "-1", -1, None, "'=1", "a\\rb", 'a "b"')]
+    ['snip', "'=1+1", '-1', '-1', '', "''=1", '"a\\rb"', '"a ""b\"""']
+    """
+    text = "" if value is None else encodable(str(value))
+    if isinstance(value, str) and (QUOTED.match(text) or (FORMULA.match(text) and isinstance(value_of(text), str))):
+        text = f"'{text}"
+    return '"' + text.replace('"', '""') + '"' if re.search('[,"\r\n]', text) else text
+
+
+def encodable(text: str) -> str:
+    """Return the text with an escape for each half of a character, which UTF-8 cannot hold but JSON can."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def value_of(cell: str | None) -> Any:
+    """Return the number or text in a cell, without the quote that `cell_of` puts before a formula.
+
+    >>> [value_of(cell) for cell in ("", "3", "0.5", "snip", "True", "'=1")]
+    [None, 3, 0.5, 'snip', True, '=1']
+    """
+    if cell is None or cell == "":
+        return None
+    if cell in ("True", "False"):
+        return cell == "True"
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            continue
+    return _unquoted(cell)
+
+
+def _unquoted(cell: str) -> str:
+    return cell[1:] if QUOTED.match(cell) else cell
+
+
+def grouped(rows: Iterable[Row], *names: str) -> dict[Any, Rows]:
+    """Group the rows by the values of these columns, in the order of their first appearance.
+
+    >>> grouped([{"a": 1, "b": 2}, {"a": 1, "b": 3}], "a")
+    {1: [{'a': 1, 'b': 2}, {'a': 1, 'b': 3}]}
+    """
+    groups: dict[Any, Rows] = {}
+    for row in rows:
+        values = tuple(row[name] for name in names)
+        groups.setdefault(values[0] if len(names) == 1 else values, []).append(row)
+    return groups

@@ -1,0 +1,1 @@
+"""One run: its stages, its training, its folder and its metrics."""

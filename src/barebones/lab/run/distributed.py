@@ -1,0 +1,214 @@
+"""Teams: the processes that torchrun has started to prune and train one experiment together.
+
+All processes do the same work in the same order. They meet where they sum gradients and where they agree on something.
+The first one has the run's folder. The others have folders of their own, which begin as copies of it and are deleted in
+the end, so that a run may resume with any number of processes, and nobody reads what another one is writing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from ...pruning.methods import METHODS
+from ...running.launch import launch
+from ...words import counted, shortened
+from ..experiment.experiment import Experiment
+from .lock import is_lease
+from .options import RunOptions
+
+
+@dataclass(frozen=True)
+class Team:
+    """The processes of a run, and the number of this one among them."""
+
+    rank: int = 0
+    size: int = 1
+    store: Any = None  # what torchrun keeps for all of them
+
+    @property
+    def first(self) -> bool:
+        """Whether this process has the run's folder."""
+        return self.rank == 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other processes."""
+        return self.size > 1
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add a tensor over the processes, in place, and return it."""
+        if self.several:
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool) -> bool:
+        """Return in all processes whether the flag is set in one of them."""
+        return bool(self.sum(torch.tensor(int(flag))))
+
+    def of_first(self, content: bytes) -> bytes:
+        """Return in all processes what the first one passes."""
+        if not self.several:
+            return content
+        size = torch.tensor(len(content))
+        torch.distributed.broadcast(size, 0)
+        row = torch.frombuffer(bytearray(content), dtype=torch.uint8) if self.first and content else None
+        row = torch.empty(int(size), dtype=torch.uint8) if row is None else row
+        torch.distributed.broadcast(row, 0)
+        return bytes(row.numpy())
+
+    def check_same(self, what: str, value: str) -> None:
+        """Raise a `ValueError` in all processes if a value is not the same in all of them."""
+        if self.any(self.of_first(value.encode()) != value.encode()):
+            raise ValueError(f"the processes have found different {what}; run the experiment again in one process")
+
+    @contextmanager
+    def after_first(self) -> Iterator[None]:
+        """Let the first process of each node do something before the others do it."""
+        if launch().local:
+            self.any(False)  # wait
+        yield
+        if not launch().local:
+            self.any(False)
+
+    def copy_from_first(self, folder: Path) -> None:
+        """Copy the files of the run's folder, which the first process owns, into the folders of the others."""
+        names = [file.name for file in folder.iterdir() if file.is_file() and not is_lease(file.name)]
+        for name in json.loads(self.of_first(json.dumps(names).encode())) if self.several else ():
+            content = self.of_first((folder / name).read_bytes() if self.first else b"")
+            if not self.first:
+                (folder / name).write_bytes(content)
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """Return the model with gradients that `backward` averages over the processes; alone, the model itself."""
+        if not self.several:
+            return model
+        device = next(model.parameters()).device
+        return nn.parallel.DistributedDataParallel(
+            model, device_ids=[device] if device.type == "cuda" else None, find_unused_parameters=True
+        )
+
+    def synchronized(self, model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
+        """Let the batch-norms of a model share their statistics with the other processes for a while, if wanted."""
+        return _synchronized(model) if wanted and self.several else nullcontext()
+
+    def speaks(self) -> bool:
+        """Return whether this process is the first to report an error: those of the others follow from it."""
+        try:
+            return self.store is None or self.store.add("errors", 1) == 1
+        except RuntimeError:  # the store has ended with the process that kept it
+            return True
+
+
+ALONE = Team()
+
+
+@contextmanager
+def _synchronized(model: nn.Module) -> Iterator[None]:
+    """Replace batch-norms by those of torch that share their statistics; parameters and buffers are the same."""
+    holders = [
+        (module._modules, name, child)
+        for module in model.modules()
+        for name, child in module._modules.items()
+        if isinstance(child, _BatchNorm)
+    ]
+    for children, name, norm in holders:
+        children[name] = nn.SyncBatchNorm.convert_sync_batchnorm(norm)
+    try:
+        yield
+    finally:
+        for children, name, norm in holders:
+            children[name] = norm
+
+
+TIMEOUT = timedelta(minutes=30)  # that a process waits for the others; the first one may be downloading data
+SHARED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # that can share their statistics
+
+
+@contextmanager
+def joined(options: RunOptions) -> Iterator[tuple[Team, RunOptions]]:
+    """Join the processes that torchrun has started; yield their team, and the options for this process."""
+    rank, local, size, on_node = launch()
+    if size == 1:
+        yield ALONE, options
+        return
+    if options.on_gpu:
+        options = replace(options, device=_own_gpu(options.device, local, on_node))
+        torch.cuda.set_device(local)
+    store, rank, size = next(torch.distributed.rendezvous("env://", timeout=TIMEOUT))
+    backend = "cpu:gloo,cuda:nccl" if options.on_gpu else "gloo"
+    torch.distributed.init_process_group(
+        backend,
+        timeout=TIMEOUT,
+        world_size=size,
+        rank=rank,
+        store=torch.distributed.PrefixStore("barebones", store),
+    )
+    options = replace(options, captured=False)  # a CUDA graph cannot hold the meetings of the processes
+    with TemporaryDirectory(prefix="barebones-") if rank else nullcontext("") as scratch:
+        if rank:
+            options = replace(options, runs=Path(scratch), save_every=float("inf"), track=None, again=False)
+        yield Team(rank, size, store), options
+        torch.distributed.destroy_process_group()  # not after an error: the others may not come
+
+
+def _own_gpu(device: str, local: int, on_node: int) -> str:
+    if device != "cuda":
+        raise ValueError(f"each process uses the GPU of its own number, so --device {device} is too much; use cuda")
+    if on_node > torch.cuda.device_count():  # in all processes, of which only the first speaks
+        raise ValueError(
+            f"this node has {counted(torch.cuda.device_count(), 'GPU')}, and each process needs one; "
+            "start fewer with --nproc-per-node"
+        )
+    return f"cuda:{local}"
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether an error says that another process does not answer."""
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "Gloo", "ProcessGroup"))
+
+
+def check_norms(model: nn.Module, experiment: Experiment, options: RunOptions, team: Team, until: str) -> None:
+    """Raise a `ValueError` if a run would split batches that layers of the network need whole."""
+    only_scores, batch = until == "prune" and not experiment.pretrain, experiment.batch or 1
+    if only_scores and not _scores_by_batch(experiment):
+        return
+    norms = {name: module for name, module in model.named_modules() if _needs_batch(module)}
+    named = f"layers of {experiment.model} take statistics of whole batches ({shortened(norms)})"
+    if norms and options.micro_batch is not None and options.micro_batch < batch:
+        raise ValueError(f"--micro-batch splits batches, but {named}; leave it out")
+    if not norms or not team.several or (only_scores and not splits_scoring(experiment)):
+        return
+    if not (options.on_gpu and options.sync_bn):
+        remedy = "pass --sync-bn" if options.on_gpu else "torch shares them on GPUs only, so use one process"
+        others = ", or --batches 2 or more" if only_scores else ""
+        raise ValueError(f"{team.size} processes split each batch, but {named}; {remedy}{others}")
+    if odd := [name for name, norm in norms.items() if type(norm) not in SHARED]:
+        raise ValueError(f"torch has no form of {shortened(odd)} that shares its statistics; use one process")
+
+
+def _needs_batch(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats)
+
+
+def splits_scoring(experiment: Experiment) -> bool:
+    """Return whether several processes that score weights would split batches of which layers need the statistics."""
+    return _scores_by_batch(experiment) and experiment.batches == 1  # they share out two or more
+
+
+def _scores_by_batch(experiment: Experiment) -> bool:
+    """Return whether batch-norms take the statistics of batches when weights are scored."""
+    reads = experiment.method in METHODS and METHODS[experiment.method].needs_data
+    return reads and experiment.scoring_bn == "batch"

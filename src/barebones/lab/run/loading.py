@@ -1,0 +1,168 @@
+"""Stored networks: the trained network of a finished run, or an experiment's initial one, without reading any data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...data import DATA, Inputs
+from ...files.masks import load_masks, masks_digest
+from ...files.weights import load_weights
+from ...imports import check_trusted
+from ...masks import Masks
+from ...pruning.methods import METHODS
+from ...running import digest
+from ...scope import prunable
+from ...words import printable
+from ..experiment.experiment import DENSE, FILE, Experiment
+from .checksums import misfit
+from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, explained, finished, load_mask, progress, recorded, verified
+from .network import beginning, data_of, initial_network, known_inputs
+from .network import inputs_of as network_inputs
+from .options import RunOptions
+
+FINDING = (  # how masks are found
+    "rounds", "batches", "schedule", "revive_until", "leave_empty", "at_least", "scoring_init", "scoring_bn",
+    "scoring_precision",
+)  # fmt: skip
+INPUTS = {"classes": "int", "shape": "list[int]", "dtype": "str"}
+MOST = 100_000_000  # classes or numbers in an input that a file may name
+SETTLED = (
+    *FINDING,
+    "loss",
+    "pretrain",
+    "rewind",
+    "sparsity",
+    "control",
+)  # settings that cannot change once there are masks
+
+
+def load(
+    source: Path, model: str | None = None, data: str | None = None, trust: bool = False
+) -> tuple[Experiment, nn.Module, Masks]:
+    """Load the experiment, the network and the masks, on the CPU, of a run's folder or of a mask file.
+
+    The network of a folder is the trained one, that of a mask file the initial one. `model` and `data` are for mask
+    files that do not name them. A network that is not one of `MODELS` is code, and it is imported only if `model` names
+    it, or with `trust`.
+    """
+    if not source.exists():
+        raise ValueError(f"there is no file or folder {source}; name a run's folder or a mask file")
+    if source.is_dir():
+        return trained(source, model, data, trust)
+    experiment = experiment_for_mask(source, {k: v for k, v in (("model", model), ("data", data)) if v}, trust)
+    network = initial(experiment, inputs_of(experiment, source, [data], trust))
+    return experiment, network, load_masks(source, network)[0]
+
+
+def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False) -> Experiment:
+    """Return the experiment that trains the masks of a file: the one that found them, with these settings changed.
+
+    Unless the file is trusted, its network must be one of `MODELS` or named in the changes.
+    """
+    if path.name == MASK and (path.parent / EXPERIMENT).exists():  # the masks in a run's folder are those of the run
+        verified(path, recorded(path.parent)[1])
+    masks, about = load_masks(path)
+    record = about.get("experiment") or {}
+    if not record and not {"model", "data"} <= changes.keys():
+        raise ValueError(f"{path} does not name its network and data set; pass --model and --data")
+    finder = Experiment.settings(record)
+    if wrong := [name for name in sorted(SETTLED) if name in changes]:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        raise ValueError(f"the masks are found already, so {options} has no effect; leave it out")
+    if finder["pretrain"]:
+        raise ValueError(
+            f"{path} was found after pretraining; use barebones run, which repeats the pretraining and then trains"
+        )
+    method = finder["method"] if record and finder["method"] in METHODS else FILE
+    settings = {"method": method, "mask": masks_digest(masks), "sparsity": float(about["sparsity"])}
+    if changes.get("optimizer", finder["optimizer"]) != finder["optimizer"]:
+        finder |= {"lr": None, "weight_decay": None}  # those of the file are for its optimizer
+    unset = {name: getattr(Experiment, name) for name in FINDING}
+    experiment = Experiment.from_dict(finder | unset | settings | changes)
+    check_trusted(experiment.model, path, [changes.get("model")], trust)
+    return experiment
+
+
+def trained(
+    folder: Path, model: str | None = None, data: str | None = None, trust: bool = False
+) -> tuple[Experiment, nn.Module, Masks]:
+    """Return the experiment of a finished run, its trained network and its masks, all on the CPU; see `load`."""
+    settings, owner = recorded(folder)
+    experiment = Experiment.from_dict(settings)
+    if model not in (None, experiment.model) or data not in (None, experiment.data):
+        raise ValueError(
+            f"{folder} is a run of {printable(experiment.model)} on {experiment.data}; to name others, --model and "
+            "--data are for mask files"
+        )
+    check_trusted(experiment.model, folder, [model], trust)
+    if (result := finished(folder, experiment)) is None:
+        raise ValueError(
+            f"the run in {folder} is not finished ({progress(folder)}); finish it, or name its {MASK} "
+            "for the network before training"
+        )
+    network, path = initial(experiment, inputs_of(experiment, folder, [data], trust)), folder / WEIGHTS
+    masks, _ = load_mask(folder, owner, network)
+    verified(path, owner)
+    with explained(path):
+        stored = load_weights(path, network).masks
+        if digest.hexadecimal(network.parameters()) != result["weights"]:
+            raise ValueError(f"{path} does not hold the weights that {RESULT} names")
+    with explained(folder / MASK):
+        if experiment.method != DENSE and masks_digest(stored) != masks_digest(masks):
+            raise ValueError(f"{folder / MASK} does not hold the masks of {WEIGHTS}")
+    return experiment, network, masks
+
+
+def initial(experiment: Experiment, inputs: Inputs | None = None) -> nn.Module:
+    """Return the experiment's network at its initial weights, on the CPU; without `inputs`, for data of the library."""
+    inputs = inputs or known_inputs(experiment)
+    assert inputs is not None
+    return initial_network(experiment, inputs)
+
+
+def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None] = (), trust: bool = False) -> Inputs:
+    """Return what the network of a mask file or run has to take.
+
+    For data of the user's own the file says it. If not, the data is loaded, which needs trust: the file names code.
+    """
+    if (known := known_inputs(experiment)) is not None:
+        return known
+    about = load_masks(source / MASK if source.is_dir() else source)[1]
+    found = about.get("inputs")
+    if found is not None and (source.is_dir() or (about.get("experiment") or {}).get("data") == experiment.data):
+        if misfit(found, INPUTS) or not (0 < found["classes"] <= MOST and 0 < math.prod(found["shape"]) <= MOST):
+            raise ValueError(f"{source} does not say what inputs its network takes; name the data set with --data")
+        return Inputs(found["classes"], tuple(found["shape"]), found["dtype"])
+    check_trusted(experiment.data, source, named, trust, "--data")
+    return data_of(experiment, RunOptions()).inputs
+
+
+def check_unchanged(folder: Path, experiment: Experiment, options: RunOptions) -> None:
+    """Raise a `ValueError` if the experiment's network or data is not what the run in this folder began with."""
+    known, data = recorded(folder, experiment)[1].initial, ""
+    if experiment.data not in DATA:
+        data = data_of(experiment, options).digest
+    network = initial(experiment, network_inputs(experiment, options))
+    if known in (None, beginning(network, data)):
+        return
+    what, change = experiment.model, "its initial weights are others"
+    before = (finished(folder, experiment) or load_mask(folder, recorded(folder)[1])[1])["prunable"]
+    now = sum(weight.numel() for weight in prunable(network).values())
+    if known.partition("+")[2] != data:
+        what, change = experiment.data, "its digest is another"
+    elif before != now:
+        change = f"it had {before:,} prunable weights and has {now:,}"
+    raise ValueError(
+        f"{what} has changed since {folder} was written ({change}); "
+        "delete that folder, or pass --again to run anew, or give it another name"
+    )
+
+
+def example(experiment: Experiment, source: Path, batch: int = 2) -> Tensor:
+    """Return random inputs for the network that `load` has loaded from this source; they are the same in every call."""
+    return inputs_of(experiment, source, trust=True).example(batch)

@@ -1,0 +1,206 @@
+"""An experiment's network at its initial weights, and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...data import DATA, Batch, Data, Inputs
+from ...data import load as load_data
+from ...files.weights import dense_bytes
+from ...imports import is_code
+from ...masks import Scores
+from ...models import build, initialize, wanted
+from ...pruning.controls import redrawn
+from ...pruning.probe import Probe
+from ...pruning.prune import Pruned, prune
+from ...pruning.round import Round
+from ...running import digest
+from ...running.modes import restored
+from ...running.rng import forked
+from ...words import shape_of
+from ..experiment.experiment import Experiment
+from .distributed import ALONE, Team, splits_scoring
+from .options import RunOptions
+
+
+class Network:
+    """The experiment's data and its network at initial weights, both on the device."""
+
+    def __init__(self, experiment: Experiment, options: RunOptions, device: torch.device) -> None:
+        self.experiment, self.device = experiment, device
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("there is no CUDA device here; use --device cpu")
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)
+        self.data = data_of(experiment, options)
+        self.model = self.initial()
+        self.digest = beginning(self.model, self.data.digest)
+        self._check()
+        self.bytes = dense_bytes(self.model)  # raises for a network whose weights cannot be saved
+
+    def initial(self, redraw: str | None = None) -> nn.Module:
+        """Build the network again, at the same initial weights; `redraw` is a scheme to draw prunable ones by."""
+        experiment = self.experiment
+        model = initial_network(experiment, self.data.inputs)
+        if redraw is not None:
+            model = redrawn(model, experiment.seed, redraw)
+        if self.device.type == "cuda":
+            return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def scored(self, experiment: Experiment) -> nn.Module:
+        """Return the network that the experiment's scores are computed on."""
+        return self.model if experiment.scoring_init is None else self.initial(redraw=experiment.scoring_init)
+
+    def _check(self) -> None:
+        """Check with two images that the network takes them and returns one output per class."""
+        images, name = next(self.data.test.epoch(2))[0], self.experiment.model
+        try:
+            with torch.no_grad(), forked(self.device), restored(self.model):
+                shape = tuple(self.model.eval()(images).shape)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a user's own network may raise anything
+            reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no reason given')}"
+            raise ValueError(f"{name} does not take the images of {self.data.name} ({reason})") from error
+        if shape != (len(images), self.data.classes):
+            raise ValueError(
+                f"{name} gives outputs of shape {shape} for {len(images)} images of {self.data.name}, "
+                f"which has {self.data.classes} classes"
+            )
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Make cuDNN choose the same algorithms each time, so that pruning gives the same masks, also when resumed."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
+
+
+def pruned(
+    network: Network,
+    experiment: Experiment,
+    options: RunOptions,
+    on_round: Callable[[Round], None] | None = None,
+    after: Round | None = None,
+    on_batch: Callable[[], None] = lambda: None,
+    team: Team = ALONE,
+) -> Pruned:
+    """Prune the network with the experiment's settings, and continue after the round `after` if there is one.
+
+    `on_batch` is called for each batch that is read.
+    """
+    model = network.scored(experiment)
+    with team.synchronized(model, options.sync_bn and splits_scoring(experiment)):
+        return prune(
+            team.parallel(model),
+            _Watched(network.data.train.scoring(experiment.plan().batch, experiment.seed), on_batch),
+            experiment.sparsity,
+            experiment.pruning(),
+            experiment.loss,
+            bn=experiment.scoring_bn,
+            precision=experiment.scoring_precision or "fp32",
+            capture=options.captured and network.device.type == "cuda",
+            micro_batch=options.micro_batch,
+            shared=team.several,
+            on_collapse="ignore",
+            on_round=on_round,
+            after=after,
+            seed=experiment.seed,
+        )
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Batches that call a function for each one that is read."""
+
+    batches: Iterable[Batch]
+    on_batch: Callable[[], None]
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            self.on_batch()
+            yield batch
+
+
+def scores(network: Network, experiment: Experiment, options: RunOptions, keep: int, team: Team = ALONE) -> Scores:
+    """Return what the experiment's criterion says about the dense network, which is where the first round begins."""
+    method, model = experiment.pruning(), network.scored(experiment)
+    with team.synchronized(model, options.sync_bn and splits_scoring(experiment)):
+        probe = Probe(
+            team.parallel(model),
+            network.data.train.scoring(experiment.plan().batch, experiment.seed),
+            loss=experiment.loss,
+            bn=experiment.scoring_bn,
+            precision=experiment.scoring_precision or "fp32",
+            micro_batch=options.micro_batch,
+            shared=team.several,
+            seed=experiment.seed,
+        )
+        with probe.at(None, 0, keep, method.batches):
+            return method.criterion(probe)
+
+
+def initial_network(experiment: Experiment, inputs: Inputs) -> nn.Module:
+    """Build the experiment's network for such inputs, on the CPU; its weights depend on the seed alone."""
+    with forked(torch.device("cpu"), seed=digest.text(experiment.seed, "build")):
+        model = built(experiment.model, inputs)
+    generator = torch.Generator("cpu").manual_seed(digest.text(experiment.seed, "init"))
+    initialize(model, experiment.init, generator, norm_scale=experiment.norm_scale)
+    return model
+
+
+def built(name: str, inputs: Inputs) -> nn.Module:
+    """Build the network of this name for such inputs."""
+    if not inputs.size and not is_code(name):
+        shape = shape_of(inputs.shape)
+        raise ValueError(
+            f"{name} takes images, but the inputs have the shape {shape}; name a network of your own, file.py:factory"
+        )
+    return build(name, inputs.classes, inputs.size, inputs.channels)
+
+
+def inputs_of(experiment: Experiment, options: RunOptions) -> Inputs:
+    """Return what the experiment's network has to take; data of the user's own is loaded for it."""
+    return known_inputs(experiment) or data_of(experiment, options).inputs
+
+
+def known_inputs(experiment: Experiment) -> Inputs | None:
+    """Return what the network has to take if it is known without loading the data: for a data set of the library."""
+    if experiment.data not in DATA:
+        return None
+    inputs, wish = DATA[experiment.data].inputs, wanted(experiment.model)
+    return replace(inputs, shape=(inputs.channels, wish.size, wish.size)) if wish else inputs
+
+
+def beginning(model: nn.Module, data: str) -> str:
+    """Return what a run begins with: the digest of the initial weights and, for data of the user's own, of the data."""
+    weights = digest.hexadecimal(model.parameters())
+    return f"{weights}+{data}" if data else weights
+
+
+def data_of(experiment: Experiment, options: RunOptions) -> Data:
+    """Load the experiment's data in the form that its network wants, once in a process however many runs use it."""
+    return cached_data(
+        experiment.data, options.data_root, options.device, options.download, *(wanted(experiment.model) or ())
+    )
+
+
+@lru_cache(maxsize=2)
+def cached_data(name: str, root: Path | None, device: str, download: bool, *wish: Any) -> Data:
+    """Load a data set; `wish` has the size, the mean and the standard deviation that a network wants."""
+    form = dict(zip(("size", "mean", "std"), wish, strict=False))
+    return load_data(name, root, device, download, channels_last=device.startswith("cuda"), **form)

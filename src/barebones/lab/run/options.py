@@ -1,0 +1,64 @@
+"""Run options: where and how to run experiments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...running.processors import processors
+from ..experiment.experiment import Experiment
+from .connectivity import ON_COLLAPSE, RAISE, SKIP, WARN
+
+SMOKE = Path("smoke-runs")  # of smoke runs, which show nothing about the methods, instead of the default folder
+COMPILED_FROM = 100  # epochs; on a GPU, training this long wins back the half minute that compiling takes
+BESIDE_A_GPU = 2  # threads; with 16 in each of two processes on 16 processors, shrinking took minutes instead of 6 s
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how to run; none of it is part of an experiment or changes its name."""
+
+    runs: Path = Path("runs")  # holds one folder per run
+    device: str = "cpu"
+    data_root: Path | None = None
+    download: bool = False
+    compiled: bool | None = None  # None: on a GPU, if the training is long enough
+    captured: bool = True  # on a GPU, replay rounds and training steps as CUDA graphs
+    micro_batch: int | None = None  # images that go through the network at once; None: whole batches
+    sync_bn: bool = False  # with several processes, batch-norms share the statistics of their parts of a batch
+    save_every: float = 30.0  # seconds between checkpoints
+    track: str | None = None  # the name of a tracker, see `tracking`
+    on_collapse: str = WARN  # if no signal passes from input to output: "raise" stops before training, "skip" tests
+    again: bool = False  # delete what an earlier run of the same experiment has left, and run anew
+    mask: Path | None = None  # the mask file to train, for the method "file"
+
+    def __post_init__(self) -> None:
+        if self.on_collapse not in ON_COLLAPSE:
+            raise ValueError(f"on-collapse {self.on_collapse!r} is unknown; choose {WARN}, {RAISE} or {SKIP}")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise ValueError(f"micro-batch {self.micro_batch} must be at least 1")
+
+    def folder(self, experiment: Experiment) -> Path:
+        """Return the folder of the experiment's run."""
+        return self.runs / experiment.folder
+
+    def for_smoke(self) -> RunOptions:
+        """Return the options for smoke runs: unless the user has named a folder, they have one of their own."""
+        return replace(self, runs=SMOKE) if self.runs == RunOptions.runs else self
+
+    def compiles(self, epochs: int) -> bool:
+        """Return whether torch compiles a network that trains for this many epochs."""
+        return self.on_gpu and epochs >= COMPILED_FROM if self.compiled is None else self.compiled and epochs > 0
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a CUDA device."""
+        return self.device.startswith("cuda")
+
+    @property
+    def threads(self) -> int:
+        """How many threads of the CPU each process of a sweep uses.
+
+        A sweep on CPUs has a process for each of them. Processes that use a GPU need few threads.
+        """
+        return min(processors(), BESIDE_A_GPU) if self.on_gpu else 1

@@ -1,0 +1,230 @@
+"""Text about a run for the user: its settings, its progress, its result; and the content of a mask file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from ...files.masks import load_masks
+from ...pruning.methods import METHODS
+from ...scope import prunable
+from ...words import counted, printable
+from ..experiment.experiment import Experiment
+from . import connectivity
+from .folder import finished, progress, recorded
+from .heartbeat import heartbeat
+from .loading import FINDING
+from .metrics import COUNTED, Line
+from .network import built, inputs_of
+from .options import RunOptions
+
+PREPARING = "reading the data and building the network"
+
+
+@contextmanager
+def watching(console: Console) -> Iterator[Callable[[Line], None]]:
+    """Yield a function that shows lines of a run: as progress bars on a terminal, otherwise as lines of text."""
+    latest: list[Line] = []
+    with heartbeat(console, lambda: _place(latest[-1]) if latest else PREPARING) as say:
+
+        def write(line: Line) -> None:
+            if line.get("resumed") is False:
+                say(f"{_place(line, part=False)} begins")
+            elif _worth_a_line(line):
+                say(f"{_place(line)}, {note(line)}")
+
+        with _bars(console) if console.is_terminal else nullcontext(write) as show:
+
+            def watch(line: Line) -> None:
+                if "warning" in line:
+                    say(f"warning: {line['warning']}")
+                    return
+                if line.get("resumed"):
+                    say(_place(line, part=False).replace(": ", ": resuming at "))
+                latest[:] = [line]
+                show(line)
+
+            yield watch
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Callable[[Line], None]]:
+    """Yield a function that shows lines as one bar for each stage."""
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # of the line, which the numbers may not break
+    note_column = TextColumn("{task.fields[note]}", table_column=rest)
+    columns = (TextColumn("{task.description}"), BarColumn(20), TimeRemainingColumn(), note_column)
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
+        bars: dict[str, Any] = {"": progress.add_task(PREPARING, total=None, note="")}
+
+        def show(line: Line) -> None:
+            if "" in bars:
+                progress.remove_task(bars.pop(""))
+            stage, unit = line["stage"], COUNTED[line["stage"]]
+            done = line[unit] - 1 + line.get("part", 1.0)
+            if stage not in bars:
+                bars[stage] = progress.add_task(stage, total=line[unit + "s"], completed=done, note="")
+            progress.update(bars[stage], description=_place(line, part=False), completed=done)
+            if "part" not in line:
+                progress.update(bars[stage], note=note(line))
+
+        yield show
+
+
+def _worth_a_line(line: Line) -> bool:
+    """Return whether to print a line where there are no bars: every epoch, and every tenth of the rounds."""
+    unit = COUNTED[line["stage"]]
+    number, total = line[unit], line[unit + "s"]
+    return "part" not in line and (unit == "epoch" or number == total or number % max(1, total // 10) == 0)
+
+
+def _place(line: Line, part: bool = True) -> str:
+    """Return where a run is.
+
+    >>> _place({"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25})
+    'train: epoch 3 of 40, 25% of it'
+    """
+    unit = COUNTED[line["stage"]]
+    within = f", {line['part']:.0%} of it" if part and "part" in line else ""
+    return f"{line['stage']}: {unit} {line[unit]} of {line[unit + 's']}{within}"
+
+
+def note(line: Line) -> str:
+    """Return a line of metrics in a few words."""
+    if line["stage"] == "prune":
+        saliency = line["saliency"]
+        known = "" if saliency is None or saliency != saliency else f", saliency {saliency:.4g}"
+        return f"{line['keep']:,} weights left, {line['recovered']:,} recovered{known}"
+    parts = [f"loss {line['loss']:.4f}", f"accuracy {line['accuracy']:.2%}"]
+    parts += [f"{split} {line[split]['top1']:.2%}" for split in ("validation", "test") if line[split] is not None]
+    return ", ".join([*parts, f"lr {line['lr']:g}", f"{line['images_per_second']:,.0f} images/s"])
+
+
+def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] | None = None) -> Iterator[Table | str]:
+    """Yield a table and sentences about what a run would do, without writing anything.
+
+    Data is read only if it is the user's own, whose form is not known before. `given` are the settings that the user
+    names for a mask file; the others are those of the file.
+    """
+    experiment = requested.resolved(options.device)
+    inputs = inputs_of(experiment, options)
+    yield settings(experiment, requested, given)
+    weights = sum(p.numel() for p in prunable(built(experiment.model, inputs)).values())
+    keep = round((1 - experiment.sparsity) * weights)
+    if keep == 0:
+        raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")
+    yield f"{experiment.model} has {weights:,} prunable weights; {keep:,} would be left."
+    if experiment.rounds is not None:
+        batches = f"each with {counted(experiment.batches or 1, 'batch', 'es')} of {experiment.batch} images"
+        data = batches if METHODS[experiment.method].needs_data else "without data"
+        yield f"Pruning: {counted(experiment.rounds, 'round')}, {data}."
+    small = ", without the channels that carry no signal" if experiment.shrink else ""
+    yield f"Training: {counted(experiment.epochs or 0, 'epoch')} on {options.device}{small}."
+    folder = options.folder(experiment)
+    yield f"The run's folder is {folder}: {progress(folder)}."
+
+
+def settings(experiment: Experiment, requested: Experiment, given: Collection[str] | None = None) -> Table:
+    """Show every setting of an experiment, and where its value comes from; see `dry_run` for `given`."""
+    table = Table("setting", "value", "from", title="experiment", title_justify="left")
+    for option in fields(experiment):
+        value, requested_value = getattr(experiment, option.name), getattr(requested, option.name)
+        unknown = experiment.mask is not None and option.name in FINDING  # the masks were found before
+        if value is not None and not unknown:
+            table.add_row(option.name, _plain(str(value)), _source(option, value, requested_value, given))
+    return table
+
+
+def _source(option: Field[Any], value: Any, requested: Any, given: Collection[str] | None) -> str:
+    """Say where the value of a setting comes from."""
+    if value != requested:
+        return "data set and method"
+    if given is not None:
+        return "you" if option.name in given else "mask file"
+    return "default" if value == option.default else "you"
+
+
+def run_folder(folder: Path) -> dict[str, Any]:
+    """Return the settings, the progress and the result (None before the end) of the run in a folder."""
+    return {"experiment": recorded(folder)[0], "state": progress(folder), "result": finished(folder)}
+
+
+def summary(result: dict[str, Any], folder: Path, before: bool = False) -> Iterator[str]:
+    """Yield the result of a run in sentences; `before` says that it had ended before this command began."""
+    if before:
+        when = result.get("made", {}).get("finished")
+        yield f"This run was finished before{f', on {when}' if when else ''}; --again runs it anew."
+    test, best, seconds = result["test"], result["best_validation"], result["seconds"]
+    five = f", {test['top5']:.2%} top-5" if test["top5"] is not None else ""
+    yield f"Test accuracy {connectivity.when_tested(result)}: {test['top1']:.2%}{five}."
+    yield from connectivity.absurd(result)
+    if best is not None:
+        yield (
+            f"Best validation accuracy {best['validation']:.2%} after epoch {best['epoch']}; "
+            f"test accuracy there: {best['test']:.2%}."
+        )
+    yield from kept(result, connectivity.untrained(result))
+    if small := result["shrunk"]:
+        yield from shrunk(small)
+    if not result["found_for_these_weights"]:
+        yield "These masks were found for other initial weights than those of this run."
+    yield f"Pruning took {seconds['prune']:.1f} s, training {seconds['train']:.1f} s. Everything is in {folder}"
+
+
+def kept(about: dict[str, Any], skipped: bool = False) -> Iterator[str]:
+    """Yield what the masks of a run keep, in sentences."""
+    effective = about.get("effective_sparsity")
+    known = "" if effective is None else f"; effective sparsity {effective:.3%}"
+    left = f"{about['kept']:,} of {about['prunable']:,} prunable weights are left"
+    yield f"{left}: sparsity {about['sparsity']:.3%}{known}."
+    yield from connectivity.sentences(about, skipped)
+
+
+def shrunk(small: dict[str, Any]) -> Iterator[str]:
+    """Yield what shrinking did to a network before it was trained, in sentences."""
+    before, after = small["parameters"]
+    yield f"Shrunk from {before:,} to {after:,} parameters, and to {small['flops']:.1%} of the dense FLOPs."
+    pace = small["images_per_second"]
+    if pace is not None:
+        times = pace["shrunk"] / pace["masked"]
+        memory_order = "" if small.get("layout") else ", both with channels last"
+        yield (
+            f"It trains {times:.2f} times as fast as the masked network: "
+            f"{pace['shrunk']:,.0f} images/s against {pace['masked']:,.0f}{memory_order}."
+        )
+
+
+def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
+    """Return what a mask file contains: a table of how it was made, one of its layers, and both as plain values."""
+    masks, about = load_masks(path)
+    layers: dict[str, dict[str, Any]] = {
+        name: {"shape": list(m.shape), "total": m.numel(), "kept": int(m.count_nonzero())} for name, m in masks.items()
+    }
+    header = Table("what", "value", title=escape(str(path)), title_justify="left")
+    for name, value in about.items():
+        if name == "experiment":
+            with suppress(ValueError):  # its method may not be registered here
+                value = Experiment.from_dict(value).folder
+        if isinstance(value, dict):
+            inner = {key.replace("flops_", "FLOPs per image, "): each for key, each in value.items()}
+            value = ", ".join(f"{key} {each}" for key, each in inner.items() if each is not None)
+        header.add_row(_plain(name), "none" if value == [] else _plain(str(value)))
+    table = Table("layer", "shape", "weights", "kept", "density", title_justify="left")
+    for name, layer in layers.items():
+        shape = "×".join(map(str, layer["shape"]))
+        density = f"{layer['kept'] / max(layer['total'], 1):.4%}"
+        style = "red" if layer["kept"] == 0 else None
+        table.add_row(_plain(name), shape, f"{layer['total']:,}", f"{layer['kept']:,}", density, style=style)
+    return header, table, {"about": about, "layers": layers}
+
+
+def _plain(text: str) -> str:
+    """Return a text of a file for rich, which takes it for no markup, and the terminal for no command."""
+    return escape(printable(text))

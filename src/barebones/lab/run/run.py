@@ -1,0 +1,99 @@
+"""A run: one experiment in one folder. Finished stages are skipped; an interrupted stage resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..experiment.experiment import Experiment
+from . import connectivity
+from .distributed import ALONE, Team, check_norms
+from .folder import CHECKPOINT, CUTS, MASK, emptied, finished, load_mask, recorded, reserved
+from .loading import check_unchanged
+from .metrics import METRICS, Line, Metrics
+from .network import Network, data_of
+from .options import RunOptions
+from .stages import Stages, Steps, Stopped
+from .tracking import tracking
+
+__all__ = ["RunOptions", "Steps", "Stopped", "result_of", "run"]
+
+
+def run(
+    experiment: Experiment,
+    options: RunOptions,
+    report: Callable[[Line], None] = lambda line: None,
+    stopping: Callable[[], bool] = lambda: False,
+    until: str = "train",
+    team: Team = ALONE,
+) -> Steps:
+    """Prune, train and test: a generator that does one training step per `next` and returns the result.
+
+    `report` gets the metrics of every finished round and epoch, and between them how far the run is: lines with `part`,
+    the part of the current round or epoch that is done. The first line of a stage says whether it is `resumed`. A line
+    with `warning` says what is wrong with the masks. When `stopping()` becomes true, the run saves a
+    checkpoint and raises `Stopped`. With `until="prune"` it ends after pruning and returns what the mask file says.
+    The processes of a `team` all run this function, each with the options of its own; see `joining`.
+    With `until="prepare"` it does all that comes before the first step of training, which another process begins with.
+    """
+    path = options.folder(experiment)
+    if options.again:
+        emptied(path)
+    if team.any((ending := _ending(path, experiment, until)) is not None):  # only the first process has the folder
+        if ending is not None:
+            check_unchanged(path, experiment, options)
+            if until == "prune":
+                connectivity.check(ending, options.on_collapse)
+        return ending or {}
+    if options.download:
+        with team.after_first():
+            data_of(experiment, options)
+    network = Network(experiment, options, torch.device(options.device))
+    check_norms(network.model, experiment, options, team, until)
+    with (
+        reserved(path, experiment, network.digest, network.bytes) as folder,
+        tracking(options.track, folder, experiment) as track,
+    ):
+        team.copy_from_first(path)
+        if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
+            return ending
+        metrics = Metrics(path / METRICS, folder.identity, report, track, folder.check)
+        try:
+            stages = Stages(
+                experiment, options, folder, network, metrics, report, lambda: team.any(stopping()), team
+            )  # fmt: skip
+            if experiment.pretrain:
+                yield from stages.pretrain()
+            masks, about = stages.prune()
+            if until == "prepare":
+                stages.prepare(masks)
+            if until != "train":
+                return about
+            return (yield from stages.train(masks, about))
+        finally:
+            metrics.close()
+
+
+def _ending(path: Path, experiment: Experiment, until: str) -> dict[str, Any] | None:
+    """Return what the run leaves in its folder at the end; None if it has not come to that. Nothing is locked."""
+    result = finished(path, experiment)
+    if until == "prune":
+        return load_mask(path, recorded(path, experiment)[1])[1] if (path / MASK).exists() else None
+    if result is not None:
+        with suppress(OSError):  # the folder may be read-only
+            for left in (CHECKPOINT, CUTS):  # if the run was killed just before deleting them
+                (path / left).unlink(missing_ok=True)
+    return result
+
+
+def result_of(steps: Steps) -> dict[str, Any]:
+    """Do all steps of a run and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value

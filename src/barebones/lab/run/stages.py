@@ -1,0 +1,395 @@
+"""The stages of a run: pretrain, prune, shrink, train. Each writes a file; a stage whose file exists is skipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from torch import nn
+
+from ...accounting import account
+from ...data import Data
+from ...deploy.shrink import Cuts, Shrunk
+from ...files import masks as maskfile
+from ...files.weights import load_weights, save_weights
+from ...holding import audit
+from ...masks import Masks, everything, kept
+from ...pruning.controls import inverted, shuffled
+from ...pruning.probe import Probe
+from ...pruning.round import Round
+from ...running import digest
+from ...scope import prunable
+from ..experiment.experiment import DENSE, Experiment
+from ..experiment.plan import TrainingPlan
+from . import connectivity
+from .distributed import ALONE, Team
+from .folder import (
+    CHECKPOINT,
+    CUTS,
+    MASK,
+    PRETRAINED,
+    PRETRAINING,
+    RESULT,
+    ROUND,
+    SHRUNK,
+    WEIGHTS,
+    Folder,
+    explained,
+    load_mask,
+)
+from .metrics import COUNTED, Line, Mark, Metrics
+from .network import Network, deterministic, pruned, scores
+from .options import RunOptions
+from .provenance import environment, made
+from .shrunk import account_of, cuts_to_train, images_per_second, laid_out, to_train, useful
+from .training import Training
+
+FLUSH = {"cuda": 1.0}  # seconds between reading the numbers of pruning rounds, which delays a GPU each time
+TICK = 0.2  # seconds between reports of the progress within a round or an epoch
+
+Steps = Generator[None, None, dict[str, Any]]  # yields after each training step and returns the result
+
+
+class Stopped(Exception):
+    """The run was stopped, and has saved a checkpoint."""
+
+
+class Stages:
+    """The stages of one run, in the folder that it has locked."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        options: RunOptions,
+        folder: Folder,
+        network: Network,
+        metrics: Metrics,
+        report: Callable[[Line], None],
+        stopping: Callable[[], bool],
+        team: Team = ALONE,
+    ) -> None:
+        self.team = team
+        self.experiment, self.options, self.folder, self.network = experiment, options, folder, network
+        self.metrics, self.report, self.stopping = metrics, report, stopping
+        self.model, self.data = network.model, network.data
+        self.mark: Mark | None = None  # of the last finished stage: the metrics up to its end
+        self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
+        self.told_at = 0.0  # when progress was reported
+        self.plan, self.skipped = experiment.plan(), False  # a skipped training has no epochs
+
+    def pretrain(self) -> Iterator[None]:
+        """Train the dense network before pruning, at the first learning rate."""
+        path = self.folder.path / PRETRAINED
+        if not path.exists():
+            plan = replace(self.experiment.plan(), epochs=self.experiment.pretrain, lr_schedule="constant", warmup=0)
+            yield from self._training("pretrain", plan, None, PRETRAINING)
+            with self._writing(PRETRAINED) as stamp:
+                save_weights(self.model, {}, path, **stamp)
+        self._passed(self.folder.about(PRETRAINED)["metrics"])
+        with explained(path):
+            load_weights(path, self.model)
+        self._delete(PRETRAINING)
+
+    def prune(self) -> tuple[Masks, dict[str, Any]]:
+        """Prune, and return the masks and the metadata of their file."""
+        path, experiment = self.folder.path / MASK, self.experiment
+        if not path.exists():
+            self.metrics.rewind(self._marked(ROUND) or self.mark)
+            if experiment.mask is not None:
+                self._copy_mask(self.options.mask)
+            elif experiment.method == DENSE:
+                self._save_masks(everything(prunable(self.model)), [], 0.0, method=DENSE)
+            else:
+                self._prune()
+        masks, about = load_mask(self.folder.path, self.folder.identity, self.model)
+        with explained(path):
+            if experiment.mask not in (None, maskfile.masks_digest(masks)):
+                raise ValueError(f"{path} holds other masks than the file that the run was begun with")
+        self._passed(about["metrics"])
+        self._delete(ROUND)
+        if experiment.mask is not None or about.get("account") is None:  # what a file says is counted here again
+            about["account"], about["collapsed"] = _account(self.model, masks, self.data)
+        if experiment.mask is not None:  # training other initial weights is allowed, but reported
+            weights = int(Probe(self.model).weights_digest()) % 2**64
+            about["found_for_these_weights"] = about.get("weights") == f"{weights:016x}"
+        connectivity.check(about, self.options.on_collapse)
+        if connectivity.skips(about, self.options.on_collapse):
+            self.plan, self.skipped = replace(self.plan, epochs=0), True
+        if wrong := " ".join(connectivity.sentences(about, self.skipped)):
+            self.report({"stage": "prune", "warning": wrong, "short": connectivity.in_short(about, self.skipped)})
+        return masks, about
+
+    def _prune(self) -> None:
+        method, checkpoint = self.experiment.pruning(), self.folder.path / ROUND
+        with explained(checkpoint):
+            after = Round.load(checkpoint) if checkpoint.exists() else None
+        lines = [line for line in self.metrics.lines if line["stage"] == "prune"]
+        flushed_at = monotonic()
+        began = flushed_at - (lines[-1]["elapsed"] if lines else 0.0)
+        unwritten: list[Round] = []
+        finished, read = (after.index + 1 if after else 0), 0  # rounds, and batches of the current round
+        self._tell("prune", finished, method.rounds, 0.0, resumed=after is not None)
+
+        def on_batch() -> None:
+            nonlocal read
+            read += 1  # a method may read its batches more than once, and a resumed one skips those of earlier rounds
+            self._tell("prune", finished, method.rounds, min(read / (method.batches + 1), 1.0))
+
+        def flush() -> None:
+            nonlocal flushed_at
+            flushed_at = monotonic()
+            for step in unwritten:
+                line = {"stage": "prune", "round": step.index + 1, "rounds": method.rounds, **asdict(step.record)}
+                del line["index"]
+                self.metrics(line | {"elapsed": flushed_at - began})
+            unwritten.clear()
+
+        def on_round(step: Round) -> None:
+            nonlocal finished, read
+            finished, read = step.index + 1, 0
+            unwritten.append(step.without_masks())
+            stop = self.stopping()
+            if stop or monotonic() - flushed_at >= FLUSH.get(self.network.device.type, 0.0):
+                flush()
+            if step.index + 1 < method.rounds and (stop or self._due()):
+                flush()  # first: a resumed run does not write the lines of rounds before its checkpoint
+                self._save(ROUND, step.save)
+            if stop:
+                raise Stopped
+
+        with deterministic():
+            result = pruned(self.network, self.experiment, self.options, on_round, after, on_batch, self.team)
+            flush()
+            masks, collapsed = result.masks, result.collapsed
+            if self.experiment.control == "shuffle":
+                masks, collapsed = shuffled(masks, self.experiment.seed), []
+            elif self.experiment.control == "invert":
+                low = scores(self.network, self.experiment, self.options, kept(masks), self.team)
+                masks, collapsed = inverted(masks, low), []
+        self._save_masks(masks, collapsed, monotonic() - began, **result.about)
+
+    def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
+        self.team.check_same("masks", maskfile.masks_digest(masks))
+        numbers, dead = _account(self.model, masks, self.data)
+        about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
+        cutting = [] if numbers["not_followed"] else collapsed or dead  # a signal may pass around empty layers
+        about |= {"collapsed": cutting, "account": numbers, "inputs": asdict(self.data.inputs)}
+        with self._writing(MASK) as stamp:
+            maskfile.save_masks(masks, self.folder.path / MASK, **about, **stamp)
+
+    def _copy_mask(self, source: Path | None) -> None:
+        """Take the masks of a file as those of this run."""
+        if source is None:
+            raise ValueError("the run has no masks yet; name their file with --mask FILE")
+        if maskfile.masks_digest(maskfile.load_masks(source)[0]) != self.experiment.mask:
+            raise ValueError(f"{source} has changed since it was read; start again")
+        masks, about = maskfile.load_masks(source, self.model)  # raises if they do not match the model
+        about |= {"inputs": asdict(self.data.inputs)}
+        with self._writing(MASK) as stamp:
+            maskfile.save_masks(masks, self.folder.path / MASK, **about | stamp)
+
+    def prepare(self, masks: Masks) -> None:
+        """Do what comes before the first step of training and can be kept: measure the shrunk network, and compile.
+
+        What torch compiles is in its cache on the disk, where the process that trains finds it.
+        """
+        held, _ = self._to_train(masks)
+        if self.options.compiles(self.plan.epochs):
+            next(self._trainer(self.model, self.plan, held, compiled=True).steps(), None)
+
+    def train(self, masks: Masks, about: dict[str, Any]) -> Steps:
+        """Train to the end, test, and write the weights and, as the last file, the result."""
+        experiment, plan = self.experiment, self.plan
+        if experiment.control == "redraw" or experiment.scoring_init is not None:
+            about["found_for_these_weights"] = False
+        held, small = self._to_train(masks)
+        for begun in (CHECKPOINT, SHRUNK) if self.skipped else ():  # by an earlier command, without this option
+            self._delete(begun)
+        training = yield from self._training("train", plan, held, CHECKPOINT)
+        audit(self.model, held or {})
+        self.team.check_same("weights", digest.hexadecimal(self.model.parameters()))
+        if small is not None:
+            self.model = small.expand()  # the network that the user named is the one to keep
+            audit(self.model, masks)
+        last = training.last
+        test = last.test if last is not None else training.evaluate(self.data.test)
+        assert test is not None
+        stored = {} if experiment.method == DENSE else masks
+        with self._writing(WEIGHTS) as stamp:
+            save_weights(self.model, stored, self.folder.path / WEIGHTS, **stamp)
+        lines = self.metrics.lines
+        result = {
+            "experiment": experiment.to_dict(),
+            "id": experiment.id,
+            "test": asdict(test),
+            "best_validation": training.best and asdict(training.best) | {"epoch": training.best.epoch + 1},
+            "counted_from": 1,  # the epoch above; results of older versions count from 0
+            **about["account"],
+            "collapsed": about.get("collapsed") or [],
+            "empty": about["empty"],
+            "layers": about["layers"],
+            "found_for_these_weights": about.get("found_for_these_weights", True),
+            "seconds": {
+                "pretrain": sum(line["seconds"] for line in lines if line["stage"] == "pretrain"),
+                "prune": about.get("seconds") or 0.0,
+                "train": sum(line["seconds"] for line in lines if line["stage"] == "train"),
+            },
+            "plan": asdict(plan),
+            "shrunk": self.folder.read(SHRUNK) if small is not None else None,
+            "weights": digest.hexadecimal(self.model.parameters()),
+            "metrics": self.metrics.mark(),
+            "environment": environment(self.options, plan.epochs) | {"ranks": self.team.size},
+            "made": made(),
+        }
+        self.folder.write(RESULT, result)
+        self._delete(CHECKPOINT)
+        self._delete(CUTS)
+        return result
+
+    def _to_train(self, masks: Masks) -> tuple[Masks | None, Shrunk | None]:
+        """Make the model the one to train; return the masks to hold and, if the model is a shrunk one, how it came."""
+        experiment = self.experiment
+        if experiment.rewind:
+            self.model = self.network.initial()
+        if experiment.control == "redraw":
+            self.model = self.network.initial(redraw=self.experiment.init)
+        if not experiment.shrink or self.skipped:
+            return None if experiment.method == DENSE else masks, None
+        small = self._shrink(masks)
+        self.model = small.module
+        return small.masks, small
+
+    def _shrink(self, masks: Masks) -> Shrunk:
+        """Shrink the network; once, find out how, and measure how fast it trains, and write both to files."""
+        images, path = next(self.data.test.epoch(2))[0], self.folder.path / CUTS
+        trained = useful(self.model, masks, images)
+        found_for = maskfile.masks_digest(trained)
+        if not path.exists():
+            cuts = cuts_to_train(self.model, trained, images)
+            with self.folder.writing(CUTS) as stamp:
+                cuts.save(path, masks=found_for, **stamp, metrics=self.mark)  # up to the end of pruning
+        about = self.folder.about(CUTS)  # raises if it is damaged or belongs to another run
+        with explained(path):
+            if about.get("masks") != found_for:
+                raise ValueError(f"{path} was written for other masks")
+            cuts = Cuts.load(path, self.model)
+        small = to_train(self.model, trained, cuts)
+        if not (self.folder.path / SHRUNK).exists():
+            masked = self._trainer(laid_out(deepcopy(self.model), images), self.plan, masks)
+            speeds = images_per_second(masked, self._trainer(deepcopy(small.module), self.plan, small.masks))
+            numbers = account_of(small, self.model, masks, images[:1])
+            numbers["weights"] = [kept(masks), kept(small.masks)]  # some may be gone before it was shrunk
+            self.folder.write(SHRUNK, numbers | {"images_per_second": speeds})
+        return small
+
+    def _training(
+        self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: str
+    ) -> Generator[None, None, Training]:
+        """Train, from the checkpoint if there is one; save checkpoints from time to time, and before a stop."""
+        seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
+        with self.team.synchronized(self.model, self.options.sync_bn):
+            return (yield from self._trained(stage, plan, masks, checkpoint, seed))
+
+    def _trained(
+        self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: str, seed: int
+    ) -> Generator[None, None, Training]:
+        compiled = self.options.compiles(plan.epochs)
+        training = self._trainer(self.model, plan, masks, seed, compiled, self.team)
+        self.metrics.rewind(self._marked(checkpoint) or self.mark)
+        path = self.folder.path / checkpoint
+        with explained(path):
+            if resumed := path.exists():
+                training.load(path)
+        steps = math.ceil(len(self.data.train) / plan.batch)  # of an epoch
+        self._tell(stage, training.epoch, plan.epochs, training.step / steps, resumed)
+        for epoch in training.steps():
+            self._tell(stage, training.epoch, plan.epochs, training.step / steps)
+            if epoch is not None:
+                line = {"stage": stage, "epoch": epoch.index + 1, "epochs": plan.epochs, **asdict(epoch)}
+                del line["index"]
+                self.metrics(line)
+            over = training.epoch == plan.epochs
+            stop = self.stopping()
+            if stop or over or self._due():
+                self._save(checkpoint, training.save)
+            if stop and not over:
+                raise Stopped
+            yield
+        return training
+
+    def _trainer(
+        self,
+        model: nn.Module,
+        plan: TrainingPlan,
+        masks: Masks | None,
+        seed: int = 0,
+        compiled: bool = False,
+        team: Team = ALONE,
+    ) -> Training:
+        precision, captured = self.experiment.precision or "fp32", self.options.captured
+        return Training(
+            model, self.data, plan, masks, seed=seed, precision=precision, captured=captured, compiled=compiled,
+            micro_batch=self.options.micro_batch, team=team,
+        )  # fmt: skip
+
+    def _tell(self, stage: str, finished: int, total: int, part: float, resumed: bool | None = None) -> None:
+        """Report how far a stage is: its finished rounds or epochs, and the part of the current one that is done.
+
+        The beginning of a stage is reported always, then not too often. Nothing waits for the device.
+        """
+        if finished == total or (resumed is None and monotonic() - self.told_at < TICK):
+            return
+        self.told_at, unit = monotonic(), COUNTED[stage]
+        line = {"stage": stage, unit: finished + 1, unit + "s": total, "part": part}
+        self.report(line if resumed is None else line | {"resumed": resumed})
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the metadata of a file that is written within: its run, and up to where metrics are on the disk."""
+        with self.folder.writing(name) as stamp:
+            yield {**stamp, "metrics": self.metrics.mark()}
+
+    def _marked(self, name: str) -> Mark | None:
+        """Return up to where the metrics were written when this file was; None if there is no such file."""
+        return self.folder.about(name)["metrics"] if (self.folder.path / name).exists() else None
+
+    def _passed(self, mark: Mark) -> None:
+        """Note up to where the metrics of the stage that has ended go; they must be there."""
+        self.metrics.check(mark)
+        self.mark = mark
+
+    def _delete(self, name: str) -> None:
+        """Delete a file that is not needed any more."""
+        self.folder.check()
+        (self.folder.path / name).unlink(missing_ok=True)
+
+    def _due(self) -> bool:
+        """Return whether it is time for a checkpoint: every `save_every` seconds, in at most 2 % of the time."""
+        pause = self.options.save_every
+        return monotonic() - self.saved_at >= max(pause, 50 * self.saving_took if pause else 0)
+
+    def _save(self, name: str, save: Callable[..., None]) -> None:
+        """Save a checkpoint with this function of a path and its metadata."""
+        began = monotonic()
+        with self._writing(name) as stamp:
+            save(self.folder.path / name, **stamp)
+        self.saved_at = monotonic()
+        self.saving_took = self.saved_at - began
+
+
+def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any], list[str]]:
+    """Return the counts of the masks, and the names of the layers that cut the network."""
+    example = next(data.test.epoch(1))[0]
+    problem = None
+    try:
+        full = account(model, masks, example)
+    except ValueError as error:  # a module whose paths cannot be followed: count without paths
+        full, problem = account(model, masks), str(error)
+    numbers = {name: getattr(full, "total" if name == "prunable" else name) for name in maskfile.NUMBERS}
+    return numbers | {"not_followed": problem}, full.collapsed or []

@@ -1,0 +1,345 @@
+"""Training: a masked network, in one loop that can stop after any step and resume there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...data import Data, Split
+from ...files import container as files
+from ...files.masks import masks_digest
+from ...gpu.graphs import Captured
+from ...holding import hold
+from ...masks import Masks
+from ...running import digest
+from ...running.precision import autocast, computing
+from ...running.rng import reseed
+from ...scope import parameters
+from ...words import shortened
+from ..experiment.plan import OPTIMIZERS, TrainingPlan
+from .checksums import misfit
+from .distributed import ALONE, Team
+
+KIND, VERSION = "barebones-checkpoint", 2
+ACCURACY = {"top1": "float", "top5": "float | None", "loss": "float"}
+BEST = {"epoch": "int", "validation": "float", "test": "float"}
+STATE = {  # of a checkpoint, besides its tensors
+    "masks": "str",
+    "epoch": "int",
+    "step": "int",
+    "seconds": "float",
+    "best": (None, BEST),
+    "last": (
+        None,
+        {
+            **dict.fromkeys(("lr", "loss", "accuracy", "seconds", "images_per_second"), "float"),
+            **dict.fromkeys(("validation", "test"), (None, ACCURACY)),
+            "index": "int",
+        },
+    ),
+}
+KEYS = {"sgd": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an optimizer remembers
+STATES = {key: key for keys in KEYS.values() for key in keys} | {"momentum_buffer": "momentum"}  # in a checkpoint
+NETWORKS = 10_000  # that a process may compile
+TOP5_FROM = 100  # classes; with fewer, top-5 accuracy says little
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The performance of a network on some images: accuracies as fractions, and the mean cross-entropy."""
+
+    top1: float
+    top5: float | None  # None with fewer than 100 classes
+    loss: float
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The measurements of an epoch of training."""
+
+    index: int
+    lr: float
+    loss: float  # mean over the training images, each at the step that trained on it
+    accuracy: float  # on the training images, likewise
+    validation: Accuracy | None  # None for data without a validation split
+    test: Accuracy | None  # after the last epoch and the best so far; after every epoch without a validation split
+    seconds: float  # of training, without evaluation
+    images_per_second: float
+
+
+@dataclass(frozen=True)
+class Best:
+    """The first epoch with the highest validation accuracy, and the test accuracy after it."""
+
+    epoch: int
+    validation: float
+    test: float
+
+
+class Training:
+    """A network in training: `steps` trains it, `save` and `load` write and read a checkpoint.
+
+    The model is changed in place. The batches of an epoch and the random numbers in the network depend on (seed, epoch,
+    step) alone. So a training that was stopped after any step and resumed ends with the same bits, on the same device
+    and thread count. Every step reseeds the global generators.
+
+    On a GPU, `captured` replays the whole step (forward, backward, optimizer, masks) as one CUDA graph. `compiled` lets
+    torch compile the network. No more than `micro_batch` images go through it at once; the gradients are the same.
+
+    The processes of a `team` train the same network: each has its part of every batch, and all make the step of the
+    whole batch. Random numbers in the network, as of dropout, are others in each of them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        plan: TrainingPlan,
+        masks: Masks | None = None,
+        *,
+        seed: int = 0,
+        precision: str = "fp32",
+        captured: bool = True,
+        compiled: bool = False,
+        micro_batch: int | None = None,
+        team: Team = ALONE,
+    ) -> None:
+        self.model, self.data, self.plan, self.seed, self.precision = model, data, plan, seed, precision
+        self.team, self.micro_batch = team, micro_batch
+        self.images = plan.batch  # in the batch of the current step, in all processes
+        self.device = next(model.parameters()).device
+        self.masks = {name: mask.to(self.device) for name, mask in (masks or {}).items()}
+        on_gpu = self.device.type == "cuda"
+        torch.backends.cudnn.benchmark |= on_gpu  # pays off: all batches but the last have one size
+        self.epoch = self.step = 0  # finished epochs, and finished steps of the current epoch
+        self.best: Best | None = None
+        self.last: Epoch | None = None
+        self.seconds, self.began = 0.0, perf_counter()  # of this epoch: seconds before the last resume, and since
+        self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # sums of this epoch: loss, hits, images
+        self.rate = torch.full((), plan.lr, device=self.device) if on_gpu else None  # for the CUDA graph
+        self.rate_now = plan.lr
+        rate = plan.lr if self.rate is None else self.rate
+        self.optimizer = OPTIMIZERS[plan.optimizer](model.parameters(), rate, plan, self.device)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        if masks:  # a shrunk network may have none
+            self.held = hold(model, masks, self.optimizer)
+        self.parallel = team.parallel(model)
+        self.forward = _compiled(self.parallel) if compiled else self.parallel
+        self.usual = min(micro_batch or plan.batch, len(range(team.rank, plan.batch, team.size)))  # images at once
+        capturing = captured and on_gpu and precision != "fp16"  # with fp16 the host decides whether to step
+        self._learn = Captured(self._learn_from) if capturing else self._learn_from
+
+    def steps(self) -> Iterator[Epoch | None]:
+        """Train to the end: yield None after every step and an `Epoch` after every epoch. Save only after a yield."""
+        plan, train = self.plan, self.data.train
+        steps = math.ceil(len(train) / plan.batch)
+        while self.epoch < plan.epochs:
+            self.model.train()
+            self.began = perf_counter()
+            for images, labels in train.epoch(
+                plan.batch, self.seed, self.epoch, shuffle=True, augment=True, skip=self.step,
+                rank=self.team.rank, ranks=self.team.size,
+            ):  # fmt: skip
+                self.images = min(plan.batch, len(train) - self.step * plan.batch)
+                if self.images > 1:  # batch-norm needs more than one image
+                    own = [self.team.rank] if self.team.rank else []
+                    reseed(self.device, digest.text(self.seed, "train", self.epoch, self.step, *own))
+                    self._set_rate(plan.rate(self.epoch, self.step, steps))
+                    self._learn(images, labels)
+                self.step += 1
+                yield None
+            loss, hits, count = self.tally.tolist()  # once per epoch, the host waits for the device
+            seconds = self.seconds + perf_counter() - self.began
+            if not math.isfinite(loss):
+                raise self._broken("the training loss is")
+            validation, test = self._evaluate_epoch(last=self.epoch + 1 == plan.epochs)
+            if not all(math.isfinite(measured.loss) for measured in (validation, test) if measured is not None):
+                raise self._broken("the network's outputs after it are")
+            rate = plan.rate(self.epoch, steps - 1, steps)
+            self.last = Epoch(self.epoch, rate, loss / count, hits / count, validation, test, seconds, count / seconds)
+            self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
+            self.tally.zero_()
+            yield self.last
+
+    def _broken(self, what: str) -> FloatingPointError:
+        remedies = ["lower the learning rate"]
+        remedies += [] if self.plan.warmup else ["add a warm-up"]
+        remedies += [] if self.precision == "fp32" else ["use fp32"]
+        remedies[-1] = f"or {remedies[-1]}" if len(remedies) > 1 else remedies[-1]
+        return FloatingPointError(f"epoch {self.epoch + 1}: {what} not finite; {', '.join(remedies)}")
+
+    def _learn_from(self, images: Tensor, labels: Tensor) -> None:
+        """Do one step: forward, backward, optimizer. `hold` zeroes the pruned weights after it."""
+        size = self.micro_batch or len(labels)
+        split = self.images >= self.team.size  # else every process has the whole batch
+        own = len(labels) / self.images if split else 1 / self.team.size  # what this process adds to the batch
+        sums = torch.zeros_like(self.tally)
+        with computing(self.device, self.precision):
+            self.optimizer.zero_grad()
+            for start in range(0, len(labels), size):
+                part, targets = images[start : start + size], labels[start : start + size]
+                forward = self.forward if len(targets) == self.usual else self.parallel  # no compiling for a short part
+                with self._meeting(start + size >= len(labels)):
+                    with autocast(self.precision, self.device):
+                        output = forward(part)
+                        loss = F.cross_entropy(output, targets, label_smoothing=self.plan.label_smoothing)
+                    weight = own * self.team.size * len(targets) / len(labels)  # the processes' gradients are averaged
+                    self.scaler.scale(loss if weight == 1 else loss * weight).backward()
+                hits = (output.detach().argmax(1) == targets).sum()
+                count = torch.full_like(hits, len(targets))
+                sums += torch.stack([loss.detach().double() * len(targets), hits.double(), count.double()])
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.tally += self.team.sum(sums if split else sums / self.team.size)
+
+    def _meeting(self, last: bool) -> AbstractContextManager[Any]:
+        """Let `backward` average the gradients over the processes only after the last part of a batch."""
+        return nullcontext() if last or not self.team.several else self.parallel.no_sync()  # type: ignore[operator]
+
+    def _evaluate_epoch(self, last: bool) -> tuple[Accuracy | None, Accuracy | None]:
+        """Return validation and test accuracy, the latter only where it is reported."""
+        if self.data.validation is None:
+            return None, self.evaluate(self.data.test)
+        validation = self.evaluate(self.data.validation)
+        best = self.best is None or validation.top1 > self.best.validation
+        test = self.evaluate(self.data.test) if last or best else None
+        if best and test is not None:
+            self.best = Best(self.epoch, validation.top1, test.top1)
+        return validation, test
+
+    def evaluate(self, split: Split) -> Accuracy:
+        """Return the accuracy of the network, in its current state, on a split of the data."""
+        batch = self.micro_batch or 4 * self.plan.batch
+        return evaluate(self.model, split, batch, self.precision, self.data.classes, self.team)
+
+    def _set_rate(self, rate: float) -> None:
+        if rate == self.rate_now:
+            return
+        self.rate_now = rate
+        if self.rate is not None:
+            self.rate.fill_(rate)
+        else:
+            self.optimizer.param_groups[0]["lr"] = rate
+
+    def _whole(self) -> dict[str, Tensor]:
+        """Return what a checkpoint holds as it is, by its names there: the buffers and the sums of this epoch."""
+        return {f"buffer {name}": buffer for name, buffer in self.model.named_buffers()} | {"tally": self.tally}
+
+    def _kept(self, name: str, tensor: Tensor) -> Tensor:
+        """Return what a checkpoint holds of a parameter or its optimizer's state: the values of the kept weights."""
+        mask = self.masks.get(name)
+        return tensor if mask is None or mask.shape != tensor.shape else tensor.detach()[mask]
+
+    @cached_property
+    def _masks_digest(self) -> str:
+        return masks_digest(self.masks)
+
+    def save(self, path: files.Path, **about: Any) -> None:
+        """Write a checkpoint, atomically; `about` takes further values that JSON can represent.
+
+        Of masked weights it holds the values of those that are kept, and their optimizer's state. The state of the
+        others has no effect, because they are zero again after every step.
+        """
+        tensors = self._whole()
+        for name, p in parameters(self.model).items():
+            tensors[f"weight {name}"] = self._kept(name, p)
+            state = self.optimizer.state.get(p, {})
+            tensors |= {f"{STATES[k]} {name}": self._kept(name, v) for k, v in state.items() if v is not None}
+        state = {
+            "masks": self._masks_digest,
+            "epoch": self.epoch,
+            "step": self.step,
+            "seconds": self.seconds + perf_counter() - self.began if self.step else 0.0,
+            "best": self.best and asdict(self.best),
+            "last": self.last and asdict(self.last),
+            "scaler": self.scaler.state_dict(),
+        }
+        files.write(path, tensors, KIND, VERSION, about | {"state": state})
+
+    def load(self, path: files.Path) -> None:
+        """Resume from a checkpoint of the same network under the same masks."""
+        tensors, about = files.read(path, KIND, VERSION)
+        state: Any = about.get("state")
+        whole, named = self._whole(), parameters(self.model)
+        kept = {name: self._kept(name, p) for name, p in named.items()}
+        required = whole | {f"weight {name}": values for name, values in kept.items()}
+        count, keys = self.tally[0].float(), KEYS[self.plan.optimizer]
+        optional = {f"{STATES[k]} {name}": count if k == "step" else kept[name] for name in named for k in keys}
+        if differing := files.differences(tensors, optional | required, required):
+            raise ValueError(f"{path} is a checkpoint of another network: {shortened(differing)}")
+        wrong = misfit(state, STATE | {"scaler": dict.fromkeys(self.scaler.state_dict(), "float")})
+        if wrong or not (0 <= state["epoch"] <= self.plan.epochs and state["step"] >= 0):
+            raise ValueError(f"{path} is no checkpoint of this training: {wrong or 'its epoch or step is wrong'}")
+        if state["masks"] != self._masks_digest:
+            raise ValueError(f"{path} is a checkpoint of training under other masks")
+        with torch.no_grad():
+            for name, tensor in whole.items():
+                tensor.copy_(tensors[name])
+            self.optimizer.state.clear()
+            for name, p in named.items():
+                self._put(name, p, tensors[f"weight {name}"])
+                for key in keys:
+                    if (stored := tensors.get(f"{STATES[key]} {name}")) is not None:
+                        empty = torch.zeros_like(count if key == "step" else p)
+                        self.optimizer.state[p][key] = self._put(name, empty, stored)
+        self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
+        self.best = state["best"] and _made(Best, state["best"])
+        self.last = state["last"] and epoch_from(state["last"])
+        self.scaler.load_state_dict(state["scaler"])
+
+    def _put(self, name: str, tensor: Tensor, values: Tensor) -> Tensor:
+        """Write into a parameter or its optimizer's state what a checkpoint holds of it, and return it."""
+        mask = self.masks.get(name)
+        if mask is None or mask.shape != tensor.shape:
+            return tensor.copy_(values)
+        tensor.masked_fill_(~mask, 0)[mask] = values.to(tensor.device)
+        return tensor
+
+
+def _compiled(model: nn.Module) -> Callable[..., Any]:
+    """Let torch compile the network.
+
+    By default torch gives up, with a warning, at the ninth network with the same code but other widths, as shrunk ones
+    are in a sweep.
+    """
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = NETWORKS
+    return torch.compile(model, dynamic=False)
+
+
+def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes: int, team: Team = ALONE) -> Accuracy:
+    """Return the accuracy of a network, in evaluation mode, on a split of the data; then set it to training mode.
+
+    Each process of a team tests its part of the images.
+    """
+    device = next(model.parameters()).device
+    total = torch.zeros(4, dtype=torch.float64, device=device)
+    model.eval()
+    with torch.no_grad(), computing(device, precision), autocast(precision, device):
+        own = torch.arange(team.rank, len(split), team.size, device="cpu")
+        for images, labels in split.read(own, batch, None) if len(own) else ():
+            output = model(images).float()
+            loss = F.cross_entropy(output, labels, reduction="sum")
+            five = output.topk(min(5, output.shape[1])).indices == labels[:, None]
+            total += torch.stack([five[:, 0].sum(), five.sum(), loss, torch.full_like(loss, len(labels))]).double()
+    model.train()
+    first, five_best, loss_sum, count = team.sum(total).tolist()
+    return Accuracy(first / count, five_best / count if classes >= TOP5_FROM else None, loss_sum / count)
+
+
+def epoch_from(values: dict[str, Any]) -> Epoch:
+    """Make an `Epoch` from the plain values of `asdict`."""
+    accuracies = {name: values[name] and _made(Accuracy, values[name]) for name in ("validation", "test")}
+    return _made(Epoch, values | accuracies)
+
+
+def _made(kind: Any, values: dict[str, Any]) -> Any:
+    return kind(**{each.name: values[each.name] for each in fields(kind)})

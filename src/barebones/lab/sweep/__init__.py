@@ -1,0 +1,1 @@
+"""Many runs: what is queued, the processes that run them, and how far they are."""

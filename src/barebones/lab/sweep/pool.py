@@ -1,0 +1,256 @@
+"""The crew of a sweep: its jobs, the workers that run them, and what happens when one fails or dies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from ..experiment.experiment import Experiment
+from ..run.checksums import Identity
+from ..run.folder import FAILURE, write_json
+from ..run.metrics import COUNTED
+from ..run.options import RunOptions
+from .engines.engine import Engine, Worker
+from .lanes import Event
+
+REFRESH = 0.5  # seconds to wait for events
+AHEAD = 4  # prepared jobs that may wait for one worker: its lanes may all end at once
+QUEUED, RUNNING, DONE, FAILED, STOPPED, SKIPPED = "queued", "running", "done", "failed", "stopped", "skipped"
+
+
+@dataclass
+class Job:
+    """An experiment of the sweep, its state and its progress."""
+
+    experiment: Experiment
+    state: str = QUEUED
+    reason: str = ""  # why it failed, stopped or is tried again
+    alone: bool = False  # it is tried a second time, and no other job may run beside it
+    prepared: str = ""  # the place where it was prepared, so that its training can begin
+    waits: bool = False  # a worker has it, but has not started it: a cluster may let it wait
+    spent: float = 0.0  # seconds of its preparation
+    accuracy: float | None = None  # on the test images when done, else the latest one
+    warning: str = ""  # what is wrong with its masks
+    short: str = ""  # the same in a few words
+    line: dict[str, Any] = field(default_factory=dict)  # the latest line of metrics
+    began: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def folder(self) -> str:
+        """The name of its run folder."""
+        return self.experiment.folder
+
+    @property
+    def label(self) -> str:
+        """The name of its run folder without the hash."""
+        return self.folder.rpartition("-")[0]
+
+    @property
+    def progress(self) -> str:
+        """How many rounds or epochs of the stage are done, with the part of the current one, and how many there are."""
+        if not self.line:
+            return ""
+        unit = COUNTED[self.line["stage"]]
+        done = self.line[unit] - 1 + self.line.get("part", 1.0)
+        return f"{done:.1f}".removesuffix(".0") + f" of {self.line[unit + 's']} {unit}s"
+
+    def update(self, line: dict[str, Any]) -> None:
+        """Update the job by a line of metrics, or by a warning."""
+        if "warning" in line:
+            self.warning, self.short = line["warning"], line["short"]
+            return
+        self.line = line
+        latest = line.get("validation") or {"top1": line.get("accuracy")}
+        self.accuracy = latest["top1"] if latest["top1"] is not None else self.accuracy
+
+
+class Crew:
+    """The jobs of a sweep, and the workers that run them. `changed` is called for each job that begins or ends.
+
+    At some places of an engine, one worker trains, and another one prepares jobs for it: it prunes them, measures and
+    compiles. So a run that begins does not take the turns of those that train. An idle worker prepares a job itself.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        options: RunOptions,
+        engine: Engine,
+        changed: Callable[[Job], None] = lambda job: None,
+    ) -> None:
+        self.jobs, self.options, self.changed = {job.folder: job for job in jobs}, options, changed
+        self.queue = [job for job in jobs if job.state == QUEUED]
+        self.engine, self.helped = engine, list(engine.helped())
+        self.workers: list[Worker] = []
+        self.began = monotonic()
+        self.stopping = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether any job is queued or running."""
+        return bool(self.queue) or any(worker.lanes for worker in self.workers)
+
+    def count(self, *states: str) -> int:
+        """Return how many jobs are in these states."""
+        return sum(job.state in states for job in self.jobs.values())
+
+    def assign(self) -> None:
+        """Start missing workers, give queued jobs to workers with room, and end those that have nothing to prepare."""
+        for places, prepares in ((self.engine.places(), False), (self.helped, True)):
+            for place in (Counter(places) - Counter(worker.place for worker in self._all(prepares))).elements():
+                waiting = len(self._to_prepare(place)) if prepares else self.count(QUEUED)
+                if waiting > sum(not worker.lanes for worker in self._all(prepares)):
+                    self.workers.append(self.engine.hire(place, prepares))
+                elif not prepares:
+                    break  # a cluster may have thousands of places
+            while pair := next(self._matches(), None):
+                self._begin(*pair)
+        for worker in self._all(prepares=True):
+            if not worker.lanes and not self._to_prepare(worker.place):
+                worker.stop()  # it gives its memory back
+
+    def _all(self, prepares: bool) -> list[Worker]:
+        return [worker for worker in self.workers if worker.prepares == prepares]
+
+    def _to_prepare(self, place: str) -> list[Job]:
+        """Return the queued jobs that can be prepared at this place."""
+        return [job for job in self.queue if not (job.alone or job.prepared)] if place in self.helped else []
+
+    def _matches(self) -> Iterator[tuple[Job, Worker]]:
+        """Yield queued jobs with workers that can run them next; the worker with the fewest jobs first."""
+        for worker in sorted(self.workers, key=lambda worker: (worker.prepares, len(worker.lanes))):
+            if job := self._next_for(worker):
+                yield job, worker
+
+    def _next_for(self, worker: Worker) -> Job | None:
+        """Return the queued job that this worker may run next, beside those that run; None if there is none."""
+        beside = [other for other in self._all(not worker.prepares) if other.place == worker.place]
+        running = [self.jobs[folder] for each in (worker, *beside) for folder in each.lanes]
+        if any(job.alone for job in running) or not worker.has_room():
+            return None
+        if worker.prepares:
+            ahead = sum(job.prepared == worker.place for job in self.queue)
+            return next(iter(self._to_prepare(worker.place)), None) if ahead < AHEAD else None
+        itself = not worker.lanes or worker.place not in self.helped  # it may prepare a job itself
+        company = running or beside  # an idle worker, too, takes some of the device's memory until it ends
+        jobs = [job for job in self.queue if not (job.alone and company) and (job.prepared or itself)]
+        return min(jobs, key=lambda job: (job.alone, job.prepared != worker.place, not job.prepared), default=None)
+
+    def _begin(self, job: Job, worker: Worker) -> None:
+        self.queue.remove(job)
+        job.state, job.waits, job.began, job.line = RUNNING, True, monotonic(), {}
+        worker.begin(job.experiment, job.alone)
+
+    def attend(self, seconds: float = REFRESH) -> None:
+        """Wait this long for events from the workers, handle them, and remove dead workers."""
+        self.engine.wait(self.workers, seconds)
+        for worker in list(self.workers):
+            ending = worker.dead()  # before its last events are read
+            for event in worker.events():
+                self._take(event, worker)
+            if ending is not None:
+                self._remove(worker, ending)
+
+    def _take(self, event: Event, worker: Worker) -> None:
+        job, about = self.jobs[event.folder], event.about
+        if event.kind == "line":
+            warned = job.warning
+            job.update(about["line"])
+            if job.warning != warned:
+                self.changed(job)
+        elif event.kind == "started":
+            job.waits = False
+            job.began = monotonic() - job.spent  # without the time that its process took to start
+            if not job.prepared:
+                self.changed(job)
+        elif event.kind == "prepared":
+            job.state, job.prepared, job.spent = QUEUED, worker.place, monotonic() - job.began
+            self.queue.append(job)
+        elif event.kind == "done":
+            job.accuracy, job.reason = about["result"]["test"]["top1"], ""
+            self._end(job, DONE)
+        elif event.kind == "failed" and about["busy"]:
+            job.reason = about["reason"]  # another process runs it
+            self._end(job, STOPPED)
+        elif event.kind == "failed" and about["others_may_be_the_cause"]:
+            self.helped = [place for place in self.helped if place != worker.place]  # one process less needs memory
+            self._queue_again(job, about["reason"])
+        elif event.kind == "failed":
+            self._fail(job, about["reason"], about["traceback"])
+        elif event.kind == "stopped":
+            self._lose(job, "the process was told to stop (SIGTERM)", "")
+
+    def _remove(self, worker: Worker, ending: str) -> None:
+        """Remove a dead worker; each job that it ran is tried once more, alone."""
+        self.workers.remove(worker)
+        lost, output = [self.jobs[folder] for folder in worker.lanes], worker.output()
+        worker.close(0.0)
+        for job in lost:
+            self._lose(job, ending, output)
+
+    def _lose(self, job: Job, reason: str, output: str) -> None:
+        """Handle a job whose process ended: queue it again, or let it fail if it ran alone already.
+
+        While the sweep stops, the job counts as stopped.
+        """
+        if self.stopping:
+            self._end(job, STOPPED)
+        elif job.alone:
+            self._fail(job, reason, output)
+        else:
+            self._queue_again(job, reason)
+
+    def _queue_again(self, job: Job, reason: str) -> None:
+        """Put the job at the end of the queue, to run alone in its process."""
+        job.alone, job.state, job.reason = True, QUEUED, reason
+        self.queue.append(job)
+        self.changed(job)
+
+    def _fail(self, job: Job, reason: str, details: str) -> None:
+        """Record the failure; a full disk does not end the sweep."""
+        path = self.options.runs / job.folder / FAILURE
+        job.reason = reason
+        failure = {"experiment": job.experiment.to_dict(), "reason": reason, "traceback": details}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {**failure, "attempts": 1 + job.alone}, Identity(job.folder, None))
+        except OSError as error:
+            job.reason += f" (and {path} cannot be written: {error.strerror})"
+        self._end(job, FAILED)
+
+    def _end(self, job: Job, state: str) -> None:
+        job.state, job.ended = state, monotonic()
+        if state == DONE:
+            with suppress(OSError):
+                (self.options.runs / job.folder / FAILURE).unlink(missing_ok=True)
+        self.changed(job)
+
+    def dismiss(self, patience: float) -> None:
+        """Tell every run to save and end; kill the workers after `patience` seconds or on a KeyboardInterrupt."""
+        self.stopping = True
+        until = monotonic() + patience
+        try:
+            for worker in self.workers:
+                worker.stop()
+            while any(worker.lanes for worker in self.workers) and monotonic() < until:
+                self.attend()
+            for worker in self.workers:
+                worker.close(5.0 if not worker.lanes else 0.0)
+        except KeyboardInterrupt:
+            for worker in self.workers:
+                with suppress(ValueError):  # it is closed already
+                    worker.close(0.0)
+        self.workers.clear()
+        for job in self.jobs.values():
+            if job.state == RUNNING:
+                self._end(job, STOPPED)
+
+    def left(self, now: float) -> float | None:
+        """Estimate the seconds to the end of the sweep from the time per finished job; None before the first one."""
+        done = self.count(DONE)
+        return (now - self.began) / done * self.count(QUEUED, RUNNING) if done else None

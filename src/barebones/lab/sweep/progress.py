@@ -1,0 +1,105 @@
+"""The display of a sweep: a live table in a terminal, otherwise one sentence for each run that begins or ends.
+
+Rich cuts a table that is higher than the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from time import monotonic
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ..run.heartbeat import clock
+from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
+
+LATEST = 5  # finished runs in the table, and as many failed ones
+
+
+def live_table(crew: Crew, console: Console, usage: Callable[[], str] = str) -> AbstractContextManager[Any]:
+    """Return a context in which a terminal shows the table of a sweep; elsewhere it does nothing.
+
+    `usage` tells how busy the GPUs are.
+    """
+    if not console.is_terminal:
+        return nullcontext()
+
+    def draw() -> RenderableType:
+        over = crew.stopping and not crew.workers  # Rich cannot erase a table that it has cut
+        return "" if over else table(crew, monotonic(), usage())
+
+    return Live(get_renderable=draw, console=console, refresh_per_second=2, transient=True)
+
+
+def sentence(job: Job) -> str:
+    """Return the state of a job in one line."""
+    if job.state == RUNNING and job.warning:
+        return f"warning  {job.label}: {job.warning}"
+    if job.state == RUNNING:
+        return f"started  {job.label}"
+    if job.state == DONE:
+        return f"done     {job.label}: test accuracy {percent(job.accuracy)}, {clock(job.ended - job.began)}"
+    if job.state == QUEUED:
+        return f"again    {job.label}, alone: {job.reason}"
+    return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state in (FAILED, STOPPED) and job.reason else "")
+
+
+def status(crew: Crew, usage: str = "") -> str:
+    """Return in one line how many jobs are in which state, how busy the GPUs are, and how far the first jobs are."""
+    running = [job for job in crew.jobs.values() if job.state == RUNNING]
+    told = [f"{job.label}: {job.line['stage']} {job.progress}" for job in running[:LATEST] if job.line]
+    return "; ".join([_counts(crew), *filter(None, [usage]), *told])
+
+
+def _counts(crew: Crew) -> str:
+    waiting = sum(job.state == RUNNING and job.waits for job in crew.jobs.values())
+    counts = {QUEUED: crew.count(QUEUED) + waiting, RUNNING: crew.count(RUNNING) - waiting}
+    return ", ".join(f"{counts.get(state, crew.count(state))} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
+
+
+def table(crew: Crew, now: float, usage: str = "") -> Group:
+    """Return counts and times, then the running jobs and the latest that failed or finished."""
+    before = f"; {skipped} done before" if (skipped := crew.count(SKIPPED)) else ""
+    left = crew.left(now)
+    times = f"{clock(now - crew.began)} elapsed" + (f", about {clock(left)} left" if left is not None else "")
+    times += f"; {usage}" if usage else ""
+    rows = Table.grid(padding=(0, 2))
+    for justify in ("left", "left", "left", "right", "right", "left"):
+        rows.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
+    jobs = {state: [job for job in crew.jobs.values() if job.state == state] for state in (RUNNING, DONE, FAILED)}
+    for job in [job for job in jobs[RUNNING] if not job.waits]:
+        rows.add_row(
+            "running",
+            Text(job.label),
+            job.line.get("stage", ""),
+            job.progress,
+            percent(job.accuracy),
+            _alarm(job),
+        )
+    for job in sorted(jobs[DONE], key=lambda job: -job.ended)[:LATEST]:
+        cells = "done", Text(job.label), "", clock(job.ended - job.began), percent(job.accuracy), _alarm(job)
+        rows.add_row(*cells, style="green")
+    failed = [_one_line(sentence(job), "red") for job in sorted(jobs[FAILED], key=lambda job: -job.ended)[:LATEST]]
+    return Group(_one_line(_counts(crew) + before, "bold"), _one_line(times, "bold"), *failed, rows)
+
+
+def _alarm(job: Job) -> Text:
+    return Text(job.short, "red" if job.short.startswith("collapsed") else "yellow")
+
+
+def _one_line(text: str, style: str) -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def percent(accuracy: float | None) -> str:
+    """Return an accuracy in percent; nothing if it is not known.
+
+    >>> percent(0.9123), percent(None)
+    ('91.23 %', '')
+    """
+    return "" if accuracy is None else f"{100 * accuracy:.2f} %"

@@ -1,0 +1,201 @@
+"""A sweep: many experiments, several at a time. Failures are recorded, and the other experiments continue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ...data import DATA, load
+from ...models import MODELS, check_name, wanted
+from ...words import unknown
+from ..experiment.experiment import Experiment
+from ..records import records
+from ..records.tables import Row
+from ..run.folder import FAILURE
+from ..run.heartbeat import clock, heartbeat
+from ..run.loading import check_unchanged
+from ..run.options import RunOptions
+from .engines import ENGINES, LOCAL, opened
+from .engines.engine import Engine
+from .engines.local import Local
+from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
+from .progress import live_table, sentence, status
+from .usage import watched
+
+PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep is stopped
+SAVING = 30.0, 0.1  # seconds, and share of the sweep's time: the smaller one is left for saving at its end
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """How many experiments ended in which way, and the tables of records that were written.
+
+    `failed` includes experiments that failed in an earlier sweep and were not tried again. `stopped` counts all that
+    are unfinished, `skipped` those that an earlier sweep or another process finished.
+    """
+
+    done: int
+    failed: int
+    stopped: int
+    skipped: int
+    tables: list[Path]
+
+
+def sweep(
+    experiments: Sequence[Experiment],
+    options: RunOptions,
+    *,
+    jobs: int | None = None,
+    devices: Sequence[int] = (),
+    retry_failed: bool = False,
+    minutes: float | None = None,
+    engine: str = LOCAL,
+    engine_options: Mapping[str, Any] | None = None,
+    console: Console,
+    stopping: Callable[[], bool] = lambda: False,
+    summarize: bool = True,
+) -> SweepResult:
+    """Run all experiments that are not finished, several at a time, and write the records as the runs end.
+
+    On the CPU, `jobs` processes of one thread each run one experiment at a time; the default is one process per
+    processor. On each CUDA device, one process takes turns with up to `jobs` experiments (default 4), as many as
+    fit into its memory, and unless `jobs` is 1 another one prepares the next experiments meanwhile. The device
+    "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal experiments run once. A failed
+    experiment is tried again only with `retry_failed`.
+
+    The engine "ray" or "slurm" runs each experiment as a task on some node of a cluster, and `engine_options` are its
+    own. All nodes must see the folder of the runs.
+
+    When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second
+    KeyboardInterrupt kills the runs instead. With `minutes` the sweep stops by itself, so early that the runs have
+    saved their checkpoints when this time is over. A line for each run and at the end a summary are printed, unless
+    `summarize` is False; how far the sweep is, is always shown.
+    """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs={jobs}: at least one experiment must run at a time")
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise ValueError(f"minutes={minutes:g}: a sweep needs some time; leave it out for no limit")
+    end = monotonic() + 60 * minutes if minutes else float("inf")
+    pause = min(SAVING[0], SAVING[1] * 60 * minutes) if minutes else 0.0
+    if engine not in ENGINES:
+        raise ValueError(unknown("engine", engine, ENGINES))
+    if engine_options and engine == LOCAL:
+        raise ValueError("the local engine has no options; leave out --engine-option, or choose another --engine")
+    if devices and engine != LOCAL:
+        raise ValueError(f"--devices names GPUs of this machine, but --engine {engine} chooses them; leave it out")
+    listed = _listed(experiments, options, retry_failed)
+    _check([job.experiment for job in listed if job.state == QUEUED], options, here=engine == LOCAL)
+    each = summarize and not console.is_terminal
+    with ExitStack() as stack:
+        methods = {job.experiment.method for job in listed if job.state == QUEUED}
+        if engine == LOCAL or not methods:  # all is done
+            chosen: Engine = Local(options, jobs, _gpus(options, devices), methods)
+        else:
+            chosen = stack.enter_context(opened(engine, options, jobs, engine_options or {}))
+        options.runs.mkdir(parents=True, exist_ok=True)
+        crew = Crew(listed, options, chosen, lambda job: say(sentence(job)) if each else None)
+        ended = crew.count(DONE, FAILED)
+        usage = stack.enter_context(watched(chosen.places() if engine == LOCAL else ()))
+        say = stack.enter_context(heartbeat(console, lambda: status(crew, usage())))
+        stack.enter_context(live_table(crew, console, usage))
+        try:
+            while crew.busy and not stopping() and monotonic() < end - pause:
+                crew.assign()
+                crew.attend()
+                if crew.count(DONE, FAILED) > ended:
+                    ended = crew.count(DONE, FAILED)
+                    with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
+                        records.update(options.runs)
+        except KeyboardInterrupt:
+            pass
+        except BaseException:
+            crew.dismiss(10.0)
+            raise
+        crew.dismiss(min(PATIENCE, max(end - monotonic(), 0.0)))
+    _, tables = records.update(options.runs)
+    swept = [row for job in listed if (row := _look(job, options)) is not None]  # also what another process has ended
+    result = SweepResult(
+        done=crew.count(DONE),
+        failed=crew.count(FAILED),
+        stopped=crew.count(QUEUED, RUNNING, STOPPED),
+        skipped=crew.count(SKIPPED),
+        tables=tables,
+    )
+    if summarize:
+        if swept:
+            console.print(records.summary(records.arranged(swept)))
+        why = f"The {minutes:g} minutes are over. " if monotonic() >= end - pause else ""
+        for text in _sentences(crew, result, why, usage()):
+            say(text)
+    return result
+
+
+def _gpus(options: RunOptions, numbers: Sequence[int]) -> list[str]:
+    """Return the GPUs that the sweep uses; nothing if one device is named, or if there is one."""
+    if numbers and options.device != "cuda":
+        raise ValueError(f"--devices chooses among all GPUs, but --device is {options.device}; leave one of them out")
+    if options.device != "cuda":
+        return []
+    there = torch.cuda.device_count()
+    if len(set(numbers) & set(range(there))) < len(numbers):
+        raise ValueError(f"devices {','.join(map(str, numbers))}: name each GPU once, from 0 to {there - 1}")
+    return [f"cuda:{number}" for number in numbers or range(there)] if numbers or there > 1 else []
+
+
+def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed: bool) -> list[Job]:
+    """Make a job for each different experiment, in the state that its run folder shows."""
+    jobs = [Job(resolved) for resolved in dict.fromkeys(each.resolved(options.device) for each in experiments)]
+    for job in jobs:
+        row = _look(job, options)
+        own = job.experiment.model not in MODELS or job.experiment.data not in DATA
+        if job.state == SKIPPED and own:  # its code or data may have changed since
+            check_unchanged(options.runs / job.folder, job.experiment, options)
+        if retry_failed and row is not None and row["status"] == records.FAILED:
+            job.state, job.reason = QUEUED, ""
+    return jobs
+
+
+def _look(job: Job, options: RunOptions) -> Row | None:
+    """Return the record of a job's run, if the run has ended, and give the job the state that it shows."""
+    row = records.record(options.runs / job.folder, job.experiment)
+    if row is not None and not (job.state == DONE and row["status"] == records.DONE):
+        job.state = SKIPPED if row["status"] == records.DONE else FAILED
+        job.reason, job.accuracy = row["reason"] or "", row["top1"]
+    return row
+
+
+def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -> None:
+    """Raise at once the errors that would make every run fail: a missing device, an unknown network, missing data."""
+    if not experiments:
+        return
+    if here and options.on_gpu and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device here; use --device cpu")
+    for model in dict.fromkeys(experiment.model for experiment in experiments):
+        check_name(model)
+    for data, wish in dict.fromkeys((experiment.data, wanted(experiment.model)) for experiment in experiments):
+        form = wish._asdict() if wish else {}
+        load(data, options.data_root, download=options.download, **form)  # downloads once, not in each process
+
+
+def _sentences(crew: Crew, result: SweepResult, why: str, usage: str) -> Iterator[str]:
+    """Yield the results of the sweep in sentences; `why` says why runs are unfinished."""
+    for job in crew.jobs.values():
+        if job.state == FAILED:
+            yield f"failed: {crew.options.runs / job.folder}: {job.reason}"
+    before = f", {result.skipped} done before or by another process" if result.skipped else ""
+    took = clock(monotonic() - crew.began) + (f"; {usage}" if usage else "")
+    yield f"{result.done} done{before}, {result.failed} failed, in {took}."
+    if result.failed:
+        yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."
+    yield f"Records: {', '.join(map(str, result.tables))}"
+    if len(result.tables) == 1:
+        yield "To get Parquet as well: pip install 'barebones[lab]'"
+    if result.stopped:
+        yield f"{why}{result.stopped} unfinished; run the same command again to resume."
