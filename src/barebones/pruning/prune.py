@@ -63,7 +63,7 @@ def prune(
     model: nn.Module,
     batches: Source | None = None,
     sparsity: float = 0.9,
-    method: str | Method = "force",
+    method: str | Method = "hybrid",
     loss: Loss | str = F.cross_entropy,
     *,
     objective: Objective | None = None,
