@@ -19,9 +19,9 @@ from ...lab.options import RunOptions
 from ...lab.sources import Analysis, Settings
 from ...lab.tidy import Row, Rows, grouped
 from ...masks import Masks, size
-from ...pruning.counts import by_output
 from ...pruning.probe import STATISTICS, Probe
 from ...pruning.round import Round
+from ...pruning.round_stats import by_output
 from ...pruning.rounds import rounds
 from ...scope import transposed
 
