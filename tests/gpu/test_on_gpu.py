@@ -99,8 +99,8 @@ def test_many_scores_lead_to_the_masks_of_the_host(kind, share):
         "double": normal.double().abs() + 1e-12 * drawn.double(),
     }[kind]
     prefer, allowed = torch.rand(n, generator=generator, device="cuda") < 0.5, drawn < 0.7
-    keep = max(1, round(share * n))
-    for keep, options in ((keep, {"prefer": prefer}), (min(keep, int(allowed.sum())), {"among": allowed})):
+    wanted = max(1, round(share * n))
+    for keep, options in ((wanted, {"prefer": prefer}), (min(wanted, int(allowed.sum())), {"among": allowed})):
         masks = bb.keep_top({"w": scores}, keep, **{name: {"w": mask} for name, mask in options.items()})
         expected = bb.keep_top({"w": scores.cpu()}, keep, **{name: {"w": m.cpu()} for name, m in options.items()})
         assert torch.equal(masks["w"].cpu(), expected["w"])
