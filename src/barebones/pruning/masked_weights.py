@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..masks import Masks
-from ..running.pieces import pieces
+from ..running.chunks import chunks
 from ..running.shards import local
 
 
@@ -44,7 +44,7 @@ class MaskedWeights:
             self._dense = {name: local(parameter.data).clone() for name, parameter in self.parameters.items()}
         try:
             for name, parameter in self.parameters.items():
-                for weight, mask, masked in pieces(self._dense[name], masks[name], local(parameter.data)):
+                for weight, mask, masked in chunks(self._dense[name], masks[name], local(parameter.data)):
                     on_cpu = mask.device.type == "cpu"  # there, a product of two types takes longer than a copy
                     torch.mul(weight, mask.to(weight.dtype) if on_cpu else mask, out=masked)
             yield

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..masks import Masks, everything
 from ..running import digest
+from ..running.chunks import chunks
 from ..running.inputs import first_sample, tensors
 from ..running.modes import (
     batch_norms,
@@ -25,7 +26,6 @@ from ..running.modes import (
     uncompiled,
     without_reentrant_checkpoints,
 )
-from ..running.pieces import pieces
 from ..running.precision import computing
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
@@ -35,7 +35,7 @@ from .batches import Batches, Source
 from .biases import NormBiases
 from .gradients import LOSSES, PRECISIONS, Gradients, Loss, Objective, added
 from .masked_weights import MaskedWeights
-from .parts import parts
+from .micro_batches import micro_batches
 from .shards import Shards
 
 STATISTICS = ("batch", "eval")  # that batch-norms use
@@ -268,9 +268,9 @@ class Probe:
             self.batches_digest = so_far = _chained(so_far, batch)
             own: list[tuple[Any, float]] = []
             if split:
-                own = list(parts(batch, norms, self.micro_batch, self.rank, self.ranks))
+                own = list(micro_batches(batch, norms, self.micro_batch, self.rank, self.ranks))
             elif not self.shared or number % self.ranks == self.rank:
-                own = list(parts(batch, norms, self.micro_batch))
+                own = list(micro_batches(batch, norms, self.micro_batch))
             if not self._checked and (split or self.micro_batch is not None):
                 self._gradients.check_mean(batch, self.micro_batch or 8)
                 self._checked = True
@@ -313,7 +313,7 @@ class Probe:
         else:
             totals = torch.zeros(len(gradients), dtype=torch.float64, device=self.device)
             for total, *pair in zip(totals, weights, gradients, strict=True):
-                for weight, g in pieces(*pair):
+                for weight, g in chunks(*pair):
                     if g.dim() == 1:  # |w| |g| is w with the sign of g, times g: one pass
                         total += torch.dot(weight.copysign(g), g)
                     else:

@@ -95,16 +95,16 @@ def prune(
     classes, that no signal reaches, and says if a fifth or more of the kept weights are on no path. `capture=True`
     records the gradient as a CUDA graph, for models that do the same work with every batch. `micro_batch` bounds
     the memory: no more samples than this go through the model at once. The gradients are the same if the loss is a mean
-    over the samples; batch-norms with the statistics of the batch are
-    an error. The ranks of a DistributedDataParallel model read their own batches; with `shared=True` they all get the
-    same batches, and share out the work.
+    over the samples; batch-norms with the statistics of the batch are an error. The ranks of a DistributedDataParallel
+    model read their own batches; with `shared=True` they all get the same batches, and share out the work.
 
     >>> import torch
+    >>> _ = torch.manual_seed(1)
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randint(2, (16,)))]
     >>> prune(model, batches, sparsity=0.5, method="iter-snip", rounds=5)
     Pruned by iter-snip: 24 of 48 weights kept (0.5 removed)
-      on a path from input to output: 2...
+      on a path from input to output: 24
       rounds: 5, layers: 2
       collapsed layers: none
     """
