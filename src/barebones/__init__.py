@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .holding import Hold, audit, hold
     from .masks import Agreement, Masks, Scores, agreement
     from .paths import effective
-    from .pruning.controls import inverted, redrawn, shuffled
+    from .pruning.controls import inverted, reinitialized, shuffled
     from .pruning.methods import METHODS, Method
     from .pruning.probe import Probe
     from .pruning.prune import Pruned, prune
@@ -41,7 +41,7 @@ _HOMES = {  # of public names: modules that are imported when one is used, so th
     "holding": ("Hold", "audit", "hold"),
     "masks": ("Agreement", "Masks", "Scores", "agreement"),
     "paths": ("effective",),
-    "pruning.controls": ("inverted", "redrawn", "shuffled"),
+    "pruning.controls": ("inverted", "reinitialized", "shuffled"),
     "pruning.methods": ("METHODS", "Method"),
     "pruning.probe": ("Probe",),
     "pruning.prune": ("Pruned", "prune"),
@@ -85,7 +85,7 @@ __all__ = [
     "one_shot",
     "prunable",
     "prune",
-    "redrawn",
+    "reinitialized",
     "rounds",
     "saliency",
     "save_masks",

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn, optim
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop, SparseAdam
 from torch.utils.hooks import RemovableHandle
 
-from .gpu import kernels
 from .masks import Masks
 from .running.precision import INTEGER
 from .running.shards import count, is_sharded, local, sharded_like
 from .scope import matched, parameters
 from .words import shortened
+
+if TYPE_CHECKING:
+    from .gpu.clearing import Clearing
 
 # Optimizers that update each weight from its own gradient and state alone. The gradients and state of pruned weights
 # cannot influence other weights, so it is enough to zero the pruned weights after a step. Exact types count, because
@@ -46,7 +48,7 @@ class Hold:
         """Zero what these masks prune."""
         self._named: dict[str, nn.Parameter] = {}
         self._bits: dict[nn.Parameter, Tensor] = {}  # integers of the parameter's width: -1 keeps, 0 prunes
-        self._clearing: tuple[Any, kernels.Clearing] | None = None
+        self._clearing: tuple[Any, Clearing] | None = None
         for name, p, mask in matched(self._model, masks):
             self._named[name] = p
             if not local(mask).all():  # with the memory layout of the weight, which is three times faster than another
@@ -162,19 +164,21 @@ class Hold:
         for parameter in held:
             _clear(parameter, self._bits_for(parameter))
 
-    def _in_one_launch(self, held: list[nn.Parameter]) -> kernels.Clearing | None:
+    def _in_one_launch(self, held: list[nn.Parameter]) -> Clearing | None:
         """Return the kernel that clears all these weights with one launch, or None if it cannot be used."""
         first = held[0]
-        if not kernels.available(first.device) or any(map(is_sharded, held)):
+        if first.device.type != "cuda" or any(map(is_sharded, held)):
             return None
+        from .gpu import clearing  # here, because loading Triton takes a while
+
         layout = [(id(p), p.device, p.dtype, p.stride()) for p in held]
         if self._clearing is None or self._clearing[0] != layout:
             if any((p.device, p.element_size()) != (first.device, first.element_size()) for p in held):
                 return None
-            if first.element_size() < 2 or not all(kernels.dense(p) for p in held):
+            if clearing.triton is None or first.element_size() < 2 or not all(map(clearing.dense, held)):
                 return None
             kept = [torch.empty_like(p, dtype=torch.bool).copy_(self._bits_for(p) != 0) for p in held]
-            self._clearing = layout, kernels.Clearing(held, kept)
+            self._clearing = layout, clearing.Clearing(held, kept)
         return self._clearing[1]
 
     def _clear_gradients(self, optimizer: Optimizer) -> None:

@@ -21,12 +21,12 @@ from zoo import Net, keep_all
 
 import barebones as bb
 from barebones.deploy.shrink import trials
+from barebones.deploy.shrink.check_randomized import check_randomized
 from barebones.deploy.shrink.comparison import Comparison, Unusable
 from barebones.deploy.shrink.examples import random_inputs
-from barebones.deploy.shrink.redrawn import check_redrawn
 from barebones.deploy.shrink.removal import Removal
-from barebones.running.chance import Replayed
-from barebones.running.redraw import redraw_
+from barebones.running.randomize import randomize_
+from barebones.running.replayed_rng import Replayed
 from barebones.scope import matched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -126,7 +126,7 @@ def test_a_wrong_cut_behind_zeros_is_seen(name):
     model, example = make(), torch.randn(shape)
     small = bb.shrink(model, keep_all(model), example)
     assert small.plan.parameters[0] == small.plan.parameters[1]
-    assert_alike(example, redraw_(small.module, 0), small.expand())
+    assert_alike(example, randomize_(small.module, 0), small.expand())
 
 
 @pytest.mark.parametrize("name", ZEROS)
@@ -142,7 +142,7 @@ def test_a_right_cut_behind_zeros_passes(name):
     assert not small.plan.left
     assert not small.plan.unchecked
     assert_trains_and_expands(small, example)
-    assert_alike(example, redraw_(small.module, 0), small.expand())
+    assert_alike(example, randomize_(small.module, 0), small.expand())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -173,7 +173,7 @@ def test_gradients_are_compared():
     origin |= {"second.weight": index["second.weight"][:, 2:], "second.bias": index["second.bias"]}
     comparison = Comparison.for_network(large, torch.randn(4, 4).double())
     with pytest.raises(Unusable, match="with other values, in train mode, the gradients differ by"):
-        check_redrawn(large, small, masks, origin, {}, False, comparison)
+        check_randomized(large, small, masks, origin, {}, False, comparison)
 
 
 def test_outputs_that_tell_nothing_are_reported():
@@ -245,7 +245,7 @@ def test_random_networks_are_compared_in_train_mode(name):
     small = bb.shrink(model, unread(model), x)
     assert widths(small.module, "first") == (4, 4)
     assert not small.plan.unchecked
-    large = redraw_(small.module, 0).train() and small.expand().train()
+    large = randomize_(small.module, 0).train() and small.expand().train()
     with torch.no_grad():
         results = []
         for network in (small.module, large):
@@ -378,7 +378,7 @@ def test_positions_that_the_example_does_not_use_keep_their_channels(name):
     assert widths(small.module, "first")[0] >= 5
     for length in (3, 5, 10, 12):
         assert_alike(torch.randint(9, (2, length)), zoo.masked(model, masks), small.module, small.expand())
-    redraw_(small.module, 0, matched(small.module, small.masks))
+    randomize_(small.module, 0, matched(small.module, small.masks))
     assert_alike(torch.randint(9, (2, 12)), small.module, small.expand())
 
 

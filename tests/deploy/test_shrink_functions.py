@@ -13,7 +13,7 @@ from zoo import Net
 
 import barebones as bb
 from barebones.running.outputs import difference
-from barebones.running.redraw import redraw_
+from barebones.running.randomize import randomize_
 from barebones.scope import matched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -118,7 +118,7 @@ def test_a_function_keeps_its_channels_unless_it_keeps_them_apart(name):
     small = bb.shrink(model, masks, x)
     assert (small.module.second.out_channels < 8) == (name in APART), small.plan
     for seed, scale in enumerate((1e-3, 1.0, 255.0)):
-        redraw_(small.module, seed, matched(small.module, small.masks))
+        randomize_(small.module, seed, matched(small.module, small.masks))
         inputs = scale * torch.randn(2, 2, 8, 8, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
         for train in (False, True):
             large = small.expand().train(train)

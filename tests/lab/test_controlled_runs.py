@@ -63,7 +63,7 @@ def test_the_inversion_of_a_run_keeps_the_counts_and_no_best_weight(networks, un
         assert weights[name][mask].max() <= weights[name][~mask].min()
 
 
-def test_a_redrawn_run_has_the_same_masks_and_other_weights(short, undisturbed):
+def test_a_reinitialized_run_has_the_same_masks_and_other_weights(short, undisturbed):
     untrained = replace(short, epochs=0)
     folders = [undisturbed(replace(untrained, control=control)) for control in ("none", "redraw")]
     plain, other = map(masks_of, folders)
@@ -76,13 +76,13 @@ def test_a_redrawn_run_has_the_same_masks_and_other_weights(short, undisturbed):
     assert [finished(folder)["found_for_these_weights"] for folder in folders] == [True, False]
 
 
-def test_masks_found_on_other_weights_are_those_of_the_redrawn_network(short, undisturbed):
+def test_masks_found_on_other_weights_are_those_of_the_reinitialized_network(short, undisturbed):
     other = replace(short, scoring_init="xavier", epochs=0)
     folder = undisturbed(other)
     network = Network(other, RunOptions(), torch.device("cpu"))
-    redrawn = bb.redrawn(network.model, other.seed, "xavier")
+    fresh = bb.reinitialized(network.model, other.seed, "xavier")
     batches = network.data.train.scoring(other.plan().batch, other.seed)
-    expected = prune(redrawn, batches, other.sparsity, other.pruning(), other.loss, seed=other.seed)
+    expected = prune(fresh, batches, other.sparsity, other.pruning(), other.loss, seed=other.seed)
     found = masks_of(folder)
     assert all(torch.equal(found[name], mask) for name, mask in expected.masks.items())
     assert float(bb.agreement(found, masks_of(undisturbed(replace(short, epochs=0))))) < 0.9

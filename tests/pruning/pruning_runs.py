@@ -40,7 +40,7 @@ def same(a: list[Round], b: list[Round]) -> bool:
     return len(a) == len(b) and all(
         equal(x.masks, y.masks)
         and (x.index, x.batches_digest) == (y.index, y.batches_digest)
-        and torch.equal(x.counted.integers, y.counted.integers)
-        and torch.equal(x.counted.floats.nan_to_num(), y.counted.floats.nan_to_num())
+        and torch.equal(x.integers, y.integers)
+        and torch.equal(x.floats.nan_to_num(), y.floats.nan_to_num())
         for x, y in zip(a, b, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Controls: shuffled masks are other masks with the same counts, redrawn weights other weights of the same kind."""
+"""Controls: shuffled masks are other masks of the same counts, reinitialized weights other weights of the same kind."""
 
 import math
 
@@ -106,10 +106,10 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize("init", [None, "kaiming-fan-in", "xavier"])
-def test_redrawn_weights_are_others_and_everything_else_is_the_same(init):
+def test_reinitialized_weights_are_others_and_everything_else_is_the_same(init):
     model = network()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    fresh = bb.redrawn(model, seed=1, init=init)
+    fresh = bb.reinitialized(model, seed=1, init=init)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items()), "a trace is left"
     for name, tensor in fresh.state_dict().items():
         if name not in bb.prunable(model):
@@ -121,13 +121,13 @@ def test_redrawn_weights_are_others_and_everything_else_is_the_same(init):
     assert {name for name, p in fresh.named_parameters()} == {name for name, p in model.named_parameters()}
 
 
-def test_redrawn_weights_are_of_the_same_size_and_pruned_ones_do_not_count():
+def test_reinitialized_weights_are_of_the_same_size_and_pruned_ones_do_not_count():
     model = network()
     masks = bb.shuffled({name: torch.rand(w.shape) < 0.3 for name, w in bb.prunable(model).items()})
     spread = {name: float(w.detach().std()) for name, w in bb.prunable(model).items()}
     for name, weight in bb.prunable(model).items():
         weight.data *= masks[name]
-    for name, weight in bb.prunable(bb.redrawn(model, seed=2)).items():
+    for name, weight in bb.prunable(bb.reinitialized(model, seed=2)).items():
         weight = weight.detach()
         assert float(weight.std()) == pytest.approx(spread[name], rel=0.2), name
         assert abs(float(weight.mean())) < 0.2 * spread[name]
@@ -137,25 +137,25 @@ def test_a_scheme_draws_by_the_shape_alone():
     model = network()
     for weight in bb.prunable(model).values():
         weight.data.zero_()
-    assert not any(w.any() for w in bb.prunable(bb.redrawn(model)).values()), "zeros have no spread"
-    drawn = bb.prunable(bb.redrawn(model, init="kaiming-fan-in"))
+    assert not any(w.any() for w in bb.prunable(bb.reinitialized(model)).values()), "zeros have no spread"
+    drawn = bb.prunable(bb.reinitialized(model, init="kaiming-fan-in"))
     assert float(drawn["4.weight"].detach().std()) == pytest.approx(math.sqrt(2 / 32), rel=0.1)
 
 
-def test_redrawing_depends_on_the_seed_and_on_no_global_number():
+def test_reinitializing_depends_on_the_seed_and_on_no_global_number():
     model, before = network(), torch.get_rng_state()
-    a, b, other = (bb.redrawn(model, seed)[0].weight for seed in (1, 1, 2))
+    a, b, other = (bb.reinitialized(model, seed)[0].weight for seed in (1, 1, 2))
     assert torch.equal(a, b)
     assert not torch.equal(a, other)
     assert torch.equal(torch.get_rng_state(), before)
     with pytest.raises(ValueError, match="no initialization 'kaiming'; did you mean 'kaiming-fan-in'"):
-        bb.redrawn(model, init="kaiming")
+        bb.reinitialized(model, init="kaiming")
 
 
 def test_fresh_weights_train_under_the_same_masks():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     masks = bb.prune(model, sparsity=0.5, method="magnitude", example=torch.ones(1, 4), on_collapse="ignore").masks
-    fresh = bb.redrawn(model, seed=1)
+    fresh = bb.reinitialized(model, seed=1)
     bb.hold(fresh, masks, torch.optim.SGD(fresh.parameters(), lr=0.1))
     for name, weight in bb.prunable(fresh).items():
         assert torch.equal(weight != 0, masks[name]), name
@@ -163,4 +163,4 @@ def test_fresh_weights_train_under_the_same_masks():
 
 def test_every_control_has_a_word():
     assert list(CONTROLS) == ["none", "shuffle", "redraw", "invert"]
-    assert [word for word in CONTROLS.values() if word] == ["shuffled", "redrawn", "inverted"]
+    assert [word for word in CONTROLS.values() if word] == ["shuffled", "reinitialized", "inverted"]

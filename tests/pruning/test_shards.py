@@ -85,12 +85,9 @@ def pruned(kind: str) -> dict[str, Tensors]:
             after = None
             if index:  # continue from the masks that one device had
                 placed = Shards(probe.parameters).whole(Shards(probe.parameters).local(alone[index - 1].masks))
-                counted = alone[index - 1].counted
-                integers = counted.integers.clone()
+                integers = alone[index - 1].integers.clone()
                 integers[3] = first.weights_digest
-                after = replace(
-                    alone[index - 1], masks=placed, counted=counted._replace(integers=integers), plan=first.plan
-                )
+                after = replace(alone[index - 1], masks=placed, integers=integers, plan=first.plan)
             step = next(rounds(probe, method, 60, after))
             results[f"{name} {index}"] = whole(step.masks)
             record, expected = step.record, alone[index].record

@@ -10,9 +10,9 @@ from references import Trace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from barebones.running.chance import Replayed
 from barebones.running.inputs import call, tensors
 from barebones.running.outputs import difference, mismatch, outputs, rounded, tolerance
+from barebones.running.replayed_rng import Replayed
 
 INF, NAN = float("inf"), float("nan")
 

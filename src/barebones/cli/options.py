@@ -86,7 +86,7 @@ RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and def
         show_default="on a GPU, from 100 epochs on",
     ),
     "captured": _run_option(
-        "--capture/--no-capture", help="On a GPU, run training steps and pruning rounds as CUDA graphs."
+        "--capture/--no-capture", help="On a GPU, run training steps and the gradients of pruning as CUDA graphs."
     ),
     "micro_batch": _run_option(
         min=1, help="Images that go through the network at once, which bounds the memory; the gradients are the same.",

@@ -1,8 +1,8 @@
 """Equality: whether a changed network computes what the original does, whatever the values of its weights are.
 
 Two networks may agree because of the values that they have now: a branch that is multiplied by zero hides whatever a
-change did to it. So they are compared with the values they have, and again with redrawn weights, scales, biases and
-statistics, on inputs of several sizes. Redrawn networks are compared in float64 if they run in it.
+change did to it. So they are compared with the values they have, and again with random weights, scales, biases and
+statistics, on inputs of several sizes. Randomized networks are compared in float64 if they run in it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from ..running.inputs import call, mapped
 from ..running.modes import restored
 from ..running.outputs import mismatch, outputs, rounded, tolerance
-from ..running.redraw import redraw_
+from ..running.randomize import randomize_
 from ..words import first_line
 
-RANGES = ((0, 1), (-1, 1), (0, 255), (-1000, 1000))  # of random inputs; each has its own redrawn weights
+RANGES = ((0, 1), (-1, 1), (0, 255), (-1000, 1000))  # of random inputs; each has its own random weights
 
 
 def unequal(network: nn.Module, changed: nn.Module, example: Any, change: Callable[[nn.Module], nn.Module]) -> str:
@@ -31,13 +31,13 @@ def unequal(network: nn.Module, changed: nn.Module, example: Any, change: Callab
     """
     if problem := _difference(network, changed, example):
         return problem
-    redrawn, example = _in_float64(network, call(example))
+    randomized, example = _in_float64(network, call(example))
     for seed, (low, high) in enumerate(RANGES):
-        redraw_(redrawn, seed)
+        randomize_(randomized, seed)
         inputs = mapped(example, partial(_random, seed=seed, low=low, high=high))
-        if not _runs(redrawn, inputs):
+        if not _runs(randomized, inputs):
             inputs = example
-        if problem := _difference(redrawn, change(deepcopy(redrawn)), inputs, seed):
+        if problem := _difference(randomized, change(deepcopy(randomized)), inputs, seed):
             return f"with other weights and inputs, {problem}"
     return ""
 

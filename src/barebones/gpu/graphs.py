@@ -22,11 +22,8 @@ class Captured:
     the object's own is used.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], eager: int = EAGER, on_recorded: Callable[[], None] | None = None
-    ) -> None:
-        """`on_recorded` is called after a graph was recorded, before its first replay."""
-        self.function, self.eager, self.on_recorded = function, eager, on_recorded
+    def __init__(self, function: Callable[..., Any], eager: int = EAGER) -> None:
+        self.function, self.eager = function, eager
         self._calls: dict[Any, int] = {}
         self._recorded: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
         self._stream: torch.cuda.Stream | None = None
@@ -58,8 +55,6 @@ class Captured:
                 f"this network cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); "
                 "switch capturing off (--no-capture, or capture=False)"
             ) from error
-        if self.on_recorded is not None:
-            self.on_recorded()
         self._recorded[key] = graph, inputs, result
 
     @contextmanager

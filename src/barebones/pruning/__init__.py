@@ -2,6 +2,6 @@
 
 Read `rounds` (the loop), `steps` (the five steps of one round), `methods` (the rows) and `criteria` (the scores) first.
 `probe` gives a criterion gradients, with the help of `gradients`, `batches` and `ranks`. `selection` keeps the highest
-scores, `counts` and `round` hold the numbers and masks of a round, `resuming` continues a run, and `prune` is the
-function that most users call. `graphed` runs whole rounds as CUDA graphs.
+scores, `round_stats` and `round` hold the numbers and masks of a round, `resuming` continues a run, and `prune` is the
+function that most users call.
 """

@@ -24,7 +24,7 @@ from ..running.modes import trainable, uncompiled
 from ..running.rng import forked
 from ..running.shards import local, own_rows
 from ..scope import layers, transposed
-from .counts import by_output
+from .round_stats import by_output
 from .shards import Shards
 
 

@@ -19,8 +19,8 @@ from ..scope import masked_copy, prunable
 from ..words import shortened, unknown
 from .selection import keep_top
 
-NONE = "none"
-CONTROLS = {NONE: "", "shuffle": "shuffled", "redraw": "redrawn", "invert": "inverted"}  # and what each does to a run
+NONE = "none"  # CONTROLS says what each control does to a run
+CONTROLS = {NONE: "", "shuffle": "shuffled", "redraw": "reinitialized", "invert": "inverted"}
 
 
 def shuffled(masks: Mapping[str, Tensor], seed: int = 0) -> Masks:
@@ -58,15 +58,15 @@ def inverted(masks: Mapping[str, Tensor], scores: Scores) -> Masks:
     return lowest
 
 
-def redrawn(model: nn.Module, seed: int = 0, init: str | None = None) -> nn.Module:
-    """Return a copy of the model whose prunable weights are drawn anew; the model is left as it was.
+def reinitialized(model: nn.Module, seed: int = 0, init: str | None = None) -> nn.Module:
+    """Return a copy of the model whose prunable weights are reinitialized; the model is left as it was.
 
     By default a weight's new values are normal, with the mean and standard deviation that its values have now; zeros,
     which may be pruned, do not count. `init` names a scheme of `initialize` to draw them by instead. Biases, norms and
     other parameters stay. To train the fresh weights under the same masks, `hold` the copy with them.
 
     >>> layer = nn.Linear(20, 10)
-    >>> fresh = redrawn(layer, seed=1)
+    >>> fresh = reinitialized(layer, seed=1)
     >>> bool((fresh.weight == layer.weight).any()), bool((fresh.bias == layer.bias).all())
     (False, True)
     """

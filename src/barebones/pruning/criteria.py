@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..masks import Masks, Scores
 from ..running.backward import guarded
+from ..running.chunks import chunks
 from ..running.inputs import call, mapped, tensors
-from ..running.pieces import pieces
 from ..scope import bare
 from .probe import Probe
 from .selection import keep_top
@@ -25,8 +25,8 @@ def saliency(probe: Probe) -> Scores:
         torch._foreach_abs_(list(scores.values()))
         return scores
     for name, score in scores.items():
-        for piece, weight in pieces(score, weights[name]):
-            piece.mul_(weight).abs_()
+        for chunk, weight in chunks(score, weights[name]):
+            chunk.mul_(weight).abs_()
     return scores
 
 

@@ -56,16 +56,15 @@ class Gradients:
         value = self.value(batch, temperature)
         return value.detach().double(), self._sharded(value) if self._is_sharded else self._first(value)
 
-    def captured(self, batch: Any, temperature: float) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return the loss, S(theta, c) and the gradients from a CUDA graph. The next replay overwrites them."""
+    def captured(self, batch: Any, temperature: float) -> tuple[Tensor, list[Tensor]]:
+        """Return the same from a CUDA graph. The next replay overwrites it."""
         form, leaves = taken_apart(batch)
 
-        def compute(*leaves: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        def compute(*leaves: Tensor) -> tuple[Tensor, list[Tensor]]:
             remaining = iter(leaves)
-            loss, gradients = self.plain(mapped(form, lambda _: next(remaining)), temperature)
-            return loss, self.saliency(gradients), gradients
+            return self.plain(mapped(form, lambda _: next(remaining)), temperature)
 
-        return self._graphs.setdefault((repr(form), temperature), Captured(compute))(*leaves)
+        return self._graphs.setdefault((repr(form), temperature), Captured(compute, eager=1))(*leaves)
 
     def with_graph(self, value: Tensor) -> list[Tensor]:
         """Return gradients of a loss that can be differentiated again."""
@@ -124,11 +123,6 @@ class Gradients:
     def zeros(self) -> list[Tensor]:
         """Return gradients that are zero."""
         return self._filled((None,) * len(self.parameters))
-
-    def saliency(self, gradients: list[Tensor]) -> Tensor:
-        """Return S(theta, c), with a few launches for all layers; the model holds theta * c."""
-        products = torch._foreach_mul([p.data for p in self.parameters], gradients)
-        return torch.stack(torch._foreach_norm(products, 1)).double().sum()
 
     def value(self, batch: Any, temperature: float) -> Tensor:
         """Return the loss of a batch: a scalar that can be differentiated."""

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 
 from ..masks import Masks, everything
 from ..running import digest
+from ..running.chunks import chunks
 from ..running.inputs import first_sample, tensors
 from ..running.modes import (
     batch_norms,
@@ -25,7 +26,6 @@ from ..running.modes import (
     uncompiled,
     without_reentrant_checkpoints,
 )
-from ..running.pieces import pieces
 from ..running.precision import computing
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
@@ -34,9 +34,9 @@ from . import ranks
 from .batches import Batches, Source
 from .biases import NormBiases
 from .gradients import LOSSES, PRECISIONS, Gradients, Loss, Objective, added
-from .parts import parts
+from .masked_weights import MaskedWeights
+from .micro_batches import micro_batches
 from .shards import Shards
-from .theta import Theta
 
 STATISTICS = ("batch", "eval")  # that batch-norms use
 
@@ -111,18 +111,17 @@ class Probe:
         self._gradients = Gradients(
             self.model, list(self.parameters.values()), self.loss, objective, precision, example
         )
-        self._theta = Theta(self.parameters, self.device, capture)
+        self._masked_weights = MaskedWeights(self.parameters)
         self.norm_biases = NormBiases(model, self.parameters, self.shards)
         self._silence: Callable[[], None] = lambda: None  # sets the biases of empty channels to zero
         self._masks: Masks | None = None
         self._checked = False  # whether the loss was found to be a mean, so that parts of a batch add up
-        self._pinned: Any = None  # the batch that a graph reads, in place of the next one of the stream
         self._forget()
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """The dense weights theta, without masks; of a sharded model, the rows that this process holds."""
-        return self._theta.weights
+        return self._masked_weights.dense
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -162,22 +161,14 @@ class Probe:
         caller; captured ones are overwritten by the next gradient.
         """
         total: list[Tensor] = []
-        captured = None  # S(theta, c) from a CUDA graph
-        one_graph = self.capture and self.one_part
         for part, weight in self._read():
-            if self.capture:
-                loss, captured, gradients = self._gradients.captured(part, temperature)
-                if not one_graph and not total:  # the next replay overwrites them
-                    gradients = [gradient.clone() for gradient in gradients]
-            else:
-                loss, gradients = self._gradients.plain(part, temperature)
+            loss, gradients = (self._gradients.captured if self.capture else self._gradients.plain)(part, temperature)
+            if self.capture and not self.one_part and not total:  # the next replay overwrites them
+                gradients = [gradient.clone() for gradient in gradients]
             self.loss_value += _times(weight, [loss])[0]
             total = added(total, _times(weight, gradients))
         total = self._average(total)
-        if captured is not None and one_graph and self.alone:
-            self.saliency = captured
-        else:
-            self._note_saliency(total)
+        self._note_saliency(total)
         return dict(zip(self.parameters, total, strict=True))
 
     def hessian_product(self, temperature: float = 1.0) -> dict[str, Tensor]:
@@ -218,7 +209,7 @@ class Probe:
     @contextmanager
     def at(self, masks: Masks | None, index: int, keep: int, batches: int = 1) -> Iterator[Probe]:
         """Put the masks on the model for round `index`, and take them off at the end. None is the dense network."""
-        self._theta.check()
+        self._masked_weights.check()
         self._masks, self.index, self.keep, self._count = masks, index, keep, batches
         self.generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "scores", index))
         self._forget()
@@ -226,41 +217,10 @@ class Probe:
         with (
             forked(self.device, seed=seed),
             self._as_configured(),
-            self._theta.under(masks),
+            self._masked_weights.under(masks),
             self.norm_biases.silenced(masks) as self._silence,
         ):
             yield self
-
-    @contextmanager
-    def covered(self, masks: Tensor, batch: Any, noting: bool) -> Iterator[None]:
-        """Put flat masks on the model, for a round that is recorded as a CUDA graph; use it within `at(None, ...)`.
-
-        Inside this context `gradient` reads `batch` instead of the next batches. The masked weights are written to
-        other memory than the dense ones, and batch-norms update no running statistics, so that a replay of the graph
-        changes neither. With `noting=False` the saliency is not computed here, because the caller computes it.
-        """
-        norms = [
-            module
-            for module in self.user_model.modules()
-            if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
-        ]
-        self._pinned, self._noting = batch, noting
-        capture, self.capture = self.capture, False  # the whole round is being captured
-        try:
-            for norm in norms:
-                norm.track_running_stats = False
-            with self._theta.beside(masks):
-                yield
-        finally:
-            for norm in norms:
-                norm.track_running_stats = True
-            self._pinned, self.capture = None, capture
-
-    def next_batch(self) -> Any:
-        """Return the round's only batch, with the generators seeded for it."""
-        batch = next(self.batches.in_round(self.index, 1))
-        reseed(self.device, digest.text(self.seed, self.index, 0))
-        return batch
 
     def call(self) -> Any:
         """Return what the model is called with, cut to one sample where possible; None if that is not known."""
@@ -300,11 +260,6 @@ class Probe:
         """
         self.loss_value = torch.zeros((), dtype=torch.float64, device=self.device)
         self.batches_digest = so_far = torch.zeros((), dtype=torch.int64, device=self.device)
-        if self._pinned is not None:
-            self.batches_digest = _chained(so_far, self._pinned)
-            self._batches_read = 1
-            yield self._pinned, 1.0
-            return
         norms = batch_norms(bare(self.user_model))
         together = any(isinstance(norm, nn.SyncBatchNorm) for norm in norms.values())  # all ranks call them at once
         split = self.shared and (together or self.batches.single(self._count))
@@ -313,9 +268,9 @@ class Probe:
             self.batches_digest = so_far = _chained(so_far, batch)
             own: list[tuple[Any, float]] = []
             if split:
-                own = list(parts(batch, norms, self.micro_batch, self.rank, self.ranks))
+                own = list(micro_batches(batch, norms, self.micro_batch, self.rank, self.ranks))
             elif not self.shared or number % self.ranks == self.rank:
-                own = list(parts(batch, norms, self.micro_batch))
+                own = list(micro_batches(batch, norms, self.micro_batch))
             if not self._checked and (split or self.micro_batch is not None):
                 self._gradients.check_mean(batch, self.micro_batch or 8)
                 self._checked = True
@@ -352,17 +307,17 @@ class Probe:
 
         The model holds theta * c, so the pruned weights add nothing.
         """
-        if self._pinned is not None:
-            if self._noting:
-                self.saliency = self._gradients.saliency(gradients)
-            return
-        totals = torch.zeros(len(gradients), dtype=torch.float64, device=self.device)
-        for total, parameter, gradient in zip(totals, self.parameters.values(), gradients, strict=True):
-            for weight, g in pieces(local(parameter.data), gradient):
-                if g.dim() == 1 and g.device.type == "cpu":  # |w| |g| is w with the sign of g, times g: one pass
-                    total += torch.dot(weight.copysign(g), g)
-                else:
-                    total += torch.linalg.vector_norm(weight * g, 1)
+        weights = [local(parameter.data) for parameter in self.parameters.values()]
+        if self.device.type == "cuda":  # a few launches for all layers
+            totals = torch.stack(torch._foreach_norm(torch._foreach_mul(weights, gradients), 1)).double()
+        else:
+            totals = torch.zeros(len(gradients), dtype=torch.float64, device=self.device)
+            for total, *pair in zip(totals, weights, gradients, strict=True):
+                for weight, g in chunks(*pair):
+                    if g.dim() == 1:  # |w| |g| is w with the sign of g, times g: one pass
+                        total += torch.dot(weight.copysign(g), g)
+                    else:
+                        total += torch.linalg.vector_norm(weight * g, 1)
         self.saliency = (totals if self.shards is None else self.shards.sums(totals)).sum()
 
     def _restricted(self, values: list[Tensor]) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -17,12 +17,11 @@ from ..paths import cuts, silenced, trace
 from ..scope import Pattern
 from ..words import empty_layers, shortened, silent_outputs
 from .batches import Source
-from .counts import read
 from .gradients import Loss, Objective
 from .methods import Method, resolved
 from .probe import Probe
 from .resuming import check_same_ranks, check_unchanged, function_name, plan_of
-from .round import Record, Round
+from .round import Record, Round, on_host
 from .rounds import run
 from .schedules import Schedule
 
@@ -96,11 +95,11 @@ def prune(
     classes, that no signal reaches, and says if a fifth or more of the kept weights are on no path. `capture=True`
     records the gradient as a CUDA graph, for models that do the same work with every batch. `micro_batch` bounds
     the memory: no more samples than this go through the model at once. The gradients are the same if the loss is a mean
-    over the samples; batch-norms with the statistics of the batch are
-    an error. The ranks of a DistributedDataParallel model read their own batches; with `shared=True` they all get the
-    same batches, and share out the work.
+    over the samples; batch-norms with the statistics of the batch are an error. The ranks of a DistributedDataParallel
+    model read their own batches; with `shared=True` they all get the same batches, and share out the work.
 
     >>> import torch
+    >>> _ = torch.manual_seed(1)
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> batches = [(torch.randn(16, 4), torch.randint(2, (16,)))]
     >>> prune(model, batches, sparsity=0.5, method="iter-snip", rounds=5)
@@ -144,19 +143,12 @@ def prune(
         taken.append(step.without_masks())
         last = step
     if last is not None:
-        last = last.with_own_masks()  # the masks of a CUDA graph lie in its memory
-    if last is not None:
         masks = last.with_own_masks().masks
     else:
         masks = everything(probe.weights) if probe.shards is None else probe.shards.whole(everything(probe.weights))
     digest = probe.weights_digest()
-    cutting, problem, silent, effective = _collapsed(
-        probe, masks
-    )  # meanwhile an accelerator still works on the last rounds
-    numbers = read([step.counted for step in taken])  # all at once from the device
-    taken = [replace(step, counted=counted) for step, counted in zip(taken, numbers, strict=True)]
-    for step in taken:
-        step.check()
+    cutting, problem, silent, effective = _collapsed(probe, masks)  # meanwhile an accelerator works on the last rounds
+    records = [step.record for step in on_host(taken)]
     weights_digest = int(digest)
     if last is not None:
         check_unchanged(last.weights_digest, weights_digest)
@@ -179,7 +171,7 @@ def prune(
         "seed": seed,
         "weights": f"{weights_digest % 2**64:016x}",
     }
-    return Pruned(masks, [step.record for step in taken], cutting, emptied, effective, last, about)
+    return Pruned(masks, records, cutting, emptied, effective, last, about)
 
 
 def on_no_path(kept: int, effective: int, revive_until: float) -> str:

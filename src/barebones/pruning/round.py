@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..files import container as files
 from ..files.encoding import pack, unpack
 from ..files.header import record
 from ..masks import Masks, copied
 from ..running.shards import by_one
-from .counts import Counted, check_finite
+from .round_stats import check_finite
 
 FORMAT, VERSION = "barebones-round", 1
 
@@ -49,25 +51,29 @@ class Round:
     masks: Masks = field(repr=False)
     seconds: float = field(repr=False)
     plan: dict[str, Any] = field(repr=False)  # the settings of the run; a run that continues must have the same
-    counted: Counted = field(repr=False)
+    integers: Tensor = field(repr=False)  # pruned, recovered, recovered_empty, two digests, the kept of each layer
+    floats: Tensor = field(repr=False)  # float64: saliency, loss
+    not_finite: Tensor = field(repr=False)  # of the loss, then of the scores of each layer: whether any is not finite
 
     def check(self) -> None:
         """Raise a `FloatingPointError` if the loss or a score was not finite. This waits for the device."""
-        check_finite(self.counted.not_finite, self.masks, self.index)
+        check_finite(self.not_finite, self.masks, self.index)
 
     @property
     def finite(self) -> bool:
         """Whether the loss and all scores were finite."""
-        return not bool(self.counted.not_finite.any())
+        return not bool(self.not_finite.any())
 
     @cached_property
     def record(self) -> Record:
         """The numbers, read from the device once; a `FloatingPointError` if the loss or a score was not finite."""
         self.check()
-        numbers = self.counted.unpack()._asdict()
-        layers = dict(zip(self.masks, numbers.pop("layers"), strict=True))
-        del numbers["weights_digest"], numbers["batches_digest"]
-        return Record(self.index, self.keep, seconds=self.seconds, layers=layers, **numbers)
+        pruned, recovered, recovered_empty, _, _, *layers = self.integers.tolist()
+        saliency, loss = self.floats.tolist()
+        return Record(
+            self.index, self.keep, pruned, recovered, recovered_empty, saliency, loss, self.seconds,
+            layers=dict(zip(self.masks, layers, strict=True)),
+        )  # fmt: skip
 
     @property
     def pruned(self) -> int:
@@ -92,12 +98,12 @@ class Round:
     @property
     def weights_digest(self) -> int:
         """The digest of the dense weights that were scored."""
-        return self.counted.unpack().weights_digest
+        return int(self.integers[3])
 
     @property
     def batches_digest(self) -> int:
         """The digest of the batches that were read; 0 if the criterion reads none."""
-        return self.counted.unpack().batches_digest
+        return int(self.integers[4])
 
     def with_own_masks(self) -> Round:
         """Return the round with copies of its masks, so that whoever gets it cannot change the run."""
@@ -120,8 +126,8 @@ class Round:
             "seconds": self.seconds,
             "plan": self.plan,
             "layout": layout,
-            "counts": self.counted.integers.tolist(),
-            "measures": [value.hex() for value in self.counted.floats.tolist()],
+            "counts": self.integers.tolist(),
+            "measures": [value.hex() for value in self.floats.tolist()],
         }
         by_one(self.masks.values(), lambda: files.write(path, tensors, FORMAT, VERSION, about | numbers))
 
@@ -133,10 +139,26 @@ class Round:
             header = record(_Header, about, "its header", others=True)
             masks = unpack(tensors, header.layout)
             kept = [int(mask.count_nonzero()) for mask in masks.values()]
-            counted = _counted(header, len(masks))
-            if header.index < 0 or header.keep != sum(kept) or counted.unpack().layers != kept:
+            try:
+                integers = torch.tensor(header.counts, dtype=torch.int64, device="cpu")
+                floats = torch.tensor([*map(float.fromhex, header.measures)], dtype=torch.float64, device="cpu")
+            except (ValueError, OverflowError, RuntimeError) as error:  # no number, or one that is too large
+                raise ValueError(f"its header is damaged: {error}") from None
+            lengths = len(header.counts) - 5, len(header.measures)
+            if lengths != (len(kept), 2) or header.counts[5:] != kept or header.index < 0 or header.keep != sum(kept):
                 raise ValueError("its header is damaged: its counts are not those of its masks")
-        return cls(header.index, header.keep, masks, header.seconds, header.plan, counted)
+        flags = torch.zeros(1 + len(kept), dtype=torch.bool, device="cpu")  # `save` refuses other rounds
+        return cls(header.index, header.keep, masks, header.seconds, header.plan, integers, floats, flags)
+
+
+def on_host(rounds: Sequence[Round]) -> list[Round]:
+    """Return rounds whose numbers were copied to the host, with three transfers for all of them."""
+    rows = [(each.integers, each.floats, each.not_finite) for each in rounds]
+    numbers = zip(*(torch.stack(column).cpu() for column in zip(*rows, strict=True)), strict=True)
+    return [
+        replace(each, integers=integers, floats=floats, not_finite=flags)
+        for each, (integers, floats, flags) in zip(rounds, numbers, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -150,16 +172,3 @@ class _Header:
     layout: dict[str, Any]
     counts: list[int]
     measures: list[str]
-
-
-def _counted(header: _Header, layers: int) -> Counted:
-    try:
-        counted = Counted(
-            integers=torch.tensor(header.counts, dtype=torch.int64, device="cpu"),
-            floats=torch.tensor([*map(float.fromhex, header.measures)], dtype=torch.float64, device="cpu"),
-            not_finite=torch.zeros(1 + layers, dtype=torch.bool, device="cpu"),  # `save` refuses other rounds
-        )
-        counted.unpack()
-    except (ValueError, OverflowError, RuntimeError) as error:  # too few numbers, or one that is too large
-        raise ValueError(f"its header is damaged: {error}") from None
-    return counted

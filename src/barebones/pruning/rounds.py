@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
-
-from torch import Tensor
 
 from ..masks import Masks, size
 from ..scope import transposed
-from .counts import Counted, check_finite, read
-from .graphed import GraphedRounds
 from .methods import Method, as_method
 from .probe import Probe
 from .resuming import check_same_ranks, check_same_run, check_unchanged, function_name, plan_of
-from .round import Round
+from .round import Round, on_host
 from .sharded import ShardedSteps, refuse_groups
-from .steps import PlainSteps, take_round
+from .steps import Steps
 
 
 def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = None) -> Iterator[Round]:
@@ -39,7 +35,7 @@ def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = 
 
 
 def run(probe: Probe, method: Method, keep: int, after: Round | None, check_last: bool = True) -> Iterator[Round]:
-    """Run the rounds and yield each. The masks of a round are valid until the next round, which may overwrite them.
+    """Run the rounds and yield each. The next round reads the masks of the last one: do not change them.
 
     The loop never waits for an accelerator. Whether all scores were finite is checked when a round's numbers are read,
     and for all rounds before the last one is yielded; with `check_last=False` the caller does that.
@@ -54,45 +50,24 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None, check_last
         masks = Masks({name: after.masks[name].to(probe.device) for name in probe.weights})
         masks = masks if probe.shards is None else Masks(probe.shards.local(masks))
         first = after.index + 1
-    take = _plain_or_graphed(probe, method, counts, weights_digest)
-    taken: list[Counted] = []
-    for index in range(first, method.rounds):
-        began = time.perf_counter()
-        masks, counted = take(masks, index)
-        shown = masks if probe.shards is None else probe.shards.whole(masks)
-        step = Round(index, counts[index + 1], shown, time.perf_counter() - began, plan, counted)
-        taken.append(counted)
-        if check_last and index + 1 == method.rounds:
-            for number, earlier in enumerate(read(taken), start=first):
-                check_finite(earlier.not_finite, masks, number)
-            check_unchanged(int(weights_digest), int(probe.weights_digest()))
-        yield step
-
-
-Take = Callable[[Masks | None, int], tuple[Masks, Counted]]  # from the masks before a round, and its index
-
-
-def _plain_or_graphed(probe: Probe, method: Method, counts: list[int], weights_digest: Tensor) -> Take:
-    """Return the function that runs one round: as a CUDA graph where that is possible, else step by step."""
-    inputs_first = transposed(probe.user_model)
-    kind = PlainSteps if probe.shards is None else ShardedSteps
+    inputs_first, kind = transposed(probe.user_model), Steps
     if probe.shards is not None:
         refuse_groups(probe, inputs_first)
-    graphed = None
-    if GraphedRounds.fits(probe, method, bool(inputs_first)):
-        graphed = GraphedRounds(probe, method, weights_digest)
-
-    def take(masks: Masks | None, index: int) -> tuple[Masks, Counted]:
-        kept_before, keep = counts[index], counts[index + 1]
-        before = None if kept_before == counts[0] else masks  # None: every weight is kept
-        if graphed is not None:
-            return graphed(before, index, keep)
+        kind = ShardedSteps
+    taken: list[Round] = []
+    for index in range(first, method.rounds):
+        began = time.perf_counter()
+        kept_before, keep = counts[index : index + 2]
         steps = kind(probe, method, weights_digest, inputs_first, index, kept_before, keep)
-        after, counted = take_round(steps, before)
-        assert after is not None
-        return after, counted
-
-    return take
+        masks, *numbers = steps.take(None if kept_before == counts[0] else masks)  # None: every weight is kept
+        shown = masks if probe.shards is None else probe.shards.whole(masks)
+        step = Round(index, keep, shown, time.perf_counter() - began, plan, *numbers)
+        taken.append(step.without_masks())
+        if check_last and index + 1 == method.rounds:
+            for earlier in on_host(taken):
+                earlier.check()
+            check_unchanged(int(weights_digest), int(probe.weights_digest()))
+        yield step
 
 
 def _counts(probe: Probe, method: Method, keep: int) -> list[int]:

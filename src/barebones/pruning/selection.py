@@ -1,12 +1,12 @@
 """Selection: keep exactly the k highest scores of all layers together.
 
-Four algorithms give the same masks; the device and the scores decide which one runs:
+Two algorithms give the same masks:
 
-- on the CPU, `_by_bracket`: a sorted sample brackets the threshold, and only the scores inside the bracket are gathered
-  and compared. It needs one pass over the scores and is several times faster than a sorted `topk`;
-- on the CPU, if the sample misled or too many scores are equal, `_by_threshold`: `torch.kthvalue` finds the threshold;
-- on an NVIDIA GPU with Triton, the kernel `gpu.kernels.top`: several counting passes, and the host never waits;
-- on any other accelerator, or for more scores than the kernel can take, `_by_sort`: two stable sorts.
+- `_by_threshold`: `torch.topk` finds the threshold, and a running count over the equal scores says which of them stay.
+  On an accelerator the host never waits for it;
+- `_by_bracket`, on the CPU: a sorted sample brackets the threshold, and only the scores inside the bracket are gathered
+  and compared. It needs one pass over the scores and is several times faster. If the sample misled or too many scores
+  are equal, it gives up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..gpu import kernels
 from ..masks import Masks, Scores
 from ..running.shards import refuse_shards
 
@@ -90,54 +89,34 @@ def _top(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None) 
     total, device = sum(score.numel() for score in scores), scores[0].device
     if keep in (0, total):
         return [torch.full(score.shape, keep > 0, dtype=torch.bool, device=device) for score in scores]
-    if device.type == "cpu":
-        return _by_bracket(scores, keep, preferred, allowed) or _by_threshold(scores, keep, preferred, allowed)
-    one_row = torch.cat(scores)
+    if device.type == "cpu" and (masks := _by_bracket(scores, keep, preferred, allowed)) is not None:
+        return masks
     prefer, among = (None if masks is None else torch.cat(masks) for masks in (preferred, allowed))
-    select = kernels.top if kernels.available(device) and total <= kernels.LARGEST else _by_sort
-    return list(select(one_row, keep, prefer, among).split([score.numel() for score in scores]))
+    chosen = _by_threshold(torch.cat(scores), keep, prefer, among)
+    return list(chosen.split([score.numel() for score in scores]))
 
 
-def _by_sort(scores: Tensor, keep: int, prefer: Tensor | None, among: Tensor | None) -> Tensor:
-    """Return the mask of the highest scores: sort by preference, then by score, keeping the order of equals."""
-    scores = scores + 0.0  # a copy in which -0.0 equals 0.0
-    last = torch.zeros(scores.shape, dtype=torch.uint8, device=scores.device)
-    if prefer is not None:
-        last += ~prefer
+def _by_threshold(scores: Tensor, keep: int, prefer: Tensor | None, among: Tensor | None) -> Tensor:
+    """Return the mask of all scores above the threshold, and of as many equal ones as there is room for."""
     if among is not None:
-        last.add_(~among, alpha=2)
-        scores.masked_fill_(~among, -torch.inf)
-    order = last.sort(stable=True).indices
-    order = order[scores[order].sort(descending=True, stable=True).indices]
-    return torch.zeros(scores.shape, dtype=torch.bool, device=scores.device).index_fill_(0, order[:keep], True)
-
-
-def _by_threshold(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None) -> Flat:
-    """Return the masks of all scores above the threshold, and of as many equal ones as there is room for."""
-    candidates = torch.cat(scores if allowed is None else [s[mask] for s, mask in zip(scores, allowed, strict=True)])
-    if candidates.numel() < keep:
-        raise ValueError(
-            f"cannot keep {keep} weights among {candidates.numel()}; keep fewer, or let `among` contain more"
-        )
-    threshold = candidates.kthvalue(candidates.numel() - keep + 1).values
-    del candidates
-    masks, ties = [score > threshold for score in scores], [score == threshold for score in scores]
-    if allowed is not None:
-        for mask, tied, allowed_here in zip(masks, ties, allowed, strict=True):
-            mask.logical_and_(allowed_here)
-            tied.logical_and_(allowed_here)
-    room = keep - sum(int(mask.count_nonzero()) for mask in masks)
-    turns = [ties]
-    if preferred is not None:
-        first = [tied & preferred_here for tied, preferred_here in zip(ties, preferred, strict=True)]
-        turns = [first, [tied ^ taken for tied, taken in zip(ties, first, strict=True)]]
+        if among.device.type == "cpu" and (most := int(among.count_nonzero())) < keep:  # elsewhere counting would wait
+            raise ValueError(f"cannot keep {keep} weights among {most}; keep fewer, or let `among` contain more")
+        scores = scores.masked_fill(~among, -torch.inf)
+    fewest = scores.numel() - keep + 1
+    if keep < fewest:
+        threshold = scores.topk(keep, sorted=False).values.min()
+    else:
+        threshold = scores.topk(fewest, largest=False, sorted=False).values.max()
+    chosen, tied = scores > threshold, scores == threshold
+    turns = [tied] if prefer is None else [tied & prefer, tied & ~prefer]
+    if among is not None:  # others are tied, too, if the threshold is -inf
+        turns = [*(turn & among for turn in turns), tied & ~among]
+    room = keep - chosen.sum()
     for turn in turns:
-        for mask, tied in zip(masks, turn, strict=True):
-            winners = tied.nonzero()[:room, 0]
-            mask[winners] = True
-            room -= winners.numel()
-    assert room == 0
-    return masks
+        number = turn.cumsum(0)
+        chosen |= turn & (number <= room)
+        room = room - number[-1]
+    return chosen
 
 
 def _by_bracket(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None) -> Flat | None:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from ..masks import Masks, Scores
 from ..words import shortened
-from .counts import check_finite, not_finite
 from .probe import Probe
+from .round_stats import check_finite, not_finite
 from .shards import Shards
-from .steps import PlainSteps
+from .steps import Steps
 
 
 @dataclass
-class ShardedSteps(PlainSteps):
+class ShardedSteps(Steps):
     """The steps of a round, on the local rows of each weight."""
 
     def not_finite(self, scores: Scores) -> Tensor:
@@ -34,8 +34,7 @@ class ShardedSteps(PlainSteps):
                 among = {name: mask | self._used(name, mask) for name, mask in masks.items()}
         return self.shards.keep_top(scores, self.keep, prefer, among, self.method.at_least)
 
-    def changes(self, before: Masks | None, after: Masks | None) -> Tensor:
-        assert after is not None
+    def changes(self, before: Masks | None, after: Masks) -> Tensor:
         rows = [torch.stack([mask.count_nonzero() for mask in after.values()])]
         if before is not None and self.method.revives(self.index):
             rows.append(torch.stack([(before[name] & mask).count_nonzero() for name, mask in after.items()]))

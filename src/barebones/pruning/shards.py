@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..masks import Masks, Scores
+from ..running.chunks import CHUNK
 from ..running.digest import MIX, text
-from ..running.pieces import PIECE
 from ..running.shards import first_row, is_sharded, local, own_rows, sharded_like
 from ..words import shortened
 from .selection import comparable
@@ -78,8 +78,8 @@ class Shards:
             words = rows.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()])
             start = first_row(tensor) * (tensor.numel() // max(len(tensor), 1)) if tensor.dim() else 0
             total = torch.zeros((), dtype=torch.int64, device=rows.device)
-            for offset in range(0, len(words), PIECE):
-                part = words[offset : offset + PIECE].long()
+            for offset in range(0, len(words), CHUNK):
+                part = words[offset : offset + CHUNK].long()
                 factors = torch.arange(start + offset, start + offset + len(part), device=part.device) * MIX | 1
                 total += ((part ^ (part >> 29)) * factors).sum()
             terms.append(total * (text(name, tuple(tensor.shape)) | 1))

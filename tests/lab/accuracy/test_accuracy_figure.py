@@ -85,7 +85,7 @@ def test_what_is_not_comparable_has_another_label():
 def test_controls_are_lines_of_their_own_after_their_method():
     experiments = [replace(BASE, control=control) for control in ("invert", "none", "redraw", "shuffle")]
     [shown] = labels(*experiments).values()
-    assert shown == ["SNIP", "SNIP, inverted", "SNIP, redrawn", "SNIP, shuffled"]
+    assert shown == ["SNIP", "SNIP, inverted", "SNIP, reinitialized", "SNIP, shuffled"]
 
 
 def test_masks_of_files_are_one_line_unless_a_seed_has_several():

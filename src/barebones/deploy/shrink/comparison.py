@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ...running.chance import Replayed
 from ...running.inputs import tensors
 from ...running.outputs import difference, mismatch, outputs, rounded, tolerance
+from ...running.replayed_rng import Replayed
 from ...running.rng import forked
 from ...words import first_line
 from .examples import other_sizes, random_inputs

@@ -16,13 +16,13 @@ from ...running.inputs import call, tensors
 from ...running.outputs import outputs
 from ...scope import bare, masked_copy, matched
 from ...words import first_line
+from .check_randomized import cut_masks, sever
 from .comparison import Comparison, copy_sharing_parameters
 from .coupling import Coupling, find_coupling
 from .cut import scatter, without
 from .cuts import Cuts, Notes
 from .layout import channels_last_if_possible, with_channels_last
 from .plan import ShrinkPlan, smaller_layers
-from .redrawn import cut_masks, sever
 from .removal import ChannelReader, readers
 from .shifts import prune_shifts, zero_shifts
 from .signals import constants, reached

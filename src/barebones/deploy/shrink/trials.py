@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ...masks import Masks
 from ...words import first_line
+from .check_randomized import check_randomized
 from .comparison import Comparison, Unusable
 from .coupling import ChannelSlot, Coupling
 from .cut import RemovedChannels, without
-from .redrawn import check_redrawn
 from .removal import ChannelReader, Removal, choose, folded_constants, rests_on_values, severed
 
 
@@ -26,7 +26,7 @@ class Trial:
     added: dict[str, Tensor]  # to the bias of each layer
     severed: dict[str, Tensor]
     folded: dict[str, int]  # how many constant inputs were added to the bias of each layer
-    telling: bool  # whether the outputs with redrawn values were finite and not all the same
+    telling: bool  # whether the outputs with random values were finite and not all the same
 
 
 class Trials:
@@ -113,7 +113,7 @@ class Trials:
         telling = True
         if removal.gone.any():
             rests = rests_on_values(self.coupling, self.reading, removal)
-            telling = check_redrawn(self.model, small, self.masks, origin, cells, rests, self.comparison)
+            telling = check_randomized(self.model, small, self.masks, origin, cells, rests, self.comparison)
         return Trial(small, removed, added, cells, counts, telling)
 
     def _coupled_layers(self) -> Iterator[tuple[ChannelSlot, Tensor]]:

@@ -18,7 +18,7 @@ from ...files.weights import dense_bytes
 from ...imports import is_code
 from ...masks import Scores
 from ...models import build, initialize, wanted
-from ...pruning.controls import redrawn
+from ...pruning.controls import reinitialized
 from ...pruning.probe import Probe
 from ...pruning.prune import Pruned, prune
 from ...pruning.round import Round
@@ -51,7 +51,7 @@ class Network:
         experiment = self.experiment
         model = initial_network(experiment, self.data.inputs)
         if redraw is not None:
-            model = redrawn(model, experiment.seed, redraw)
+            model = reinitialized(model, experiment.seed, redraw)
         if self.device.type == "cuda":
             return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model

@@ -23,7 +23,7 @@ class RunOptions:
     data_root: Path | None = None
     download: bool = False
     compiled: bool | None = None  # None: on a GPU, if the training is long enough
-    captured: bool = True  # on a GPU, replay rounds and training steps as CUDA graphs
+    captured: bool = True  # on a GPU, replay gradients and training steps as CUDA graphs
     micro_batch: int | None = None  # images that go through the network at once; None: whole batches
     sync_bn: bool = False  # with several processes, batch-norms share the statistics of their parts of a batch
     save_every: float = 30.0  # seconds between checkpoints

@@ -19,9 +19,9 @@ from ...lab.records.tables import Row, Rows, grouped
 from ...lab.run.network import Network
 from ...lab.run.options import RunOptions
 from ...masks import Masks, size
-from ...pruning.counts import by_output
 from ...pruning.probe import STATISTICS, Probe
 from ...pruning.round import Round
+from ...pruning.round_stats import by_output
 from ...pruning.rounds import rounds
 from ...scope import transposed
 

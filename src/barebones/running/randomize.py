@@ -1,6 +1,6 @@
-"""Redrawing: random values for a network, so that a comparison does not depend on the values it has now.
+"""Randomizing: random values for a network, so that a comparison does not depend on the values it has now.
 
-A branch that is multiplied by zero, as many are at initialization, hides whatever a change does to it. With redrawn
+A branch that is multiplied by zero, as many are at initialization, hides whatever a change does to it. With random
 values every path carries a signal.
 """
 
@@ -16,7 +16,7 @@ NEARLY_ZERO = 0.01  # a scale below this hides what it is multiplied with
 SHIFT_SIZE = 0.5  # the standard deviation of biases and shifts; signals have about 1
 
 
-def redraw_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Parameter, Tensor]] = ()) -> nn.Module:
+def randomize_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Parameter, Tensor]] = ()) -> nn.Module:
     """Draw all float parameters, batch-norm statistics and zeros in buffers anew, and return the network.
 
     Weights are normal, with a variance that keeps the size of signals with the weights that are left. Scales, and other
@@ -25,8 +25,8 @@ def redraw_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Parame
     nearly zero, may be a scale that a schedule raises later. Other values of buffers, and integers, do not change. The
     global random numbers are not used.
 
-    >>> layer = redraw_(nn.Linear(2, 2), seed=0)
-    >>> bool(torch.equal(layer.weight, redraw_(nn.Linear(2, 2), seed=0).weight))
+    >>> layer = randomize_(nn.Linear(2, 2), seed=0)
+    >>> bool(torch.equal(layer.weight, randomize_(nn.Linear(2, 2), seed=0).weight))
     True
     """
     generator = torch.Generator("cpu").manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Redrawn networks: every path carries a signal, and nothing else changes."""
+"""Randomized networks: every path carries a signal, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zoo
 from torch import Tensor, nn
 
 from barebones.models import SmallResNet
-from barebones.running.redraw import redraw_
+from barebones.running.randomize import randomize_
 from barebones.scope import matched, parameters
 
 
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 def test_zero_initialized_parts_get_values_that_are_not_zero() -> None:
-    block = redraw_(Block(), seed=0)
+    block = randomize_(Block(), seed=0)
     scales = torch.stack(
         [*block.gamma.flatten(), block.alpha, *block.warmup, *block.norm.weight, *block.norm.running_var]
     )
@@ -49,7 +49,7 @@ def test_zero_initialized_parts_get_values_that_are_not_zero() -> None:
 
 
 def test_tables_and_integers_keep_their_values() -> None:
-    block = redraw_(Block(), seed=0)
+    block = randomize_(Block(), seed=0)
     assert block.steps.tolist() == [0, 1, 2]
     assert block.norm.num_batches_tracked == 0
     assert torch.equal(block.frequencies, torch.ones(4))
@@ -60,7 +60,7 @@ def test_pruned_weights_stay_zero_and_signals_keep_their_size(name: str) -> None
     model, example = zoo.build(name)
     masks = zoo.draw_masks(name, model, 0.5)
     shapes = {key: (p.shape, p.dtype, p.is_contiguous()) for key, p in parameters(model).items()}
-    redraw_(model, 1, matched(model, masks))
+    randomize_(model, 1, matched(model, masks))
     assert {key: (p.shape, p.dtype, p.is_contiguous()) for key, p in parameters(model).items()} == shapes
     for _, parameter, mask in matched(model, masks):
         assert bool(((parameter != 0) == mask).all())
@@ -73,15 +73,15 @@ def test_signals_keep_their_size_in_a_deep_and_very_sparse_network() -> None:
     layers = [layer for _ in range(40) for layer in (nn.Linear(64, 64), nn.ReLU())]
     net = nn.Sequential(*layers)
     masks = {name: torch.rand(p.shape) < 0.05 for name, p in net.named_parameters() if p.dim() > 1}
-    output = redraw_(net, 0, matched(net, masks))(torch.randn(8, 64))
+    output = randomize_(net, 0, matched(net, masks))(torch.randn(8, 64))
     assert 0.01 < output.std() < 1000
 
 
 def test_draws_depend_on_the_seed_alone_and_leave_the_random_state_alone() -> None:
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
-    first, second, third = (redraw_(SmallResNet(3, width=2), seed) for seed in (0, 0, 1))
+    first, second, third = (randomize_(SmallResNet(3, width=2), seed) for seed in (0, 0, 1))
     torch.set_rng_state(before[0])
-    redraw_(first, 0)
+    randomize_(first, 0)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert (np.random.get_state()[1] == before[2]).all()
@@ -93,7 +93,7 @@ def test_draws_depend_on_the_seed_alone_and_leave_the_random_state_alone() -> No
 def test_tied_and_complex_parameters_are_drawn_once_and_in_their_type() -> None:
     net = zoo.tied()
     net.phase = nn.Parameter(torch.zeros(2, 3, dtype=torch.complex64))
-    redraw_(net, 0)
+    randomize_(net, 0)
     assert net.second.weight is net.third.weight
     assert net.phase.dtype == torch.complex64
     assert (net.phase != 0).all()

@@ -1,4 +1,4 @@
-"""Chance: random functions whose draws do not depend on the width of a network, so that two networks can be compared.
+"""Replayed random numbers: they do not depend on the width of a network, so that two networks can be compared.
 
 With the same seed, torch draws other numbers for tensors of other shapes. So a network in train mode cannot be compared
 with the same network without some of its channels, unless the draws are replayed.

@@ -1,4 +1,4 @@
-"""Redrawn networks: a cut network and its expanded one are compared with random values in both.
+"""Randomized networks: a cut network and its expanded one are compared with random values in both.
 
 With the present values a wrong cut may not show: a branch may be multiplied by zero until training has begun.
 """
@@ -17,7 +17,7 @@ from ...masks import Masks
 from ...running.backward import gradients
 from ...running.modes import restored
 from ...running.outputs import mismatch, tolerance
-from ...running.redraw import redraw_
+from ...running.randomize import randomize_
 from ...scope import matched, parameters
 from .comparison import Comparison, Unusable, accepts, runnable
 from .cut import kernels, scatter
@@ -42,7 +42,7 @@ def cut_masks(masks: Mapping[str, Tensor], origin: Mapping[str, Tensor], small: 
     return Masks({n: masks[n].flatten()[origin[n]].to(named[n].device) for n in named if n in masks})
 
 
-def check_redrawn(
+def check_randomized(
     model: nn.Module,
     small: nn.Module,
     masks: Mapping[str, Tensor],
@@ -63,10 +63,10 @@ def check_redrawn(
     connected = _connected(large, masks, severed)
     frozen = [(p, p.detach().clone()) for p in small.parameters() if rests_on_values and not p.requires_grad]
     if not rests_on_values:
-        redraw_(large, len(comparison.scaled), matched(large, connected))
+        randomize_(large, len(comparison.scaled), matched(large, connected))
     telling = False
     for seed, inputs in enumerate(comparison.scaled):
-        redraw_(small, seed, matched(small, kept))
+        randomize_(small, seed, matched(small, kept))
         with torch.no_grad():
             for parameter, value in frozen:
                 parameter.copy_(value)

@@ -1,4 +1,4 @@
-"""Parts: a batch is differentiated whole, or in parts, by several ranks or as micro-batches."""
+"""Micro-batches: a batch is differentiated whole, or in parts, by several ranks or one after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..running.inputs import cut, samples
 from ..words import shortened
 
 
-def parts(
+def micro_batches(
     batch: Any, norms: Mapping[str, nn.Module], micro: int | None = None, rank: int = 0, ranks: int = 1
 ) -> Iterator[tuple[Any, float]]:
     """Yield the parts of a batch that this rank differentiates, and what fraction of the batch each of them is.
@@ -19,7 +19,7 @@ def parts(
     No part has more than `micro` samples. `norms` are the batch-norms that need whole batches.
 
     >>> import torch
-    >>> [(part.tolist(), fraction) for part, fraction in parts(torch.arange(8), {}, micro=3, rank=1, ranks=2)]
+    >>> [(part.tolist(), fraction) for part, fraction in micro_batches(torch.arange(8), {}, micro=3, rank=1, ranks=2)]
     [([4, 5, 6], 0.375), ([7], 0.125)]
     """
     count = samples(batch)
