@@ -25,8 +25,6 @@ from torch import Tensor, nn
 
 import barebones as bb
 from barebones.deploy.export import session, to_onnx
-from barebones.deploy.fold import folded
-from barebones.deploy.sparse.layer import SparseLayer
 from barebones.paths import effective
 from barebones.running.inputs import tensors
 from barebones.running.outputs import difference
@@ -124,37 +122,6 @@ def check_shrink(network: Network) -> None:
     assert_same_gradients(small, example)
     fit(small.module, small.masks, example, steps=1, lr=0.01)
     assert_same(small.module, small.expand(), example)
-
-
-def last_implementation(layer: SparseLayer, x: Tensor, original: Callable = SparseLayer.implementations) -> tuple:
-    available, reason = original(layer, x)
-    return dict([list(available.items())[-1]]), reason
-
-
-def check_sparse(network: Network) -> None:
-    for model in (network.model, redraw(deepcopy(network.model), 2)):
-        with references.Trace(model), mock.patch.object(SparseLayer, "implementations", last_implementation):
-            fast = bb.sparsify_for_cpu(model, network.masks, network.example)
-            masked = zoo.masked(model, network.masks).eval()
-            wide = deepcopy(masked).double()
-            for x in (network.example, *inputs_like(network.example)):
-                expected = returned(masked, x)
-                # A norm of a constant is nothing but rounding errors.
-                noise = difference(returned(wide, x.double() if x.is_floating_point() else x), expected)
-                gap = difference(expected, returned(fast, x))
-                assert gap <= max(1e-3, 10 * noise), f"they differ by {gap:.1e}"
-
-
-def check_folded(network: Network) -> None:
-    model, example = exact(network)
-    for variant in (model, redraw(deepcopy(model), 3)):
-        masked = zoo.masked(variant, network.masks)
-        with references.Trace(masked):
-            copy = folded(masked, example)
-        masked.eval()
-        for x in (example, *inputs_like(example)):
-            gap = difference(returned(masked, x), returned(copy, x))
-            assert gap <= 1e-7, f"they differ by {gap:.1e}"
 
 
 UNSUPPORTED = ("cannot be exported for batches", "cannot be written as ONNX", "onnxruntime cannot")
@@ -307,20 +274,6 @@ def test_shrunk_networks_compute_what_the_masked_ones_do(seed: int) -> None:
     network = generator.draw(seed)
     with described(network):
         check_shrink(network)
-
-
-@pytest.mark.parametrize("seed", NETWORKS)
-def test_sparse_networks_compute_what_the_masked_ones_do(seed: int) -> None:
-    network = generator.draw(seed)
-    with described(network):
-        check_sparse(network)
-
-
-@pytest.mark.parametrize("seed", NETWORKS)
-def test_folded_networks_compute_what_the_masked_ones_do(seed: int) -> None:
-    network = generator.draw(seed)
-    with described(network):
-        check_folded(network)
 
 
 @pytest.mark.slow

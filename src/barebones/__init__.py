@@ -11,9 +11,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .accounting import Account, account
     from .deploy.export import Exported, to_onnx, to_program, to_sparse
-    from .deploy.fold import folded
     from .deploy.shrink import Shrunk, shrink
-    from .deploy.sparse import sparsify_for_cpu
     from .files.masks import load_masks, save_masks
     from .files.weights import Weights, load_weights, save_weights
     from .holding import Hold, audit, hold
@@ -33,9 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {  # of public names: modules that are imported when one is used, so that `barebones --help` needs no torch
     "accounting": ("Account", "account"),
     "deploy.export": ("Exported", "to_onnx", "to_program", "to_sparse"),
-    "deploy.fold": ("folded",),
     "deploy.shrink": ("Shrunk", "shrink"),
-    "deploy.sparse": ("sparsify_for_cpu",),
     "files.masks": ("load_masks", "save_masks"),
     "files.weights": ("Weights", "load_weights", "save_weights"),
     "holding": ("Hold", "audit", "hold"),
@@ -75,7 +71,6 @@ __all__ = [
     "audit",
     "effective",
     "exponential",
-    "folded",
     "hold",
     "inverted",
     "keep_top",
@@ -93,7 +88,6 @@ __all__ = [
     "settle",
     "shrink",
     "shuffled",
-    "sparsify_for_cpu",
     "to_onnx",
     "to_program",
     "to_sparse",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import zoo
 from rich.console import Console
 from torch import nn
 
@@ -17,9 +18,12 @@ import cost
 import dead
 import lab
 import sharded
+import speed
 
+import barebones as bb
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.records import tables
+from barebones.lab.run import loading
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import result_of, run
 from barebones.models import SmallVGG
@@ -52,6 +56,21 @@ def test_the_lab_benchmark_prints_its_tables(monkeypatch):
     assert re.search(r"epoch, 2 side by side, per network .* s", text)
     assert re.search(r"FORCE / bare +│ \d", text)
     assert re.search(r"bf16 +│ 0\.\d{4}", text)
+
+
+def test_the_speed_benchmark_prints_its_tables(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(speed, "SECONDS", 0.0)
+    experiment = Experiment("small-resnet", "digits", "random", 0.97, rounds=1, epochs=1).resolved()
+    masks = zoo.random_masks(loading.initial(experiment), 0.03)
+    bb.save_masks(masks, tmp_path / "mask", method="random", experiment=experiment.to_dict())
+    speed.main(tmp_path / "mask", [1, 2], 2)
+    printed = capsys.readouterr().out
+    for batch in (1, 2):
+        assert f"| inference, batch {batch} | ms |" in printed
+    for name in ("dense, PyTorch", "dense, onnxruntime", "shrunk, PyTorch", "shrunk, onnxruntime", "shrunk, int8"):
+        assert len(re.findall(rf"^\| {name} \| [\d.e-]+ \| [\d.]+ \| [\d.]+ \|$", printed, re.MULTILINE)) == 2
+    assert "| training step, batch 2 |" in printed
 
 
 def test_the_peak_of_a_process_is_measured(capsys):

@@ -21,10 +21,8 @@ from barebones.lab.run.run import Stopped
 
 
 def commands() -> dict[str, Any]:
-    """Return every command, also those of a group, by its words."""
-    bench = typer.main.get_command(cli.app).commands["bench"]
-    inner = {f"bench {name}": cli.loaded(name) for name in cli.BENCH}
-    return {name: cli.loaded(name) for name in cli.COMMANDS} | {"bench": bench} | inner
+    """Return every command by its name."""
+    return {name: cli.loaded(name) for name in cli.COMMANDS}
 
 
 # help
@@ -32,7 +30,7 @@ def commands() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", commands())
 def test_every_command_explains_itself(name, command):
-    done, subject = command(*name.split(), "--help"), commands()[name]
+    done, subject = command(name, "--help"), commands()[name]
     assert "<bool>" not in done.out
     assert (done.code, done.err) == (0, "")
     assert subject.help.splitlines()[0] in done.out
@@ -41,15 +39,15 @@ def test_every_command_explains_itself(name, command):
         assert option.param_type_name == "argument" or option.opts[0] in done.out
 
 
-@pytest.mark.parametrize("name", [*cli.COMMANDS, *cli.BENCH])
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_list_of_commands_says_what_the_command_says(name, command):
     first = cli.loaded(name).help.splitlines()[0]
-    shown = command(*(["bench"] if name in cli.BENCH else []), "--help").out
+    shown = command("--help").out
     assert first in " ".join(shown.replace("│", "").split())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["", "--help", "--version", "bench", "bench --help", "trim", "--nonsense"])
+@pytest.mark.parametrize("words", ["", "--help", "--version", "trim", "--nonsense"])
 def test_what_needs_no_torch_does_not_wait_for_it(words):
     program = f"""if True:
         import atexit, sys
@@ -164,7 +162,6 @@ def test_a_mistake_is_one_line_and_code_2(words, expected, mistake, tiny):
         ("run --sparsty 0.5", "No such option"),
         ("sweep smoke --jobs 0", "jobs"),
         ("trim", "No such command"),
-        ("bench speed x --repeats 0", "repeats"),
     ],
 )
 def test_words_that_are_no_options_get_the_usage_and_code_2(words, expected, command):

@@ -58,8 +58,6 @@ COMMANDS = [
     "shrink RUN --json",
     "export mask -o out.safetensors",
     "export RUN -o out.safetensors",
-    "bench speed mask --batch 1 --repeats 1 --train-batch 0",
-    "bench speed RUN --batch 1 --repeats 1 --train-batch 0",
     "train --mask mask --dry-run --device cpu",
     "train --mask mask --epochs 0 --device cpu",
     "sweep grid.toml --dry-run --device cpu",
@@ -74,10 +72,9 @@ def test_a_command_imports_nothing_that_only_a_file_names(words, run, command, m
         assert not ran()
         assert str(Path.cwd()) not in sys.path  # nor could any other import find a file beside the stranger's
     for way in (["--trust"], ["--model", NAME]):
-        if words[:2] != ["bench", "speed"]:  # it takes seconds
-            done = command(*words, *way)
-            assert done.code == 0, done.err
-            assert ran() == (words[0] != "sweep")  # whose dry run builds no network
+        done = command(*words, *way)
+        assert done.code == 0, done.err
+        assert ran() == (words[0] != "sweep")  # whose dry run builds no network
         forget()
         shutil.rmtree("runs", ignore_errors=True)
 

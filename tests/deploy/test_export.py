@@ -70,14 +70,6 @@ def test_a_program_of_the_zoo(name, tmp_path):
     assert to_program(*built(name), tmp_path / "network.pt2").difference < 1e-5
 
 
-@pytest.mark.parametrize("fold", [True, False])
-def test_a_program_has_a_batch_norm_if_it_is_not_folded(fold, tmp_path):
-    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    exported = to_program(model, {}, torch.randn(2, 4), tmp_path / "network.pt2", fold=fold)
-    operations = [str(node.target) for node in torch.export.load(exported.path).graph.nodes]
-    assert fold != any("batch_norm" in operation for operation in operations)
-
-
 def test_a_program_has_no_path_of_this_machine(program_file):
     with zipfile.ZipFile(program_file.path) as archive:
         assert not any(b".py" in archive.read(name) for name in archive.namelist() if name.endswith(".json"))
@@ -169,6 +161,49 @@ def test_onnx_of_inputs_by_name_one_of_them_without_a_batch(tmp_path):
     actual = export.session(Path(exported.path).read_bytes())(x, scale, named["weight"])
     assert difference(outputs(model, {"x": x, "scale": scale, "weight": named["weight"]}), actual) < 1e-5
     assert [path.name for path in tmp_path.iterdir()] == ["several.onnx"]
+
+
+@SLOW
+@pytest.mark.usefixtures("onnx_packages")
+def test_int8_is_close_and_pruned_weights_are_exactly_zero(tmp_path):
+    import onnx
+
+    model, masks, example = built("flatten")
+    batches = [(torch.randn(16, *zoo.IMAGE[1:]), torch.zeros(16)) for _ in range(3)]  # with targets
+    exported = to_onnx(model, masks, example, path := tmp_path / "network.onnx", int8=batches)
+    assert [p.name for p in tmp_path.iterdir()] == ["network.onnx"]
+    assert exported.difference < 0.1
+    images = torch.randn(5, *zoo.IMAGE[1:])  # another batch size
+    assert difference(outputs(masked("flatten"), images), export.session(path.read_bytes())(images)) < 0.1
+    onnx.checker.check_model(path, full_check=True)
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    for name, mask in masks.items():
+        weight, zero = (torch.from_numpy(stored[f"{name}_{part}"].copy()) for part in ("quantized", "zero_point"))
+        assert weight.dtype == torch.int8
+        assert weight.any()
+        assert not weight[~mask].any()
+        assert not zero.any()
+
+
+@SLOW
+@pytest.mark.usefixtures("onnx_packages")
+@pytest.mark.parametrize("dead", [False, True])
+def test_in_int8_rows_without_weights_keep_their_bias(dead, tmp_path):
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10)), torch.randn(64, 8)
+    if dead:  # no signal passes, and only biases are left
+        nn.init.constant_(model[0].bias, -100)
+    masks = {"2.weight": (torch.arange(10) % 2 == 0)[:, None].expand(10, 16)}
+    assert to_onnx(model, masks, x, tmp_path / "network.onnx", int8=[x]).difference < 0.05
+
+
+@SLOW
+@pytest.mark.usefixtures("onnx_packages")
+@pytest.mark.parametrize(("batches", "problem"), [([], "int8 needs batches"), ([torch.zeros(2, 5)], "cannot quantize")])
+def test_batches_that_int8_cannot_use_are_one_line(batches, problem, tmp_path):
+    with pytest.raises(ValueError, match=problem) as error:
+        to_onnx(nn.Linear(4, 3), {}, torch.randn(2, 4), tmp_path / "network.onnx", int8=batches)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""`barebones export`: what it writes and says for runs and for mask files, and mistakes as errors of one line."""
+"""`barebones export` and `shrink`: what they write and say for runs and mask files, and mistakes in one line."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -66,6 +67,20 @@ def test_a_run_is_exported_as_onnx_in_silence(finished, command):
     assert [path.name for path in Path().iterdir()] == ["network.onnx"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("onnx_packages")
+def test_a_run_is_exported_in_int8_with_its_accuracy_before_and_after(finished, command):
+    done = command("export", finished, "-o", "network.onnx", "--shrink", "--int8")
+    assert (done.code, done.err) == (0, "")
+    before, after = map(
+        float, re.search(r"accuracy in onnxruntime: ([\d.]+)% in float32, (.+)% in int8", done.out).groups()
+    )
+    assert before == pytest.approx(100 * json.loads((finished / "result.json").read_text())["test"]["top1"], abs=0.3)
+    assert after == pytest.approx(before, abs=5)
+    assert f"network.onnx: {Path('network.onnx').stat().st_size:,} bytes" in done.out
+    assert [path.name for path in Path().iterdir()] == ["network.onnx"]
+
+
 def test_a_mask_file_is_exported_with_its_initial_weights(finished, command):
     done = command("export", finished / "mask.safetensors", "-o", "network.safetensors")
     assert (done.code, done.err) == (0, "")
@@ -94,6 +109,8 @@ def test_a_mask_file_of_unknown_origin_needs_a_network(command, mistake, tmp_pat
         ("RUN -o . --format onnx", "is a folder; name a file"),
         ("RUN -o out.onnx --model vgg19", "--model and --data are for mask files"),
         ("RUN -o out.safetensors --shrink", "use --shrink with .onnx and .pt2"),
+        ("RUN -o out.pt2 --int8", "--int8 is for ONNX files"),
+        ("RUN/mask.safetensors -o out.onnx --int8", "--int8 needs a trained network, and a mask file has none"),
         ("text -o out.onnx", "text is not a safetensors file"),
         ("RUN/weights.safetensors -o out.onnx", "not a barebones-masks file"),
         # a run that is not finished, or damaged: FILE is not there, or has this content
@@ -120,3 +137,13 @@ def test_mistakes_are_one_line(words, problem, finished, mistake, tmp_path):
             Path("COPY", name).write_text(content)
     mistake(problem, "export", *words)
     assert {path.name for path in tmp_path.iterdir()} <= {"text", "COPY"}
+
+
+def test_shrink_shows_the_plan(finished, command, mistake):
+    printed = command("shrink", finished).out
+    assert re.search(r"Parameters [\d,]+ → [\d,]+ \(", printed)
+    assert "FLOPs of an image" in printed
+    plan = json.loads(command("shrink", finished, "--json", "--multiple-of", 4).out)
+    assert plan["flops"][1] < plan["flops"][0]
+    assert all(layer["outputs"][1] % 4 == 0 or layer["outputs"][1] == layer["outputs"][0] for layer in plan["layers"])
+    mistake("experiment.json is not a safetensors file", "shrink", finished / "experiment.json")

@@ -15,14 +15,10 @@ from torch import Tensor, nn
 
 import barebones as bb
 from barebones.deploy.export import to_onnx, to_program, to_sparse
-from barebones.deploy.fold import folded
-from barebones.deploy.sparse import sparsify_for_cpu
 
 FUNCTIONS: dict[str, Callable[[nn.Module, Any, Any, Path], Any]] = {
-    "folded": lambda model, masks, x, path: folded(model, x),
-    "sparsify_for_cpu": lambda model, masks, x, path: sparsify_for_cpu(model, masks, x),
-    "sparsify_for_cpu without an example": lambda model, masks, x, path: sparsify_for_cpu(model, masks),
     "to_onnx": lambda model, masks, x, path: to_onnx(model, masks, x, path / "network.onnx"),
+    "to_onnx in int8": lambda model, masks, x, path: to_onnx(model, masks, x, path / "network.onnx", int8=[x]),
     "to_program": lambda model, masks, x, path: to_program(model, masks, x, path / "network.pt2"),
     "to_sparse": lambda model, masks, x, path: to_sparse(model, masks, path / "weights.safetensors"),
 }
@@ -38,7 +34,7 @@ class Noise(nn.Module):
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("noise", ["torch", "all"])
 def test_the_random_numbers_of_the_caller_stay(name, noise, tmp_path, request):
-    if name == "to_onnx":
+    if name.startswith("to_onnx"):
         request.getfixturevalue("onnx_packages")
     drawing = Noise() if noise == "all" else nn.Identity()
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), drawing, nn.Dropout(0.5), nn.Linear(4, 2))
@@ -63,7 +59,7 @@ ALL: dict[str, Callable[[nn.Module, Any, Any, Path], Any]] = FUNCTIONS | {
 
 @pytest.mark.parametrize("name", ALL)
 def test_generators_that_the_network_owns_stay(name, tmp_path, request):
-    if name == "to_onnx":
+    if name.startswith("to_onnx"):
         request.getfixturevalue("onnx_packages")
     own = {"noise": torch.Generator(), "python": random.Random(0), "older": numpy.random.RandomState(0)}
     model = zoo.Net(noisy, first=nn.Linear(4, 6), last=nn.Linear(6, 2), numpy=numpy.random.default_rng(0), **own)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import zoo
 from references import assert_top, equal
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -146,15 +145,6 @@ def _expanded(small: bb.Shrunk, values: dict[str, Tensor]) -> dict[str, Tensor]:
         if name in values:
             parameter.data = values[name].clone()
     return {name: parameter.detach().double() for name, parameter in parameters(copy.expand()).items()}
-
-
-def check_sparse(model: nn.Module, example: Any, folder: Path) -> None:
-    """Compare the outputs of the sparse network with those of the masked one."""
-    masks = draw_masks(model)
-    sparse = bb.sparsify_for_cpu(model, masks, example)
-    masked = masked_copy(model, masks).eval()
-    for inputs in (example, zoo.fresh(example)):
-        assert difference(outputs(masked, inputs), outputs(sparse, inputs)) < 1e-4
 
 
 def check_files(model: nn.Module, example: Any, folder: Path) -> None:

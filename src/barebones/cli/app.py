@@ -33,7 +33,6 @@ COMMANDS = {  # the panel and the module of each command; the module is imported
     "export": (RESULTS, "deployment"),
     "demo": (RESULTS, "experiments"),
 }
-BENCH = {"speed": (None, "deployment")}
 
 
 class Plain:
@@ -70,7 +69,7 @@ class Group(Plain, TyperGroup):
 
 def loaded(name: str) -> Any:
     """Import a command."""
-    _, module = {**COMMANDS, **BENCH}[name]
+    _, module = COMMANDS[name]
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     alone.command(name, cls=Command)(getattr(import_module(f".{module}", __package__), name))
     return typer.main.get_command(alone)
@@ -91,11 +90,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-bench = typer.Typer(cls=Group, help="Measure speed and memory on this machine.", no_args_is_help=True)
-for group, table in ((app, COMMANDS), (bench, BENCH)):
-    for name, (panel, module) in table.items():
-        group.command(name, cls=Later, help=first_line(name, module), rich_help_panel=panel)(lambda: None)
-app.add_typer(bench, name="bench", rich_help_panel=RESULTS)
+for name, (panel, module) in COMMANDS.items():
+    app.command(name, cls=Later, help=first_line(name, module), rich_help_panel=panel)(lambda: None)
 
 
 def _show_version(requested: bool) -> None:

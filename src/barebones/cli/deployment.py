@@ -1,10 +1,12 @@
-"""Commands for small and fast networks: shrink, export, bench speed."""
+"""Commands for small and fast networks: shrink, export."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -12,21 +14,32 @@ from rich.console import Console
 from torch import nn
 
 from ..accounting import account
-from ..deploy.advice import advise
-from ..deploy.export import format_for, to_sparse
+from ..data import Data, Split
+from ..deploy.export import Exported, format_for, session, to_onnx, to_sparse
 from ..deploy.hub import CARD, FILES, check_hub_folder, to_hub_folder
 from ..deploy.shrink import shrink as shrink_network
 from ..files.masks import load_masks
 from ..files.weights import dense_bytes
+from ..imports import check_trusted
 from ..lab.experiment.experiment import Experiment
 from ..lab.figures import card
 from ..lab.run import loading
 from ..lab.run.folder import MASK, finished
+from ..lab.run.network import data_of
+from ..lab.run.options import RunOptions
 from ..masks import Masks
-from .options import Source, SourceData, SourceModel, Trust, check_device, check_output, import_from_working_folder
+from .options import (
+    RUN_OPTIONS,
+    Source,
+    SourceData,
+    SourceModel,
+    Trust,
+    check_output,
+    import_from_working_folder,
+)
 from .output import say
 
-PRECISIONS = ("fp32", "tf32", "bf16")  # of a training step that is measured
+BATCH, CALIBRATION = 64, 8  # images that are read at once; batches of training images that find the ranges of int8
 
 
 def shrink(
@@ -79,7 +92,11 @@ def export(
         str | None, typer.Option(help="onnx, torch or sparse.", show_default="from the file's name")
     ] = None,
     shrink: Annotated[bool, typer.Option("--shrink", help="Remove the channels that carry no signal first.")] = False,
-    fold: Annotated[bool, typer.Option(help="Fold batch-norm into the layer before it (onnx and torch).")] = True,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Compute in 8-bit integers (onnx), and compare the test accuracy.")
+    ] = False,
+    data_root: Annotated[Path | None, RUN_OPTIONS["data_root"]] = None,
+    download: Annotated[bool, RUN_OPTIONS["download"]] = False,
     model: SourceModel = None,
     data: SourceData = None,
     trust: Trust = False,
@@ -91,9 +108,9 @@ def export(
     Example: barebones export runs/RUN -o network.onnx
     """
     if hub_folder is not None:
-        if out is not None or format is not None or shrink:
+        if out is not None or format is not None or shrink or int8:
             raise ValueError(
-                "--to-hub-folder writes the network in a format of its own; leave out --out, --format, --shrink"
+                "--to-hub-folder writes the network in a format of its own; leave out --out, --format, --shrink, --int8"
             )
         _to_hub_folder(source, hub_folder, replace, model, data, trust)
         return
@@ -107,14 +124,23 @@ def export(
             "a compact file holds only weights, which must fit the original network; "
             "use --shrink with .onnx and .pt2 files, which contain the network itself"
         )
+    if int8 and chosen.write is not to_onnx:
+        raise ValueError("--int8 is for ONNX files; name the file NAME.onnx, or leave out --int8")
+    if int8 and source.is_file():
+        raise ValueError("--int8 needs a trained network, and a mask file has none; name the folder of a finished run")
     check_output(out)
     experiment, network, masks = _load(source, model, data, trust)
     example, dense = loading.example(experiment, source), dense_bytes(network)
+    if int8:
+        check_trusted(experiment.data, source, [data], trust, "--data")
+        images = data_of(experiment, RunOptions(data_root=data_root, download=download))
     if shrink:
         small = shrink_network(network, masks, example)
         network, masks = small.module, small.masks
-    if chosen.write:
-        written = chosen.write(network, masks, example, out, fold=fold)
+    if int8:
+        written = _to_int8(network, masks, images, out)
+    elif chosen.write:
+        written = chosen.write(network, masks, example, out)
     else:
         written = to_sparse(network, masks, out, experiment=experiment.to_dict())
     smaller = f"{dense / written.bytes:.3g} times smaller than" if written.bytes < dense else "no smaller than"
@@ -123,6 +149,23 @@ def export(
     say(f"{chosen.checked}, {largest_difference if chosen.write else 'it is the same bit for bit'}.")
     if not source.is_dir():
         say("This is the network before training; name the folder of a run for a trained one.")
+
+
+def _to_int8(network: nn.Module, masks: Masks, data: Data, out: Path) -> Exported:
+    """Write the network in int8, and say what it costs in accuracy, both in onnxruntime."""
+    batches = list(islice(data.train.epoch(BATCH, shuffle=True), CALIBRATION))
+    with TemporaryDirectory() as folder:
+        to_onnx(network, masks, batches[0][0], plain := Path(folder, "network.onnx"))
+        before = _accuracy(plain, data.test)
+    written = to_onnx(network, masks, batches[0][0], out, int8=batches)
+    say(f"Test accuracy in onnxruntime: {before:.2%} in float32, {_accuracy(out, data.test):.2%} in int8.")
+    return written
+
+
+def _accuracy(path: Path, split: Split) -> float:
+    run = session(path.read_bytes())
+    right = sum(int((run(images)[0].argmax(1) == labels).sum()) for images, labels in split.epoch(BATCH))
+    return right / len(split)
 
 
 def _to_hub_folder(source: Path, folder: Path, replace: bool, model: str | None, data: str | None, trust: bool) -> None:
@@ -139,40 +182,6 @@ def _to_hub_folder(source: Path, folder: Path, replace: bool, model: str | None,
     say(f"{folder} holds {', '.join(FILES)}; read and complete {CARD}, for example with a license.")
     name = experiment.folder.rpartition("-")[0]
     say(f"To upload it: hf upload YOUR-NAME/{shlex.quote(name)} {shlex.quote(str(folder))}")
-
-
-def speed(
-    mask: Source,
-    batch: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Batch size; repeat the option for several.", show_default="1 and 64"),
-    ] = None,
-    train_batch: Annotated[
-        int, typer.Option(min=0, help="Batch size of the training step; 0 measures no training.")
-    ] = 32,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Least number of measurements of each variant; the median is shown.")
-    ] = 5,
-    device: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
-    precision: Annotated[str, typer.Option(help=f"Precision of the training step: {', '.join(PRECISIONS)}.")] = "fp32",
-    model: SourceModel = None,
-    data: SourceData = None,
-    trust: Trust = False,
-) -> None:
-    """Measure whether pruning makes the network faster on this machine.
-
-    It compares the time and memory of the dense, the masked, the shrunk and the sparse network.
-
-    Example: barebones bench speed mask.safetensors
-    """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {precision!r} is unknown; choose fp32, tf32 or bf16")
-    device = check_device(device)
-    experiment, network, masks = _load(mask, model, data, trust)
-    advise(
-        Console(), network, masks, loading.example(experiment, mask), batches=batch or [1, 64], train_batch=train_batch,
-        repeats=repeats, device=device, precision=precision,
-    )  # fmt: skip
 
 
 def _load(source: Path, model: str | None, data: str | None, trust: bool) -> tuple[Experiment, nn.Module, Masks]:

@@ -9,10 +9,13 @@ import logging
 import os
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,9 +29,9 @@ from ..running.outputs import difference, mismatch, outputs, rounded, tolerance
 from ..running.rng import forked
 from ..scope import masked_copy
 from ..words import first_line
-from .fold import folded
 
 CHATTY = ("torch", "onnxscript", "onnx_ir")  # loggers that report a lot even if an export succeeds
+NARROWEST = 1e-3  # range in int8: onnxruntime gives rows without weights a range of 255, which rounds their bias away
 ONNX_BYTES = 2**31 - 2**20  # of weights in an ONNX file, at most: protobuf allows 2 GiB, and the graph needs some of it
 
 
@@ -49,13 +52,17 @@ class Exported:
 
 @forked(torch.device("cpu"))
 def to_onnx(
-    model: nn.Module, masks: Mapping[str, Tensor], example: Any, path: files.Path, *, fold: bool = True
+    model: nn.Module, masks: Mapping[str, Tensor], example: Any, path: files.Path, *, int8: Iterable[Any] | None = None
 ) -> Exported:
     """Write the masked network as one ONNX file for batches of any size, with batch-norm folded into its layers.
 
+    With `int8`, a few batches of typical inputs, onnxruntime computes in 8-bit integers, whose ranges it finds with
+    these batches. The outputs then differ by more than rounding; `Exported.difference` says by how much on the example.
+    Pruned weights stay exactly zero. A batch is what the model is called with; targets after it are left out.
+
     Before the file is written, onnxruntime runs it on the example and on a batch that is larger by one. If the outputs
     differ from those of the masked model in eval mode by more than rounding, a `ValueError` says by how much, and
-    nothing is written.
+    nothing is written. (This is checked before quantizing.)
 
     The example is what the model is called with: one input, a tuple of arguments, a dict of arguments by name, or
     (args, kwargs). The first dimension of its first tensor is the batch. The export runs on the CPU, and the model does
@@ -63,7 +70,10 @@ def to_onnx(
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _required(package)
-    plain, program, examples = _program(model, masks, example, fold)
+    batches = list(int8 or ())
+    if int8 is not None and not batches:
+        raise ValueError("int8 needs batches of typical inputs to find the ranges of values, and there are none")
+    plain, program, examples = _program(model, masks, example)
     if sum(t.numel() * t.element_size() for t in program.state_dict.values()) > ONNX_BYTES:
         raise ValueError("an ONNX file holds at most 2 GB, and these weights are more; use torch.export (.pt2) instead")
     with _quietly(), _explained(f"{_name(plain)} cannot be written as ONNX"):
@@ -71,20 +81,23 @@ def to_onnx(
         assert onnx_program is not None
         blob = _without_notes(onnx_program.model_proto).SerializeToString()
     gap = _checked(plain, examples, session(blob), "onnxruntime")
+    if batches:
+        with _quietly(), _explained(f"onnxruntime cannot quantize {_name(plain)}"):
+            blob = _quantized(blob, batches)
+        args, kwargs = examples[0]
+        gap = difference(outputs(plain, (args, kwargs)), session(blob)(*args, **kwargs))
     return _written(path, blob, model, gap)
 
 
 @forked(torch.device("cpu"))
-def to_program(
-    model: nn.Module, masks: Mapping[str, Tensor], example: Any, path: files.Path, *, fold: bool = True
-) -> Exported:
+def to_program(model: nn.Module, masks: Mapping[str, Tensor], example: Any, path: files.Path) -> Exported:
     """Write the masked network as a program of `torch.export` (.pt2) for batches of any size, checked like `to_onnx`.
 
     The check loads the program again. A .pt2 file holds weights as raw bytes, but torch stores the example as a pickle.
     This function reads the pickle only with `weights_only=True`; if that fails, it checks the program as it was before
     saving. `torch.export.load` falls back to full unpickling, so do not load programs from people you do not trust.
     """
-    plain, program, examples = _program(model, masks, example, fold)
+    plain, program, examples = _program(model, masks, example)
     with _quietly(), _explained(f"{_name(plain)} cannot be saved by torch.export"):
         buffer = io.BytesIO()
         torch.export.save(program, buffer)
@@ -147,9 +160,9 @@ def format_for(path: files.Path, name: str | None = None) -> Format:
 
 
 def _program(
-    model: nn.Module, masks: Mapping[str, Tensor], example: Any, fold: bool
+    model: nn.Module, masks: Mapping[str, Tensor], example: Any
 ) -> tuple[nn.Module, torch.export.ExportedProgram, list[Any]]:
-    """Return the masked network on the CPU, its exported program (folded if asked), and examples of two batch sizes."""
+    """Return the masked network on the CPU, its exported program, and examples of two batch sizes."""
     plain = _masked(model, masks)
     args, kwargs = tree_map(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, call(example))
     first = next((tensor for tensor in tensors((args, kwargs)) if tensor.dim()), None)
@@ -160,12 +173,11 @@ def _program(
         return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == len(first)
 
     larger = tree_map(lambda leaf: torch.cat([leaf, leaf[:1]]) if batched(leaf) else leaf, (args, kwargs))
-    network = folded(plain, (args, kwargs)) if fold else plain
     size = torch.export.Dim("batch")
-    arguments = inspect.signature(network.forward).bind(*args, **kwargs).arguments
+    arguments = inspect.signature(plain.forward).bind(*args, **kwargs).arguments
     shapes = {name: tree_map(lambda t: {0: size} if batched(t) else None, value) for name, value in arguments.items()}
     with _quietly(), _explained(f"{_name(plain)} cannot be exported for batches of any size"):
-        program = torch.export.export(network, *larger, dynamic_shapes=shapes)  # a batch of 1 would become a constant
+        program = torch.export.export(plain, *larger, dynamic_shapes=shapes)  # a batch of 1 would become a constant
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it contains paths of this machine
     return plain, program, [(args, kwargs), larger]
@@ -189,16 +201,29 @@ def _without_notes(proto: Any) -> Any:
     return proto
 
 
-def session(blob: bytes, threads: int = 0, arena: bool = True) -> Callable[..., list[Tensor]]:
-    """Return a function that runs an ONNX model in onnxruntime, on this many threads (0: onnxruntime decides).
+def _quantized(blob: bytes, batches: Iterable[Any]) -> bytes:
+    """Return an ONNX model with weights and activations in 8 bits; weights are symmetric, so zeros stay zero."""
+    onnx, quantization = _required("onnx"), _required("onnxruntime.quantization")
+    names = [argument.name for argument in onnx.load_from_string(blob).graph.input]
+    feeds = ({n: t.cpu().numpy() for n, t in zip(names, tensors(call(batch)), strict=False)} for batch in batches)
+    with TemporaryDirectory() as folder:
+        plain, ready, done = (Path(folder, f"{name}.onnx") for name in ("plain", "ready", "done"))
+        plain.write_bytes(blob)
+        quantization.quant_pre_process(plain, ready, skip_symbolic_shape=True)
+        quantization.quantize_static(
+            ready, done, SimpleNamespace(get_next=lambda: next(feeds, None)), per_channel=True,
+            activation_type=quantization.QuantType.QUInt8, weight_type=quantization.QuantType.QInt8,
+            extra_options={"WeightSymmetric": True, "MinimumRealRange": NARROWEST},
+        )  # fmt: skip
+        return _without_notes(onnx.load(done)).SerializeToString()
 
-    Without `arena`, onnxruntime reserves no memory for later calls.
-    """
+
+def session(blob: bytes, threads: int = 0) -> Callable[..., list[Tensor]]:
+    """Return a function that runs an ONNX model in onnxruntime, on this many threads (0: onnxruntime decides)."""
     runtime = _required("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # only errors
     options.intra_op_num_threads = threads
-    options.enable_cpu_mem_arena = arena
     with _explained("onnxruntime cannot load the exported network"):
         session = runtime.InferenceSession(blob, options, providers=["CPUExecutionProvider"])
     names = [argument.name for argument in session.get_inputs()]
