@@ -76,40 +76,6 @@ def test_rewinding_removes_what_comes_after_a_mark(count, tmp_path):
     log.close()
 
 
-def test_a_file_that_counts_from_zero_is_read_as_one_that_counts_from_one_and_stays_as_it_is(tmp_path):
-    older = [
-        each | {unit: each[unit] - 1} for each in LINES for unit in [{"prune": "round"}.get(each["stage"], "epoch")]
-    ]
-    log, _ = metrics(tmp_path)
-    log.rewind()
-    for each in older[:1]:
-        log(each)
-    assert log.lines == older[:1]
-    log.close()
-    log, _ = metrics(tmp_path)
-    log.rewind({"lines": 1, "seal": log.seals[-1]})
-    for each in LINES[1:]:
-        log(each)
-    log.close()
-    assert [
-        json.loads(row)[unit]
-        for row in log.path.read_text().splitlines()[1:]
-        for unit in ("epoch", "round")
-        if unit in json.loads(row)
-    ] == [
-        0,
-        1,
-        0,
-        1,
-        2,
-        0,
-        1,
-        2,
-        3,
-    ]
-    assert read(log.path, OWNER) == LINES
-
-
 def test_lost_lines_are_told(tmp_path):
     path, marks = written(tmp_path)
     rows = path.read_text().splitlines(keepends=True)

@@ -83,7 +83,6 @@ def write_run(
     changes = {
         **numbers,
         "collapsed": collapsed,
-        "counted_from": 1,
         "best_validation": {"epoch": 4, "validation": 0.93, "test": 0.91},
         "seconds": {"pretrain": 0, "prune": 0.0 if method == DENSE else 0.5 + seed, "train": 60.0},
         "environment": {"torch": "2"},

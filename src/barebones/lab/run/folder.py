@@ -75,13 +75,13 @@ FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
         "flops_dense": "int | None",
         "flops_effective": "int | None",
         "collapsed": "list[str]",
-        "empty?": "list[str]",  # missing in the results of older versions
-        "layers?": "int",
-        "silent_outputs?": "int | None",
-        "outputs?": "int | None",
+        "empty": "list[str]",
+        "layers": "int",
+        "silent_outputs": "int | None",
+        "outputs": "int | None",
         "found_for_these_weights": "bool",
         "seconds": {"pretrain": "float", "prune": "float", "train": "float"},
-        "plan?": {"epochs": "int"},
+        "plan": {"epochs": "int"},
         "shrunk": (None, SHRUNK_FORM),
         "weights": "str",
         "metrics": (None, MARK),
@@ -187,10 +187,7 @@ def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, An
     A result that is damaged, or that belongs to another run than `experiment` or than its folder, raises a
     `ValueError`.
     """
-    result = _ending(folder / RESULT, experiment)
-    if result is not None and result.get("counted_from") is None and result["best_validation"]:
-        result["best_validation"]["epoch"] += 1
-    return result
+    return _ending(folder / RESULT, experiment)
 
 
 def failed(folder: Path) -> dict[str, Any] | None:

@@ -60,7 +60,7 @@ class Metrics:
         """Raise a `ValueError` unless the lines up to a mark are there."""
         count = mark["lines"]
         if count > len(self.lines):
-            since = f" after {_words(_shifted(self.lines[-1], _behind(self.lines)))}" if self.lines else ""
+            since = f" after {_words(self.lines[-1])}" if self.lines else ""
             why = f", because {self.problem}" if self.problem else ""
             lost = f"{count - len(self.lines)} of {count} lines{since}{why}"
             raise ValueError(f"{self.path} has lost {lost}; {REMEDY}")
@@ -87,7 +87,7 @@ class Metrics:
         """Append a line, report it, and track it."""
         assert self.file is not None
         self.owned()
-        self.lines.append(_shifted(finite(line), -_behind(self.lines)))
+        self.lines.append(finite(line))
         self.seals.append(_seal(self.seals[-1], self.lines[-1]))
         rest = memoryview(_text(self.lines[-1], self.seals[-1]))
         try:
@@ -96,7 +96,7 @@ class Metrics:
         except OSError as error:  # a full disk does not name the file
             raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
         if self.track is not None:
-            self.track.log(len(self.lines) - 1, _shifted(self.lines[-1], _behind(self.lines)))
+            self.track.log(len(self.lines) - 1, self.lines[-1])
         self.report(line)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Metrics:
             file.write(b"".join(map(_text, [self.stamp, *self.lines], self.seals)))
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open until the run ends)
         if self.track is not None:
-            self.track.begin(_from_one(self.lines))
+            self.track.begin(self.lines)
 
 
 def read(path: Path, identity: Identity | None = None, mark: Mark | None = None) -> list[Line]:
@@ -125,26 +125,7 @@ def read(path: Path, identity: Identity | None = None, mark: Mark | None = None)
         problem = f"it has {len(lines)} lines instead of the {mark['lines']} that the run had written"
     if problem:
         raise ValueError(f"{path} is damaged ({problem}); {REMEDY}")
-    return _from_one(lines)
-
-
-def _behind(lines: list[Line]) -> int:
-    """Return by how much the lines of a file are behind: files that an older version began count from 0, others from 1.
-
-    >>> _behind([{"stage": "prune", "round": 0}, {"stage": "prune", "round": 1}]), _behind([])
-    (1, 0)
-    """
-    return 1 - lines[0][COUNTED[lines[0]["stage"]]] if lines else 0
-
-
-def _from_one(lines: list[Line]) -> list[Line]:
-    """Return the lines of a file so that they count from 1."""
-    return [_shifted(line, _behind(lines)) for line in lines]
-
-
-def _shifted(line: Line, by: int) -> Line:
-    unit = COUNTED[line["stage"]]
-    return line | {unit: line[unit] + by}
+    return lines
 
 
 def _parsed(path: Path, identity: Identity | None) -> tuple[list[Line], list[str], str]:

@@ -229,7 +229,6 @@ class Stages:
             "id": experiment.id,
             "test": asdict(test),
             "best_validation": training.best and asdict(training.best) | {"epoch": training.best.epoch + 1},
-            "counted_from": 1,  # the epoch above; results of older versions count from 0
             **about["account"],
             "collapsed": about.get("collapsed") or [],
             "empty": about["empty"],
