@@ -18,7 +18,6 @@ from barebones.data import DATA
 from barebones.files.masks import load_masks, save_masks
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.figures import demo
-from barebones.lab.run.checksums import Identity
 from barebones.lab.run.folder import finished, write_json
 from barebones.lab.run.network import cached_data
 from barebones.lab.sweep.sweep import SweepResult
@@ -271,7 +270,7 @@ def test_inspect_shows_a_mask_file(mask, command):
 )
 def test_inspect_names_a_damaged_file(name, content, problem, mistake, tmp_path):
     experiment = Experiment().resolved()
-    write_json(Path("experiment.json"), experiment.to_dict(), Identity(experiment.folder, None))
+    write_json(Path("experiment.json"), {"experiment": experiment.to_dict(), "initial": ""}, experiment.folder)
     save_masks({"w": torch.eye(20) > 0}, "mask")
     Path(name).write_bytes(content or Path("mask").read_bytes()[:-3])
     mistake(problem, "inspect", tmp_path if content else "mask")
