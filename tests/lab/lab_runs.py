@@ -13,7 +13,6 @@ from barebones.cli.app import main
 from barebones.files.masks import load_masks
 from barebones.files.weights import load_weights
 from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.run.checksums import Identity
 from barebones.lab.run.folder import finished, write_json
 from barebones.lab.run.metrics import read
 from barebones.lab.run.run import RunOptions, Stopped, result_of, run
@@ -113,7 +112,6 @@ def made_up_result(experiment: Experiment, top1: float = 0.9, **changes) -> dict
     return {
         "experiment": experiment.to_dict(),
         "test": {"top1": top1, "top5": None, "loss": 0.3},
-        "counted_from": 1,
         "best_validation": {"epoch": 12, "validation": 0.92, "test": 0.89},
         "prunable": 1000,
         "kept": 100,
@@ -123,6 +121,11 @@ def made_up_result(experiment: Experiment, top1: float = 0.9, **changes) -> dict
         "flops_dense": 2000,
         "flops_effective": 300,
         "collapsed": [],
+        "empty": [],
+        "layers": 3,
+        "silent_outputs": 0,
+        "outputs": 10,
+        "plan": {"epochs": experiment.epochs},
         "found_for_these_weights": True,
         "seconds": {"pretrain": 0, "prune": 1.5, "train": 20.0},
         "shrunk": None,
@@ -133,7 +136,8 @@ def made_up_result(experiment: Experiment, top1: float = 0.9, **changes) -> dict
 
 
 def write_file(folder: Path, experiment: Experiment, name: str, content: dict) -> Path:
-    """Write a sealed JSON file of the experiment's run into a folder, and return its path."""
+    """Write a JSON file of the experiment's run into a folder, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / name, content, Identity(experiment.folder, None))
+    whole = {"experiment": content, "initial": ""} if name == "experiment.json" else content
+    write_json(folder / name, whole, experiment.folder)
     return folder / name

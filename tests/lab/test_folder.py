@@ -206,13 +206,13 @@ def test_what_a_killed_process_was_writing_is_cleared(short, options):
 @pytest.mark.parametrize(
     ("name", "text", "match"),
     [
-        ("experiment.json", json.dumps({"seed": 9}), "is damaged .*no seal.*; move its folder away"),
+        ("experiment.json", json.dumps({"seed": 9}), "is damaged .*digest.*; move its folder away"),
         ("experiment.json", "", "is damaged .*; move its folder away"),
-        ("experiment.json", "[]", "is damaged .*holds no JSON object"),
+        ("experiment.json", "[]", "is damaged .*; move its folder away"),
         ("result.json", '{"test": 1', "is damaged .*; delete it and run the experiment again"),
         ("result.json", "[" * 100_000, "is damaged .*; delete it and run the experiment again"),
         ("result.json", "[]", "is damaged .*; delete it"),
-        ("result.json", '{"experiment": {}}', "is damaged .*no seal.*; delete it and run the experiment again"),
+        ("result.json", '{"experiment": {}}', "is damaged .*digest.*; delete it and run the experiment again"),
     ],
 )
 def test_a_damaged_file_is_refused(name, text, match, short, options):

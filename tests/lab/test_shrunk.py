@@ -212,7 +212,7 @@ def test_cuts_are_found_wherever_a_run_goes_on(shorter, tmp_path, monkeypatch):
     (path / RESULT).unlink()
     (path / WEIGHTS).unlink()
     interrupted(shorter, options, 3)
-    (path / CUTS).unlink()  # as in the folders of older versions
+    (path / CUTS).unlink()
     found.append(result_of(run(shorter, options)))
     assert found[0]["weights"] == found[1]["weights"]
     (path / CUTS).touch()  # the run was killed before it was deleted

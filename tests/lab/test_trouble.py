@@ -13,7 +13,7 @@ from barebones.files.masks import load_masks, masks_digest, save_masks
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.records import records
 from barebones.lab.run.connectivity import absurd, in_short, sentences
-from barebones.lab.run.folder import MASK, RESULT, finished, recorded, write_json
+from barebones.lab.run.folder import MASK, finished
 from barebones.lab.run.network import Network
 from barebones.lab.run.progress import summary, watching
 from barebones.lab.run.run import RunOptions, result_of, run
@@ -102,20 +102,6 @@ def test_classes_that_no_signal_reaches_are_told_and_do_not_stop_a_run(silent):
     row = records.record(options.folder(experiment), experiment)
     assert (row["collapsed"], row["silent_outputs"]) == (False, 6)
     assert "silent outputs" in plain_text(records.summary(records.arranged([row])))
-
-
-def test_a_result_and_masks_of_an_older_version_are_read_without_the_numbers(silent):
-    experiment, options = silent
-    path = options.folder(experiment) / RESULT
-    old = {
-        name: v for name, v in result_of(run(experiment, options)).items() if name not in ("silent_outputs", "outputs")
-    }
-    write_json(path, old, recorded(path.parent)[1])
-    assert list(sentences(finished(path.parent))) == []
-    assert in_short(old) == ""
-    row = records.record(path.parent, experiment)
-    assert (row["status"], row["silent_outputs"]) == ("done", None)
-    plain_text(records.summary(records.arranged([row])))
 
 
 def test_a_cut_network_gets_no_second_sentence():

@@ -117,7 +117,6 @@ def with_options(unset: bool = False, experiment: bool = True) -> Callable[[Call
         for name, option in RUN_OPTIONS.items():
             default = "auto" if name == "device" else getattr(RunOptions, name)
             options.append(_parameter(name, Annotated[get_type_hints(RunOptions)[name], option], default))
-        options.append(_parameter("tensorboard", Annotated[bool, typer.Option("--tensorboard", hidden=True)], False))
         options = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options]
         command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in options}
@@ -177,10 +176,6 @@ def split(options: dict[str, Any], again: bool = False, here: bool = True) -> tu
     """
     run_options = {name: options.pop(name) for name in RUN_OPTIONS}
     run_options["device"] = check_device(run_options["device"], here)
-    if options.pop("tensorboard"):  # the name of this option in earlier versions
-        if run_options["track"] not in (None, "tensorboard"):
-            raise ValueError("--tensorboard means --track tensorboard; leave one of them out")
-        run_options["track"] = "tensorboard"
     if run_options["track"] is not None:
         tracking.check(run_options["track"])
     if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):

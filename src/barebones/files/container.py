@@ -26,6 +26,7 @@ Path = str | os.PathLike[str]
 LONGEST_HEADER = 100_000_000  # bytes; safetensors does not read longer headers
 BLANK = "0" * 64  # stands in for the checksum while it is computed
 _check: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: None)
+_check_read: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("check_read", default=lambda about: None)
 
 
 @contextmanager
@@ -36,6 +37,16 @@ def put_only_if(check: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _check.reset(token)
+
+
+@contextmanager
+def checked_by(check: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Call `check` with the `about` of each file that is read within, once its checksum is verified."""
+    token = _check_read.set(check)
+    try:
+        yield
+    finally:
+        _check_read.reset(token)
 
 
 @contextmanager
@@ -166,9 +177,10 @@ def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[s
         about = typed("its about", json.loads(metadata["about"]), "dict[str, Any]")
         json.dumps(about, allow_nan=False, ensure_ascii=False).encode()  # as `write` does, and text that can be printed
         tensors = load(blob)  # in random order
-        return {name: tensors[name] for name in header if name in tensors}, about
     except (SafetensorError, KeyError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{name} is not a valid {kind} file ({printable(repr(error))})") from None
+    _check_read.get()(about)
+    return {name: tensors[name] for name in header if name in tensors}, about
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Counts:
     flops_dense: int | None = None
     flops_effective: int | None = None
     flops_shrunk: int | None = None
-    silent_outputs: int | None = None  # these two are missing in the files of older versions
+    silent_outputs: int | None = None
     outputs: int | None = None
     not_followed: str | None = None  # why there are no effective weights and no FLOPs
 

@@ -31,7 +31,7 @@ class Header:
     sparsity: float
     layout: dict[str, Any]
     tied: dict[str, str]
-    fingerprint: str | None = None  # of the names and shapes of all tensors; older files have none
+    fingerprint: str  # of the names and shapes of all tensors
 
 
 class Weights(NamedTuple):
@@ -108,7 +108,7 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
         stored = layers(_with_prefix(tensors, MASK), header.layout)
         check_counts(header.prunable, header.kept, header.sparsity, stored)
         forms = _forms(tensors, stored, header.tied)
-        if header.fingerprint not in (None, fingerprint(forms)):
+        if header.fingerprint != fingerprint(forms):
             raise ValueError("its fingerprint is not that of the names and shapes of its tensors")
         if model is None:
             needed = sum(layer.total * (1 + forms[name].dtype.itemsize) for name, layer in stored.items())

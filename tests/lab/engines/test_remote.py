@@ -12,7 +12,6 @@ import pytest
 from engine_runs import check_each_is_done_once, counts, swept, troubled
 
 from barebones.lab.run import lock
-from barebones.lab.run.checksums import Identity
 from barebones.lab.run.folder import CHECKPOINT, FAILURE
 from barebones.lab.run.metrics import METRICS, Metrics
 from barebones.lab.sweep import sweep
@@ -169,7 +168,7 @@ def test_the_latest_line_of_metrics_is_followed(tmp_path):
     path = tmp_path / METRICS
     latest = followed(path)
     assert list(latest()) == []
-    metrics = Metrics(path, Identity("run", "initial"))
+    metrics = Metrics(path, "run")
     metrics.rewind()
     lines = [{"stage": "train", "epoch": epoch, "epochs": 3, "seconds": 0.1} for epoch in (1, 2, 3)]
     for line in lines[:2]:

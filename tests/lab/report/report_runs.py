@@ -12,7 +12,7 @@ from lab_runs import made_up_result
 from barebones.files.masks import save_masks
 from barebones.lab.experiment.experiment import DENSE, Experiment
 from barebones.lab.run import folder as files
-from barebones.lab.run.checksums import Identity
+from barebones.lab.run.checksums import stamp
 from barebones.lab.run.metrics import Metrics
 from barebones.models import build
 from barebones.pruning.methods import METHODS
@@ -65,8 +65,8 @@ def write_run(
     experiment = Experiment(method=method, sparsity=sparsity, seed=seed, **chosen).resolved()
     folder = runs / (name or experiment.folder)
     folder.mkdir(parents=True)
-    owner = Identity(experiment.folder, None)
-    files.write_json(folder / files.EXPERIMENT, experiment.to_dict(), owner)
+    owner = experiment.folder
+    files.write_json(folder / files.EXPERIMENT, {"experiment": experiment.to_dict(), "initial": ""}, owner)
     masks = {n: torch.ones(s, dtype=torch.bool) for n, s in SHAPES.items()} if method == DENSE else None
     masks = masks or masks_of(1 - sparsity, dead)
     total, kept = sum(m.numel() for m in masks.values()), sum(int(m.sum()) for m in masks.values())
@@ -79,11 +79,10 @@ def write_run(
     log.rewind()
     for line in metrics(experiment.rounds or 0 if method != DENSE else 0, reached, accuracy or 0, total):
         log(line | ({"epochs": experiment.epochs} if line["stage"] == "train" else {}))
-    save_masks(masks, folder / files.MASK, run=owner.stamp(files.MASK), metrics=log.mark(), **about)
+    save_masks(masks, folder / files.MASK, run=stamp(owner, files.MASK), metrics=log.mark(), **about)
     changes = {
         **numbers,
         "collapsed": collapsed,
-        "counted_from": 1,
         "best_validation": {"epoch": 4, "validation": 0.93, "test": 0.91},
         "seconds": {"pretrain": 0, "prune": 0.0 if method == DENSE else 0.5 + seed, "train": 60.0},
         "environment": {"torch": "2"},

@@ -35,21 +35,6 @@ TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool} 
 
 LONGEST = 80  # characters of a network's or data set's name in the name of a folder
 
-# Fields that were added after runs had been recorded. A field at its value here is left out of the hash, so the
-# folders of all earlier runs keep their names. Every new field of `Experiment` must be listed here.
-LATER: dict[str, Any] = {
-    "shrink": False,
-    "control": NONE,
-    "optimizer": "sgd",
-    "lr_schedule": "milestones",
-    "warmup": 0,
-    "label_smoothing": 0.0,
-    "scoring_init": None,
-    "leave_empty": False,
-    "scoring_bn": "batch",
-    "norm_scale": "ones",
-}
-
 
 def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
@@ -257,8 +242,7 @@ class Experiment:
 
 def folder_of(settings: Mapping[str, Any]) -> str:
     """Return the name of the folder of a run from all its settings, also with a method that is not registered here."""
-    hashed = {name: value for name, value in settings.items() if name not in LATER or value != LATER[name]}
-    id = sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:10]
+    id = sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:10]
     data, model = (_in_file_name(settings[name]) for name in ("data", "model"))
     control = "" if settings["control"] == NONE else f"-{settings['control']}"
     sparsity = "" if settings["method"] == DENSE else f"-{100 * settings['sparsity']:g}"

@@ -42,8 +42,8 @@ RESULTS: dict[str, type] = {
     "flops_left": float,  # of the kept weights on a path, as a share of the dense network's
     "collapsed": bool,
     "collapsed_layers": str,  # their names, separated by spaces
-    "empty_layers": int,  # how many keep no weight; empty for runs of older versions
-    "silent_outputs": int,  # how many no signal reaches; empty for runs of older versions
+    "empty_layers": int,  # how many keep no weight
+    "silent_outputs": int,  # how many no signal reaches
     "prune_seconds": float,
     "train_seconds": float,
     "folder": str,
@@ -224,8 +224,8 @@ def _result(content: Mapping[str, Any]) -> Row:
         "flops_left": left / dense if dense and left is not None else None,
         "collapsed": content["collapsed"],
         "collapsed_layers": " ".join(content["collapsed"]),
-        "empty_layers": len(content["empty"]) if "empty" in content else None,
-        "silent_outputs": content.get("silent_outputs"),
+        "empty_layers": len(content["empty"]),
+        "silent_outputs": content["silent_outputs"],
         "prune_seconds": content["seconds"]["prune"],
         "train_seconds": content["seconds"]["train"],
     }

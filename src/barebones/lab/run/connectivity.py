@@ -54,7 +54,7 @@ def in_short(about: Mapping[str, Any], skipped: bool = False) -> str:
 def absurd(result: Mapping[str, Any]) -> Iterator[str]:
     """Say that the test loss of a trained network is absurd; nothing if it is not, or if that cannot be known.
 
-    >>> list(absurd({"experiment": {"epochs": 9}, "test": {"loss": 2.5}, "outputs": 10}))
+    >>> list(absurd({"experiment": {}, "plan": {"epochs": 9}, "test": {"loss": 2.5}, "outputs": 10}))
     []
     """
     loss, outputs, settings = result["test"]["loss"], result.get("outputs") or 0, result["experiment"]
@@ -68,15 +68,15 @@ def absurd(result: Mapping[str, Any]) -> Iterator[str]:
 def untrained(result: Mapping[str, Any]) -> bool:
     """Return whether a run has left out the epochs of its experiment.
 
-    >>> untrained({"experiment": {"epochs": 9}, "plan": {"epochs": 0}}), untrained({"experiment": {"epochs": 9}})
-    (True, False)
+    >>> untrained({"experiment": {"epochs": 9}, "plan": {"epochs": 0}})
+    True
     """
     return epochs_of(result) == 0 < result["experiment"]["epochs"]
 
 
 def epochs_of(result: Mapping[str, Any]) -> int:
-    """Return for how many epochs a finished run was trained; results of older versions have no plan."""
-    return result.get("plan", result["experiment"])["epochs"]
+    """Return for how many epochs a finished run was trained."""
+    return result["plan"]["epochs"]
 
 
 def when_tested(result: Mapping[str, Any]) -> str:
@@ -103,7 +103,7 @@ def _unknown(about: Mapping[str, Any]) -> str:
 
 
 def _silent(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return how many outputs no signal reaches, and how many there are; None if older versions did not count them."""
+    """Return how many outputs no signal reaches, and how many there are; None if that is not known."""
     counts = _counts(about)
     return counts.get("silent_outputs"), counts.get("outputs")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,15 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from ...deploy.shrink import cuts
-from ...files import container, masks, weights
+from ...files import container, masks
 from ...masks import Masks, empty
-from ...pruning import round as rounds
 from ..experiment.experiment import Experiment, folder_of
-from . import training
-from .checksums import Identity, misfit, sealed, unsealed
+from . import checksums
+from .checksums import check_stamp, stamp
+from .checksums import write as write_json
 from .lock import Busy, Lease, is_lease, leased
-from .metrics import MARK, METRICS, REMEDY
+from .metrics import METRICS, REMEDY
 from .metrics import read as read_metrics
 
 EXPERIMENT, RESULT, FAILURE = "experiment.json", "result.json", "failure.json"
@@ -32,70 +30,29 @@ SHRUNK = "shrunk.json"  # what shrinking did to the network, and how fast it tra
 TRACKED = "tracked.json"  # the ids that trackers know the run by
 SPARE = 16 * 2**20  # bytes of disk for everything but weights
 
-FORMATS = {  # of the files with tensors: the kind and the version of their container
-    MASK: (masks.KIND, masks.VERSION),
-    ROUND: (rounds.FORMAT, rounds.VERSION),
-    CUTS: (cuts.KIND, cuts.VERSION),
-    **dict.fromkeys((WEIGHTS, PRETRAINED), (weights.KIND, weights.VERSION)),
-    **dict.fromkeys((CHECKPOINT, PRETRAINING), (training.KIND, training.VERSION)),
-}
-REMEDIES = {  # how to go on if a file is damaged, missing, or belongs to another run
-    EXPERIMENT: "move its folder away and run the experiment again",
-    MASK: REMEDY,
-    PRETRAINED: REMEDY,
-    ROUND: "delete it and run the experiment again, which prunes from the start",
-    PRETRAINING: "delete it and run the experiment again, which pretrains from the start",
-    CHECKPOINT: "delete it and run the experiment again, which trains from the start",
-    WEIGHTS: f"delete the {RESULT} beside it and run the experiment again, which trains from the start",
-    CUTS: "delete it and run the experiment again, which shrinks the network again",
-    SHRUNK: "delete it and run the experiment again, which measures it again",
+REMEDIES = {  # all files of a run, in the order of deleting; and how to go on if one is damaged or of another run
     RESULT: "delete it and run the experiment again, which trains from the start",
+    WEIGHTS: f"delete the {RESULT} beside it and run the experiment again, which trains from the start",
+    CHECKPOINT: "delete it and run the experiment again, which trains from the start",
+    SHRUNK: "delete it and run the experiment again, which measures it again",
+    CUTS: "delete it and run the experiment again, which shrinks the network again",
+    MASK: REMEDY,
+    ROUND: "delete it and run the experiment again, which prunes from the start",
+    PRETRAINED: REMEDY,
+    PRETRAINING: "delete it and run the experiment again, which pretrains from the start",
+    METRICS: REMEDY,
     TRACKED: "delete it and run the experiment again, which is then tracked as a new run",
     FAILURE: "delete it and run the experiment again",
-}
-SHRUNK_FORM = {
-    "parameters": "list[int]",
-    "flops": "float",
-    "images_per_second": (None, {"masked": "float", "shrunk": "float"}),
-}
-FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
-    EXPERIMENT: {},
-    FAILURE: {"experiment": {}, "reason": "str"},
-    SHRUNK: SHRUNK_FORM,
-    TRACKED: {"wandb?": "str", "mlflow?": "str", "trackio?": "str"},
-    RESULT: {
-        "experiment": {},
-        "test": training.ACCURACY,
-        "best_validation": (None, training.BEST),
-        "prunable": "int",
-        "kept": "int",
-        "effective": "int | None",
-        "sparsity": "float",
-        "effective_sparsity": "float | None",
-        "flops_dense": "int | None",
-        "flops_effective": "int | None",
-        "collapsed": "list[str]",
-        "empty?": "list[str]",  # missing in the results of older versions
-        "layers?": "int",
-        "silent_outputs?": "int | None",
-        "outputs?": "int | None",
-        "found_for_these_weights": "bool",
-        "seconds": {"pretrain": "float", "prune": "float", "train": "float"},
-        "plan?": {"epochs": "int"},
-        "shrunk": (None, SHRUNK_FORM),
-        "weights": "str",
-        "metrics": (None, MARK),
-        "environment": {},
-    },
+    EXPERIMENT: "move its folder away and run the experiment again",
 }
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder of a run that this process owns."""
+    """The folder of a run that this process owns; `run` is the name that its settings give it."""
 
     path: Path
-    identity: Identity
+    run: str
     lease: Lease
 
     def check(self) -> None:
@@ -110,27 +67,28 @@ class Folder:
         """
         self.check()
         with container.put_only_if(self.check):
-            yield {"run": self.identity.stamp(name)}
-
-    def about(self, name: str) -> dict[str, Any]:
-        """Return the metadata of one of the files with tensors, which must belong to this run."""
-        return verified(self.path / name, self.identity)
+            yield {"run": stamp(self.run, name)}
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one of the JSON files."""
         with self.writing(name):
-            write_json(self.path / name, content, self.identity)
+            write_json(self.path / name, content, self.run)
 
     def read(self, name: str) -> dict[str, Any]:
         """Read one of the JSON files, which must belong to this run."""
-        return read_json(self.path / name, self.identity)
+        return read_json(self.path / name, self.run)
+
+    def delete(self, name: str) -> None:
+        """Delete a file that is not needed any more."""
+        self.check()
+        (self.path / name).unlink(missing_ok=True)
 
 
 @contextmanager
 def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int) -> Iterator[Folder]:
     """Make the run's folder and own it; check that the disk has room for what a run writes.
 
-    `initial` is the digest of the initial weights.
+    `initial` is the digest of the initial weights, and of data of the user's own, which must be those of the folder.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -140,10 +98,10 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
             _check_space(path, weight_bytes)
             for unfinished in path.glob(".*.tmp"):  # a process was killed while it wrote them
                 unfinished.unlink(missing_ok=True)
-            folder = Folder(path, Identity(experiment.folder, initial), lease)
+            folder = Folder(path, experiment.folder, lease)
             if not (path / EXPERIMENT).exists():
-                folder.write(EXPERIMENT, experiment.to_dict())
-            folder.read(EXPERIMENT)  # raises if it is the record of another run
+                folder.write(EXPERIMENT, {"experiment": experiment.to_dict(), "initial": initial})
+            check_initial(path, experiment, initial)
             yield folder
         except Exception as error:
             if fresh and path.is_dir() and not isinstance(error, Busy) and _untouched(path):  # it was refused
@@ -164,6 +122,17 @@ def _check_space(path: Path, weight_bytes: int) -> None:
         )
 
 
+def check_initial(path: Path, experiment: Experiment, initial: str) -> None:
+    """Raise a `ValueError` unless the run in this folder began with these initial weights and this data."""
+    known = read_json(path / EXPERIMENT, experiment.folder)["initial"]
+    if known != initial:
+        same_data = known.partition("+")[2] == initial.partition("+")[2]
+        raise ValueError(
+            f"{experiment.model if same_data else experiment.data} has changed since {path} was written; "
+            "delete that folder, or pass --again to run anew, or give it another name"
+        )
+
+
 def _untouched(path: Path) -> bool:
     """Return whether a run has done nothing yet: no round or epoch is in its metrics, and it has saved nothing."""
     names = {file.name for file in path.iterdir() if file.is_file()}
@@ -176,9 +145,8 @@ def emptied(path: Path) -> None:
     if not path.exists():
         return
     with leased(path):
-        for file in sorted(path.iterdir(), key=lambda file: file.name != RESULT):  # a run without result is unfinished
-            if not is_lease(file.name) and file.is_file():
-                file.unlink()
+        for name in REMEDIES:  # the result first: a run without it is unfinished
+            (path / name).unlink(missing_ok=True)
 
 
 def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, Any] | None:
@@ -187,10 +155,7 @@ def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, An
     A result that is damaged, or that belongs to another run than `experiment` or than its folder, raises a
     `ValueError`.
     """
-    result = _ending(folder / RESULT, experiment)
-    if result is not None and result.get("counted_from") is None and result["best_validation"]:
-        result["best_validation"]["epoch"] += 1
-    return result
+    return _ending(folder / RESULT, experiment)
 
 
 def failed(folder: Path) -> dict[str, Any] | None:
@@ -199,45 +164,53 @@ def failed(folder: Path) -> dict[str, Any] | None:
 
 
 def _ending(path: Path, experiment: Experiment | None) -> dict[str, Any] | None:
-    owner = Identity(experiment.folder, None) if experiment is not None else None
-    if (path.parent / EXPERIMENT).exists():  # a run may fail before it is written
-        owner = recorded(path.parent, experiment)[1]
+    run = experiment.folder if experiment is not None else None
+    if run is None and (path.parent / EXPERIMENT).exists():  # a run may fail before it is written
+        run = recorded(path.parent)[1]
     try:
-        return read_json(path, owner)
+        return read_json(path, run)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def recorded(folder: Path, experiment: Experiment | None = None) -> tuple[dict[str, Any], Identity]:
-    """Return the settings in the experiment.json of a run's folder, and the run that the folder belongs to.
-
-    With `experiment`, the folder of another run raises a `ValueError`.
-    """
+def recorded(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the settings in the experiment.json of a run's folder, and the name of the run, which they give."""
     try:
-        content, stamp = _opened(path := folder / EXPERIMENT)
+        settings = Experiment.settings(read_json(folder / EXPERIMENT)["experiment"])
     except FileNotFoundError:
         raise ValueError(f"{folder} is not the folder of a run: it has no {EXPERIMENT}") from None
-    if experiment is not None:
-        _check(path, stamp, Identity(experiment.folder, None))
-    return content, Identity(stamp["run"], stamp["initial"])
+    return settings, folder_of(settings)
 
 
-def load_mask(folder: Path, owner: Identity, model: nn.Module | None = None) -> tuple[Masks, dict[str, Any]]:
+def load_mask(folder: Path, run: str, model: nn.Module | None = None) -> tuple[Masks, dict[str, Any]]:
     """Return the masks of a run and what their file says about them; they must belong to this run."""
-    verified(folder / MASK, owner)
-    with explained(folder / MASK):
+    with reading(folder / MASK, run):
         found, about = masks.load_masks(folder / MASK, model)
     return found, about | {"empty": empty(found), "layers": len(found)}
 
 
-def verified(path: Path, owner: Identity) -> dict[str, Any]:
-    """Return the metadata of a file with tensors; it must be undamaged and belong to this run."""
+@contextmanager
+def reading(path: Path, run: str) -> Iterator[dict[str, Any]]:
+    """Yield the metadata of a file with tensors, which is there when the file is read within.
+
+    That reading checks that the file belongs to this run. Each error about the file says how to go on.
+    """
+    about: dict[str, Any] = {}
+
+    def check(found: dict[str, Any]) -> None:
+        check_stamp(path, found.get("run"), run)
+        about.update(found)
+
+    with explained(path), container.checked_by(check):
+        if not path.exists():
+            raise ValueError(f"{path} is missing")
+        yield about
+
+
+def read_json(path: Path, run: str | None = None) -> dict[str, Any]:
+    """Read one of the JSON files of a run, which must be as it was written; with `run`, it must belong to this run."""
     with explained(path):
-        about = container.read(path, *FORMATS[path.name])[1]
-        if misfit(about.get("metrics"), MARK):
-            raise ValueError(f"{path} does not say which metrics of its run it follows")
-    _check(path, about.get("run"), owner)
-    return about
+        return checksums.read(path, run)
 
 
 @contextmanager
@@ -245,8 +218,6 @@ def explained(path: Path) -> Iterator[None]:
     """Add to each error about a file of a run how to go on."""
     try:
         yield
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; {REMEDIES[path.name]}") from None
     except ValueError as error:
         raise ValueError(f"{error}; {REMEDIES[path.name]}") from None
 
@@ -268,38 +239,3 @@ def progress(folder: Path) -> str:
         unit = "round" if last["stage"] == "prune" else "epoch"
         return f"{last['stage']}: {last[unit]} of {last[unit + 's']} {unit}s"
     return "begun" if folder.exists() else "not begun"
-
-
-def read_json(path: Path, owner: Identity | None = None) -> dict[str, Any]:
-    """Read one of the JSON files of a run; it must be undamaged and belong to this run, if one is named."""
-    content, stamp = _opened(path)
-    if owner is not None:
-        _check(path, stamp, owner)
-    return content
-
-
-def _check(path: Path, stamp: Any, owner: Identity) -> None:
-    if problem := owner.problem(stamp, path.name):
-        raise ValueError(f"{path} {problem}; {REMEDIES[path.name]}")
-
-
-def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the content and the stamp of a JSON file, both of which have their form and fit each other."""
-    try:
-        content, stamp = unsealed(json.loads(path.read_text(encoding="utf-8")))
-        if wrong := misfit(content, FORMS[path.name]):
-            raise ValueError(wrong)
-        settings = content if path.name == EXPERIMENT else content.get("experiment")
-        run = stamp.get("run") if settings is None else folder_of(Experiment.settings(settings))
-        if problem := Identity(str(run), None).problem(stamp, path.name):
-            raise ValueError(f"it {problem}")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}); {REMEDIES[path.name]}") from None
-    return content, stamp
-
-
-def write_json(path: Path, content: Mapping[str, Any], owner: Identity) -> None:
-    """Write one of the JSON files of a run, atomically, with its seal."""
-    text = json.dumps(sealed(content, owner.stamp(path.name)), indent=2)
-    with container.atomically(path) as file:
-        file.write((text + "\n").encode())

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...data import DATA, Inputs
+from ...files.header import typed
 from ...files.masks import load_masks, masks_digest
 from ...files.weights import load_weights
 from ...imports import check_trusted
 from ...masks import Masks
 from ...pruning.methods import METHODS
 from ...running import digest
-from ...scope import prunable
 from ...words import printable
 from ..experiment.experiment import DENSE, FILE, Experiment
-from .checksums import misfit
-from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, explained, finished, load_mask, progress, recorded, verified
+from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, check_initial, finished, load_mask, progress, reading, recorded
 from .network import beginning, data_of, initial_network, known_inputs
 from .network import inputs_of as network_inputs
 from .options import RunOptions
@@ -64,9 +64,9 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
 
     Unless the file is trusted, its network must be one of `MODELS` or named in the changes.
     """
-    if path.name == MASK and (path.parent / EXPERIMENT).exists():  # the masks in a run's folder are those of the run
-        verified(path, recorded(path.parent)[1])
-    masks, about = load_masks(path)
+    inside = path.name == MASK and (path.parent / EXPERIMENT).exists()  # masks in a run's folder are those of the run
+    with reading(path, recorded(path.parent)[1]) if inside else nullcontext():
+        masks, about = load_masks(path)
     record = about.get("experiment") or {}
     if not record and not {"model", "data"} <= changes.keys():
         raise ValueError(f"{path} does not name its network and data set; pass --model and --data")
@@ -92,7 +92,7 @@ def trained(
     folder: Path, model: str | None = None, data: str | None = None, trust: bool = False
 ) -> tuple[Experiment, nn.Module, Masks]:
     """Return the experiment of a finished run, its trained network and its masks, all on the CPU; see `load`."""
-    settings, owner = recorded(folder)
+    settings, run = recorded(folder)
     experiment = Experiment.from_dict(settings)
     if model not in (None, experiment.model) or data not in (None, experiment.data):
         raise ValueError(
@@ -106,15 +106,13 @@ def trained(
             "for the network before training"
         )
     network, path = initial(experiment, inputs_of(experiment, folder, [data], trust)), folder / WEIGHTS
-    masks, _ = load_mask(folder, owner, network)
-    verified(path, owner)
-    with explained(path):
+    masks, _ = load_mask(folder, run, network)
+    with reading(path, run):
         stored = load_weights(path, network).masks
         if digest.hexadecimal(network.parameters()) != result["weights"]:
             raise ValueError(f"{path} does not hold the weights that {RESULT} names")
-    with explained(folder / MASK):
         if experiment.method != DENSE and masks_digest(stored) != masks_digest(masks):
-            raise ValueError(f"{folder / MASK} does not hold the masks of {WEIGHTS}")
+            raise ValueError(f"{path} does not hold the masks of {MASK}")
     return experiment, network, masks
 
 
@@ -135,32 +133,20 @@ def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None
     about = load_masks(source / MASK if source.is_dir() else source)[1]
     found = about.get("inputs")
     if found is not None and (source.is_dir() or (about.get("experiment") or {}).get("data") == experiment.data):
-        if misfit(found, INPUTS) or not (0 < found["classes"] <= MOST and 0 < math.prod(found["shape"]) <= MOST):
+        typed("inputs", found, "dict[str, Any]")
+        classes, shape, dtype = (typed(name, found.get(name), kind) for name, kind in INPUTS.items())
+        if not (0 < classes <= MOST and 0 < math.prod(shape) <= MOST):
             raise ValueError(f"{source} does not say what inputs its network takes; name the data set with --data")
-        return Inputs(found["classes"], tuple(found["shape"]), found["dtype"])
+        return Inputs(classes, tuple(shape), dtype)
     check_trusted(experiment.data, source, named, trust, "--data")
     return data_of(experiment, RunOptions()).inputs
 
 
 def check_unchanged(folder: Path, experiment: Experiment, options: RunOptions) -> None:
     """Raise a `ValueError` if the experiment's network or data is not what the run in this folder began with."""
-    known, data = recorded(folder, experiment)[1].initial, ""
-    if experiment.data not in DATA:
-        data = data_of(experiment, options).digest
+    data = "" if experiment.data in DATA else data_of(experiment, options).digest
     network = initial(experiment, network_inputs(experiment, options))
-    if known in (None, beginning(network, data)):
-        return
-    what, change = experiment.model, "its initial weights are others"
-    before = (finished(folder, experiment) or load_mask(folder, recorded(folder)[1])[1])["prunable"]
-    now = sum(weight.numel() for weight in prunable(network).values())
-    if known.partition("+")[2] != data:
-        what, change = experiment.data, "its digest is another"
-    elif before != now:
-        change = f"it had {before:,} prunable weights and has {now:,}"
-    raise ValueError(
-        f"{what} has changed since {folder} was written ({change}); "
-        "delete that folder, or pass --again to run anew, or give it another name"
-    )
+    check_initial(folder, experiment, beginning(network, data))
 
 
 def example(experiment: Experiment, source: Path, batch: int = 2) -> Tensor:

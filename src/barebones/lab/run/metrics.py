@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ...files import container as files
-from .checksums import SEAL, Identity, digest, misfit
+from .checksums import check_stamp, stamp
 
 METRICS = "metrics.jsonl"
 REMEDY = "delete its folder and run the experiment again"  # for a file that is damaged, or belongs to another run
 COUNTED = {"pretrain": "epoch", "prune": "round", "train": "epoch"}  # what the lines of a stage count
-ELAPSED = {"prune": {"elapsed": "float"}}
-MARK = {"lines": "int", "seal": "str"}
 
 Line = dict[str, Any]  # it counts rounds and epochs from 1
-Mark = dict[str, Any]  # how many lines a file has, and the seal of the last; the form of MARK
+Mark = dict[str, Any]  # how many lines a file has, and the digest of all of them
 
 
 class Track(Protocol):
@@ -32,71 +31,62 @@ class Track(Protocol):
 
 
 class Metrics:
-    """The file metrics.jsonl of a run.
+    """The file metrics.jsonl of a run: its first row names the run, and a line follows when a round or an epoch ends.
 
-    The first line says which run the file belongs to. Then a line is appended when a round or an epoch ends. Each has
-    a seal, which depends on all lines before it. So a change, a lost line and a line of another run are noticed.
-
-    `lines` are as they are in the file. A file that is written after some lines keeps their `mark`. The run that
-    resumes from this file begins with `rewind`, which checks that these lines are there, and removes those that the run
-    will write again.
+    A file that is written after some lines keeps their `mark`. The run that resumes from this file begins with
+    `rewind`, which checks that these lines are there, and removes those that the run will write again.
     """
 
     def __init__(
         self,
         path: Path,
-        identity: Identity,
+        run: str,
         report: Callable[[Line], None] = lambda line: None,
         track: Track | None = None,
         owned: Callable[[], None] = lambda: None,
     ) -> None:
-        self.path, self.stamp, self.report, self.track = path, identity.stamp(METRICS), report, track
+        self.path, self.report, self.track = path, report, track
         self.owned = owned  # raises if the folder of the run belongs to another process now
         self.file: BinaryIO | None = None  # kept open: what is written never gets into a file that replaced it
-        self.lines, self.seals, self.problem = _parsed(path, identity)
-        self.seals = self.seals or [_seal("", self.stamp)]  # of the first line and of each of `lines`
+        self.rows = _rows(path, run) or [_text({"run": stamp(run, METRICS)})]
+
+    @property
+    def lines(self) -> list[Line]:
+        """The lines of the file."""
+        return [json.loads(row) for row in self.rows[1:]]
 
     def check(self, mark: Mark) -> None:
         """Raise a `ValueError` unless the lines up to a mark are there."""
-        count = mark["lines"]
-        if count > len(self.lines):
-            since = f" after {_words(_shifted(self.lines[-1], _behind(self.lines)))}" if self.lines else ""
-            why = f", because {self.problem}" if self.problem else ""
-            lost = f"{count - len(self.lines)} of {count} lines{since}{why}"
-            raise ValueError(f"{self.path} has lost {lost}; {REMEDY}")
-        if count < 0 or mark["seal"] != self.seals[count]:
-            raise ValueError(f"{self.path} has other lines than those that the run had written; {REMEDY}")
+        _check(self.path, self.rows, mark)
 
     def rewind(self, mark: Mark | None = None) -> None:
         """Remove the lines after a mark; without one, all lines. The lines before it are checked."""
-        count = mark["lines"] if mark else 0
-        if mark:
-            self.check(mark)
-        if self.file is None or count < len(self.lines):
+        _check(self.path, self.rows, mark)
+        count = 1 + mark["lines"] if mark else 1
+        if self.file is None or count < len(self.rows):
             self.owned()
-            del self.lines[count:], self.seals[count + 1 :]
+            del self.rows[count:]
             self._rewrite()
 
     def mark(self) -> Mark:
         """Put all lines on the disk, and return the mark for the file that is written next."""
         assert self.file is not None
         os.fsync(self.file.fileno())
-        return {"lines": len(self.lines), "seal": self.seals[-1]}
+        return {"lines": len(self.rows) - 1, "digest": _digest(self.rows)}
 
     def __call__(self, line: Line) -> None:
         """Append a line, report it, and track it."""
         assert self.file is not None
         self.owned()
-        self.lines.append(_shifted(finite(line), -_behind(self.lines)))
-        self.seals.append(_seal(self.seals[-1], self.lines[-1]))
-        rest = memoryview(_text(self.lines[-1], self.seals[-1]))
+        self.rows.append(_text(finite(line)))
+        rest = memoryview(self.rows[-1])
         try:
             while rest:
                 rest = rest[self.file.write(rest) :]
         except OSError as error:  # a full disk does not name the file
             raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
         if self.track is not None:
-            self.track.log(len(self.lines) - 1, _shifted(self.lines[-1], _behind(self.lines)))
+            self.track.log(len(self.rows) - 2, finite(line))
         self.report(line)
 
     def close(self) -> None:
@@ -108,94 +98,67 @@ class Metrics:
         """Write the file again with the present lines, and track them."""
         self.close()
         with files.put_only_if(self.owned), files.atomically(self.path) as file:
-            file.write(b"".join(map(_text, [self.stamp, *self.lines], self.seals)))
+            file.write(b"".join(self.rows))
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open until the run ends)
         if self.track is not None:
-            self.track.begin(_from_one(self.lines))
+            self.track.begin(self.lines)
 
 
-def read(path: Path, identity: Identity | None = None, mark: Mark | None = None) -> list[Line]:
+def read(path: Path, run: str | None = None, mark: Mark | None = None) -> list[Line]:
     """Return the lines of a metrics file; half a line at its end, which a running process may leave, is ignored.
 
-    Raise a `ValueError` if a line is damaged or lost, if the file belongs to another run than that of `identity`, or
-    if it does not end where `mark` says.
+    Raise a `ValueError` if a line is damaged or lost, if the file belongs to another run than `run`, or if it does not
+    end where `mark` says.
     """
-    lines, seals, problem = _parsed(path, identity)
-    if not problem and mark and seals and (len(lines), seals[-1]) != (mark["lines"], mark["seal"]):
-        problem = f"it has {len(lines)} lines instead of the {mark['lines']} that the run had written"
-    if problem:
-        raise ValueError(f"{path} is damaged ({problem}); {REMEDY}")
-    return _from_one(lines)
-
-
-def _behind(lines: list[Line]) -> int:
-    """Return by how much the lines of a file are behind: files that an older version began count from 0, others from 1.
-
-    >>> _behind([{"stage": "prune", "round": 0}, {"stage": "prune", "round": 1}]), _behind([])
-    (1, 0)
-    """
-    return 1 - lines[0][COUNTED[lines[0]["stage"]]] if lines else 0
-
-
-def _from_one(lines: list[Line]) -> list[Line]:
-    """Return the lines of a file so that they count from 1."""
-    return [_shifted(line, _behind(lines)) for line in lines]
-
-
-def _shifted(line: Line, by: int) -> Line:
-    unit = COUNTED[line["stage"]]
-    return line | {unit: line[unit] + by}
-
-
-def _parsed(path: Path, identity: Identity | None) -> tuple[list[Line], list[str], str]:
-    """Return the whole lines of a file without seals, all seals, and what is wrong with the line after the last one."""
-    try:
-        rows = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return [], [], ""
-    contents: list[Line] = []
-    seals: list[str] = []
-    for number, row in enumerate(rows, 1):
+    rows = _rows(path, run)
+    _check(path, rows, mark)
+    if mark and len(rows) > 1 + mark["lines"]:
+        raise ValueError(f"{path} has more lines than the {mark['lines']} that the run had written; {REMEDY}")
+    lines: list[Line] = []
+    for number, row in enumerate(rows[1:], 2):
         try:
-            content = json.loads(row)
-            seal = content.pop(SEAL)
-            if seal != _seal(seals[-1] if seals else "", content):
-                return contents[1:], seals, f"line {number} has changed, or a line before it is lost"
-            if contents and (wrong := _misfit(content)):
-                return contents[1:], seals, f"line {number} is no line of metrics: {wrong}"
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            return contents[1:], seals, f"line {number} is not a sealed line"
-        if not contents and identity is not None and (problem := identity.problem(content, METRICS)):
-            raise ValueError(f"{path} {problem}; {REMEDY}")
-        contents.append(content)
-        seals.append(seal)
-    return contents[1:], seals, "" if seals else "its first line is missing"
+            line = json.loads(row)
+            unit = COUNTED[line["stage"]]
+            if not isinstance(line[unit] + line[unit + "s"], int):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path} is damaged in line {number}; {REMEDY}") from None
+        lines.append(line)
+    return lines
 
 
-def _misfit(line: Line) -> str:
-    """Say which value of a line does not have the form of its stage; return an empty string if all have it."""
-    if line.get("stage") not in COUNTED:
-        return "it has no stage"
-    unit = COUNTED[line["stage"]]
-    return misfit(line, {unit: "int", unit + "s": "int", "seconds": "float"} | ELAPSED.get(line["stage"], {}))
+def _check(path: Path, rows: list[bytes], mark: Mark | None) -> None:
+    """Raise a `ValueError` unless the lines up to a mark are there."""
+    if mark is None:
+        return
+    if (lost := 1 + mark["lines"] - max(len(rows), 1)) > 0:
+        raise ValueError(f"{path} has lost {lost} of {mark['lines']} lines; {REMEDY}")
+    if _digest(rows[: 1 + mark["lines"]]) != mark["digest"]:
+        raise ValueError(f"{path} has other lines than those that the run had written; {REMEDY}")
 
 
-def _seal(before: str, content: Any) -> str:
-    return digest([before, content])[:16]
+def _rows(path: Path, run: str | None) -> list[bytes]:
+    """Return the whole rows of a file, the first of which must name this run; no rows if there is no file."""
+    try:
+        rows = [row + b"\n" for row in path.read_bytes().split(b"\n")[:-1]]
+    except FileNotFoundError:
+        return []
+    if run is not None and rows:
+        try:
+            check_stamp(path, json.loads(rows[0])["run"], run)
+        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
+            raise ValueError(f"{path} is damaged in line 1; {REMEDY}") from None
+        except ValueError as error:
+            raise ValueError(f"{error}; {REMEDY}") from None
+    return rows
 
 
-def _text(content: Line, seal: str) -> bytes:
-    return json.dumps(content | {SEAL: seal}).encode() + b"\n"
+def _digest(rows: list[bytes]) -> str:
+    return sha256(b"".join(rows)).hexdigest()
 
 
-def _words(line: Line) -> str:
-    """Return the place of a line in words.
-
-    >>> _words({"stage": "train", "epoch": 3})
-    'epoch 3 of train'
-    """
-    unit = COUNTED[line["stage"]]
-    return f"{unit} {line[unit]} of {line['stage']}"
+def _text(content: Line) -> bytes:
+    return json.dumps(content).encode() + b"\n"
 
 
 def finite(value: Any) -> Any:

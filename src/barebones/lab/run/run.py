@@ -12,7 +12,7 @@ import torch
 from ..experiment.experiment import Experiment
 from . import connectivity
 from .distributed import ALONE, Team, check_norms
-from .folder import CHECKPOINT, CUTS, MASK, emptied, finished, load_mask, recorded, reserved
+from .folder import CHECKPOINT, CUTS, MASK, emptied, finished, load_mask, reserved
 from .loading import check_unchanged
 from .metrics import METRICS, Line, Metrics
 from .network import Network, data_of
@@ -61,7 +61,7 @@ def run(
         team.copy_from_first(path)
         if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
             return ending
-        metrics = Metrics(path / METRICS, folder.identity, report, track, folder.check)
+        metrics = Metrics(path / METRICS, folder.run, report, track, folder.check)
         try:
             stages = Stages(
                 experiment, options, folder, network, metrics, report, lambda: team.any(stopping()), team
@@ -82,7 +82,7 @@ def _ending(path: Path, experiment: Experiment, until: str) -> dict[str, Any] | 
     """Return what the run leaves in its folder at the end; None if it has not come to that. Nothing is locked."""
     result = finished(path, experiment)
     if until == "prune":
-        return load_mask(path, recorded(path, experiment)[1])[1] if (path / MASK).exists() else None
+        return load_mask(path, experiment.folder)[1] if (path / MASK).exists() else None
     if result is not None:
         with suppress(OSError):  # the folder may be read-only
             for left in (CHECKPOINT, CUTS):  # if the run was killed just before deleting them

@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -40,8 +40,8 @@ from .folder import (
     SHRUNK,
     WEIGHTS,
     Folder,
-    explained,
     load_mask,
+    reading,
 )
 from .metrics import COUNTED, Line, Mark, Metrics
 from .network import Network, deterministic, pruned, scores
@@ -53,6 +53,7 @@ from .training import Training
 FLUSH = {"cuda": 1.0}  # seconds between reading the numbers of pruning rounds, which delays a GPU each time
 TICK = 0.2  # seconds between reports of the progress within a round or an epoch
 
+T = TypeVar("T")
 Steps = Generator[None, None, dict[str, Any]]  # yields after each training step and returns the result
 
 
@@ -91,28 +92,25 @@ class Stages:
             yield from self._training("pretrain", plan, None, PRETRAINING)
             with self._writing(PRETRAINED) as stamp:
                 save_weights(self.model, {}, path, **stamp)
-        self._passed(self.folder.about(PRETRAINED)["metrics"])
-        with explained(path):
+        with reading(path, self.folder.run) as about:
             load_weights(path, self.model)
-        self._delete(PRETRAINING)
+        self._passed(about["metrics"])
+        self.folder.delete(PRETRAINING)
 
     def prune(self) -> tuple[Masks, dict[str, Any]]:
         """Prune, and return the masks and the metadata of their file."""
         path, experiment = self.folder.path / MASK, self.experiment
         if not path.exists():
-            self.metrics.rewind(self._marked(ROUND) or self.mark)
+            after = self._resume(ROUND, Round.load)
             if experiment.mask is not None:
                 self._copy_mask(self.options.mask)
             elif experiment.method == DENSE:
                 self._save_masks(everything(prunable(self.model)), [], 0.0, method=DENSE)
             else:
-                self._prune()
-        masks, about = load_mask(self.folder.path, self.folder.identity, self.model)
-        with explained(path):
-            if experiment.mask not in (None, maskfile.masks_digest(masks)):
-                raise ValueError(f"{path} holds other masks than the file that the run was begun with")
+                self._prune(after)
+        masks, about = load_mask(self.folder.path, self.folder.run, self.model)
         self._passed(about["metrics"])
-        self._delete(ROUND)
+        self.folder.delete(ROUND)
         if experiment.mask is not None or about.get("account") is None:  # what a file says is counted here again
             about["account"], about["collapsed"] = _account(self.model, masks, self.data)
         if experiment.mask is not None:  # training other initial weights is allowed, but reported
@@ -125,10 +123,8 @@ class Stages:
             self.report({"stage": "prune", "warning": wrong, "short": connectivity.in_short(about, self.skipped)})
         return masks, about
 
-    def _prune(self) -> None:
-        method, checkpoint = self.experiment.pruning(), self.folder.path / ROUND
-        with explained(checkpoint):
-            after = Round.load(checkpoint) if checkpoint.exists() else None
+    def _prune(self, after: Round | None) -> None:
+        method = self.experiment.pruning()
         lines = [line for line in self.metrics.lines if line["stage"] == "prune"]
         flushed_at = monotonic()
         began = flushed_at - (lines[-1]["elapsed"] if lines else 0.0)
@@ -187,9 +183,9 @@ class Stages:
         """Take the masks of a file as those of this run."""
         if source is None:
             raise ValueError("the run has no masks yet; name their file with --mask FILE")
-        if maskfile.masks_digest(maskfile.load_masks(source)[0]) != self.experiment.mask:
-            raise ValueError(f"{source} has changed since it was read; start again")
         masks, about = maskfile.load_masks(source, self.model)  # raises if they do not match the model
+        if maskfile.masks_digest(masks) != self.experiment.mask:
+            raise ValueError(f"{source} has changed since it was read; start again")
         about |= {"inputs": asdict(self.data.inputs)}
         with self._writing(MASK) as stamp:
             maskfile.save_masks(masks, self.folder.path / MASK, **about | stamp)
@@ -210,7 +206,7 @@ class Stages:
             about["found_for_these_weights"] = False
         held, small = self._to_train(masks)
         for begun in (CHECKPOINT, SHRUNK) if self.skipped else ():  # by an earlier command, without this option
-            self._delete(begun)
+            self.folder.delete(begun)
         training = yield from self._training("train", plan, held, CHECKPOINT)
         audit(self.model, held or {})
         self.team.check_same("weights", digest.hexadecimal(self.model.parameters()))
@@ -229,7 +225,6 @@ class Stages:
             "id": experiment.id,
             "test": asdict(test),
             "best_validation": training.best and asdict(training.best) | {"epoch": training.best.epoch + 1},
-            "counted_from": 1,  # the epoch above; results of older versions count from 0
             **about["account"],
             "collapsed": about.get("collapsed") or [],
             "empty": about["empty"],
@@ -248,8 +243,8 @@ class Stages:
             "made": made(),
         }
         self.folder.write(RESULT, result)
-        self._delete(CHECKPOINT)
-        self._delete(CUTS)
+        self.folder.delete(CHECKPOINT)
+        self.folder.delete(CUTS)
         return result
 
     def _to_train(self, masks: Masks) -> tuple[Masks | None, Shrunk | None]:
@@ -273,12 +268,11 @@ class Stages:
         if not path.exists():
             cuts = cuts_to_train(self.model, trained, images)
             with self.folder.writing(CUTS) as stamp:
-                cuts.save(path, masks=found_for, **stamp, metrics=self.mark)  # up to the end of pruning
-        about = self.folder.about(CUTS)  # raises if it is damaged or belongs to another run
-        with explained(path):
-            if about.get("masks") != found_for:
-                raise ValueError(f"{path} was written for other masks")
+                cuts.save(path, masks=found_for, **stamp)
+        with reading(path, self.folder.run) as about:
             cuts = Cuts.load(path, self.model)
+            if about["masks"] != found_for:
+                raise ValueError(f"{path} was written for other masks")
         small = to_train(self.model, trained, cuts)
         if not (self.folder.path / SHRUNK).exists():
             masked = self._trainer(laid_out(deepcopy(self.model), images), self.plan, masks)
@@ -294,34 +288,25 @@ class Stages:
         """Train, from the checkpoint if there is one; save checkpoints from time to time, and before a stop."""
         seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
         with self.team.synchronized(self.model, self.options.sync_bn):
-            return (yield from self._trained(stage, plan, masks, checkpoint, seed))
-
-    def _trained(
-        self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: str, seed: int
-    ) -> Generator[None, None, Training]:
-        compiled = self.options.compiles(plan.epochs)
-        training = self._trainer(self.model, plan, masks, seed, compiled, self.team)
-        self.metrics.rewind(self._marked(checkpoint) or self.mark)
-        path = self.folder.path / checkpoint
-        with explained(path):
-            if resumed := path.exists():
-                training.load(path)
-        steps = math.ceil(len(self.data.train) / plan.batch)  # of an epoch
-        self._tell(stage, training.epoch, plan.epochs, training.step / steps, resumed)
-        for epoch in training.steps():
-            self._tell(stage, training.epoch, plan.epochs, training.step / steps)
-            if epoch is not None:
-                line = {"stage": stage, "epoch": epoch.index + 1, "epochs": plan.epochs, **asdict(epoch)}
-                del line["index"]
-                self.metrics(line)
-            over = training.epoch == plan.epochs
-            stop = self.stopping()
-            if stop or over or self._due():
-                self._save(checkpoint, training.save)
-            if stop and not over:
-                raise Stopped
-            yield
-        return training
+            compiled = self.options.compiles(plan.epochs)
+            training = self._trainer(self.model, plan, masks, seed, compiled, self.team)
+            resumed = self._resume(checkpoint, training.load) is not None
+            steps = math.ceil(len(self.data.train) / plan.batch)  # of an epoch
+            self._tell(stage, training.epoch, plan.epochs, training.step / steps, resumed)
+            for epoch in training.steps():
+                self._tell(stage, training.epoch, plan.epochs, training.step / steps)
+                if epoch is not None:
+                    line = {"stage": stage, "epoch": epoch.index + 1, "epochs": plan.epochs, **asdict(epoch)}
+                    del line["index"]
+                    self.metrics(line)
+                over = training.epoch == plan.epochs
+                stop = self.stopping()
+                if stop or over or self._due():
+                    self._save(checkpoint, training.save)
+                if stop and not over:
+                    raise Stopped
+                yield
+            return training
 
     def _trainer(
         self,
@@ -355,19 +340,20 @@ class Stages:
         with self.folder.writing(name) as stamp:
             yield {**stamp, "metrics": self.metrics.mark()}
 
-    def _marked(self, name: str) -> Mark | None:
-        """Return up to where the metrics were written when this file was; None if there is no such file."""
-        return self.folder.about(name)["metrics"] if (self.folder.path / name).exists() else None
+    def _resume(self, name: str, load: Callable[[Path], T]) -> T | None:
+        """Load a checkpoint, if there is one; the metrics end where it was saved, or where the last stage ended."""
+        path, mark, loaded = self.folder.path / name, self.mark, None
+        if path.exists():
+            with reading(path, self.folder.run) as about:
+                loaded = load(path)
+            mark = about["metrics"]
+        self.metrics.rewind(mark)
+        return loaded
 
     def _passed(self, mark: Mark) -> None:
         """Note up to where the metrics of the stage that has ended go; they must be there."""
         self.metrics.check(mark)
         self.mark = mark
-
-    def _delete(self, name: str) -> None:
-        """Delete a file that is not needed any more."""
-        self.folder.check()
-        (self.folder.path / name).unlink(missing_ok=True)
 
     def _due(self) -> bool:
         """Return whether it is time for a checkpoint: every `save_every` seconds, in at most 2 % of the time."""

@@ -10,7 +10,6 @@ from time import monotonic
 from typing import Any
 
 from ..experiment.experiment import Experiment
-from ..run.checksums import Identity
 from ..run.folder import FAILURE, write_json
 from ..run.metrics import COUNTED
 from ..run.options import RunOptions
@@ -218,7 +217,7 @@ class Crew:
         failure = {"experiment": job.experiment.to_dict(), "reason": reason, "traceback": details}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {**failure, "attempts": 1 + job.alone}, Identity(job.folder, None))
+            write_json(path, {**failure, "attempts": 1 + job.alone}, job.folder)
         except OSError as error:
             job.reason += f" (and {path} cannot be written: {error.strerror})"
         self._end(job, FAILED)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from ....pruning.controls import NONE
 from ....words import counted, printable
-from ...experiment.experiment import DENSE, LATER
+from ...experiment.experiment import DENSE, Experiment
 from ...experiment.styles import look, looks, titled
 from ...records.records import KEY, SETTINGS
 from ...records.statistics import over_seeds
@@ -15,6 +16,8 @@ from ...run.loading import FINDING
 from .. import plots
 from .axes import Axis
 
+DEFAULTS = {option.name: option.default for option in fields(Experiment)}
+UNUSUAL = ("leave_empty", "scoring_init", "scoring_bn")  # changes of how masks are found, which are always named
 COUNTED = {"rounds": ("round", "s"), "batches": ("batch", "es"), "epochs": ("epoch", "s")}
 
 
@@ -114,7 +117,7 @@ def _labels(lines: list[Rows], axis: Axis) -> list[str]:
         for name in names:
             others = alike if name in FINDING else lines
             differs = len({other[0][name] for other in others} - {None}) > 1
-            if (differs or (name in FINDING and name in LATER)) and first[name] not in (None, LATER.get(name)):
+            if (differs or name in UNUSUAL) and first[name] not in (None, DEFAULTS[name]):
                 words.append(_setting(name, first[name]))
         if len({other[0]["mask"] for other in alike}) > 1 and first["mask"] is not None:
             several = len({run["mask"] for run in line}) > 1

@@ -20,7 +20,6 @@ from ....models import MODELS
 from ...experiment.experiment import DENSE, Experiment
 from ...experiment.styles import look, titled
 from ...records.records import DONE, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
-from ...run.checksums import Identity
 from ...run.connectivity import untrained
 from ...run.folder import CHECKPOINT, EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
 from ...run.loading import SETTLED
@@ -199,7 +198,7 @@ class _FileReader:
             return None
 
 
-def _mask(folder: Path, owner: Identity | None, settings: Row | None, effective: bool) -> Row:
+def _mask(folder: Path, owner: str | None, settings: Row | None, effective: bool) -> Row:
     """Return the metadata of the mask file, and how many weights its masks keep in each layer."""
     if not (folder / MASK).exists():
         return {}
