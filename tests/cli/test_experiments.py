@@ -72,39 +72,6 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(words, expected, comm
     assert {path.name for path in tiny.iterdir()} <= {"nets_for_cli.py", "__pycache__"}
 
 
-# carrying runs
-
-
-def test_packed_runs_are_unpacked_elsewhere(command, tiny):
-    assert command("run", *FORCE).code == 0
-    done = command("pack", "runs", "-o", "pack.tar")
-    assert (done.code, done.err) == (0, "")
-    assert re.fullmatch(r"1 run \(1 finished\) packed into pack.tar, 0.0 MB.\n", done.out)
-    assert command("unpack", "pack.tar", "--runs", "there") == (0, "1 run unpacked into there (1 finished).\n", "")
-    (folder,) = (tiny / "there").iterdir()
-    assert command("inspect", str(folder)).code == 0
-    again = command("unpack", "pack.tar", "--runs", "there")
-    assert f"kept     {folder.name}, which is at least as far in there" in again.out
-    assert "0 runs unpacked into there" in again.out
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["pack", "nowhere"], "there is no run in nowhere; name the folder that holds the run folders"),
-        (["pack", "-o", "no/pack.tar"], "there is no folder no to write pack.tar into; create it first"),
-        (["unpack", "nowhere.tar"], "there is no file nowhere.tar; name one that barebones pack wrote"),
-        (["unpack", "nets_for_cli.py"], "nets_for_cli.py is not a pack that barebones wrote, or it is damaged"),
-        (["sweep", "smoke", "--minutes", "0", "--device", "cpu"], "minutes=0: a sweep needs some time"),
-    ],
-)
-def test_what_cannot_be_carried_is_a_sentence(words, problem, command, tiny):
-    done = command(*words)
-    assert (done.code, done.out) == (2, "")
-    assert problem in done.err
-    assert not (tiny / "runs").exists()
-
-
 # trouble
 
 
@@ -116,12 +83,9 @@ FULL = shutil.disk_usage(".")._replace(free=0)
     [
         (lambda patch: Path("runs").write_text("mine"), "", "Not a directory: runs/"),
         (lambda patch: patch.setattr(shutil, "disk_usage", lambda path: FULL), "", "delete something first"),
-        (lambda patch: patch.setitem(sys.modules, "tensorboard", None), "--tensorboard",
+        (lambda patch: patch.setitem(sys.modules, "tensorboard", None), "--track tensorboard",
          "error: --track tensorboard needs the package tensorboard: pip install 'barebones[tensorboard]'"),
-        (lambda patch: patch.setitem(sys.modules, "trackio", None), "--track trackio",
-         "error: --track trackio needs the package trackio: pip install 'barebones[trackio]'"),
-        (None, "--track wnadb", "error: tracker 'wnadb' is unknown; choose tensorboard, wandb, mlflow, trackio"),
-        (None, "--tensorboard --track wandb", "error: --tensorboard means --track tensorboard; leave one of them out"),
+        (None, "--track wnadb", "error: tracker 'wnadb' is unknown; choose tensorboard, wandb, mlflow"),
         (None, "--lr 1e30",
          "error: epoch 1: the training loss is not finite; lower the learning rate, or add a warm-up"),
         (None, "--model nets_for_cli:for_larger_images", "for_larger_images"),

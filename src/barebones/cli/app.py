@@ -24,8 +24,6 @@ COMMANDS = {  # the panel and the module of each command; the module is imported
     "train": (EXPERIMENTS, "experiments"),
     "run": (EXPERIMENTS, "experiments"),
     "sweep": (EXPERIMENTS, "experiments"),
-    "pack": (EXPERIMENTS, "experiments"),
-    "unpack": (EXPERIMENTS, "experiments"),
     "inspect": (EXPERIMENTS, "experiments"),
     "figure": (EXPERIMENTS, "figures"),
     "report": (RESULTS, "figures"),

@@ -17,7 +17,6 @@ from ..lab.experiment.experiment import DENSE, Experiment
 from ..lab.experiment.recipes import RECIPES
 from ..lab.experiment.recipes import experiments as from_recipe
 from ..lab.figures import demo as lab_demo
-from ..lab.records import packs
 from ..lab.run.connectivity import SKIP
 from ..lab.run.distributed import joined
 from ..lab.run.folder import MASK, RESULT, progress
@@ -239,40 +238,6 @@ def sweep(
             raise typer.Exit(stopping.code)
     if outcome.failed or outcome.stopped:
         raise typer.Exit(1)
-
-
-def pack(
-    runs: Annotated[Path, typer.Argument(help="Folder that contains the run folders, or one run folder.")] = Path(
-        "runs"
-    ),
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("pack.tar"),
-) -> None:
-    """Pack runs into one file, finished and unfinished ones, to continue or read them on another machine.
-
-    Example: barebones pack runs -o pack.tar
-    """
-    check_output(out)
-    carried = packs.pack(runs, out)
-    megabytes = out.stat().st_size / 1e6
-    say(f"{_runs(carried.runs)} ({carried.finished} finished) packed into {out}, {megabytes:.1f} MB.")
-
-
-def unpack(
-    source: Annotated[Path, typer.Argument(help="File that barebones pack wrote.", metavar="PACK")],
-    runs: Annotated[Path, typer.Option(help="Folder to unpack the run folders into.")] = Path("runs"),
-) -> None:
-    """Unpack the runs of a pack. Everything is checked before; a run that is further here is kept.
-
-    Example: barebones unpack pack.tar
-    """
-    carried = packs.unpack(source, runs)
-    for name in carried.here:
-        say(f"kept     {name}, which is at least as far in {runs}")
-    say(f"{_runs(carried.runs)} unpacked into {runs} ({carried.finished} finished).")
-
-
-def _runs(names: list[str]) -> str:
-    return f"{len(names)} run{'s' * (len(names) != 1)}"
 
 
 def inspect(

@@ -59,14 +59,14 @@ Jobs = Annotated[
 ]
 EngineName = Annotated[
     str,
-    typer.Option(help="What runs the experiments: local, processes of this machine; ray or slurm, nodes of a cluster."),
+    typer.Option(help="What runs the experiments: local, processes of this machine; ray, a cluster."),
 ]
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--engine-option",
         metavar="NAME=VALUE",
-        help="Option of the engine, such as partition=gpu for slurm; repeat it for several.",
+        help="Option of the engine, such as memory=8e9; repeat it for several.",
     ),
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run failed experiments again.")]
@@ -117,7 +117,6 @@ def with_options(unset: bool = False, experiment: bool = True) -> Callable[[Call
         for name, option in RUN_OPTIONS.items():
             default = "auto" if name == "device" else getattr(RunOptions, name)
             options.append(_parameter(name, Annotated[get_type_hints(RunOptions)[name], option], default))
-        options.append(_parameter("tensorboard", Annotated[bool, typer.Option("--tensorboard", hidden=True)], False))
         options = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options]
         command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in options}
@@ -177,10 +176,6 @@ def split(options: dict[str, Any], again: bool = False, here: bool = True) -> tu
     """
     run_options = {name: options.pop(name) for name in RUN_OPTIONS}
     run_options["device"] = check_device(run_options["device"], here)
-    if options.pop("tensorboard"):  # the name of this option in earlier versions
-        if run_options["track"] not in (None, "tensorboard"):
-            raise ValueError("--tensorboard means --track tensorboard; leave one of them out")
-        run_options["track"] = "tensorboard"
     if run_options["track"] is not None:
         tracking.check(run_options["track"])
     if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):
@@ -206,14 +201,14 @@ def check_device(name: str, here: bool = True) -> str:
 def engine_options(given: Iterable[str]) -> dict[str, Any]:
     """Return the options of an engine by their names. Numbers, true, false and lists are written as in JSON.
 
-    >>> engine_options(["partition=gpu", "time=120", "exclusive=true"])
-    {'partition': 'gpu', 'time': 120, 'exclusive': True}
+    >>> engine_options(["accelerator_type=L4", "memory=8e9"])
+    {'accelerator_type': 'L4', 'memory': 8000000000.0}
     """
     values: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (equals and name.isidentifier() and value):
-            raise ValueError(f"--engine-option {text}: write a name, =, and a value, such as partition=gpu")
+            raise ValueError(f"--engine-option {text}: write a name, =, and a value, such as memory=8e9")
         try:
             values[name] = json.loads(value)
         except ValueError:

@@ -62,7 +62,7 @@ FORMS: dict[str, dict[str, Any]] = {  # of the JSON files
     EXPERIMENT: {},
     FAILURE: {"experiment": {}, "reason": "str"},
     SHRUNK: SHRUNK_FORM,
-    TRACKED: {"wandb?": "str", "mlflow?": "str", "trackio?": "str"},
+    TRACKED: {"wandb?": "str", "mlflow?": "str"},
     RESULT: {
         "experiment": {},
         "test": training.ACCURACY,

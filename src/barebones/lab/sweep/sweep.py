@@ -27,7 +27,6 @@ from .engines.engine import Engine
 from .engines.local import Local
 from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
 from .progress import live_table, sentence, status
-from .usage import watched
 
 PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep is stopped
 SAVING = 30.0, 0.1  # seconds, and share of the sweep's time: the smaller one is left for saving at its end
@@ -70,7 +69,7 @@ def sweep(
     "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal experiments run once. A failed
     experiment is tried again only with `retry_failed`.
 
-    The engine "ray" or "slurm" runs each experiment as a task on some node of a cluster, and `engine_options` are its
+    The engine "ray" runs each experiment as a task on some node of a cluster, and `engine_options` are its
     own. All nodes must see the folder of the runs.
 
     When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second
@@ -102,9 +101,8 @@ def sweep(
         options.runs.mkdir(parents=True, exist_ok=True)
         crew = Crew(listed, options, chosen, lambda job: say(sentence(job)) if each else None)
         ended = crew.count(DONE, FAILED)
-        usage = stack.enter_context(watched(chosen.places() if engine == LOCAL else ()))
-        say = stack.enter_context(heartbeat(console, lambda: status(crew, usage())))
-        stack.enter_context(live_table(crew, console, usage))
+        say = stack.enter_context(heartbeat(console, lambda: status(crew)))
+        stack.enter_context(live_table(crew, console))
         try:
             while crew.busy and not stopping() and monotonic() < end - pause:
                 crew.assign()
@@ -132,7 +130,7 @@ def sweep(
         if swept:
             console.print(records.summary(records.arranged(swept)))
         why = f"The {minutes:g} minutes are over. " if monotonic() >= end - pause else ""
-        for text in _sentences(crew, result, why, usage()):
+        for text in _sentences(crew, result, why):
             say(text)
     return result
 
@@ -184,14 +182,13 @@ def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -
         load(data, options.data_root, download=options.download, **form)  # downloads once, not in each process
 
 
-def _sentences(crew: Crew, result: SweepResult, why: str, usage: str) -> Iterator[str]:
+def _sentences(crew: Crew, result: SweepResult, why: str) -> Iterator[str]:
     """Yield the results of the sweep in sentences; `why` says why runs are unfinished."""
     for job in crew.jobs.values():
         if job.state == FAILED:
             yield f"failed: {crew.options.runs / job.folder}: {job.reason}"
     before = f", {result.skipped} done before or by another process" if result.skipped else ""
-    took = clock(monotonic() - crew.began) + (f"; {usage}" if usage else "")
-    yield f"{result.done} done{before}, {result.failed} failed, in {took}."
+    yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - crew.began)}."
     if result.failed:
         yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."
     yield f"Records: {', '.join(map(str, result.tables))}"
