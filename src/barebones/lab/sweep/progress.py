@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..run.heartbeat import clock
-from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
+from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, Crew, Job
 
 LATEST = 5  # finished runs in the table, and as many failed ones
 
@@ -41,8 +41,10 @@ def sentence(job: Job) -> str:
     if job.state == DONE:
         return f"done     {job.label}: test accuracy {percent(job.accuracy)}, {clock(job.ended - job.began)}"
     if job.state == QUEUED:
-        return f"again    {job.label}, alone: {job.reason}"
-    return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state in (FAILED, STOPPED) and job.reason else "")
+        return f"again    {job.label}, alone: {job.reason}" if job.alone else f"busy     {job.label}: {job.reason}"
+    if job.state == SKIPPED:
+        return f"skipped  {job.label}: another process has finished it"
+    return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state == FAILED else "")
 
 
 def status(crew: Crew) -> str:

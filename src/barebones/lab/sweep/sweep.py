@@ -17,7 +17,6 @@ from ...models import MODELS, check_name, wanted
 from ...words import unknown
 from ..experiment.experiment import Experiment
 from ..records import records
-from ..records.tables import Row
 from ..run.folder import FAILURE
 from ..run.heartbeat import clock, heartbeat
 from ..run.loading import check_unchanged
@@ -99,6 +98,9 @@ def sweep(
         else:
             chosen = stack.enter_context(opened(engine, options, jobs, engine_options or {}))
         options.runs.mkdir(parents=True, exist_ok=True)
+        for job in listed:
+            if job.state == QUEUED:  # to whoever shares the folder, it has not failed any more
+                (options.runs / job.folder / FAILURE).unlink(missing_ok=True)
         crew = Crew(listed, options, chosen, lambda job: say(sentence(job)) if each else None)
         ended = crew.count(DONE, FAILED)
         say = stack.enter_context(heartbeat(console, lambda: status(crew)))
@@ -118,7 +120,7 @@ def sweep(
             raise
         crew.dismiss(min(PATIENCE, max(end - monotonic(), 0.0)))
     _, tables = records.update(options.runs)
-    swept = [row for job in listed if (row := _look(job, options)) is not None]  # also what another process has ended
+    rows = [job.look(options.runs) for job in listed]  # also of what another process has ended
     result = SweepResult(
         done=crew.count(DONE),
         failed=crew.count(FAILED),
@@ -127,7 +129,7 @@ def sweep(
         tables=tables,
     )
     if summarize:
-        if swept:
+        if swept := [row for row in rows if row is not None]:
             console.print(records.summary(records.arranged(swept)))
         why = f"The {minutes:g} minutes are over. " if monotonic() >= end - pause else ""
         for text in _sentences(crew, result, why):
@@ -151,22 +153,13 @@ def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed
     """Make a job for each different experiment, in the state that its run folder shows."""
     jobs = [Job(resolved) for resolved in dict.fromkeys(each.resolved(options.device) for each in experiments)]
     for job in jobs:
-        row = _look(job, options)
+        row = job.look(options.runs)
         own = job.experiment.model not in MODELS or job.experiment.data not in DATA
         if job.state == SKIPPED and own:  # its code or data may have changed since
             check_unchanged(options.runs / job.folder, job.experiment, options)
         if retry_failed and row is not None and row["status"] == records.FAILED:
             job.state, job.reason = QUEUED, ""
     return jobs
-
-
-def _look(job: Job, options: RunOptions) -> Row | None:
-    """Return the record of a job's run, if the run has ended, and give the job the state that it shows."""
-    row = records.record(options.runs / job.folder, job.experiment)
-    if row is not None and not (job.state == DONE and row["status"] == records.DONE):
-        job.state = SKIPPED if row["status"] == records.DONE else FAILED
-        job.reason, job.accuracy = row["reason"] or "", row["top1"]
-    return row
 
 
 def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -> None:
