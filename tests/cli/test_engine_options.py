@@ -17,16 +17,14 @@ epochs = 0
     [
         ("--engine rai", "there is no engine 'rai'; did you mean 'ray'?"),
         ("--engine ray --engine-option address", "--engine-option address: write a name, =, and a value"),
-        ("--engine-option partition=gpu", "the local engine has no options; leave out --engine-option"),
+        ("--engine-option memory=8e9", "the local engine has no options; leave out --engine-option"),
         ("--engine ray --device cuda:1", "--engine ray chooses the GPUs itself; use --device cuda instead of cuda:1"),
-        ("--engine slurm --device cuda --devices 0", "--devices names GPUs of this machine"),
+        ("--engine ray --device cuda --devices 0", "--devices names GPUs of this machine"),
         ("--engine ray", "--engine ray needs Ray: pip install 'barebones[ray]'"),
-        ("--engine slurm", "--engine slurm needs submitit: pip install 'barebones[slurm]'"),
     ],
 )
 def test_mistakes_in_the_choice_of_an_engine(words, expected, mistake, tmp_path, monkeypatch):
-    for package, name in (("ray", "ray"), ("submitit", "slurm")):
-        monkeypatch.setitem(sys.modules, package, None)
-        monkeypatch.delitem(sys.modules, f"barebones.lab.sweep.engines.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "barebones.lab.sweep.engines.ray", raising=False)
     (tmp_path / "grid.toml").write_text(GRID)
     mistake(expected, "sweep", "grid.toml", "--device", "cpu", *words.split())

@@ -36,12 +36,13 @@ class Ends(Wire):
 
 def lane(monkeypatch, body) -> tuple[Lane, Ends]:
     wire = Ends()
-    monkeypatch.setattr(lanes, "run", lambda experiment, options, report, stopping, until: body(report, stopping))
+    monkeypatch.setattr(lanes, "run", lambda *about, held: body(*about[2:4], held))
     return Lane(EXPERIMENT, RunOptions(Path("runs")), wire), wire
 
 
 def test_a_lane_passes_on_its_lines_and_its_result(monkeypatch):
-    def body(report, stopping):
+    def body(report, stopping, held):
+        held()
         for number in range(2):
             report({"stage": "prune", "round": number, "layers": {}})
             yield
@@ -87,7 +88,7 @@ def test_the_processes_of_a_sweep_do_not_fight_for_the_processors(monkeypatch, t
     ],
 )
 def test_an_error_ends_its_lane_alone(monkeypatch, error, why, retry):
-    def body(report, stopping):
+    def body(report, stopping, held):
         yield
         raise error
 
@@ -102,7 +103,7 @@ def test_an_error_ends_its_lane_alone(monkeypatch, error, why, retry):
 
 @pytest.mark.parametrize("usable", [True, False])
 def test_a_process_whose_random_numbers_are_broken_ends_and_its_lanes_are_tried_again(monkeypatch, usable):
-    def body(report, stopping):
+    def body(report, stopping, held):
         yield
         raise ValueError("this network cannot be captured in a CUDA graph")
 
@@ -125,7 +126,7 @@ def test_a_process_whose_random_numbers_are_broken_ends_and_its_lanes_are_tried_
 
 
 def test_a_lane_stops_when_asked(monkeypatch):
-    def body(report, stopping):
+    def body(report, stopping, held):
         while not stopping():
             yield
         raise Stopped

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from collections.abc import Iterator
 from random import Random
 
@@ -356,10 +355,9 @@ def test_with_one_experiment_at_a_time_nothing_is_prepared(tmp_path, fakes):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_is_watched_while_runs_are_prepared_and_trained_on_it(tmp_path):
+def test_runs_are_prepared_and_trained_on_a_gpu(tmp_path):
     options = RunOptions(tmp_path / "runs", device="cuda")
     experiments = [short(seed, rounds=20, epochs=20, shrink=seed % 2 > 0).resolved("cuda") for seed in range(6)]
     result, text = swept(experiments, options, jobs=3)
     assert counts(result) == (6, 0, 0, 0), text
     assert (text.count("started "), text.count("done  ")) == (6, 6)
-    assert ("gpu busy " in text) == (shutil.which("nvidia-smi") is not None)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from barebones.lab.records import records
 from barebones.lab.run.lock import leased
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import result_of, run
+from barebones.lab.sweep import pool
 from barebones.lab.sweep.engines import local
 from barebones.lab.sweep.sweep import SweepResult, sweep
 from barebones.pruning.methods import METHODS, Method
@@ -71,35 +73,77 @@ def counts(result: SweepResult) -> tuple[int, int, int, int]:
     return result.done, result.failed, result.stopped, result.skipped
 
 
+@pytest.fixture
+def soon(monkeypatch) -> None:
+    """Come back soon to runs that another process has."""
+    monkeypatch.setattr(pool, "AGAIN", 0.05)
+
+
 @pytest.mark.slow
-def test_a_run_that_another_process_owns_is_left_alone(tmp_path, forkserver):
-    options = RunOptions(tmp_path / "runs")
+def test_a_run_that_another_process_owns_is_left_alone(tmp_path):
+    options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
     locked = folder(options, short())
     locked.mkdir(parents=True)
     with leased(locked):
-        result, text = swept([short()], options, jobs=1)
+        result = sweep([short()], options, console=console, stopping=lambda: "busy " in console.file.getvalue())
     assert counts(result) == (0, 0, 1, 0)
-    assert "another process is running" in text
+    assert "another process runs it; this sweep comes back to it" in console.file.getvalue()
+    assert "started" not in console.file.getvalue()
     assert not (locked / "failure.json").exists()
 
 
 @pytest.mark.slow
-def test_what_another_process_finishes_meanwhile_is_done(tmp_path, forkserver):
+def test_the_run_of_an_owner_who_died_on_another_node_is_taken_over(tmp_path, soon, forkserver):
     options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
-    mine = run(short().resolved(), options)
+    folder(options, short()).mkdir(parents=True)
+    lease = folder(options, short()) / "lease-1"
+    lease.write_text(json.dumps({"node": "another", "process": 1, "renewed_every": 1000.0}))
+
+    def die() -> bool:
+        if "busy " in console.file.getvalue() and lease.exists():
+            os.utime(lease, (0, 0))  # it was not renewed for long
+        return False
+
+    result = sweep([short()], options, jobs=1, console=console, stopping=die)
+    assert counts(result) == (1, 0, 0, 0)
+    told = [line.split()[0] for line in console.file.getvalue().splitlines()]
+    assert [word for word in told if word in ("busy", "started", "done")] == ["busy", "started", "done"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_another_process_ends_meanwhile_is_not_run_again(fails, tmp_path, soon, forkserver):
+    options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
+    first = short().resolved()
+    mine = run(first, options)
     next(mine)  # this process holds the folder
     results: list[dict] = []
 
     def finish() -> bool:
-        if "another process is running" in console.file.getvalue() and not results:
-            results.append(result_of(mine))
+        if "busy " in console.file.getvalue() and not results:
+            if fails:
+                mine.close()
+                about = {"reason": "no luck", "traceback": "", "attempts": 1} | {"experiment": first.to_dict()}
+                write_file(options.folder(first), first, "failure.json", about)
+            results.append({} if fails else result_of(mine))
         return False
 
     result = sweep([short(), short(seed=1)], options, jobs=1, console=console, stopping=finish)
-    assert counts(result) == (1, 0, 0, 1)
-    assert "1 done, 1 done before or by another process, 0 failed" in console.file.getvalue()
+    assert counts(result) == ((1, 1, 0, 0) if fails else (1, 0, 0, 1))
+    assert console.file.getvalue().count("started ") == 1
     assert "unfinished" not in console.file.getvalue()
     assert len(result.tables[0].read_text().splitlines()) == 3
+
+
+@pytest.mark.slow
+def test_two_sweeps_in_one_folder_run_each_experiment_once(tmp_path, soon, forkserver):
+    options, experiments = RunOptions(tmp_path / "runs"), [short(seed=seed) for seed in range(4)]
+    with ThreadPoolExecutor() as threads:
+        ended = list(threads.map(lambda each: swept(each, options, jobs=1), (experiments, experiments[::-1])))
+    assert sum(result.done for result, _ in ended) == 4
+    assert all(result.done + result.skipped == 4 for result, _ in ended)
+    assert sum(text.count("started ") for _, text in ended) == 4
+    assert not list(options.runs.glob("*/lease-*"))
 
 
 def test_the_table_holds_runs_that_end_while_it_is_written(tmp_path, monkeypatch):
@@ -146,7 +190,7 @@ def recorded(options: RunOptions, result: SweepResult, text: str) -> None:
     assert killed["reason"] == "the process was killed (signal 9, SIGKILL); out of memory?"
     assert killed["attempts"] == 2
     assert "last words" in killed["traceback"]
-    assert (text.count("started "), text.count("again ")) == (6, 2)
+    assert (text.count("started "), text.count("again ")) == (2, 2)
     assert sorted(row["status"] for row in records.records(options.runs)) == ["done", "done", "failed", "failed"]
     assert result.tables[0].read_text().count("\n") == 5
 

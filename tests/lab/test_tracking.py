@@ -84,19 +84,7 @@ def mlflow(folder: Path) -> Points:
     return {name: [(each.step, each.value) for each in points] for name, points in history.items()}
 
 
-def trackio(folder: Path) -> Points:
-    from trackio import Api
-    from trackio.sqlite_storage import SQLiteStorage
-
-    [tracked] = Api().runs(PROJECT)
-    assert tracked.name == folder.name
-    points: Points = {}
-    for row in SQLiteStorage.get_logs(PROJECT, tracked.name):
-        add(points, row)
-    return points
-
-
-READERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
+READERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
 
 
 @pytest.fixture(
@@ -115,12 +103,6 @@ def tracker(request, tmp_path, monkeypatch):
         )
         monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         logging.getLogger("mlflow").setLevel(logging.ERROR)
-    if name == "trackio":
-        import trackio.sqlite_storage
-        import trackio.utils
-
-        for module in (trackio, trackio.utils, trackio.sqlite_storage):
-            monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
     return name
 
 
@@ -177,7 +159,7 @@ def test_lines_that_a_killed_run_writes_again_are_not_tracked_twice(tracker, fol
     killed.begin([])
     for index, values in enumerate(LINES[:7]):
         killed.log(index, values)
-    if tracker in ("wandb", "trackio"):  # they write in the background, and know runs that are open in a process
+    if tracker == "wandb":  # it writes in the background, and knows runs that are open in a process
         killed.close(False)
     resumed = tracking(tracker, folder)
     resumed.begin(LINES[:5])  # up to the checkpoint

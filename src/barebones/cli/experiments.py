@@ -208,8 +208,8 @@ def sweep(
 ) -> None:
     """Run many experiments, several at once, and write one table of all results.
 
-    Finished experiments are skipped, so the same command resumes a sweep. The exit code is 1 if an experiment failed,
-    or is not finished, because another process runs it or the time of --minutes is over.
+    Finished experiments are skipped, so the same command resumes a sweep. Sweeps that share a folder
+    of runs share the work. The exit code is 1 if an experiment failed, or is not finished when --minutes are over.
 
     Example: barebones sweep smoke
     """

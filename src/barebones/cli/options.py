@@ -59,14 +59,14 @@ Jobs = Annotated[
 ]
 EngineName = Annotated[
     str,
-    typer.Option(help="What runs the experiments: local, processes of this machine; ray or slurm, nodes of a cluster."),
+    typer.Option(help="What runs the experiments: local, processes of this machine; ray, a cluster."),
 ]
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--engine-option",
         metavar="NAME=VALUE",
-        help="Option of the engine, such as partition=gpu for slurm; repeat it for several.",
+        help="Option of the engine, such as memory=8e9; repeat it for several.",
     ),
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run failed experiments again.")]
@@ -201,14 +201,14 @@ def check_device(name: str, here: bool = True) -> str:
 def engine_options(given: Iterable[str]) -> dict[str, Any]:
     """Return the options of an engine by their names. Numbers, true, false and lists are written as in JSON.
 
-    >>> engine_options(["partition=gpu", "time=120", "exclusive=true"])
-    {'partition': 'gpu', 'time': 120, 'exclusive': True}
+    >>> engine_options(["accelerator_type=L4", "memory=8e9"])
+    {'accelerator_type': 'L4', 'memory': 8000000000.0}
     """
     values: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (equals and name.isidentifier() and value):
-            raise ValueError(f"--engine-option {text}: write a name, =, and a value, such as partition=gpu")
+            raise ValueError(f"--engine-option {text}: write a name, =, and a value, such as memory=8e9")
         try:
             values[name] = json.loads(value)
         except ValueError:

@@ -1,8 +1,6 @@
 """The figure of any runs: how they are grouped, what is drawn and printed, and mistakes."""
 
 import csv
-import shutil
-import subprocess
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -15,9 +13,7 @@ from barebones.lab.experiment.experiment import DENSE, Experiment
 from barebones.lab.figures import plots
 from barebones.lab.figures.accuracy import AXES
 from barebones.lab.figures.accuracy.drawing import draw
-from barebones.lab.figures.accuracy.latex import LONGEST, escaped, tabular
 from barebones.lab.figures.accuracy.lines import arranged
-from barebones.lab.figures.accuracy.table import table
 from barebones.lab.records import records
 
 BASE = Experiment("small-vgg", "digits", "snip", 0.9, epochs=2)
@@ -223,44 +219,6 @@ def test_no_two_lines_look_alike():
     assert len({line.get_marker() for line in page.axes[0].lines}) == 2
 
 
-# The LaTeX table
-
-
-def test_the_table_has_sparsities_side_by_side():
-    experiments = [replace(BASE, sparsity=s, seed=seed) for s, seed in ((0.9, 0), (0.9, 1), (0.99, 0))]
-    dense = replace(BASE, method=DENSE, sparsity=0.0)
-    text = table(
-        arranged(rows(*experiments, replace(BASE, method="force"), dense), AXES["sparsity"])[1], AXES["sparsity"]
-    )
-    lines = text.splitlines()
-    assert r"method & 90 \% & 99 \% \\" in lines
-    assert r"\multicolumn{3}{l}{\textit{Digits, small VGG (2 epochs, 2 seeds)}} \\" in lines
-    assert r"Dense & \multicolumn{2}{c}{90.00} \\" in lines
-    assert r"SNIP & 90.00 $\pm$ 0.00 & 90.00 \\" in lines
-    assert r"FORCE & 90.00 & -- \\" in lines
-
-
-@pytest.mark.parametrize("x", AXES)
-def test_every_table_compiles(x: str, tmp_path: Path):
-    names = ["a_b:c%d&e#f", "x{y}$z^w~v\\u", "<θ|é×–±>\"'"]
-    experiments = [replace(BASE, sparsity=s) for s in SPARSITIES] + [replace(BASE, model=name) for name in names]
-    text = table(arranged(rows(*experiments, collapsed=True), AXES[x])[1], AXES[x])
-    assert r"a\_b:c\%d\&e\#f" in text
-    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") >= 1
-    if not (latex := shutil.which("pdflatex")):
-        pytest.skip("needs pdflatex to compile the table")
-    (tmp_path / "page.tex").write_text(rf"\documentclass{{article}}\begin{{document}}{text}\end{{document}}")
-    words = [latex, "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace")
-    assert done.returncode == 0, done.stdout[-2000:]
-
-
-def test_a_long_table_is_cut_into_pages():
-    text = tabular(["a", "b"], {"": [["x", "1"]] * (2 * LONGEST + 1)})
-    assert text.count(r"\begin{tabular}{lr}") == 3
-    assert escaped("100 %") == r"100 \%"
-
-
 # The command
 
 
@@ -281,9 +239,9 @@ def runs(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("x", AXES)
 def test_the_command_writes_pictures_and_tables(x: str, runs: Path, command):
     done = command("figure", "accuracy", "--x", x, "-o", "out")  # runs/ is where runs are
-    names = [f"accuracy.{kind}" for kind in ("png", "svg", "pdf", "csv", "tex")]
+    names = [f"accuracy.{kind}" for kind in ("png", "svg", "pdf", "csv")]
     assert (done.code, done.err, done.out.split()) == (0, "", [str(Path("out", name)) for name in names])
-    png, svg, pdf, table, _ = (Path("out", name) for name in names)
+    png, svg, pdf, table = (Path("out", name) for name in names)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert svg.read_text(encoding="utf-8").rstrip().endswith("</svg>")
     assert pdf.read_bytes().startswith(b"%PDF")

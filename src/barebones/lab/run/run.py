@@ -30,6 +30,7 @@ def run(
     stopping: Callable[[], bool] = lambda: False,
     until: str = "train",
     team: Team = ALONE,
+    held: Callable[[], None] = lambda: None,
 ) -> Steps:
     """Prune, train and test: a generator that does one training step per `next` and returns the result.
 
@@ -38,6 +39,7 @@ def run(
     with `warning` says what is wrong with the masks. When `stopping()` becomes true, the run saves a
     checkpoint and raises `Stopped`. With `until="prune"` it ends after pruning and returns what the mask file says.
     The processes of a `team` all run this function, each with the options of its own; see `joining`.
+    `held` is called when the run owns its folder; a run that is finished already does not get there.
     With `until="prepare"` it does all that comes before the first step of training, which another process begins with.
     """
     path = options.folder(experiment)
@@ -61,6 +63,7 @@ def run(
         team.copy_from_first(path)
         if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
             return ending
+        held()
         metrics = Metrics(path / METRICS, folder.run, report, track, folder.check)
         try:
             stages = Stages(

@@ -1,15 +1,13 @@
-"""Tracking: the lines of metrics go to TensorBoard, wandb, mlflow or trackio too, each line once."""
+"""Tracking: the lines of metrics go to TensorBoard, wandb or mlflow too, each line once."""
 
 from __future__ import annotations
 
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from contextvars import copy_context
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
 from time import time
 from typing import Any
@@ -180,35 +178,15 @@ def _mlflow(run: Run) -> Tracked:
     return Tracked(log, close, identifier, seen)
 
 
-def _trackio(run: Run) -> Tracked:
-    import trackio
-
-    with redirect_stdout(StringIO()):
-        opened = copy_context().run(  # a process may have several runs, but `init` ends the last one of its context
-            trackio.init, PROJECT, name=run.path.name, config=run.settings, resume="allow" if run.id else "never"
-        )
-
-    def log(index: int, axis: Axis, numbers: dict[str, float]) -> None:
-        opened.log(dict([axis]) | numbers, step=index)
-
-    def close(finished: bool) -> None:
-        with redirect_stdout(StringIO()):
-            opened.finish()
-
-    return Tracked(log, close, opened.id, opened._next_step)  # it has no other way to ask for the last step
-
-
 TRACKERS: dict[str, Callable[[Run], Tracked]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "mlflow": _mlflow,
-    "trackio": _trackio,
 }
 REMEDIES = {
     "tensorboard": "leave out --track",
     "wandb": "log in with wandb login, or set WANDB_MODE=offline",
     "mlflow": "set MLFLOW_TRACKING_URI to a server, or to a database if all of mlflow is installed",
-    "trackio": "leave out --track",
 }
 
 

@@ -36,7 +36,7 @@ Order = tuple[Experiment, str]  # what to run, and until which stage, see `run`
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker reports about an experiment: started, line, memory, prepared, done, failed or stopped."""
+    """What a worker reports about an experiment: started, line, memory, prepared, done, elsewhere, failed, stopped."""
 
     kind: str
     folder: str
@@ -135,14 +135,20 @@ class Lane:
 
     def __init__(self, experiment: Experiment, options: RunOptions, wire: Wire, until: str = "train") -> None:
         on_gpu = options.on_gpu
-        self.folder, self.wire, self.until = experiment.folder, wire, until
-        self.steps: Iterator[None] | None = run(experiment, options, self.report, wire.should_stop, until)
+        self.folder, self.wire, self.until, self.held = experiment.folder, wire, until, False
+        self.steps: Iterator[None] | None = run(
+            experiment, options, self.report, wire.should_stop, until, held=self.hold
+        )
         self.stream = torch.cuda.Stream() if on_gpu else None
         self.first_turn, self.measured = True, not on_gpu
         self.before = torch.cuda.memory_reserved() if on_gpu else 0
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        wire.tell("started", self.folder)
+
+    def hold(self) -> None:
+        """Tell that the run owns its folder."""
+        self.held = True
+        self.wire.tell("started", self.folder)
 
     def report(self, line: Line) -> None:
         """Pass on a line of metrics."""
@@ -171,10 +177,12 @@ class Lane:
             self.first_turn = False
             return True
         except StopIteration as end:
-            if self.until == "train":
-                self.wire.tell("done", self.folder, result=end.value)
-            else:
+            if self.until != "train":
                 self.wire.tell("prepared", self.folder)
+            elif self.held:
+                self.wire.tell("done", self.folder, result=end.value)
+            else:  # another process has finished it
+                self.wire.tell("elsewhere", self.folder)
         except Stopped:
             self.wire.tell("stopped", self.folder)
         except (Exception, SystemExit) as error:

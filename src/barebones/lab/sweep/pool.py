@@ -6,17 +6,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from ..experiment.experiment import Experiment
+from ..records import records
+from ..records.tables import Row
 from ..run.folder import FAILURE, write_json
+from ..run.lock import Busy, check_free
 from ..run.metrics import COUNTED
 from ..run.options import RunOptions
 from .engines.engine import Engine, Worker
 from .lanes import Event
 
 REFRESH = 0.5  # seconds to wait for events
+AGAIN = 1.0  # seconds until the sweep comes back to a run that another process has
 AHEAD = 4  # prepared jobs that may wait for one worker: its lanes may all end at once
 QUEUED, RUNNING, DONE, FAILED, STOPPED, SKIPPED = "queued", "running", "done", "failed", "stopped", "skipped"
 
@@ -27,7 +32,8 @@ class Job:
 
     experiment: Experiment
     state: str = QUEUED
-    reason: str = ""  # why it failed, stopped or is tried again
+    reason: str = ""  # why it failed, waits or is tried again
+    not_before: float = 0.0  # another process has it; when to look again
     alone: bool = False  # it is tried a second time, and no other job may run beside it
     prepared: str = ""  # the place where it was prepared, so that its training can begin
     waits: bool = False  # a worker has it, but has not started it: a cluster may let it wait
@@ -57,6 +63,14 @@ class Job:
         unit = COUNTED[self.line["stage"]]
         done = self.line[unit] - 1 + self.line.get("part", 1.0)
         return f"{done:.1f}".removesuffix(".0") + f" of {self.line[unit + 's']} {unit}s"
+
+    def look(self, runs: Path) -> Row | None:
+        """Return the record of its run, if the run has ended, and take the state that it shows."""
+        row = records.record(runs / self.folder, self.experiment)
+        if row is not None and not (self.state == DONE and row["status"] == records.DONE):
+            self.state = SKIPPED if row["status"] == records.DONE else FAILED
+            self.reason, self.accuracy = row["reason"] or "", row["top1"]
+        return row
 
     def update(self, line: dict[str, Any]) -> None:
         """Update the job by a line of metrics, or by a warning."""
@@ -100,9 +114,10 @@ class Crew:
 
     def assign(self) -> None:
         """Start missing workers, give queued jobs to workers with room, and end those that have nothing to prepare."""
+        next(filter(self._is_free, self._ready()), None)  # so that no worker starts for a run that another process has
         for places, prepares in ((self.engine.places(), False), (self.helped, True)):
             for place in (Counter(places) - Counter(worker.place for worker in self._all(prepares))).elements():
-                waiting = len(self._to_prepare(place)) if prepares else self.count(QUEUED)
+                waiting = len(self._to_prepare(place) if prepares else self._ready())
                 if waiting > sum(not worker.lanes for worker in self._all(prepares)):
                     self.workers.append(self.engine.hire(place, prepares))
                 elif not prepares:
@@ -118,7 +133,11 @@ class Crew:
 
     def _to_prepare(self, place: str) -> list[Job]:
         """Return the queued jobs that can be prepared at this place."""
-        return [job for job in self.queue if not (job.alone or job.prepared)] if place in self.helped else []
+        return [job for job in self._ready() if not (job.alone or job.prepared)] if place in self.helped else []
+
+    def _ready(self) -> list[Job]:
+        """Return the queued jobs without those that another process had a moment ago."""
+        return [job for job in self.queue if job.not_before <= monotonic()]
 
     def _matches(self) -> Iterator[tuple[Job, Worker]]:
         """Yield queued jobs with workers that can run them next; the worker with the fewest jobs first."""
@@ -137,13 +156,38 @@ class Crew:
             return next(iter(self._to_prepare(worker.place)), None) if ahead < AHEAD else None
         itself = not worker.lanes or worker.place not in self.helped  # it may prepare a job itself
         company = running or beside  # an idle worker, too, takes some of the device's memory until it ends
-        jobs = [job for job in self.queue if not (job.alone and company) and (job.prepared or itself)]
+        jobs = [job for job in self._ready() if not (job.alone and company) and (job.prepared or itself)]
         return min(jobs, key=lambda job: (job.alone, job.prepared != worker.place, not job.prepared), default=None)
 
     def _begin(self, job: Job, worker: Worker) -> None:
+        if self._is_free(job):
+            self.queue.remove(job)
+            job.state, job.waits, job.began, job.line = RUNNING, True, monotonic(), {}
+            worker.begin(job.experiment, job.alone)
+
+    def _is_free(self, job: Job) -> bool:
+        """Return whether nobody has the run of a queued job, or has ended it; who has it is asked again later."""
+        try:
+            check_free(self.options.runs / job.folder)
+        except Busy:
+            self.queue.remove(job)
+            self._wait(job, "another process runs it; this sweep comes back to it")
+            return False
+        except OSError:  # the run itself will tell
+            pass
+        if job.look(self.options.runs) is None:
+            return True
         self.queue.remove(job)
-        job.state, job.waits, job.began, job.line = RUNNING, True, monotonic(), {}
-        worker.begin(job.experiment, job.alone)
+        self.changed(job)
+        return False
+
+    def _wait(self, job: Job, reason: str) -> None:
+        """Put a job that another process has at the end of the queue."""
+        said, job.reason = job.reason == reason, reason
+        job.state, job.not_before = QUEUED, monotonic() + AGAIN
+        self.queue.append(job)
+        if not said:
+            self.changed(job)
 
     def attend(self, seconds: float = REFRESH) -> None:
         """Wait this long for events from the workers, handle them, and remove dead workers."""
@@ -173,9 +217,11 @@ class Crew:
         elif event.kind == "done":
             job.accuracy, job.reason = about["result"]["test"]["top1"], ""
             self._end(job, DONE)
+        elif event.kind == "elsewhere":
+            job.look(self.options.runs)
+            self.changed(job)
         elif event.kind == "failed" and about["busy"]:
-            job.reason = about["reason"]  # another process runs it
-            self._end(job, STOPPED)
+            self._wait(job, about["reason"])
         elif event.kind == "failed" and about["others_may_be_the_cause"]:
             self.helped = [place for place in self.helped if place != worker.place]  # one process less needs memory
             self._queue_again(job, about["reason"])
@@ -224,9 +270,6 @@ class Crew:
 
     def _end(self, job: Job, state: str) -> None:
         job.state, job.ended = state, monotonic()
-        if state == DONE:
-            with suppress(OSError):
-                (self.options.runs / job.folder / FAILURE).unlink(missing_ok=True)
         self.changed(job)
 
     def dismiss(self, patience: float) -> None:

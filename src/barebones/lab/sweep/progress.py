@@ -5,7 +5,6 @@ Rich cuts a table that is higher than the terminal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import Any
@@ -16,22 +15,19 @@ from rich.table import Table
 from rich.text import Text
 
 from ..run.heartbeat import clock
-from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
+from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, Crew, Job
 
 LATEST = 5  # finished runs in the table, and as many failed ones
 
 
-def live_table(crew: Crew, console: Console, usage: Callable[[], str] = str) -> AbstractContextManager[Any]:
-    """Return a context in which a terminal shows the table of a sweep; elsewhere it does nothing.
-
-    `usage` tells how busy the GPUs are.
-    """
+def live_table(crew: Crew, console: Console) -> AbstractContextManager[Any]:
+    """Return a context in which a terminal shows the table of a sweep; elsewhere it does nothing."""
     if not console.is_terminal:
         return nullcontext()
 
     def draw() -> RenderableType:
         over = crew.stopping and not crew.workers  # Rich cannot erase a table that it has cut
-        return "" if over else table(crew, monotonic(), usage())
+        return "" if over else table(crew, monotonic())
 
     return Live(get_renderable=draw, console=console, refresh_per_second=2, transient=True)
 
@@ -45,15 +41,17 @@ def sentence(job: Job) -> str:
     if job.state == DONE:
         return f"done     {job.label}: test accuracy {percent(job.accuracy)}, {clock(job.ended - job.began)}"
     if job.state == QUEUED:
-        return f"again    {job.label}, alone: {job.reason}"
-    return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state in (FAILED, STOPPED) and job.reason else "")
+        return f"again    {job.label}, alone: {job.reason}" if job.alone else f"busy     {job.label}: {job.reason}"
+    if job.state == SKIPPED:
+        return f"skipped  {job.label}: another process has finished it"
+    return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state == FAILED else "")
 
 
-def status(crew: Crew, usage: str = "") -> str:
-    """Return in one line how many jobs are in which state, how busy the GPUs are, and how far the first jobs are."""
+def status(crew: Crew) -> str:
+    """Return in one line how many jobs are in which state, and how far the first jobs are."""
     running = [job for job in crew.jobs.values() if job.state == RUNNING]
     told = [f"{job.label}: {job.line['stage']} {job.progress}" for job in running[:LATEST] if job.line]
-    return "; ".join([_counts(crew), *filter(None, [usage]), *told])
+    return "; ".join([_counts(crew), *told])
 
 
 def _counts(crew: Crew) -> str:
@@ -62,12 +60,11 @@ def _counts(crew: Crew) -> str:
     return ", ".join(f"{counts.get(state, crew.count(state))} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
 
 
-def table(crew: Crew, now: float, usage: str = "") -> Group:
+def table(crew: Crew, now: float) -> Group:
     """Return counts and times, then the running jobs and the latest that failed or finished."""
     before = f"; {skipped} done before" if (skipped := crew.count(SKIPPED)) else ""
     left = crew.left(now)
     times = f"{clock(now - crew.began)} elapsed" + (f", about {clock(left)} left" if left is not None else "")
-    times += f"; {usage}" if usage else ""
     rows = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "left", "right", "right", "left"):
         rows.add_column(no_wrap=True, overflow="ellipsis", justify=justify)

@@ -17,7 +17,6 @@ from ...models import MODELS, check_name, wanted
 from ...words import unknown
 from ..experiment.experiment import Experiment
 from ..records import records
-from ..records.tables import Row
 from ..run.folder import FAILURE
 from ..run.heartbeat import clock, heartbeat
 from ..run.loading import check_unchanged
@@ -27,7 +26,6 @@ from .engines.engine import Engine
 from .engines.local import Local
 from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
 from .progress import live_table, sentence, status
-from .usage import watched
 
 PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep is stopped
 SAVING = 30.0, 0.1  # seconds, and share of the sweep's time: the smaller one is left for saving at its end
@@ -70,7 +68,7 @@ def sweep(
     "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal experiments run once. A failed
     experiment is tried again only with `retry_failed`.
 
-    The engine "ray" or "slurm" runs each experiment as a task on some node of a cluster, and `engine_options` are its
+    The engine "ray" runs each experiment as a task on some node of a cluster, and `engine_options` are its
     own. All nodes must see the folder of the runs.
 
     When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second
@@ -100,11 +98,13 @@ def sweep(
         else:
             chosen = stack.enter_context(opened(engine, options, jobs, engine_options or {}))
         options.runs.mkdir(parents=True, exist_ok=True)
+        for job in listed:
+            if job.state == QUEUED:  # to whoever shares the folder, it has not failed any more
+                (options.runs / job.folder / FAILURE).unlink(missing_ok=True)
         crew = Crew(listed, options, chosen, lambda job: say(sentence(job)) if each else None)
         ended = crew.count(DONE, FAILED)
-        usage = stack.enter_context(watched(chosen.places() if engine == LOCAL else ()))
-        say = stack.enter_context(heartbeat(console, lambda: status(crew, usage())))
-        stack.enter_context(live_table(crew, console, usage))
+        say = stack.enter_context(heartbeat(console, lambda: status(crew)))
+        stack.enter_context(live_table(crew, console))
         try:
             while crew.busy and not stopping() and monotonic() < end - pause:
                 crew.assign()
@@ -120,7 +120,7 @@ def sweep(
             raise
         crew.dismiss(min(PATIENCE, max(end - monotonic(), 0.0)))
     _, tables = records.update(options.runs)
-    swept = [row for job in listed if (row := _look(job, options)) is not None]  # also what another process has ended
+    rows = [job.look(options.runs) for job in listed]  # also of what another process has ended
     result = SweepResult(
         done=crew.count(DONE),
         failed=crew.count(FAILED),
@@ -129,10 +129,10 @@ def sweep(
         tables=tables,
     )
     if summarize:
-        if swept:
+        if swept := [row for row in rows if row is not None]:
             console.print(records.summary(records.arranged(swept)))
         why = f"The {minutes:g} minutes are over. " if monotonic() >= end - pause else ""
-        for text in _sentences(crew, result, why, usage()):
+        for text in _sentences(crew, result, why):
             say(text)
     return result
 
@@ -153,22 +153,13 @@ def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed
     """Make a job for each different experiment, in the state that its run folder shows."""
     jobs = [Job(resolved) for resolved in dict.fromkeys(each.resolved(options.device) for each in experiments)]
     for job in jobs:
-        row = _look(job, options)
+        row = job.look(options.runs)
         own = job.experiment.model not in MODELS or job.experiment.data not in DATA
         if job.state == SKIPPED and own:  # its code or data may have changed since
             check_unchanged(options.runs / job.folder, job.experiment, options)
         if retry_failed and row is not None and row["status"] == records.FAILED:
             job.state, job.reason = QUEUED, ""
     return jobs
-
-
-def _look(job: Job, options: RunOptions) -> Row | None:
-    """Return the record of a job's run, if the run has ended, and give the job the state that it shows."""
-    row = records.record(options.runs / job.folder, job.experiment)
-    if row is not None and not (job.state == DONE and row["status"] == records.DONE):
-        job.state = SKIPPED if row["status"] == records.DONE else FAILED
-        job.reason, job.accuracy = row["reason"] or "", row["top1"]
-    return row
 
 
 def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -> None:
@@ -184,14 +175,13 @@ def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -
         load(data, options.data_root, download=options.download, **form)  # downloads once, not in each process
 
 
-def _sentences(crew: Crew, result: SweepResult, why: str, usage: str) -> Iterator[str]:
+def _sentences(crew: Crew, result: SweepResult, why: str) -> Iterator[str]:
     """Yield the results of the sweep in sentences; `why` says why runs are unfinished."""
     for job in crew.jobs.values():
         if job.state == FAILED:
             yield f"failed: {crew.options.runs / job.folder}: {job.reason}"
     before = f", {result.skipped} done before or by another process" if result.skipped else ""
-    took = clock(monotonic() - crew.began) + (f"; {usage}" if usage else "")
-    yield f"{result.done} done{before}, {result.failed} failed, in {took}."
+    yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - crew.began)}."
     if result.failed:
         yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."
     yield f"Records: {', '.join(map(str, result.tables))}"

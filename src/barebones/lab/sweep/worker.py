@@ -102,7 +102,7 @@ class Worker:
             self.share = max(self.share or 0, event.about["share"])
             if event.folder in self.lanes:
                 self.lanes[event.folder] = True
-        elif event.kind in ("prepared", "done", "failed", "stopped"):
+        elif event.kind in ("prepared", "done", "elsewhere", "failed", "stopped"):
             self.lanes.pop(event.folder, None)
         self.ending = self.ending or event.about.get("process_ends", False)
         if event.kind == "failed" and not any(worker.lanes for worker in self.team):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import isfinite
 from pathlib import Path
 
-from ....files.container import atomically
 from ....words import unknown
 from ...experiment.experiment import DENSE
 from ...records import records, tables
@@ -16,7 +15,6 @@ from .. import plots
 from .axes import AXES, Axis
 from .drawing import draw
 from .lines import arranged
-from .table import table
 
 __all__ = ["ABOUT", "AXES", "NAME", "write"]
 
@@ -27,7 +25,7 @@ NEEDED = ("data", "model", "method", "sparsity", "seed", "top1")  # columns of a
 
 
 def write(folder: Path, x: str, out: Path) -> tuple[list[Path], list[str]]:
-    """Draw the finished runs in a folder, or those of its accuracy.csv, and write pictures and tables into `out`.
+    """Draw the finished runs in a folder, or those of its accuracy.csv, and write pictures and a table into `out`.
 
     Return the paths of what was written, and a sentence about each run that is left out.
     """
@@ -44,9 +42,7 @@ def write(folder: Path, x: str, out: Path) -> tuple[list[Path], list[str]]:
                 plots.caution(picture, CAUTION)
             written += plots.save(picture, out / (NAME if number == 1 else f"{NAME}-{number}"))
     tables.write(shown, out / f"{NAME}.csv")
-    with atomically(out / f"{NAME}.tex") as file:
-        file.write(table(panels, AXES[x]).encode())
-    return [*written, out / f"{NAME}.csv", out / f"{NAME}.tex"], left_out
+    return [*written, out / f"{NAME}.csv"], left_out
 
 
 def _read(folder: Path, axis: Axis) -> tuple[Rows, list[str]]:

@@ -1,6 +1,6 @@
 """Engines: what runs the experiments of a sweep, on this machine or on others.
 
-An `engine` has workers. Those of `local` are processes of this machine. Those of `ray` and `slurm` are `remote`: each
+An `engine` has workers. Those of `local` are processes of this machine. Those of `ray` are `remote`: each
 runs one experiment at a time as a `task` on some node, which shares the folder of the runs.
 """
 
@@ -15,7 +15,7 @@ from ...run.options import RunOptions
 from .engine import Engine
 
 LOCAL = "local"
-REMOTE = ("ray", "slurm")
+REMOTE = ("ray",)
 ENGINES = (LOCAL, *REMOTE)
 
 

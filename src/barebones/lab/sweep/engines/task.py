@@ -71,12 +71,6 @@ class Task:
             recipes.imported(source)
         torch.set_num_threads(self.options.threads)  # engines set OMP_NUM_THREADS as they like
 
-    def checkpoint(self) -> Any:
-        """Return the same call; submitit submits it again when the job is preempted or its time is over."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
-
 
 def _gone(note: Path) -> Callable[[], bool]:
     """Return a function that says whether the note is gone; it looks now and then."""
