@@ -50,6 +50,7 @@ def test_a_row_holds_what_was_run_and_what_came_of_it(tmp_path):
         "effective": 50,
         "effective_sparsity": 0.95,
         "flops_left": 0.15,
+        "flops_shrunk": None,
         "collapsed": True,
         "collapsed_layers": "conv2 fc",
         "empty_layers": None,

@@ -1,4 +1,4 @@
-"""Records: one row per run, from run folders or a stored table, with mean and standard deviation over seeds, as CSV, Parquet and a short table."""
+"""Records: one row per run, from folders or a table, with mean and deviation over seeds; CSV, Parquet, short table."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ RESULTS: dict[str, type] = {
     "effective": int,  # kept weights on a path from input to output
     "effective_sparsity": float,
     "flops_left": float,  # of the kept weights on a path, as a share of the dense network's
+    "flops_shrunk": float,  # after shrink, as such a share
     "collapsed": bool,
     "collapsed_layers": str,  # their names, separated by spaces
     "empty_layers": int,  # how many keep no weight; empty for runs of older versions
@@ -234,7 +235,7 @@ def _settings_of(folder: Path) -> Row:
 
 def _result(content: Mapping[str, Any]) -> Row:
     best = content["best_validation"] or {}
-    dense, left = content["flops_dense"], content["flops_effective"]
+    flops = {name: content.get(f"flops_{name}") for name in ("dense", "effective", "shrunk")}
     environment, made = content["environment"], content.get("made") or {}
     return {
         "status": DONE,
@@ -247,7 +248,8 @@ def _result(content: Mapping[str, Any]) -> Row:
         "kept": content["kept"],
         "effective": content["effective"],
         "effective_sparsity": content["effective_sparsity"],
-        "flops_left": left / dense if dense and left is not None else None,
+        "flops_left": _share(flops["effective"], flops["dense"]),
+        "flops_shrunk": _share(flops["shrunk"], flops["dense"]),
         "collapsed": content["collapsed"],
         "collapsed_layers": " ".join(content["collapsed"]) or None,
         "empty_layers": len(content["empty"]) if "empty" in content else None,
@@ -257,3 +259,7 @@ def _result(content: Mapping[str, Any]) -> Row:
         **{name: environment.get(name) for name in ("torch", "device", "compiled")},
         **{name: made.get(name) for name in ("finished", "command", "commit")},
     }
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if whole and part is not None else None

@@ -40,8 +40,8 @@ def write(rows: Sequence[Row], path: Path, columns: Iterable[str] = ()) -> None:
 def read(path: Path, columns: Sequence[str] = (), texts: Sequence[str] = ()) -> Rows:
     """Return the rows of a file that `write` wrote: numbers as numbers, empty cells as None.
 
-    The columns in `texts` are read as text, even where they look like numbers. A file whose name ends with .gz is unpacked. Raise a `ValueError` if it is no such file, lacks one of `columns`, or
-    is damaged.
+    The columns in `texts` are read as text, even where they look like numbers. A file whose name ends with .gz is
+    unpacked. Raise a `ValueError` if it is no such file, lacks one of `columns`, or is damaged.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
