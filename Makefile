@@ -8,7 +8,7 @@ READY := .venv/ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint docs bench clean
+.PHONY: help demo test quick lint docs results bench clean
 
 help:
 	@echo "make demo    prune and train small networks on digits, and print the comparison"
@@ -16,6 +16,7 @@ help:
 	@echo "make quick   run the tests that are not slow, in about a minute"
 	@echo "make lint    check style, format, types and the order of imports"
 	@echo "make docs    build the documentation site into build/site, and check its links"
+	@echo "make results fill the tables of the pages from the records in results/"
 	@echo "make bench   measure speed and memory of pruning"
 	@echo "make clean   remove .venv, caches and built packages"
 
@@ -37,6 +38,9 @@ lint: $(READY)
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "The site is in build/site; open build/site/index.html"
+
+results: $(READY)
+	@$(BIN)/python docs/tables.py
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/core.py

@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {"Guides": "docs/*.md", "Measurements": "benchmarks/*.md"}
-PAGES = ("README.md", "CHANGELOG.md", *SECTIONS.values(), "results/README.md")
+PAGES = ("README.md", "CHANGELOG.md", *SECTIONS.values(), "docs/findings/*.md", "results/README.md")
 NOTEBOOK = "docs/tutorial.ipynb"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 

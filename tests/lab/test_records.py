@@ -33,7 +33,7 @@ def seeded(seed: int, **changes) -> Experiment:
 
 
 def test_a_row_holds_what_was_run_and_what_came_of_it(tmp_path):
-    written(tmp_path, SMALL, result(SMALL, collapsed=["conv2", "fc"]))
+    written(tmp_path, SMALL, result(SMALL, collapsed=["conv2", "fc"], made={"commit": "12e4"}))
     (row,) = records.records(tmp_path)
     assert list(row) == list(records.COLUMNS)
     assert {name: row[name] for name in records.SETTINGS} == SMALL.to_dict()
@@ -46,14 +46,19 @@ def test_a_row_holds_what_was_run_and_what_came_of_it(tmp_path):
         "best_validation_epoch": 12,
         "best_validation": 0.92,
         "top1_at_best_validation": 0.89,
+        "kept": 100,
+        "effective": 50,
         "effective_sparsity": 0.95,
         "flops_left": 0.15,
+        "flops_shrunk": None,
         "collapsed": True,
         "collapsed_layers": "conv2 fc",
         "empty_layers": 0,
         "silent_outputs": 0,
         "prune_seconds": 1.5,
         "train_seconds": 20.0,
+        **dict.fromkeys(("torch", "device", "compiled", "finished", "command"), None),
+        "commit": "12e4",
         "folder": SMALL.folder,
         "seeds": 1,
         "top1_mean": 0.9,
@@ -120,6 +125,18 @@ def test_the_csv_holds_every_row(tmp_path):
         read = list(csv.DictReader(file))
     assert list(read[0]) == list(records.COLUMNS)
     assert read == [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
+
+
+def test_a_table_without_its_run_folders_has_the_same_rows(tmp_path):
+    rows = table(tmp_path / "runs")
+    rows[0] |= {"commit": "12e4", "compiled": False, "collapsed": True}  # a text that looks like a number
+    records.write(rows, tmp_path)
+    assert records.records(tmp_path) == rows
+    (path := tmp_path / "records.csv").write_text(path.read_text().replace(",norm_scale,", ",x,"))
+    assert [row["norm_scale"] for row in records.records(tmp_path)] == ["ones"] * 3  # a later field has its default
+    path.write_text("model,data\nvgg19,cifar10\n")
+    with pytest.raises(ValueError, match="it has no column method"):
+        records.records(tmp_path)
 
 
 def test_without_pyarrow_there_is_the_csv_alone(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Records: one row per run folder, with mean and standard deviation over seeds, as CSV, Parquet and a short table."""
+"""Records: one row per run, from folders or a table, with mean and deviation over seeds; CSV, Parquet, short table."""
 
 from __future__ import annotations
 
@@ -38,14 +38,23 @@ RESULTS: dict[str, type] = {
     "best_validation_epoch": int,
     "best_validation": float,
     "top1_at_best_validation": float,  # on the test images, after that epoch
+    "kept": int,  # weights
+    "effective": int,  # kept weights on a path from input to output
     "effective_sparsity": float,
     "flops_left": float,  # of the kept weights on a path, as a share of the dense network's
+    "flops_shrunk": float,  # after shrink, as such a share
     "collapsed": bool,
     "collapsed_layers": str,  # their names, separated by spaces
     "empty_layers": int,  # how many keep no weight
     "silent_outputs": int,  # how many no signal reaches
     "prune_seconds": float,
     "train_seconds": float,
+    "torch": str,  # its version
+    "device": str,
+    "compiled": bool,
+    "finished": str,  # when
+    "command": str,
+    "commit": str,  # of the working folder, if it is known
     "folder": str,
     "seeds": int,  # number of finished runs that differ in the seed alone
     "top1_mean": float,
@@ -55,11 +64,26 @@ COLUMNS = SETTINGS | RESULTS
 
 
 def records(runs: Path) -> list[Row]:
-    """Return one row of `COLUMNS` for each folder in `runs` with a result or a failure, sorted by its settings."""
-    runs = Path(runs)
+    """Return one row of `COLUMNS` for each folder in `runs` with a result or a failure, sorted by its settings.
+
+    If there is no such folder, the rows are those of the table records.csv in `runs`, if there is one.
+    """
+    if not (rows := _of_folders(Path(runs))) and (path := Path(runs) / CSV).exists():
+        texts = [name for name, kind in COLUMNS.items() if kind is str]
+        rows = arranged(_stored(line) for line in tables.read(path, (*KEY, "seed", "top1"), texts))
+    return rows
+
+
+def _of_folders(runs: Path) -> list[Row]:
     if not runs.is_dir():
         raise ValueError(f"there is no folder {runs}; name the one that holds the run folders")
     return arranged(row for folder in runs.iterdir() if folder.is_dir() and (row := record(folder)))
+
+
+def _stored(line: Row) -> Row:
+    """Return a line of a table as a row; a setting that the table lacks has its default."""
+    settings = Experiment.settings({name: line[name] for name in SETTINGS if name in line})
+    return settings | {name: line.get(name) for name in RESULTS}
 
 
 def arranged(rows: Iterable[Row]) -> list[Row]:
@@ -123,7 +147,7 @@ def update(runs: Path) -> tuple[list[Row], list[Path]]:
     """
     rows: list[Row] = []
     written: list[Path] = []
-    while (latest := records(runs)) != rows or not written:
+    while (latest := _of_folders(runs)) != rows or not written:
         rows, written = latest, write(latest, runs)
     return rows, written
 
@@ -211,7 +235,8 @@ def _settings_of(folder: Path) -> Row:
 
 def _result(content: Mapping[str, Any]) -> Row:
     best = content["best_validation"] or {}
-    dense, left = content["flops_dense"], content["flops_effective"]
+    flops = {name: content.get(f"flops_{name}") for name in ("dense", "effective", "shrunk")}
+    environment, made = content["environment"], content.get("made") or {}
     return {
         "status": DONE,
         "epochs_trained": epochs_of(content),
@@ -220,12 +245,21 @@ def _result(content: Mapping[str, Any]) -> Row:
         "best_validation_epoch": best.get("epoch"),
         "best_validation": best.get("validation"),
         "top1_at_best_validation": best.get("test"),
+        "kept": content["kept"],
+        "effective": content["effective"],
         "effective_sparsity": content["effective_sparsity"],
-        "flops_left": left / dense if dense and left is not None else None,
+        "flops_left": _share(flops["effective"], flops["dense"]),
+        "flops_shrunk": _share(flops["shrunk"], flops["dense"]),
         "collapsed": content["collapsed"],
-        "collapsed_layers": " ".join(content["collapsed"]),
+        "collapsed_layers": " ".join(content["collapsed"]) or None,
         "empty_layers": len(content["empty"]),
         "silent_outputs": content["silent_outputs"],
         "prune_seconds": content["seconds"]["prune"],
         "train_seconds": content["seconds"]["train"],
+        **{name: environment.get(name) for name in ("torch", "device", "compiled")},
+        **{name: made.get(name) for name in ("finished", "command", "commit")},
     }
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if whole and part is not None else None

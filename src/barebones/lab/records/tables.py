@@ -37,11 +37,11 @@ def write(rows: Sequence[Row], path: Path, columns: Iterable[str] = ()) -> None:
         file.write(text.encode())
 
 
-def read(path: Path, columns: Sequence[str] = ()) -> Rows:
+def read(path: Path, columns: Sequence[str] = (), texts: Sequence[str] = ()) -> Rows:
     """Return the rows of a file that `write` wrote: numbers as numbers, empty cells as None.
 
-    A file whose name ends with .gz is unpacked. Raise a `ValueError` if it is no such file, lacks one of `columns`, or
-    is damaged.
+    The columns in `texts` are read as text, even where they look like numbers. A file whose name ends with .gz is
+    unpacked. Raise a `ValueError` if it is no such file, lacks one of `columns`, or is damaged.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
@@ -62,7 +62,8 @@ def read(path: Path, columns: Sequence[str] = ()) -> Rows:
             raise ValueError(f"{path} is damaged: row {number} has {len(line)} fields instead of {len(head)}")
     if not text.endswith(("\n", "\r")):
         raise ValueError(f"{path} is damaged: its last line is incomplete")
-    rows = [{name: value_of(cell) for name, cell in zip(head, line, strict=True)} for line in body]
+    readers = [(lambda cell: _unquoted(cell) or None) if name in texts else value_of for name in head]
+    rows = [{name: read(cell) for name, read, cell in zip(head, readers, line, strict=True)} for line in body]
     for row, name in product(rows, columns):
         if isinstance(row[name], str) != (name in TEXTS) and row[name] is not None:
             kind = "text" if name in TEXTS else "a number"

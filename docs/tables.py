@@ -1,0 +1,150 @@
+"""Fill the tables of the pages from the records in results/: `make results`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from barebones.lab.experiment.styles import look
+from barebones.lab.records.records import records
+from barebones.lab.records.tables import Row, Rows
+from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+NAMES = {"vgg19": "VGG-19", "resnet50": "ResNet-50", "mobilenet-v2": "MobileNet-v2"}
+SHORT = {"vgg19": 40, "resnet50": 30, "mobilenet-v2": 30}  # epochs
+STUDENT = {3: 4.303, 5: 2.776}  # factors of 95 % confidence intervals, by the number of seeds
+USUAL = {
+    "leave_empty": False, "scoring_bn": "batch", "scoring_init": None, "loss": "cross-entropy",
+    "control": "none", "norm_scale": "ones", "warmup": 0, "rounds": 300,
+}  # fmt: skip
+RUNS = records(ROOT / "results")
+
+
+def runs(model: str, method: str, sparsity: float = 0.0, epochs: int | None = None, **changed: object) -> Rows:
+    """Return the runs with the usual settings but for those that are changed, one for each seed."""
+    wanted = {"model": model, "method": method, "sparsity": sparsity, "epochs": epochs or SHORT[model]}
+    wanted |= USUAL | changed
+    if method not in ("force", "hybrid", "iter-snip", "iter-grasp", "force-signal", "hybrid-signal"):
+        del wanted["rounds"]
+    found = [r for r in RUNS if all(r[name] == value for name, value in wanted.items()) and r["precision"] != "tf32"]
+    return sorted({r["seed"]: r for r in reversed(found)}.values(), key=lambda r: r["seed"])
+
+
+def mean(rows: Sequence[Row]) -> str:
+    """Return the mean accuracy in %, from three seeds on with its confidence interval, and how many are cut."""
+    values, cut = [100 * row["top1"] for row in rows], sum(row["collapsed"] for row in rows)
+    if not values or cut == len(values):
+        return "cut" if values else ""
+    text = f"{fmean(values):.2f}"
+    if len(values) in STUDENT:
+        text += f" ± {STUDENT[len(values)] * stdev(values) / len(values) ** 0.5:.2f}"
+    return text + (f" ({cut} cut)" if cut else "")
+
+
+def seeds(rows: Sequence[Row]) -> str:
+    """Return the accuracy with each seed."""
+    if rows and all(row["collapsed"] for row in rows):
+        return "cut"
+    return " / ".join(f"{100 * row['top1']:.2f}" for row in rows)
+
+
+def accuracy() -> Iterator[list[str]]:
+    """Yield the mean accuracies of all methods after short trainings."""
+    columns = [("vgg19", s) for s in (0.99, 0.995, 0.999)] + [("resnet50", s) for s in (0.98, 0.995, 0.999)]
+    columns += [("mobilenet-v2", 0.98)]
+    yield ["method", *(f"{NAMES[model]}, {100 * sparsity:g} %" for model, sparsity in columns)]
+    yield ["Dense", *(mean(runs(model, "dense")) for model, _ in columns)]
+    for method in ("hybrid", "force", "iter-snip", "synflow", "iter-grasp", "snip-mb", "grasp-mb", "erk", "random"):
+        yield [look(method).label, *(mean(runs(model, method, sparsity)) for model, sparsity in columns)]
+
+
+def paper() -> Iterator[list[str]]:
+    """Yield the paper's accuracies on CIFAR-10 beside ours, after 350 epochs if there is such a run."""
+    yield ["network", "method", "epochs", "seeds", "ours", "paper"]
+    for each in ACCURACIES:
+        rounds = {"rounds": each.rounds} if each.rounds and each.method in ("force", "iter-snip") else {}
+        if each.data != "cifar10" or each.top1 == 0.1:  # chance: those masks are cut, in the paper as here
+            continue
+        for epochs in (350, SHORT[each.model]):
+            if found := runs(each.model, each.method, each.sparsity, epochs, **rounds):
+                label = look(each.method).label + (f", {each.rounds} rounds" if rounds else "")
+                said = {ABOUT: "about ", ABOVE: "over "}.get(each.says, "") + f"{100 * each.top1:.1f}"
+                network = f"{NAMES[each.model]}, {100 * each.sparsity:g} %"
+                yield [network, label, str(epochs), str(len(found)), mean(found), said]
+                break
+
+
+def full() -> Iterator[list[str]]:
+    """Yield the accuracies after 350 epochs beside those of the same masks after short trainings."""
+    yield ["network", "method", "short", "350 epochs"]
+    for model, sparsity in (("resnet50", 0.995), ("vgg19", 0.995), ("vgg19", 0.999)):
+        for method in ("hybrid", "force", "iter-snip", "snip-mb"):
+            (long,) = runs(model, method, sparsity, 350)
+            short = [r for r in runs(model, method, sparsity) if r["seed"] == long["seed"]]
+            yield [f"{NAMES[model]}, {100 * sparsity:g} %", look(method).label, mean(short), mean([long])]
+
+
+def controls() -> Iterator[list[str]]:
+    """Yield the accuracies of three methods and of their controls, VGG-19."""
+    yield ["removed", "method", "its masks", "fresh weights", "shuffled", "lowest scores"]
+    for sparsity in (0.98, 0.995, 0.999):
+        for method in ("hybrid", "force", "iter-snip"):
+            cells = [seeds(runs("vgg19", method, sparsity, control=c)) for c in ("none", "redraw", "shuffle", "invert")]
+            yield [f"{100 * sparsity:g} %", look(method).label, *cells]
+
+
+def empty_channels() -> Iterator[list[str]]:
+    """Yield the accuracies, and the weights on a path, with and without revival into empty channels; seed 0."""
+    yield ["network", "method", "as it is", "no gradient of constant channels", "`--leave-empty`"]
+    for model, sparsity in (("mobilenet-v2", 0.98), ("resnet50", 0.995), ("resnet50", 0.999)):
+        for method in ("force", "hybrid"):
+            found = runs(model, method, sparsity)[:1] + runs(model, f"{method}-signal", sparsity)
+            found += runs(model, method, sparsity, leave_empty=True)
+            cells = [f"{100 * r['top1']:.2f} ({r['effective']:,})" for r in found]
+            yield [f"{NAMES[model]}, {100 * sparsity:g} %", look(method).label, *cells]
+
+
+def variants() -> Iterator[list[str]]:
+    """Yield the accuracies of variants of FORCE and Hybrid, VGG-19."""
+    yield ["removed", "method", "as it is", "`--leave-empty`", "`--scoring-bn eval`"]
+    for sparsity in (0.995, 0.999):
+        for method in ("force", "hybrid"):
+            changes = {}, {"leave_empty": True}, {"scoring_bn": "eval"}
+            cells = [seeds(runs("vgg19", method, sparsity, **changed)) for changed in changes]
+            yield [f"{100 * sparsity:g} %", look(method).label, *cells]
+
+
+def effective() -> Iterator[list[str]]:
+    """Yield the weights on a path at 99.9 %, VGG-19, seed 0."""
+    yield ["method", "effective weights", "effective sparsity", "test accuracy"]
+    for method in ("hybrid", "force", "synflow", "iter-snip", "erk", "random", "snip"):
+        row = runs("vgg19", method, 0.999)[0]
+        share = f"{100 * row['effective_sparsity']:.3f} %"
+        yield [look(method).label, f"{row['effective']:,}", share, f"{100 * row['top1']:.2f}"]
+
+
+TABLES = {
+    "accuracy": accuracy, "paper": paper, "full": full, "controls": controls, "empty-channels": empty_channels,
+    "variants": variants, "effective": effective,
+}  # fmt: skip
+
+
+def filled(page: str) -> str:
+    """Return a page with its tables made anew."""
+
+    def table(block: re.Match[str]) -> str:
+        head, *lines = TABLES[block[2]]()
+        return block[1] + "".join(f"|{'|'.join(line)}|\n" for line in [head, ["---"] * len(head), *lines]) + block[3]
+
+    return BLOCK.sub(table, page)
+
+
+PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if BLOCK.search(path.read_text("utf-8"))]
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(filled(path.read_text("utf-8")), "utf-8")
