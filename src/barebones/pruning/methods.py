@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..masks import Scores
 from ..words import unknown
@@ -109,31 +110,17 @@ def as_method(method: str | Method) -> Method:
     return METHODS[method]
 
 
-def resolved(
-    method: str | Method,
-    rounds: int | None,
-    batches: int | None,
-    schedule: str | Schedule | None,
-    revive_until: float | None,
-    revive_empty: bool | None,
-    at_least: int | None,
-) -> Method:
+def resolved(method: str | Method, **changes: Any) -> Method:
     """Return the method with the settings that the caller changed; None leaves a setting as it is."""
     row = as_method(method)
-    if isinstance(method, str) and row.rounds == 1 and rounds not in (None, 1):
+    changes = {name: value for name, value in changes.items() if value is not None}
+    rounds, schedule = changes.get("rounds", 1), changes.get("schedule")
+    if isinstance(method, str) and row.rounds == 1 and rounds != 1:
         raise ValueError(
             f"{method} is one round by definition, not {rounds}; choose an iterative method, or pass a Method"
         )
     if isinstance(schedule, str):
         if schedule not in SCHEDULES:
             raise ValueError(unknown("schedule", schedule, SCHEDULES))
-        schedule = SCHEDULES[schedule]
-    changes = {
-        "rounds": rounds,
-        "batches": batches,
-        "schedule": schedule,
-        "revive_until": revive_until,
-        "revive_empty": revive_empty,
-        "at_least": at_least,
-    }
-    return replace(row, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+        changes["schedule"] = SCHEDULES[schedule]
+    return replace(row, **changes)

@@ -119,7 +119,10 @@ def prune(
         raise ValueError(f"seed={seed!r}: it must be a whole number")
     if on_collapse not in ON_COLLAPSE:
         raise ValueError(f"on_collapse={on_collapse!r}: choose 'warn', 'raise' or 'ignore'")
-    row = resolved(method, rounds, batches_per_round, schedule, revive_until, revive_empty, at_least)
+    row = resolved(
+        method, rounds=rounds, batches=batches_per_round, schedule=schedule, revive_until=revive_until,
+        revive_empty=revive_empty, at_least=at_least,
+    )  # fmt: skip
     if isinstance(method, str) and row.needs_data and batches is None:
         raise ValueError(f"{method} needs data: pass batches, a list or a loader of (input, target) pairs")
     probe = Probe(

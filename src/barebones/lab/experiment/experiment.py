@@ -193,8 +193,9 @@ class Experiment:
             elif row.batches > 1:
                 row = replace(row, batches=rounds * batches)
         return resolved_method(
-            row if iterative else self.method, self.rounds, self.batches or row.batches, self.schedule,
-            self.revive_until, False if self.leave_empty else None, self.at_least,
+            row if iterative else self.method, rounds=self.rounds, batches=self.batches or row.batches,
+            schedule=self.schedule, revive_until=self.revive_until, revive_empty=False if self.leave_empty else None,
+            at_least=self.at_least,
         )  # fmt: skip
 
     def plan(self) -> TrainingPlan:
