@@ -117,6 +117,31 @@ def test_a_run_that_is_refused_again_leaves_no_folder(short, options, monkeypatc
     assert not options.folder(short).exists()
 
 
+def test_running_again_deletes_only_what_a_run_has_written(short, options):
+    result, again = result_of(run(short, options)), replace(options, again=True)
+    folder = options.folder(short)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "exported").mkdir()
+    (folder / "exported" / "network.onnx").write_text("mine, too")
+    assert result_of(run(short, again))["weights"] == result["weights"]
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "exported" / "network.onnx").read_text() == "mine, too"
+
+
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_running_again_deletes_nothing_of_a_folder_that_is_not_a_runs(through_a_link, short, options, tmp_path):
+    folder = options.folder(short)
+    folder.parent.mkdir()
+    place = tmp_path / "elsewhere" if through_a_link else folder
+    place.mkdir()
+    (place / "result.json").write_text("mine")
+    if through_a_link:
+        folder.symlink_to(place)
+    with pytest.raises(ValueError, match="is a link" if through_a_link else "is not the folder of a run"):
+        result_of(run(short, replace(options, again=True)))
+    assert [path.name for path in place.iterdir()] == ["result.json"]
+
+
 def test_a_refused_experiment_deletes_no_folder_of_the_user_and_no_work(short, options, monkeypatch):
     folder = options.folder(short)
     folder.mkdir(parents=True)

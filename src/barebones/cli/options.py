@@ -14,17 +14,10 @@ from typing import Annotated, Any, get_type_hints
 import torch
 import typer
 
-from ..data import DATA
 from ..imports import is_code
 from ..lab.experiment.experiment import DENSE, Experiment
-from ..lab.experiment.plan import LR_SCHEDULES, OPTIMIZERS
 from ..lab.run import tracking
 from ..lab.run.options import RunOptions
-from ..models import MODELS, NORM_SCALES, SCHEMES
-from ..pruning.controls import CONTROLS
-from ..pruning.methods import METHODS
-from ..pruning.probe import STATISTICS
-from ..pruning.schedules import SCHEDULES
 
 RUN_PANEL = "Run options"  # the panel of the options that are not part of an experiment
 PANELS = {"rounds": "Pruning", "epochs": "Training"}  # the first option of each panel of an experiment
@@ -142,31 +135,16 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
             shown = DEFAULTS.get(field.name, DEFAULTS.get(panel, "")) if default is None else True
             option = typer.Option(
                 help=help, rich_help_panel=panel, show_default="as in the mask file" if unset else shown,
-                autocompletion=_completion(field.name),
+                autocompletion=_completion(field.metadata["known"]),
             )  # fmt: skip
             kind, default = (kind | None, None) if unset else (kind, default)
         options.append(_parameter(field.name, Annotated[kind, option], default))
     return options
 
 
-def _completion(option: str) -> Callable[[str], list[str]] | None:
+def _completion(known: tuple[Iterable[str], ...]) -> Callable[[str], list[str]] | None:
     """Return the function that completes the values of an option in the shell, if they have names."""
-    tables: dict[str, tuple[Iterable[str], ...]] = {
-        "model": (MODELS,),
-        "data": (DATA,),
-        "method": (METHODS, (DENSE,)),
-        "schedule": (SCHEDULES,),
-        "init": (SCHEMES,),
-        "scoring_init": (SCHEMES,),
-        "norm_scale": (NORM_SCALES,),
-        "optimizer": (OPTIMIZERS,),
-        "lr_schedule": (LR_SCHEDULES,),
-        "control": (CONTROLS,),
-        "scoring_bn": (STATISTICS,),
-    }
-    if option not in tables:
-        return None
-    return lambda incomplete: [n for names in tables[option] for n in names if n.startswith(incomplete)]
+    return (lambda incomplete: [n for names in known for n in names if n.startswith(incomplete)]) if known else None
 
 
 def split(options: dict[str, Any], again: bool = False, here: bool = True) -> tuple[dict[str, Any], RunOptions]:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 
 from ...data import DATA, check_name
@@ -27,17 +28,19 @@ from .plan import LR_SCHEDULES
 from .protocols import protocol
 
 DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a known method
-PRUNING = (  # fields that a dense run lacks
-    "rounds", "batches", "schedule", "revive_until", "at_least", "pretrain", "rewind", "shrink", "control",
-    "scoring_init", "leave_empty", "scoring_bn", "scoring_precision", "loss",
-)  # fmt: skip
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
 
 LONGEST = 80  # characters of a network's or data set's name in the name of a folder
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _option(default: Any, help: str, *roles: str, kind: str = "", known: tuple[Iterable[str], ...] = ()) -> Any:
+    """Return a field with all that is said about it in one place.
+
+    Its roles: "finding", it says how masks are found; "pruning", a dense run lacks it, as it lacks all of "finding";
+    "settled", it cannot change once there are masks, as nothing of "finding" can. The `known` values complete what is
+    typed in a shell; with the `kind` of value, they are the only ones.
+    """
+    return field(default=default, metadata={"help": help, "roles": roles, "kind": kind, "known": known})
 
 
 @dataclass(frozen=True)
@@ -52,38 +55,92 @@ class Experiment:
     """
 
     model: str = _option(
-        "resnet50", f"Network: {', '.join(MODELS)}; timm:NAME for one of timm; or file.py:factory for your own."
+        "resnet50",
+        f"Network: {', '.join(MODELS)}; timm:NAME for one of timm; or file.py:factory for your own.",
+        known=(MODELS,),
     )
     data: str = _option(
-        "cifar10", f"Data set: {', '.join(DATA)}; images:PATH for a folder of images; or file.py:factory for your own."
+        "cifar10",
+        f"Data set: {', '.join(DATA)}; images:PATH for a folder of images; or file.py:factory for your own.",
+        known=(DATA,),
     )
-    method: str = _option("force", f"Pruning method: {', '.join(METHODS)}; or dense, for no pruning.")
-    sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.")
+    method: str = _option(
+        "force",
+        f"Pruning method: {', '.join(METHODS)}; or dense, for no pruning.",
+        kind="method",
+        known=(METHODS, (DENSE,)),
+    )
+    sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.", "settled")
     seed: int = _option(0, "Seed of the initial weights, the scoring batches and the order of training images.")
 
-    rounds: int | None = _option(None, "Number of pruning rounds of an iterative method (T).")
-    batches: int | None = _option(None, "Number of batches that each pruning round reads (B).")
-    schedule: str | None = _option(None, f"How many weights are kept after each round: {', '.join(SCHEDULES)}.")
-    revive_until: float | None = _option(None, "Fraction of the rounds in which pruned weights may return.")
-    leave_empty: bool = _option(False, "Do not let pruned weights return into channels that keep no weight.")
-    at_least: int | None = _option(None, "Minimum number of weights that each layer keeps.")
-    loss: str = _option("cross-entropy", f"Loss that the scores are computed from: {', '.join(LOSSES)}.")
-    init: str = _option("kaiming-fan-in", f"Initialization: {', '.join(SCHEMES)}.")
-    norm_scale: str = _option("ones", "Initial scales of batch-norms: ones; or uniform, as in torch before 1.2.")
+    rounds: int | None = _option(None, "Number of pruning rounds of an iterative method (T).", "finding")
+    batches: int | None = _option(None, "Number of batches that each pruning round reads (B).", "finding")
+    schedule: str | None = _option(
+        None,
+        f"How many weights are kept after each round: {', '.join(SCHEDULES)}.",
+        "finding",
+        kind="schedule",
+        known=(SCHEDULES,),
+    )
+    revive_until: float | None = _option(None, "Fraction of the rounds in which pruned weights may return.", "finding")
+    leave_empty: bool = _option(False, "Do not let pruned weights return into channels that keep no weight.", "finding")
+    at_least: int | None = _option(None, "Minimum number of weights that each layer keeps.", "finding")
+    loss: str = _option(
+        "cross-entropy",
+        f"Loss that the scores are computed from: {', '.join(LOSSES)}.",
+        "pruning",
+        "settled",
+        kind="loss",
+        known=(LOSSES,),
+    )
+    init: str = _option(
+        "kaiming-fan-in", f"Initialization: {', '.join(SCHEMES)}.", kind="initialization", known=(SCHEMES,)
+    )
+    norm_scale: str = _option(
+        "ones",
+        "Initial scales of batch-norms: ones; or uniform, as in torch before 1.2.",
+        kind="scale of batch-norms",
+        known=(NORM_SCALES,),
+    )
     scoring_init: str | None = _option(
-        None, "Find the masks on other initial weights than those that are trained, drawn by this initialization."
+        None,
+        "Find the masks on other initial weights than those that are trained, drawn by this initialization.",
+        "finding",
+        kind="initialization",
+        known=(SCHEMES,),
     )
     scoring_bn: str = _option(
-        "batch", "Statistics of batch-norms in scoring: batch, those of the batch; or eval, the running ones."
+        "batch",
+        "Statistics of batch-norms in scoring: batch, those of the batch; or eval, the running ones.",
+        "finding",
+        kind="kind of batch-norm statistics",
+        known=(STATISTICS,),
     )
-    scoring_precision: str | None = _option(None, f"Precision of the scores: {', '.join(SCORING_PRECISIONS)}.")
-    pretrain: int = _option(0, "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).")
-    rewind: bool = _option(False, "After --pretrain, train from the initial weights instead of the pretrained ones.")
+    scoring_precision: str | None = _option(
+        None,
+        f"Precision of the scores: {', '.join(SCORING_PRECISIONS)}.",
+        "finding",
+        kind="scoring precision",
+        known=(SCORING_PRECISIONS,),
+    )
+    pretrain: int = _option(
+        0,
+        "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).",
+        "pruning",
+        "settled",
+    )
+    rewind: bool = _option(
+        False, "After --pretrain, train from the initial weights instead of the pretrained ones.", "pruning", "settled"
+    )
     mask: str | None = _option(None, "SHA-256 of the masks to train, if they come from a file.")
     control: str = _option(
         NONE,
         "What to change as a control: the masks, shuffled within each layer (shuffle) or inverted to the lowest scores "
         "(invert); or the weights, drawn anew under the same masks (redraw).",
+        "pruning",
+        "settled",
+        kind="control",
+        known=(CONTROLS,),
     )
 
     epochs: int | None = _option(None, "Number of training epochs; the learning rate's schedule scales with it.")
@@ -91,12 +148,19 @@ class Experiment:
     lr: float | None = _option(None, "Learning rate: the first and highest, after the warm-up.")
     momentum: float = _option(0.9, "Momentum of SGD, or the first beta of AdamW.")
     weight_decay: float | None = _option(None, "Weight decay.")
-    optimizer: str = _option("sgd", f"Optimizer: {', '.join(OPTIMIZERS)}.")
-    lr_schedule: str = _option("milestones", f"How the learning rate changes: {', '.join(LR_SCHEDULES)}.")
+    optimizer: str = _option("sgd", f"Optimizer: {', '.join(OPTIMIZERS)}.", kind="optimizer", known=(OPTIMIZERS,))
+    lr_schedule: str = _option(
+        "milestones",
+        f"How the learning rate changes: {', '.join(LR_SCHEDULES)}.",
+        kind="schedule of the learning rate",
+        known=(LR_SCHEDULES,),
+    )
     warmup: int = _option(0, "Epochs in which the learning rate rises.")
     label_smoothing: float = _option(0.0, "Share of each training target that is spread over all classes.")
-    precision: str | None = _option(None, f"Precision of training: {', '.join(PRECISIONS)}.")
-    shrink: bool = _option(False, "Train the network without the channels that carry no signal.")
+    precision: str | None = _option(
+        None, f"Precision of training: {', '.join(PRECISIONS)}.", kind="precision", known=(PRECISIONS,)
+    )
+    shrink: bool = _option(False, "Train the network without the channels that carry no signal.", "pruning")
 
     def __post_init__(self) -> None:
         for option in fields(self):  # 1, 1.0 and True are the same experiment and must have the same hash
@@ -105,23 +169,11 @@ class Experiment:
                 object.__setattr__(self, option.name, TYPES[kind](value))
             else:
                 typed(_option_name(option.name), value, str(option.type))
-        choices: dict[str, tuple[str, Iterable[str]]] = {
-            "method": ("method", (*METHODS, DENSE, FILE)),
-            "init": ("initialization", SCHEMES),
-            "norm_scale": ("scale of batch-norms", NORM_SCALES),
-            "scoring_init": ("initialization", SCHEMES),
-            "control": ("control", CONTROLS),
-            "loss": ("loss", LOSSES),
-            "schedule": ("schedule", SCHEDULES),
-            "precision": ("precision", PRECISIONS),
-            "scoring_bn": ("kind of batch-norm statistics", STATISTICS),
-            "scoring_precision": ("scoring precision", SCORING_PRECISIONS),
-            "optimizer": ("optimizer", OPTIMIZERS),
-            "lr_schedule": ("schedule of the learning rate", LR_SCHEDULES),
-        }
-        for name, (kind, known) in choices.items():
-            if (value := getattr(self, name)) is not None and value not in known:
-                raise ValueError(unknown(kind, value, known))
+        for option in fields(self):
+            value, kind = getattr(self, option.name), option.metadata["kind"]
+            choices = [*chain(*option.metadata["known"]), *([FILE] if option.name == "method" else ())]
+            if kind and value is not None and value not in choices:
+                raise ValueError(unknown(kind, value, choices))
         check_name(self.data)
         if not 0 <= self.sparsity < 1:
             hint = f"; did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
@@ -200,12 +252,8 @@ class Experiment:
 
     def plan(self) -> TrainingPlan:
         """Return how a resolved experiment trains."""
-        names = (
-            "epochs", "batch", "lr", "momentum", "weight_decay", "optimizer", "lr_schedule", "warmup",
-            "label_smoothing",
-        )  # fmt: skip
-        milestones = protocol(self.data, self.model).milestones
-        return TrainingPlan(**{name: getattr(self, name) for name in names}, milestones=milestones)
+        own = {option.name: getattr(self, option.name) for option in fields(TrainingPlan) if hasattr(self, option.name)}
+        return TrainingPlan(**own, milestones=protocol(self.data, self.model).milestones)
 
     @property
     def id(self) -> str:
@@ -239,6 +287,13 @@ class Experiment:
                 raise ValueError(f"an experiment has no {name!r}{hint} It has {', '.join(known)}")
         checked = {name: typed(_option_name(name), value, str(known[name].type)) for name, value in values.items()}
         return {name: checked.get(name, option.default) for name, option in known.items()}
+
+
+FINDING = tuple(option.name for option in fields(Experiment) if "finding" in option.metadata["roles"])
+PRUNING, SETTLED = (
+    tuple(option.name for option in fields(Experiment) if {"finding", role} & {*option.metadata["roles"]})
+    for role in ("pruning", "settled")
+)
 
 
 def folder_of(settings: Mapping[str, Any]) -> str:

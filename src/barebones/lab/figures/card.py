@@ -17,10 +17,9 @@ from ...masks import Masks
 from ...models import MODELS
 from ...version import __version__
 from ...words import printable, shortened
-from ..experiment.experiment import DENSE, Experiment
+from ..experiment.experiment import DENSE, SETTLED, Experiment
 from ..experiment.styles import look
 from ..run.connectivity import SKIP, untrained, when_tested
-from ..run.loading import SETTLED
 from . import plots
 
 LOADING = """import barebones as bb

@@ -141,9 +141,16 @@ def _untouched(path: Path) -> bool:
 
 
 def emptied(path: Path) -> None:
-    """Delete the files of a run, if there are any; a folder in which a process works raises `Busy`."""
-    if not path.exists():
+    """Delete the files of a run, if there are any, and nothing else that is in its folder.
+
+    A folder in which a process works raises `Busy`. A link, and a folder that is not a run's, are a `ValueError`.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, and what it leads to may not be a run; delete the link first")
+    if not path.is_dir() or all(is_lease(file.name) for file in path.iterdir()):
         return
+    if not any((path / name).is_file() for name in (EXPERIMENT, FAILURE)):
+        raise ValueError(f"{path} is not the folder of a run: it has no {EXPERIMENT}; move it away")
     with leased(path):
         for name in REMEDIES:  # the result first: a run without it is unfinished
             (path / name).unlink(missing_ok=True)

@@ -19,26 +19,14 @@ from ...masks import Masks
 from ...pruning.methods import METHODS
 from ...running import digest
 from ...words import printable
-from ..experiment.experiment import DENSE, FILE, Experiment
+from ..experiment.experiment import DENSE, FILE, FINDING, SETTLED, Experiment
 from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, check_initial, finished, load_mask, progress, reading, recorded
 from .network import beginning, data_of, initial_network, known_inputs
 from .network import inputs_of as network_inputs
 from .options import RunOptions
 
-FINDING = (  # how masks are found
-    "rounds", "batches", "schedule", "revive_until", "leave_empty", "at_least", "scoring_init", "scoring_bn",
-    "scoring_precision",
-)  # fmt: skip
 INPUTS = {"classes": "int", "shape": "list[int]", "dtype": "str"}
 MOST = 100_000_000  # classes or numbers in an input that a file may name
-SETTLED = (
-    *FINDING,
-    "loss",
-    "pretrain",
-    "rewind",
-    "sparsity",
-    "control",
-)  # settings that cannot change once there are masks
 
 
 def load(

@@ -17,11 +17,10 @@ from ...files.masks import load_masks
 from ...pruning.methods import METHODS
 from ...scope import prunable
 from ...words import counted, printable
-from ..experiment.experiment import Experiment
+from ..experiment.experiment import FINDING, Experiment
 from . import connectivity
 from .folder import finished, progress, recorded
 from .heartbeat import heartbeat
-from .loading import FINDING
 from .metrics import COUNTED, Line
 from .network import built, inputs_of
 from .options import RunOptions

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 from ....pruning.controls import NONE
 from ....words import counted, printable
-from ...experiment.experiment import DENSE, Experiment
+from ...experiment.experiment import DENSE, FINDING, Experiment
 from ...experiment.styles import look, looks, titled
 from ...records.records import KEY, SETTINGS
 from ...records.statistics import over_seeds
 from ...records.tables import Row, Rows, grouped
-from ...run.loading import FINDING
 from .. import plots
 from .axes import Axis
 

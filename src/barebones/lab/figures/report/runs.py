@@ -17,12 +17,11 @@ from ....data import DATA
 from ....files.masks import NUMBERS, load_masks
 from ....masks import Masks
 from ....models import MODELS
-from ...experiment.experiment import DENSE, Experiment
+from ...experiment.experiment import DENSE, SETTLED, Experiment
 from ...experiment.styles import look, titled
 from ...records.records import DONE, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
 from ...run.connectivity import untrained
 from ...run.folder import CHECKPOINT, EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
-from ...run.loading import SETTLED
 from ...run.lock import is_lease
 from ...run.metrics import COUNTED, METRICS, Line, finite
 from ...run.metrics import read as read_metrics
