@@ -45,7 +45,10 @@ def figure(
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder to write NAME.png, .svg, .pdf and .csv into.")
+        Path,
+        typer.Option(
+            "--out", "-o", help="Folder to write NAME.png, .svg, .pdf and .csv into; NAME.md and .csv of tables."
+        ),
     ] = Path("figures"),
     jobs: Jobs = None,
     retry_failed: RetryFailed = False,

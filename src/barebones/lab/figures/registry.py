@@ -1,8 +1,9 @@
-"""Figures: compute or load the rows of a figure, draw them, and write the figure as PNG, SVG, PDF and CSV."""
+"""Figures: compute or load the rows of a figure, and write it as PNG, SVG and PDF, or as Markdown, and as CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from ...files.container import atomically
 from ...words import did_you_mean
 from ..records import tables
 from ..records.tables import Rows
@@ -24,11 +26,15 @@ CAUTION = "Smoke test on digits: it shows nothing about the methods."
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: what it shows in one sentence, where its rows come from, and how they are drawn."""
+    """A figure: what it shows in one sentence, where its rows come from, and how they are drawn.
+
+    A table is drawn as Markdown, without matplotlib.
+    """
 
     about: str
     source: Runs | Analysis
-    draw: Callable[[Rows], Canvas]
+    draw: Callable[[Rows], Canvas | str]
+    is_table: bool = False
 
 
 def named(name: str, figures: Mapping[str, Figure]) -> Figure:
@@ -47,7 +53,7 @@ def named(name: str, figures: Mapping[str, Figure]) -> Figure:
 def write(
     name: str, figure: Figure, scale: str | None, out: Path, context: FigureContext, source: Path | None = None
 ) -> list[Path]:
-    """Run what is missing, draw, write NAME.png, .svg, .pdf and .csv into `out`, and return their paths.
+    """Run what is missing, write NAME.png, .svg, .pdf and .csv into `out`, or NAME.md and .csv, and return their paths.
 
     With `source` nothing is run: the rows come from NAME.csv or NAME.csv.gz in that folder, or else from the run
     folders in it. The default scale is then the one with most rows; otherwise it is smoke. Rows of a NAME.csv that are
@@ -55,24 +61,31 @@ def write(
     """
     if scale is not None and scale not in SCALES:
         raise ValueError(f"scale {scale!r} is unknown; choose one of {', '.join(SCALES)}")
-    plots.require_matplotlib()
-    table: Path | None = None
+    if not figure.is_table:
+        plots.require_matplotlib()
+    stored: Path | None = None
     if source is None:
         rows = _with_scale(figure.source.compute(name, scale or "smoke", context), scale or "smoke")
     else:
-        rows, table = _load(name, figure, scale, source, context)
+        rows, stored = _load(name, figure, scale, source, context)
     out.mkdir(parents=True, exist_ok=True)
     try:
-        with plots.styled():
+        caution = any((row.get("scale"), row.get("data")) == ("smoke", "digits") for row in rows) * CAUTION
+        with nullcontext() if figure.is_table else plots.styled():
             drawn = figure.draw(rows)
-            if any((row.get("scale"), row.get("data")) == ("smoke", "digits") for row in rows):
-                plots.caution(drawn, CAUTION)
-            written = plots.save(drawn, out / name)
+            if isinstance(drawn, str):
+                written = [out / f"{name}.md"]
+                with atomically(written[0]) as file:
+                    file.write(f"{drawn}\n{caution}".strip().encode() + b"\n")
+            else:
+                if caution:
+                    plots.caution(drawn, caution)
+                written = plots.save(drawn, out / name)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        if table is None:
+        if stored is None:
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
-        raise ValueError(f"{table} holds values that {name} cannot be drawn from ({reason})") from error
+        raise ValueError(f"{stored} holds values that {name} cannot be drawn from ({reason})") from error
     tables.write(rows, out / f"{name}.csv")
     return [*written, out / f"{name}.csv"]
 

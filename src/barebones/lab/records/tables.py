@@ -37,6 +37,22 @@ def write(rows: Sequence[Row], path: Path, columns: Iterable[str] = ()) -> None:
         file.write(text.encode())
 
 
+def markdown(head: Sequence[str], body: Iterable[Sequence[str]], note: str) -> str:
+    """Return a table in Markdown, the first column aligned left and the others right, and a note below it.
+
+    >>> print(markdown(["method", "accuracy"], [["SNIP", "10.0"]], "In %."))
+    | method | accuracy |
+    | --- | ---: |
+    | SNIP | 10.0 |
+    <BLANKLINE>
+    In %.
+    <BLANKLINE>
+    """
+    ruler = ["---", *["---:"] * (len(head) - 1)]
+    lines = (" | ".join(encodable(cell).replace("|", "\\|") for cell in line) for line in (head, ruler, *body))
+    return "".join(f"| {line} |\n" for line in lines) + f"\n{note}\n"
+
+
 def read(path: Path, columns: Sequence[str] = (), texts: Sequence[str] = ()) -> Rows:
     """Return the rows of a file that `write` wrote: numbers as numbers, empty cells as None.
 

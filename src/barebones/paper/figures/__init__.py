@@ -30,7 +30,7 @@ def named(name: str) -> Figure:
 
 
 def figure(name: str, scale: str | None, out: Path, context: FigureContext, source: Path | None = None) -> list[Path]:
-    """Write NAME.png, .svg, .pdf and .csv of a figure of the paper into `out`; see `registry.write`."""
+    """Write a figure of the paper into the folder `out`; see `registry.write`."""
     return lab.write(name, named(name), scale, out, context, source)
 
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from ...lab.experiment.experiment import Experiment
 from ...lab.experiment.styles import look, looks
 from ...lab.figures import plots
-from ...lab.figures.plots import Cell
 from ...lab.figures.registry import Figure
 from ...lab.figures.sources import Runs
 from ...lab.records.statistics import spread
-from ...lab.records.tables import Row, Rows
+from ...lab.records.tables import Row, Rows, markdown
 from ...words import counted
 from ..accuracies import GRID, HIGH_SPARSITY, OURS, PAPER, RANDOM, at_scale, measured, references
 from ..numbers import BELOW_RANDOM, COST
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 FEW_AND_MANY = {"smoke": (2, 6), "short": (20, 300), "paper": (20, 300)}  # rounds; the many are also the batches
 ONE_BATCH, MANY_BATCHES, ITERATED = (RANDOM, "snip", "grasp"), ("snip-mb", "grasp-mb"), ("force", "iter-snip")
@@ -45,8 +40,8 @@ def rows(records: Sequence[Row]) -> Rows:
     return [*ours, *references(records, lambda number: number.where == COST)]
 
 
-def draw(rows: Rows) -> Canvas:
-    """Draw time and accuracy as a table, ours and the paper's; red is worse than random masks."""
+def draw(rows: Rows) -> str:
+    """Return time and accuracy as a table, ours and the paper's; bold is worse than random masks."""
     by_source = {source: [row for row in rows if row["source"] == source] for source in (OURS, PAPER)}
     sources = [source for source in by_source if by_source[source]]
     random = spread(row["top1"] for row in by_source[OURS] if row["method"] == RANDOM).mean
@@ -55,26 +50,17 @@ def draw(rows: Rows) -> Canvas:
         dict.fromkeys((row["method"], row["rounds"], row["batches"]) for row in rows),
         key=lambda kind: (kind[0] == RANDOM, kind[1] * kind[2], order.index(kind[0])),
     )
-    body: list[list[Cell]] = []
+    body = []
     for kind in kinds:
-        cells: list[Cell] = [_name(*kind)]
+        body.append([_name(*kind)])
         for source in sources:
             runs = [row for row in by_source[source] if (row["method"], row["rounds"], row["batches"]) == kind]
-            cells += _cells(runs, random if source == OURS else None)
-        body.append(cells)
+            body[-1] += _cells(runs, random if source == OURS else None)
     first = rows[0]
     where = f"{plots.title(first['data'], first['model'])}, {plots.percent(first['sparsity'])} removed"
-    notes = [f"{where}, {counted(first['epochs'], 'epoch')}.", "Red: below random masks."]
-    if PAPER in sources:
-        notes[1] += " The paper's times are those of a Tesla K40m."
-    return plots.table(
-        ["method", *["time to mask", "accuracy (%)"] * len(sources)],
-        body,
-        [1.45, *[0.95, 1.05] * len(sources)],
-        above=[(2 * n + 1, 2 * n + 2, source) for n, source in enumerate(sources)] if len(sources) > 1 else (),
-        rules=[len(body) - 2] if kinds[-1][0] == RANDOM else (),
-        note="\n".join(notes),
-    )
+    note = f"{where}, {counted(first['epochs'], 'epoch')}. Bold: below random masks."
+    note += " The paper's times are those of a Tesla K40m." if PAPER in sources else ""
+    return markdown(["method", *(f"{s}: {c}" for s in sources for c in ("time to mask", "accuracy (%)"))], body, note)
 
 
 def _name(method: str, rounds: int, batches: int) -> str:
@@ -89,15 +75,15 @@ def _name(method: str, rounds: int, batches: int) -> str:
     return f"{look(method).label.removesuffix('-MB')} ({number})"
 
 
-def _cells(runs: Rows, random: float | None) -> list[Cell]:
-    """Return time and accuracy; without the accuracy of random masks, red is what the paper prints red."""
+def _cells(runs: Rows, random: float | None) -> list[str]:
+    """Return time and accuracy; without the accuracy of random masks, bold is what the paper prints red."""
     if not runs:
         return ["–", "–"]
     first = runs[0]
     seconds = spread(row["prune_seconds"] for row in runs).mean
     below = first["method"] in BELOW_RANDOM if random is None else first["mean"] < random
     accuracy = f"{100 * first['mean']:.1f}" + (f" ± {100 * first['std']:.1f}" if first["std"] else "")
-    return ["" if seconds is None else _clock(seconds), (accuracy, {"color": plots.ALARM} if below else {})]
+    return ["" if seconds is None else _clock(seconds), f"**{accuracy}**" if below else accuracy]
 
 
 def _clock(seconds: float) -> str:
@@ -116,5 +102,6 @@ FIGURES = {
         "Time to the mask and accuracy at 99.5 %: SNIP and GRASP with few and many batches, FORCE and Iter SNIP.",
         Runs(experiments, rows, free=("seed",), jobs=1),
         draw,
+        is_table=True,
     ),
 }

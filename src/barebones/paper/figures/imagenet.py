@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING
 
 from ...lab.experiment.experiment import DENSE, Experiment
 from ...lab.experiment.styles import look
 from ...lab.figures import plots
-from ...lab.figures.plots import Cell
 from ...lab.figures.registry import Figure
 from ...lab.figures.sources import Runs
 from ...lab.records.statistics import spread
-from ...lab.records.tables import Row, Rows
+from ...lab.records.tables import Row, Rows, markdown
 from ...words import counted
 from ..accuracies import MULTI_BATCH, OURS, PAPER, at_scale, by_method, fewer_at_smoke, measured, references
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
 MODELS, SPARSITIES = ("vgg19", "resnet50"), (0.9, 0.95)
+TOPS = ("top-1", "top-5")
 
 
 def experiments(scale: str) -> list[Experiment]:
@@ -38,33 +34,25 @@ def rows(records: Sequence[Row]) -> Rows:
     return [*ours, *references(records, lambda number: number.data == "imagenet")]
 
 
-def draw(rows: Rows) -> Canvas:
-    """Draw a table with a line for each method, ours above and the paper's below."""
+def draw(rows: Rows) -> str:
+    """Return a table with a line for each method, ours above and the paper's below."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     sparsities = sorted({row["sparsity"] for row in rows if row["method"] != DENSE})
     columns = list(product(models, sparsities))
-    body: list[list[Cell]] = []
-    rules = []
-    for source in (OURS, PAPER):
-        source_rows = [row for row in rows if row["source"] == source]
-        if source_rows:
-            rules += [len(body) - 1] if body else []
-            body.append([(source, {"fontstyle": "italic"}), *[""] * 2 * len(columns)])
-        for method, runs in by_method(source_rows).items():
-            body.append([look(method).label, *(cell for column in columns for cell in _cells(runs, *column))])
-    above = [
-        (2 * number + 1, 2 * number + 2, f"{plots.model_label(model)}, {plots.percent(sparsity)}")
-        for number, (model, sparsity) in enumerate(columns)
+    head = [
+        f"{plots.model_label(model)}, {plots.percent(sparsity)}: {top}" for model, sparsity in columns for top in TOPS
+    ]
+    body = [
+        [f"{look(method).label} ({source})", *(cell for column in columns for cell in _cells(runs, *column))]
+        for source in (OURS, PAPER)
+        for method, runs in by_method([row for row in rows if row["source"] == source]).items()
     ]
     first = rows[0]
-    note = f"{plots.data_label(first['data'])}, {counted(first['epochs'], 'epoch')}; accuracy in %."
-    note += "\nDense: nothing removed, the same in both columns."
-    return plots.table(
-        ["", *["top-1", "top-5"] * len(columns)], body, [1.1, *[0.62] * 2 * len(columns)], above, rules, note
-    )
+    note = f"{plots.data_label(first['data'])}, {counted(first['epochs'], 'epoch')}; accuracy in %. "
+    return markdown(["", *head], body, note + "Dense: nothing removed, the same in both columns of a network.")
 
 
-def _cells(runs: Rows, model: str, sparsity: float) -> list[Cell]:
+def _cells(runs: Rows, model: str, sparsity: float) -> list[str]:
     """Return top-1 and top-5; those of the dense network stand at every sparsity."""
     column = [row for row in runs if row["model"] == model and row["sparsity"] in (sparsity, 0)]
     means = [spread(row[name] for row in column).mean for name in ("top1", "top5")]
@@ -76,5 +64,6 @@ FIGURES = {
         "Top-1 and top-5 accuracy on ImageNet at 90 and 95 %, VGG-19 and ResNet-50; short and paper need its images.",
         Runs(experiments, rows, free=("seed",)),
         draw,
+        is_table=True,
     ),
 }

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from ...data import DATA
 from ...lab.figures import plots
-from ...lab.figures.plots import Cell
 from ...lab.figures.registry import Figure
 from ...lab.figures.sources import SCALES, Analysis, Settings
-from ...lab.records.tables import Row, Rows, grouped
+from ...lab.records.tables import Row, Rows, grouped, markdown
 from ...lab.run.network import built
 from ...lab.run.options import RunOptions
 from ...models import parameter_table
 from ..accuracies import OURS, PAPER
 from ..numbers import PARAMETERS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 SHARES = ("conv", "fully_connected", "batchnorm", "bias", "prunable")
 
@@ -39,27 +34,19 @@ def with_paper(rows: Rows) -> Rows:
     return [*rows, *({"source": PAPER} | row | {"total": round(1e6 * row.pop("millions"))} for row in printed)]
 
 
-def draw(rows: Rows) -> Canvas:
-    """Draw the percentages of all parameters, ours and the paper's; red where they differ by more than rounding."""
-    body: list[list[Cell]] = []
+def draw(rows: Rows) -> str:
+    """Return the percentages of all parameters, ours and the paper's; bold where they differ by more than rounding."""
+    body = []
     for (data, model), both in grouped(rows, "data", "model").items():
-        by_source = {row["source"]: row for row in both}
-        cells: list[Cell] = [plots.title(data, model)]
-        for source in (OURS, PAPER):
-            for name in (*SHARES, "total"):
-                text = _text(by_source[source], name)
-                differs = source == OURS and text != _text(by_source[PAPER], name)
-                cells.append((text, {"color": plots.ALARM} if differs else {}))
-        body.append(cells)
-    head = ["conv", "linear", "norm", "bias", "prunable", "total"]
-    return plots.table(
-        ["", *head, *head],
+        by_source = {row["source"]: [_text(row, name) for name in (*SHARES, "total")] for row in both}
+        ours, paper = by_source[OURS], by_source[PAPER]
+        marked = [text if text == theirs else f"**{text}**" for text, theirs in zip(ours, paper, strict=True)]
+        body += [[f"{plots.title(data, model)}: {OURS}", *marked], [f"{plots.title(data, model)}: {PAPER}", *paper]]
+    return markdown(
+        ["", "conv", "linear", "norm", "bias", "prunable", "total"],
         body,
-        [1.4, *[0.43, 0.43, 0.42, 0.36, 0.62, 0.44] * 2],
-        above=[(1, 6, "ours (% of the total)"), (7, 12, "paper")],
-        rules=[1, 3, 5],
-        note="Totals in millions; “bias” includes that of batch-norm.\n"
-        "Red: differs from the paper in the last digit it prints, or more.",
+        "In % of the total, and the total in millions; “bias” includes that of batch-norm. "
+        "Bold: differs from the paper in the last digit that it prints, or more.",
     )
 
 
@@ -78,5 +65,6 @@ FIGURES = {
             with_paper,
         ),
         draw,
+        is_table=True,
     ),
 }

@@ -88,7 +88,6 @@ def draw(rows: Rows) -> Canvas:
                     some, [heights[sparsity]] * len(some), transform=axes.get_xaxis_transform(),
                     color=colours[sparsity], marker="x", linestyle="none", markersize=5, markeredgewidth=1.4,
                 )  # fmt: skip
-        axes.set_yscale("log")
         plots.count_axis(axes, grouped(rows, "rounds"), "pruning rounds T (1 is SNIP)")
         axes.set_title(f"{look(method).label}: {plots.title(data, model)}")
     low, high = min(drawn, default=1.0), max(drawn, default=1.0)
@@ -97,10 +96,9 @@ def draw(rows: Rows) -> Canvas:
     room = 1.5 * max(heights.values(), default=0)
     bottom = high * (low / high) ** (1 / (1 - room))  # so that no line crosses the crosses
     for axes in panels:
-        plots.plain_log(axes.yaxis, low, high)
-        ticks = axes.yaxis.get_major_locator().tick_values(low, high)
-        axes.set_yticks([tick for tick in ticks if low < tick < high])
-        axes.set_ylim(bottom, high)
+        plots.log_axis(axes.yaxis, bottom, high)
+        axes.yaxis.minorticks_off()
+        axes.set_yticks([tick for tick in axes.get_yticks() if low < tick < high])
     for line in lines:
         line[0].set_ylabel("saliency S of the pruned network")
     handles = {f"{plots.percent(s)} removed": plots.line_handle(colours[s], "o") for s in sparsities}

@@ -23,7 +23,6 @@ LONGEST_LABEL = 50  # letters in a line of a legend that is one column wide
 BESIDE = 1.06  # the factor between lines that have one place only, and the same
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (2.5, 1)))
 MARKERS = "osD^vPX<>hp*d"  # of lines that would look alike without
-ROUND = sorted(part * 10.0**power for power in range(-9, 9) for part in (1, 2, 5))  # where ticks may stand
 
 
 class Style(NamedTuple):
@@ -44,7 +43,7 @@ def draw(panels: Panels, axis: Axis) -> Iterator[Canvas]:
         page = cells[start : start + MOST_PANELS]
         columns = min(len(page), 2)
         entries = _entries([line for title, _ in page for line in panels[title]], styles, LONGEST_LABEL * columns)
-        figure, grid = plots.panels(-(-len(page) // columns), columns, below=list(entries))
+        figure, grid = plots.panels(rows := -(-len(page) // columns), columns)
         for number, axes in enumerate(axes for line in grid for axes in line):
             if number >= len(page):
                 axes.set_axis_off()
@@ -54,7 +53,8 @@ def draw(panels: Panels, axis: Axis) -> Iterator[Canvas]:
             place, _, schedule = title.rpartition(" (")
             axes.set_title(fill(place + ", zoomed" if zoomed else f"{place} ({_unbroken(schedule)}", LONGEST_TITLE))
             axes.set_ylabel("" if number % columns else "test accuracy (%)")
-        plots.legend(figure, entries)
+        below = plots.legend(figure, entries)  # if it is very long, the page is taller
+        figure.set_figheight(max(min(figure.get_figheight() + below, plots.TALLEST), plots.LOWEST * rows + below))
         yield figure
 
 
@@ -122,10 +122,11 @@ def _panel(axes: Axes, lines: list[Line], axis: Axis, styles: dict[str, Style], 
     for number, line in enumerate(pruned):
         aside = BESIDE ** (number - (len(pruned) - 1) / 2) if alone else 1.0
         _draw(axes, line, styles[line.label], [(axis.position(point.x) or nothing) * aside for point in line.points])
-    ticks = {place: axis.text(place) for place in (left if axis.column == "sparsity" else _round(left[0], left[-1]))}
+    room = 1.25 * BESIDE ** (alone * len(pruned) / 2)
+    plots.log_axis(axes.xaxis, (nothing if 0.0 in places else left[0]) / room, left[-1] * room, axis.text)
+    axes.set_xlabel(axis.label)
     if 0.0 in places:
-        ticks[nothing] = axis.text(0.0)
-    plots.log_axis(axes, ticks, axis.label, 1.25 * BESIDE ** (alone * len(pruned) / 2), reach=(left[0], left[-1]))
+        axes.set_xticks([nothing], [axis.text(0.0)], minor=True)
     if axis.removed:
         axes.invert_xaxis()
     ends = [point.mean + sign * (point.std or 0) for point in _points(lines) for sign in (-1, 1)]
@@ -147,17 +148,3 @@ def _draw(axes: Axes, line: Line, style: Style, x: list[float]) -> None:
     for place, point in zip(x, line.points, strict=True):
         if point.collapsed:
             axes.plot([place], [point.mean], "x", color=plots.ALARM, zorder=4)
-
-
-def _round(low: float, high: float) -> list[float]:
-    """Return the round numbers in a range, or the nearest ones around it if there are too few.
-
-    >>> _round(3, 30), _round(22, 23)
-    ([5.0, 10.0, 20.0], [20.0, 50.0])
-    """
-    inside = [number for number in ROUND if 0.8 * low <= number <= 1.25 * high]
-    below, above = (
-        max((n for n in ROUND if n <= low), default=ROUND[0]),
-        min((n for n in ROUND if n >= high), default=ROUND[-1]),
-    )
-    return inside if len(inside) > 1 else sorted({below, *inside, above})
