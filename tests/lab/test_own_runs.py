@@ -70,9 +70,9 @@ def test_a_run_that_was_stopped_ends_the_same(data, page, tmp_path):
 @pytest.mark.parametrize(
     ("file", "before", "after", "message"),
     [
-        ("mydata.py", "2 * torch", "3 * torch", r"mydata.py:blobs has changed since .*--again"),
+        ("mydata.py", "2 * torch", "3 * torch", r"mydata.py:blobs has changed since .*--overwrite"),
         ("mydata.py", "500", "400", r"mydata.py:blobs has changed since"),
-        ("mynet.py", "64", "65", r"mynet.py:mlp has changed since .*--again"),
+        ("mynet.py", "64", "65", r"mynet.py:mlp has changed since .*--overwrite"),
     ],
 )
 def test_changed_data_and_networks_are_noticed(stop, file, before, after, message, page):
@@ -86,7 +86,7 @@ def test_changed_data_and_networks_are_noticed(stop, file, before, after, messag
         with pytest.raises(ValueError, match=message):
             sweep([chosen], options, console=Console(quiet=True))
     forget()
-    assert result_of(run(chosen, replace(options, again=True)))["test"]["top1"] > 0.5
+    assert result_of(run(chosen, replace(options, overwrite=True)))["test"]["top1"] > 0.5
 
 
 def test_a_mask_file_says_what_its_network_takes(page, command, mistake):

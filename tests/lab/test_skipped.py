@@ -145,7 +145,7 @@ def test_what_was_trained_before_is_dropped(shrink, cut, options, tmp_path):
 
 def test_a_finished_run_stays_as_it_is(cut, options, skip):
     for first, second, epochs in ((options, skip, 2), (skip, options, 0)):
-        assert result_of(run(cut, replace(first, again=True)))["plan"]["epochs"] == epochs
+        assert result_of(run(cut, replace(first, overwrite=True)))["plan"]["epochs"] == epochs
         before = stamps(options.folder(cut))
         assert result_of(run(cut, second))["plan"]["epochs"] == epochs
         assert stamps(options.folder(cut)) == before
