@@ -127,5 +127,5 @@ def test_a_run_learns_and_notices_another_image(pets, tmp_path):
     assert result_of(run(experiment, options))["test"]["top1"] == 1.0
     Image.new("RGB", (20, 16), (0, 255, 0)).save(pets / "test" / "dog" / "0.png")
     cached_data.cache_clear()
-    with pytest.raises(ValueError, match=r"images:.*pets@8 has changed since .*--again"):
+    with pytest.raises(ValueError, match=r"images:.*pets@8 has changed since .*--overwrite"):
         result_of(run(experiment, options))

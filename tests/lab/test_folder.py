@@ -113,12 +113,12 @@ def test_a_run_that_is_refused_again_leaves_no_folder(short, options, monkeypatc
     result_of(run(short, options))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))
     with pytest.raises(ValueError, match="delete something first"):
-        result_of(run(short, replace(options, again=True)))
+        result_of(run(short, replace(options, overwrite=True)))
     assert not options.folder(short).exists()
 
 
 def test_running_again_deletes_only_what_a_run_has_written(short, options):
-    result, again = result_of(run(short, options)), replace(options, again=True)
+    result, again = result_of(run(short, options)), replace(options, overwrite=True)
     folder = options.folder(short)
     (folder / "notes.txt").write_text("mine")
     (folder / "exported").mkdir()
@@ -138,7 +138,7 @@ def test_running_again_deletes_nothing_of_a_folder_that_is_not_a_runs(through_a_
     if through_a_link:
         folder.symlink_to(place)
     with pytest.raises(ValueError, match="is a link" if through_a_link else "is not the folder of a run"):
-        result_of(run(short, replace(options, again=True)))
+        result_of(run(short, replace(options, overwrite=True)))
     assert [path.name for path in place.iterdir()] == ["result.json"]
 
 

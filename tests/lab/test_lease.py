@@ -202,7 +202,7 @@ def test_in_any_order_of_events_only_the_latest_owner_publishes(seed, tmp_path, 
 WRITER = """
 import sys, time
 from pathlib import Path
-from barebones.lab import lease
+from barebones.lab.run import lock as lease
 lease.RENEWED_EVERY = 0.1
 folder, name = Path(sys.argv[1]), sys.argv[2]
 with lease.leased(folder) as mine:

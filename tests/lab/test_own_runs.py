@@ -70,9 +70,9 @@ def test_a_run_that_was_stopped_ends_the_same(data, page, tmp_path):
 @pytest.mark.parametrize(
     ("file", "before", "after", "message"),
     [
-        ("mydata.py", "2 * torch", "3 * torch", r"mydata.py:blobs has changed since .*--again"),
+        ("mydata.py", "2 * torch", "3 * torch", r"mydata.py:blobs has changed since .*--overwrite"),
         ("mydata.py", "500", "400", r"mydata.py:blobs has changed since"),
-        ("mynet.py", "64", "65", r"mynet.py:mlp has changed since .*--again"),
+        ("mynet.py", "64", "65", r"mynet.py:mlp has changed since .*--overwrite"),
     ],
 )
 def test_changed_data_and_networks_are_noticed(stop, file, before, after, message, page):
@@ -80,13 +80,13 @@ def test_changed_data_and_networks_are_noticed(stop, file, before, after, messag
     interrupted(chosen, options, stop) if stop else result_of(run(chosen, options))
     forget()
     Path(file).write_text(SNIPPETS[file].replace(before, after))
-    with pytest.raises(ValueError, match="from other initial weights or data" if stop else message):
+    with pytest.raises(ValueError, match=message):
         result_of(run(chosen, options))
     if not stop:
         with pytest.raises(ValueError, match=message):
             sweep([chosen], options, console=Console(quiet=True))
     forget()
-    assert result_of(run(chosen, replace(options, again=True)))["test"]["top1"] > 0.5
+    assert result_of(run(chosen, replace(options, overwrite=True)))["test"]["top1"] > 0.5
 
 
 def test_a_mask_file_says_what_its_network_takes(page, command, mistake):

@@ -81,16 +81,7 @@ def test_unfinished_runs_are_no_rows_and_a_result_outweighs_an_old_failure(tmp_p
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        *("", "[]", "[" * 100_000, '{"test": {"top1": 1}}', json.dumps(result(SMALL))),
-        result(SMALL) | {"test": {"top1": "high"}},
-        result(SMALL) | {"seconds": {"pretrain": 0, "prune": 10**400, "train": 0}},
-        result(SMALL) | {"experiment": {"modell": "vgg19"}},
-        result(SMALL) | {"experiment": SMALL.to_dict() | {"seed": 7}},
-        result(SMALL) | {"collapsed": 3},
-        result(SMALL) | {"best_validation": {"epoch": "last"}},
-    ],
+    "content", ["", "[]", "[" * 100_000, '{"test": {"top1": 1}}', json.dumps(result(SMALL))], ids=range(5)
 )
 def test_garbage_spoils_one_row_alone(tmp_path, content):
     written(tmp_path, seeded(1))

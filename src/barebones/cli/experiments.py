@@ -31,11 +31,11 @@ from ..lab.sweep.sweep import sweep as run_sweep
 from ..pruning.methods import METHODS
 from ..words import counted
 from .options import (
-    Again,
     DryRun,
     EngineName,
     EngineOptions,
     Jobs,
+    Overwrite,
     RetryFailed,
     Trust,
     check_output,
@@ -52,7 +52,7 @@ from .stopping import stoppable
 @with_options()
 def prune(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the mask file here.")] = None,
-    again: Again = False,
+    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     **options: Any,
 ) -> None:
@@ -60,7 +60,7 @@ def prune(
 
     Example: barebones prune --data digits --model small-vgg --sparsity 0.99 -o mask.safetensors
     """
-    settings, run_options = split(options, again)
+    settings, run_options = split(options, overwrite)
     requested = Experiment(**settings)
     if requested.method not in METHODS:
         raise ValueError(f"method {requested.method} prunes nothing; choose another, or use barebones train")
@@ -69,12 +69,12 @@ def prune(
     if out is not None:
         check_output(out)
     path = run_options.folder(requested.resolved(run_options.device)) / MASK
-    before = path.exists() and not again
+    before = path.exists() and not overwrite
     about = _perform(requested, run_options, dry_run, until="prune")
     if about is None:
         return
     if before:
-        say("These masks were found before; --again finds them anew.")
+        say("These masks were found before; --overwrite finds them anew.")
     if out is not None:
         with atomically(out) as file:
             file.write(path.read_bytes())
@@ -90,7 +90,7 @@ def train(
         typer.Option(help="Mask file whose pruned weights stay zero; without one, the dense network is trained."),
     ] = None,
     trust: Trust = False,
-    again: Again = False,
+    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     **options: Any,
 ) -> None:
@@ -98,7 +98,7 @@ def train(
 
     Example: barebones train --mask mask.safetensors
     """
-    settings, run_options = split(options, again)
+    settings, run_options = split(options, overwrite)
     settings = {name: value for name, value in settings.items() if value is not None and value is not False}
     if "method" in settings:
         raise ValueError("train does not prune, so --method has no effect; use barebones run")
@@ -115,14 +115,14 @@ def train(
 
 
 @with_options()
-def run(again: Again = False, dry_run: DryRun = False, **options: Any) -> None:
+def run(overwrite: Overwrite = False, dry_run: DryRun = False, **options: Any) -> None:
     """Prune, train and test a network: one experiment from start to end.
 
     Finished stages are skipped, so the same command resumes a run that was stopped or killed.
 
     Example: barebones run --data digits --model small-vgg --method force --sparsity 0.99
     """
-    settings, run_options = split(options, again)
+    settings, run_options = split(options, overwrite)
     _conclude(Experiment(**settings), run_options, dry_run)
 
 
@@ -131,7 +131,7 @@ def _conclude(
 ) -> None:
     """Run an experiment to its end and print the result."""
     folder = run_options.folder(requested.resolved(run_options.device))
-    before = (folder / RESULT).exists() and not run_options.again
+    before = (folder / RESULT).exists() and not run_options.overwrite
     result = _perform(requested, run_options, dry_run, given=given)
     if result is not None:
         for sentence in summary(result, folder, before):

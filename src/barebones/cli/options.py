@@ -43,8 +43,8 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="Import and run code that the file names, such as package.module:factory.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
-Again = Annotated[
-    bool, typer.Option("--again", help="Delete what an earlier run of this experiment has left, and run anew.")
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Delete what an earlier run of this experiment has left, and run anew.")
 ]
 Jobs = Annotated[
     int | None,
@@ -147,7 +147,7 @@ def _completion(known: tuple[Iterable[str], ...]) -> Callable[[str], list[str]] 
     return (lambda incomplete: [n for names in known for n in names if n.startswith(incomplete)]) if known else None
 
 
-def split(options: dict[str, Any], again: bool = False, here: bool = True) -> tuple[dict[str, Any], RunOptions]:
+def split(options: dict[str, Any], overwrite: bool = False, here: bool = True) -> tuple[dict[str, Any], RunOptions]:
     """Split the options of a command into the fields of an experiment and the run options.
 
     `here` says that this machine runs the experiments, so that it must have the device.
@@ -158,7 +158,7 @@ def split(options: dict[str, Any], again: bool = False, here: bool = True) -> tu
         tracking.check(run_options["track"])
     if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):
         raise ValueError("method dense prunes nothing, so it takes no --sparsity; leave it out")
-    return options, RunOptions(**run_options, again=again)
+    return options, RunOptions(**run_options, overwrite=overwrite)
 
 
 def check_device(name: str, here: bool = True) -> str:

@@ -1,7 +1,7 @@
 """The lab: experiments with the library, of any paper.
 
 An `experiment` is resolved by its data set's row in `protocols` and runs in a `folder`: `run` goes through the `stages`
-(pretrain, prune, shrink, train), whose numbers `metrics` writes down. A `seal` says which run a file belongs to. A
+(pretrain, prune, shrink, train), whose numbers `metrics` writes down. `checksums` say which run a file belongs to. A
 `sweep` runs the experiments of `recipes` with a `crew` of workers, which one of the `engines` has. `records`,
 `statistics`, `figures` and the `report` show the results.
 """

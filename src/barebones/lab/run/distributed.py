@@ -157,7 +157,7 @@ def joined(options: RunOptions) -> Iterator[tuple[Team, RunOptions]]:
     options = replace(options, captured=False)  # a CUDA graph cannot hold the meetings of the processes
     with TemporaryDirectory(prefix="barebones-") if rank else nullcontext("") as scratch:
         if rank:
-            options = replace(options, runs=Path(scratch), save_every=float("inf"), track=None, again=False)
+            options = replace(options, runs=Path(scratch), save_every=float("inf"), track=None, overwrite=False)
         yield Team(rank, size, store), options
         torch.distributed.destroy_process_group()  # not after an error: the others may not come
 

@@ -92,7 +92,7 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    fresh = all(is_lease(file.name) for file in path.iterdir())  # new, or emptied by --again
+    fresh = all(is_lease(file.name) for file in path.iterdir())  # new, or emptied by --overwrite
     with leased(path) as lease:
         try:
             _check_space(path, weight_bytes)
@@ -129,7 +129,7 @@ def check_initial(path: Path, experiment: Experiment, initial: str) -> None:
         same_data = known.partition("+")[2] == initial.partition("+")[2]
         raise ValueError(
             f"{experiment.model if same_data else experiment.data} has changed since {path} was written; "
-            "delete that folder, or pass --again to run anew, or give it another name"
+            "delete that folder, or pass --overwrite to run anew, or give it another name"
         )
 
 

@@ -29,7 +29,7 @@ class RunOptions:
     save_every: float = 30.0  # seconds between checkpoints
     track: str | None = None  # the name of a tracker, see `tracking`
     on_collapse: str = WARN  # if no signal passes from input to output: "raise" stops before training, "skip" tests
-    again: bool = False  # delete what an earlier run of the same experiment has left, and run anew
+    overwrite: bool = False  # delete what an earlier run of the same experiment has left, and run anew
     mask: Path | None = None  # the mask file to train, for the method "file"
 
     def __post_init__(self) -> None:

@@ -159,7 +159,7 @@ def summary(result: dict[str, Any], folder: Path, before: bool = False) -> Itera
     """Yield the result of a run in sentences; `before` says that it had ended before this command began."""
     if before:
         when = result.get("made", {}).get("finished")
-        yield f"This run was finished before{f', on {when}' if when else ''}; --again runs it anew."
+        yield f"This run was finished before{f', on {when}' if when else ''}; --overwrite runs it anew."
     test, best, seconds = result["test"], result["best_validation"], result["seconds"]
     five = f", {test['top5']:.2%} top-5" if test["top5"] is not None else ""
     yield f"Test accuracy {connectivity.when_tested(result)}: {test['top1']:.2%}{five}."

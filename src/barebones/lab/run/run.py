@@ -43,7 +43,7 @@ def run(
     With `until="prepare"` it does all that comes before the first step of training, which another process begins with.
     """
     path = options.folder(experiment)
-    if options.again:
+    if options.overwrite:
         emptied(path)
     if team.any((ending := _ending(path, experiment, until)) is not None):  # only the first process has the folder
         if ending is not None:
