@@ -83,7 +83,7 @@ def test_the_code_of_a_page_runs_as_written(page, tmp_path):
 
 def test_the_table_lists_the_methods():
     page = (Path(__file__).parents[1] / "docs" / "choosing.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \| .* \| (\d+) \| (yes|no) \|", page, re.MULTILINE)
+    rows = re.findall(r"^\|`([a-z-]+)`\|([^|]+)\|.*\|(\d+)\|(yes|no)\|", page, re.MULTILINE)
     assert [(name, label, int(rounds), data == "yes") for name, label, rounds, data in rows] == [
         (name, method.label, method.rounds, method.needs_data) for name, method in bb.METHODS.items()
     ]
