@@ -2,32 +2,40 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+DEMO := .venv/demo-ready
 READY := .venv/ready
+INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt -e
 
 # Two pytest workers, one thread each: small networks gain nothing from a second thread.
 WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint docs results bench clean
+.PHONY: help demo quick test nightly lint docs results bench clean
 
 help:
 	@echo "make demo    prune and train small networks on digits, and print the comparison"
-	@echo "make test    run all tests and measure how much of the source they cover"
-	@echo "make quick   run the tests that are not slow, in about a minute"
+	@echo "make quick   run the fast tests"
+	@echo "make test    run the tests that every change has to pass"
+	@echo "make nightly run everything: also browsers, model families, the tutorial, the wheel, coverage and the site"
 	@echo "make lint    check style, format, types and the order of imports"
 	@echo "make docs    build the documentation site into build/site, and check its links"
 	@echo "make results fill the tables of the pages from the records in results/"
 	@echo "make bench   measure speed and memory of pruning"
 	@echo "make clean   remove .venv, caches and built packages"
 
-demo: $(READY)
+demo: $(DEMO)
 	@$(BIN)/barebones demo
 
-test: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
-
 quick: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	@$(PYTEST) -m "not slow and not nightly" --ignore=src/barebones/integrations --ignore-glob="*/ray.py"
+
+test: $(READY)
+	@$(PYTEST) --dist loadscope -m "not nightly"
+
+nightly: $(READY) docs
+	@$(PYTEST) --dist loadscope -rs --cov --cov-report=term
+	@BAREBONES_FUZZ=2000 $(PYTEST) tests/test_random_networks.py
 
 lint: $(READY)
 	@$(BIN)/ruff check
@@ -49,9 +57,14 @@ clean:
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml constraints.txt src/barebones/version.py
+$(DEMO): pyproject.toml constraints.txt src/barebones/version.py
 	@$(PYTHON) -c 'import sys; sys.exit("barebones needs Python 3.11 or newer: make PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'
-	@echo "Setting up .venv (a few minutes the first time)"
+	@echo "Setting up .venv: torch, scikit-learn for the digits, matplotlib for the picture"
 	@$(PYTHON) -m venv .venv
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@$(INSTALL) '.[demo,figures]'
+	@touch $@
+
+$(READY): $(DEMO)
+	@echo "Adding to .venv what the tests, the checks and the documentation need (a few minutes the first time)"
+	@$(INSTALL) '.[dev]'
 	@touch $@

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import NamedTuple
 
 import hypothesis
@@ -12,6 +13,30 @@ import torch
 
 hypothesis.settings.register_profile("barebones", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("barebones")
+
+
+# Files of one suite. The smaller suites do not import them: the packages behind them take seconds to load.
+FILES = {
+    "nightly": ("families/*", "report/test_page.py", "test_compiled.py", "test_wheel.py"),
+    "slow": ("test_keep_sparse_*", "test_ray.py"),
+}
+
+
+def in_suite(path: Path, suite: str) -> bool:
+    return any(map(path.match, FILES[suite]))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip the files of the suites that are not asked for, before they are imported."""
+    left_out = (suite for suite in FILES if f"not {suite}" in config.option.markexpr)
+    return any(in_suite(collection_path, suite) for suite in left_out) or None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of these files."""
+    for suite in FILES:
+        if in_suite(item.path, suite):
+            item.add_marker(suite)
 
 
 @pytest.fixture

@@ -49,14 +49,14 @@ def site(tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_page_of_docs_is_in_the_navigation(site):
     links = {unquote(link) for link in Page((site / "index.html").read_text(encoding="utf-8")).links}
     for page in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.ipynb")]:
         assert f"docs/{page.stem}.html" in links
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site):
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
     assert len(pages) > 10
@@ -77,7 +77,7 @@ def test_the_reference_lists_every_public_name():
     assert sorted(listed) == sorted(set(bb.__all__) - {"__version__"})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_examples_of_docstrings_are_code(site):
     text = (site / "docs/api.html").read_text(encoding="utf-8")
     assert '<span class="gp">&gt;&gt;&gt; </span>' in text

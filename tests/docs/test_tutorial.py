@@ -24,7 +24,7 @@ def test_it_is_kept_with_its_outputs_and_small(notebook):
     assert PATH.stat().st_size < 100_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_runs(notebook, monkeypatch, tmp_path):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'barebones[demo]'")
     pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'barebones[notebook]'")

@@ -43,6 +43,7 @@ def code(process: BaseProcess) -> int:
     return process.exitcode
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["force", "rewound"])
 def test_a_run_that_is_killed_at_every_file_it_writes_ends_the_same(kind, start, tmp_path):
     (tmp_path / "undisturbed").mkdir()
