@@ -20,8 +20,7 @@ from scale_model import Case, Costs, Run, fitted, makespan
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.figures.sources import EPOCH_SECONDS, Runs
 from barebones.lab.run.options import COMPILED_FROM
-from barebones.lab.sweep.engines.local import LANES
-from barebones.lab.sweep.pool import AHEAD
+from barebones.lab.sweep.pool import AHEAD, LANES
 from barebones.paper.figures import FIGURES
 from barebones.words import counted
 
