@@ -25,6 +25,6 @@ epochs = 0
 )
 def test_mistakes_in_the_choice_of_an_engine(words, expected, mistake, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "barebones.lab.sweep.engines.ray", raising=False)
+    monkeypatch.delitem(sys.modules, "barebones.lab.sweep.ray", raising=False)
     (tmp_path / "grid.toml").write_text(GRID)
     mistake(expected, "sweep", "grid.toml", "--device", "cpu", *words.split())

@@ -1,12 +1,15 @@
 """What several tests of the lab do with runs: interrupt them, and compare their folders."""
 
+import io
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from barebones.cli.app import main
@@ -16,6 +19,7 @@ from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.folder import finished, write_json
 from barebones.lab.run.metrics import read
 from barebones.lab.run.run import RunOptions, Stopped, result_of, run
+from barebones.lab.sweep.sweep import SweepResult, sweep
 
 ALWAYS = {"experiment.json", "metrics.jsonl", "mask.safetensors", "weights.safetensors", "result.json"}
 CLOCK = ("seconds", "elapsed", "images_per_second")
@@ -79,6 +83,17 @@ def command(argv: list[str], printed: Path, die: tuple[int, bool] | None = None)
     os.replace = replace
     sys.argv = ["barebones", *argv]
     main()
+
+
+def swept(experiments: Sequence[Experiment], options: RunOptions, **settings) -> tuple[SweepResult, str]:
+    """Run a sweep; return its result and what it printed."""
+    console = Console(file=io.StringIO(), width=300)
+    result = sweep(experiments, options, console=console, **settings)
+    return result, console.file.getvalue()
+
+
+def counts(result: SweepResult) -> tuple[int, int, int, int]:
+    return result.done, result.failed, result.stopped, result.skipped
 
 
 def tensors(path: Path) -> dict[str, Tensor]:

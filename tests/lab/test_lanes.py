@@ -1,7 +1,6 @@
 """Lanes: they pass on metrics, and an error ends one of them alone."""
 
 import signal
-import sys
 from contextlib import nullcontext
 from multiprocessing import Pipe
 from pathlib import Path
@@ -14,7 +13,6 @@ from barebones.lab.run import options
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import Stopped
 from barebones.lab.sweep import lanes
-from barebones.lab.sweep.engines.task import Task
 from barebones.lab.sweep.lanes import Event, Lane, Wire
 
 EXPERIMENT = Experiment("small-vgg", "digits", "random", 0.9, epochs=1).resolved()
@@ -69,8 +67,6 @@ def test_the_processes_of_a_sweep_do_not_fight_for_the_processors(monkeypatch, t
     try:
         torch.set_num_threads(3)
         lanes.work(asked, RunOptions(tmp_path, device), str(tmp_path / "log"))
-        assert torch.get_num_threads() == used
-        Task(EXPERIMENT, RunOptions(tmp_path, device), tmp_path, Path.cwd(), tuple(sys.path), ())._settle()
         assert torch.get_num_threads() == used
     finally:
         torch.set_num_threads(before)

@@ -1,6 +1,5 @@
 """Preparing: beside the worker that trains, another one prunes the next runs; nothing is lost or changed by it."""
 
-import io
 import json
 from collections.abc import Iterator
 from random import Random
@@ -8,19 +7,16 @@ from random import Random
 import pytest
 import torch
 from fuzzing import cases
-from lab_runs import assert_same_run
-from rich.console import Console
-from test_crew import FAILURE, RESULT, Fake, job, made, states
+from lab_runs import assert_same_run, counts, swept
+from test_pool import FAILURE, RESULT, Fake, job, made, states
 
 from barebones.lab.experiment import recipes
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import result_of, run
 from barebones.lab.sweep import pool as module
-from barebones.lab.sweep.engines import local
 from barebones.lab.sweep.lanes import Event
-from barebones.lab.sweep.pool import Crew, Job
-from barebones.lab.sweep.sweep import SweepResult, sweep
+from barebones.lab.sweep.pool import Job, Pool
 from barebones.pruning.methods import METHODS
 
 METHODS_THAT_WAIT = """
@@ -76,7 +72,7 @@ class WaitsForPruning(SmallVGG):
 
 @pytest.fixture
 def prepared_on_cpu(monkeypatch, forkserver) -> None:
-    monkeypatch.setattr(local, "HELPED", ("cpu",))
+    monkeypatch.setattr(module, "HELPED", ("cpu",))
 
 
 @pytest.fixture
@@ -99,30 +95,20 @@ def short(seed: int = 0, model: str = "small-resnet", **changes) -> Experiment:
     return Experiment(model, "digits", **chosen).resolved()
 
 
-def swept(experiments, options: RunOptions, **changes) -> tuple[SweepResult, str]:
-    console = Console(file=io.StringIO(), width=200, record=True)
-    result = sweep(experiments, options, console=console, **{"jobs": 1} | changes)
-    return result, console.export_text()
-
-
-def counts(result: SweepResult) -> tuple[int, int, int, int]:
-    return result.done, result.failed, result.stopped, result.skipped
-
-
 @pytest.mark.slow
 def test_every_run_ends_once_and_as_without_preparing(tmp_path, prepared_on_cpu):
     experiments = [short(seed) for seed in range(2)]
     experiments += [short(2, shrink=True), short(3, pretrain=1, control="redraw"), short(4, method="dense", sparsity=0)]
     prepared: list[str] = []
 
-    class Watched(Crew):
+    class Watched(Pool):
         def _take(self, event: Event, worker) -> None:
             super()._take(event, worker)
             prepared.extend([event.folder] if event.kind == "prepared" else [])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("barebones.lab.sweep.sweep.Crew", Watched)
-        result, text = swept(experiments, RunOptions(tmp_path / "runs"))
+        patch.setattr("barebones.lab.sweep.sweep.Pool", Watched)
+        result, text = swept(experiments, RunOptions(tmp_path / "runs"), jobs=1)
     assert counts(result) == (5, 0, 0, 0), text
     assert (text.count("started "), text.count("done  ")) == (5, 5)
     assert prepared  # the first run is begun by the worker that trains; how many others are, depends on the clock
@@ -138,7 +124,7 @@ def test_a_run_trains_while_another_one_is_pruned(tmp_path, prepared_on_cpu, met
     """Neither could go on if the other one had to wait for its turn."""
     first = short(model="waiting:WaitsForPruning", method="random")
     second = short(1, method="while_another_trains")
-    result, text = swept([first, second], RunOptions(tmp_path / "runs"))
+    result, text = swept([first, second], RunOptions(tmp_path / "runs"), jobs=1)
     assert counts(result) == (2, 0, 0, 0), text
 
 
@@ -147,7 +133,7 @@ def test_pruning_that_fails_or_kills_its_process_is_recorded_as_in_training(tmp_
     names = ("random", "fails", "kills", "kills_once")
     experiments = [short(number, method=name) for number, name in enumerate(names)]
     options = RunOptions(tmp_path / "runs")
-    result, text = swept(experiments, options)
+    result, text = swept(experiments, options, jobs=1)
     assert counts(result) == (2, 2, 0, 0), text
     failed, killed = (json.loads((options.folder(each) / "failure.json").read_text()) for each in experiments[1:3])
     assert (failed["reason"], failed["attempts"]) == ("RuntimeError: no luck", 1)
@@ -166,7 +152,7 @@ def test_a_sweep_that_is_stopped_saves_what_it_prepares(tmp_path, prepared_on_cp
         told = [path.read_text() if path.exists() else "" for path in lines]
         return '"stage": "train"' in told[0] and '"stage": "prune"' in told[1]
 
-    result, text = swept(long, options, stopping=busy)
+    result, text = swept(long, options, jobs=1, stopping=busy)
     assert counts(result) == (0, 0, 3, 0), text
     assert (options.folder(long[0]) / "checkpoint.safetensors").exists()
     assert (options.folder(long[1]) / "round.safetensors").exists()
@@ -176,49 +162,49 @@ def test_a_sweep_that_is_stopped_saves_what_it_prepares(tmp_path, prepared_on_cp
 @pytest.fixture
 def fakes(monkeypatch) -> None:
     """Start no process."""
-    monkeypatch.setattr(local, "Worker", Fake)
-    monkeypatch.setattr(local, "wait", lambda pipes, seconds: None)
+    monkeypatch.setattr(module, "Worker", Fake)
+    monkeypatch.setattr(module, "wait", lambda pipes, seconds: None)
 
 
 @pytest.fixture
-def crew(tmp_path, monkeypatch, fakes) -> Crew:
+def pool(tmp_path, monkeypatch, fakes) -> Pool:
     """Eight queued jobs for a GPU with memory of 100 bytes, with two lanes."""
     monkeypatch.setattr(module, "AHEAD", 2)
     return made([job(seed, "cuda") for seed in range(8)], RunOptions(tmp_path, device="cuda"), jobs=2)
 
 
-def hear(crew: Crew, prepares: bool, kind: str, number: int, **about) -> None:
+def hear(pool: Pool, prepares: bool, kind: str, number: int, **about) -> None:
     """Let the worker that prepares, or the one that trains, tell something about the job of this number."""
-    (worker,) = (worker for worker in crew.workers if worker.prepares == prepares)
-    worker.to_yield.append(Event(kind, list(crew.jobs)[number], about))  # type: ignore[attr-defined]
-    crew.attend(0)
-    crew.assign()
+    (worker,) = (worker for worker in pool.workers if worker.prepares == prepares)
+    worker.to_yield.append(Event(kind, list(pool.jobs)[number], about))  # type: ignore[attr-defined]
+    pool.attend(0)
+    pool.assign()
 
 
-def lanes(crew: Crew) -> dict[str, list[int]]:
+def lanes(pool: Pool) -> dict[str, list[int]]:
     """Return the numbers of the jobs in each worker."""
-    numbers = {folder: number for number, folder in enumerate(crew.jobs)}
+    numbers = {folder: number for number, folder in enumerate(pool.jobs)}
     return {
         "prepares" if worker.prepares else "trains": [numbers[folder] for folder in worker.lanes]
-        for worker in crew.workers
+        for worker in pool.workers
     }
 
 
-def test_lanes_take_prepared_jobs_and_few_are_prepared_ahead(crew):
-    crew.assign()
-    assert lanes(crew) == {"trains": [0], "prepares": [1]}
-    hear(crew, False, "memory", 0, share=20, free=80)
-    assert lanes(crew) == {"trains": [0], "prepares": [1]}  # there is memory, but nothing is prepared
-    hear(crew, True, "prepared", 1)
-    assert lanes(crew) == {"trains": [0, 1], "prepares": [2]}
-    hear(crew, False, "memory", 1, share=20, free=60)
-    hear(crew, True, "prepared", 2)
-    assert lanes(crew) == {"trains": [0, 1], "prepares": [3]}
-    hear(crew, True, "prepared", 3)
-    assert lanes(crew) == {"trains": [0, 1], "prepares": []}  # two wait already
-    assert states(crew) == "running running queued queued queued queued queued queued"
-    hear(crew, False, "done", 0, result=RESULT)
-    assert lanes(crew) == {"trains": [1, 2], "prepares": [4]}
+def test_lanes_take_prepared_jobs_and_few_are_prepared_ahead(pool):
+    pool.assign()
+    assert lanes(pool) == {"trains": [0], "prepares": [1]}
+    hear(pool, False, "memory", 0, share=20, free=80)
+    assert lanes(pool) == {"trains": [0], "prepares": [1]}  # there is memory, but nothing is prepared
+    hear(pool, True, "prepared", 1)
+    assert lanes(pool) == {"trains": [0, 1], "prepares": [2]}
+    hear(pool, False, "memory", 1, share=20, free=60)
+    hear(pool, True, "prepared", 2)
+    assert lanes(pool) == {"trains": [0, 1], "prepares": [3]}
+    hear(pool, True, "prepared", 3)
+    assert lanes(pool) == {"trains": [0, 1], "prepares": []}  # two wait already
+    assert states(pool) == "running running queued queued queued queued queued queued"
+    hear(pool, False, "done", 0, result=RESULT)
+    assert lanes(pool) == {"trains": [1, 2], "prepares": [4]}
 
 
 def test_a_network_that_the_other_worker_compiles_is_only_pruned(tmp_path, fakes):
@@ -227,83 +213,84 @@ def test_a_network_that_the_other_worker_compiles_is_only_pruned(tmp_path, fakes
         Job(Experiment(**{"model": "small-vgg", "data": "digits", "method": "snip", "sparsity": 0.9} | each).resolved())
         for each in changes
     ]
-    crew = made(listed, RunOptions(tmp_path, device="cuda"), jobs=2)
-    crew.assign()
-    trains, prepares = crew.workers
+    pool = made(listed, RunOptions(tmp_path, device="cuda"), jobs=2)
+    pool.assign()
+    trains, prepares = pool.workers
     for number in range(1, 5):
-        hear(crew, True, "prepared", number)
+        hear(pool, True, "prepared", number)
     assert [until for _, until in trains.orders] == ["train"]
     assert [until for _, until in prepares.orders[:4]] == ["prune", "prepare", "prune", "prepare"]
 
 
-def test_memory_is_reserved_for_what_is_prepared(crew):
-    crew.assign()
-    hear(crew, False, "memory", 0, share=30, free=60)
-    hear(crew, True, "memory", 1, share=25, free=70)
-    hear(crew, True, "prepared", 1)
-    assert lanes(crew) == {"trains": [0], "prepares": [2]}  # 1.2 times 55 bytes are needed
-    hear(crew, False, "memory", 0, share=0, free=70)
-    assert lanes(crew) == {"trains": [0, 1], "prepares": [2]}
+def test_memory_is_reserved_for_what_is_prepared(pool):
+    pool.assign()
+    hear(pool, False, "memory", 0, share=30, free=60)
+    hear(pool, True, "memory", 1, share=25, free=70)
+    hear(pool, True, "prepared", 1)
+    assert lanes(pool) == {"trains": [0], "prepares": [2]}  # 1.2 times 55 bytes are needed
+    hear(pool, False, "memory", 0, share=0, free=70)
+    assert lanes(pool) == {"trains": [0, 1], "prepares": [2]}
 
 
-def test_without_memory_for_both_nothing_is_prepared_any_more(crew):
-    crew.assign()
-    hear(crew, False, "memory", 0, share=1, free=99)
-    hear(crew, True, "prepared", 1)
-    hear(crew, False, "memory", 1, share=1, free=99)
-    hear(crew, False, "failed", 1, **FAILURE)
-    assert list(crew.jobs.values())[1].alone
-    assert lanes(crew) == {"trains": [0, 3], "prepares": [2]}  # which prunes in its turn
-    hear(crew, False, "memory", 3, share=1, free=99)
-    hear(crew, True, "prepared", 2)
-    hear(crew, False, "done", 0, result=RESULT)
-    assert lanes(crew) == {"trains": [3, 2], "prepares": []}
+def test_without_memory_for_both_nothing_is_prepared_any_more(pool):
+    pool.assign()
+    hear(pool, False, "memory", 0, share=1, free=99)
+    hear(pool, True, "prepared", 1)
+    hear(pool, False, "memory", 1, share=1, free=99)
+    hear(pool, False, "failed", 1, **FAILURE)
+    assert list(pool.jobs.values())[1].alone
+    assert lanes(pool) == {"trains": [0, 3], "prepares": [2]}  # which prunes in its turn
+    hear(pool, False, "memory", 3, share=1, free=99)
+    hear(pool, True, "prepared", 2)
+    hear(pool, False, "done", 0, result=RESULT)
+    assert lanes(pool) == {"trains": [3, 2], "prepares": []}
 
 
-def test_a_job_that_is_alone_has_the_device_for_itself(crew):
-    crew.assign()
-    crew.workers[1].ended = "killed"  # type: ignore[attr-defined]
-    crew.attend(0)
-    crew.assign()
-    assert lanes(crew) == {"trains": [0], "prepares": [2]}
-    crew.queue = [job for job in crew.queue if job.alone]  # the last ones
-    hear(crew, False, "done", 0, result=RESULT)
-    assert lanes(crew) == {"trains": [], "prepares": [2]}
-    hear(crew, True, "prepared", 2)
-    assert lanes(crew) == {"trains": [2], "prepares": []}
-    hear(crew, False, "done", 2, result=RESULT)
-    assert lanes(crew) == {"trains": [], "prepares": []}
-    crew.workers[1].ended = "the process ended with exit code 0"  # type: ignore[attr-defined]
-    crew.attend(0)
-    crew.assign()
-    assert lanes(crew) == {"trains": [1]}
+def test_a_job_that_is_alone_has_the_device_for_itself(pool):
+    pool.assign()
+    pool.workers[1].ended = "killed"  # type: ignore[attr-defined]
+    pool.attend(0)
+    pool.assign()
+    assert lanes(pool) == {"trains": [0], "prepares": [2]}
+    pool.queue = [job for job in pool.queue if job.alone]  # the last ones
+    hear(pool, False, "done", 0, result=RESULT)
+    assert lanes(pool) == {"trains": [], "prepares": [2]}
+    hear(pool, True, "prepared", 2)
+    assert lanes(pool) == {"trains": [2], "prepares": []}
+    hear(pool, False, "done", 2, result=RESULT)
+    assert lanes(pool) == {"trains": [], "prepares": []}
+    pool.workers[1].ended = "the process ended with exit code 0"  # type: ignore[attr-defined]
+    pool.attend(0)
+    pool.assign()
+    assert lanes(pool) == {"trains": [1]}
 
 
 @pytest.mark.parametrize("case", range(cases(60)))
 def test_whatever_happens_every_job_ends_once(case, tmp_path, monkeypatch, fakes):
-    """Random events: runs end, fail and lack memory, and workers die; crews of one and two GPUs, with 1 to 3 lanes."""
+    """Random events: runs end, fail and lack memory, and workers die; pools of one and two GPUs, with 1 to 3 lanes."""
     random = Random(case)
     monkeypatch.setattr(module, "write_json", lambda path, content, owner: None)
     ended: list[str] = []
     listed, options = [job(seed, "cuda") for seed in range(random.randint(1, 12))], RunOptions(tmp_path, device="cuda")
-    engine = local.Local(options, random.randint(1, 3), ["cuda:0", "cuda:1"][: random.randint(1, 2)])
-    crew = Crew(listed, options, engine, lambda job: ended.extend([job.folder] * (job.state in ("done", "failed"))))
+    most, devices = random.randint(1, 3), ["cuda:0", "cuda:1"][: random.randint(1, 2)]
+    note = lambda job: ended.extend([job.folder] * (job.state in ("done", "failed")))
+    pool = Pool(listed, options, note, most, devices)
     for _ in range(2000):
-        if not crew.busy:
+        if not pool.busy:
             break
-        crew.assign()
-        check(crew)
-        worker = random.choice(crew.workers)
-        if worker.prepares and not worker.lanes and not crew._to_prepare(worker.place):
+        pool.assign()
+        check(pool)
+        worker = random.choice(pool.workers)
+        if worker.prepares and not worker.lanes and not pool._to_prepare(worker.place):
             worker.ended = "the process ended with exit code 0"  # it was told to stop
         elif not worker.lanes or random.random() < 0.03:
             worker.ended = "killed" if random.random() < 0.1 else None
         else:
             worker.to_yield.append(happening(random, worker, random.choice(list(worker.lanes))))
-        crew.attend(0)
-    assert not crew.busy
-    assert sorted(ended) == sorted(crew.jobs)
-    assert not set(states(crew).split()) - {"done", "failed"}
+        pool.attend(0)
+    assert not pool.busy
+    assert sorted(ended) == sorted(pool.jobs)
+    assert not set(states(pool).split()) - {"done", "failed"}
 
 
 def happening(random: Random, worker: Fake, folder: str) -> Event:
@@ -315,42 +302,42 @@ def happening(random: Random, worker: Fake, folder: str) -> Event:
     return Event("prepared", folder) if worker.prepares else Event("done", folder, {"result": RESULT})
 
 
-def check(crew: Crew) -> None:
+def check(pool: Pool) -> None:
     """Check that no job runs twice, that one that is alone has its device for itself, and that few are prepared."""
-    running = [folder for worker in crew.workers for folder in worker.lanes]
+    running = [folder for worker in pool.workers for folder in worker.lanes]
     assert len(set(running)) == len(running)
-    assert sorted([*running, *(job.folder for job in crew.queue)]) == sorted(
-        job.folder for job in crew.jobs.values() if job.state in ("queued", "running")
+    assert sorted([*running, *(job.folder for job in pool.queue)]) == sorted(
+        job.folder for job in pool.jobs.values() if job.state in ("queued", "running")
     )
-    for place in crew.engine.places():
-        here = [worker for worker in crew.workers if worker.place == place]
+    for place in pool.places():
+        here = [worker for worker in pool.workers if worker.place == place]
         assert sorted(worker.prepares for worker in here) in ([], [False], [True], [False, True])
         assert all(len(worker.lanes) <= worker.most for worker in here)
         folders = [folder for worker in here for folder in worker.lanes]
-        assert len(folders) <= 1 or not any(crew.jobs[folder].alone for folder in folders)
-        assert sum(job.prepared == place for job in crew.queue) <= module.AHEAD
+        assert len(folders) <= 1 or not any(pool.jobs[folder].alone for folder in folders)
+        assert sum(job.prepared == place for job in pool.queue) <= module.AHEAD
 
 
-def test_the_time_of_a_run_includes_its_preparation_but_not_the_waiting(crew, monkeypatch):
+def test_the_time_of_a_run_includes_its_preparation_but_not_the_waiting(pool, monkeypatch):
     now = 100.0
     monkeypatch.setattr(module, "monotonic", lambda: now)
-    crew.assign()
-    hear(crew, True, "started", 1)
+    pool.assign()
+    hear(pool, True, "started", 1)
     now = 110.0
-    hear(crew, True, "prepared", 1)
+    hear(pool, True, "prepared", 1)
     now = 200.0
-    hear(crew, False, "done", 0, result=RESULT)
-    hear(crew, False, "started", 1)
+    hear(pool, False, "done", 0, result=RESULT)
+    hear(pool, False, "started", 1)
     now = 230.0
-    hear(crew, False, "done", 1, result=RESULT)
-    second = list(crew.jobs.values())[1]
+    hear(pool, False, "done", 1, result=RESULT)
+    second = list(pool.jobs.values())[1]
     assert second.ended - second.began == 40.0
 
 
 def test_with_one_experiment_at_a_time_nothing_is_prepared(tmp_path, fakes):
-    crew = made([job(seed, "cuda") for seed in range(3)], RunOptions(tmp_path, device="cuda"), jobs=1)
-    crew.assign()
-    assert lanes(crew) == {"trains": [0]}
+    pool = made([job(seed, "cuda") for seed in range(3)], RunOptions(tmp_path, device="cuda"), jobs=1)
+    pool.assign()
+    assert lanes(pool) == {"trains": [0]}
 
 
 @pytest.mark.gpu

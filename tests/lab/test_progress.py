@@ -13,8 +13,7 @@ from barebones.lab.run import heartbeat, stages
 from barebones.lab.run.folder import finished
 from barebones.lab.run.progress import summary, watching
 from barebones.lab.run.run import RunOptions, result_of, run
-from barebones.lab.sweep.engines.local import Local
-from barebones.lab.sweep.pool import RUNNING, Crew, Job
+from barebones.lab.sweep.pool import RUNNING, Job, Pool
 from barebones.lab.sweep.progress import status
 
 
@@ -101,7 +100,7 @@ def test_the_status_of_a_sweep_names_the_running_jobs(short, tmp_path):
     jobs[0].update({"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25})
     expected = f"1 queued, 2 running, 0 done, 0 failed; {jobs[0].label}: train 2.2 of 40 epochs"
     options = RunOptions(tmp_path)
-    assert status(Crew(jobs, options, Local(options))) == expected
+    assert status(Pool(jobs, options)) == expected
 
 
 def test_the_best_epoch_is_counted_alike_on_the_screen_and_in_files(networks, options):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab_runs import made_up_result, write_file
+from lab_runs import counts, made_up_result, swept, write_file
 from rich.console import Console
 
 from barebones.lab.experiment import recipes
@@ -22,7 +22,6 @@ from barebones.lab.run.lock import leased
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import result_of, run
 from barebones.lab.sweep import pool
-from barebones.lab.sweep.engines import local
 from barebones.lab.sweep.sweep import SweepResult, sweep
 from barebones.pruning.methods import METHODS, Method
 
@@ -61,16 +60,6 @@ def short(model: str = "small-vgg", seed: int = 0, **changes) -> Experiment:
 
 def folder(options: RunOptions, experiment: Experiment) -> Path:
     return options.folder(experiment.resolved())
-
-
-def swept(experiments, options: RunOptions, **changes) -> tuple[SweepResult, str]:
-    console = Console(file=io.StringIO(), width=200, record=True)
-    result = sweep(experiments, options, console=console, **changes)
-    return result, console.export_text()
-
-
-def counts(result: SweepResult) -> tuple[int, int, int, int]:
-    return result.done, result.failed, result.stopped, result.skipped
 
 
 @pytest.fixture
@@ -172,7 +161,7 @@ def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monk
     recorded(options, *swept(ALL, options, jobs=2))
     assert capfd.readouterr() == ("", "")  # what a worker prints is not shown
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "Worker", None)  # no process is started
+        patch.setattr(pool, "Worker", None)  # no process is started
         left_alone(options)
     (tmp_path / "mended").touch()
     result, _ = swept(ALL[:2], options, retry_failed=True)
@@ -333,7 +322,7 @@ def alive(pid: str) -> bool:
 def test_what_would_fail_every_run_is_an_error_before_any_starts(
     experiment, options, jobs, match, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(local, "Worker", None)
+    monkeypatch.setattr(pool, "Worker", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((ValueError, OSError), match=match):
         swept([experiment], RunOptions(tmp_path / "runs", **options), jobs=jobs)

@@ -26,7 +26,7 @@ from ..lab.run.progress import dry_run as explain
 from ..lab.run.progress import kept, mask_file, run_folder, summary, watching
 from ..lab.run.run import result_of
 from ..lab.run.run import run as run_experiment
-from ..lab.sweep.engines import LOCAL
+from ..lab.sweep.sweep import LOCAL
 from ..lab.sweep.sweep import sweep as run_sweep
 from ..pruning.methods import METHODS
 from ..words import counted

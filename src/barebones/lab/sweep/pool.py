@@ -1,15 +1,17 @@
-"""The crew of a sweep: its jobs, the workers that run them, and what happens when one fails or dies."""
+"""The pool of a sweep: its jobs, the processes that run them, and what happens when one fails or dies."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from ...running.processors import processors
 from ..experiment.experiment import Experiment
 from ..records import records
 from ..records.tables import Row
@@ -17,11 +19,13 @@ from ..run.folder import FAILURE, write_json
 from ..run.lock import Busy, check_free
 from ..run.metrics import COUNTED
 from ..run.options import RunOptions
-from .engines.engine import Engine, Worker
 from .lanes import Event
+from .worker import Worker
 
 REFRESH = 0.5  # seconds to wait for events
 AGAIN = 1.0  # seconds until the sweep comes back to a run that another process has
+LANES = 4  # experiments at a time on one GPU
+HELPED = ("cuda",)  # kinds of devices on which a second process prepares experiments beside the one that trains
 AHEAD = 4  # prepared jobs that may wait for one worker: its lanes may all end at once
 QUEUED, RUNNING, DONE, FAILED, STOPPED, SKIPPED = "queued", "running", "done", "failed", "stopped", "skipped"
 
@@ -36,7 +40,7 @@ class Job:
     not_before: float = 0.0  # another process has it; when to look again
     alone: bool = False  # it is tried a second time, and no other job may run beside it
     prepared: str = ""  # the place where it was prepared, so that its training can begin
-    waits: bool = False  # a worker has it, but has not started it: a cluster may let it wait
+    waits: bool = False  # a worker has it, but does not own its folder yet
     spent: float = 0.0  # seconds of its preparation
     accuracy: float | None = None  # on the test images when done, else the latest one
     warning: str = ""  # what is wrong with its masks
@@ -82,26 +86,44 @@ class Job:
         self.accuracy = latest["top1"] if latest["top1"] is not None else self.accuracy
 
 
-class Crew:
-    """The jobs of a sweep, and the workers that run them. `changed` is called for each job that begins or ends.
+class Pool:
+    """The jobs of a sweep, and the processes that run them. `changed` is called for each job that begins or ends.
 
-    At some places of an engine, one worker trains, and another one prepares jobs for it: it prunes them, measures and
-    compiles. So a run that begins does not take the turns of those that train. An idle worker prepares a job itself.
+    `jobs` and `devices` are those of `sweep`; workers get the rows of `methods`. On some devices, one worker trains,
+    and another one prepares jobs for it: it prunes them, measures and compiles. So a run that begins does not take the
+    turns of those that train. An idle worker prepares a job itself.
     """
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        listed: Sequence[Job],
         options: RunOptions,
-        engine: Engine,
         changed: Callable[[Job], None] = lambda job: None,
+        jobs: int | None = None,
+        devices: Sequence[str] = (),
+        methods: Iterable[str] = (),
     ) -> None:
-        self.jobs, self.options, self.changed = {job.folder: job for job in jobs}, options, changed
-        self.queue = [job for job in jobs if job.state == QUEUED]
-        self.engine, self.helped = engine, list(engine.helped())
+        self.jobs, self.options, self.changed = {job.folder: job for job in listed}, options, changed
+        self.queue = [job for job in listed if job.state == QUEUED]
+        self.most, self.devices, self.methods = jobs, devices, methods
+        one = options.on_gpu and jobs == 1
+        self.helped = [place for place in Pool.places(self) if place.partition(":")[0] in HELPED and not one]
+        self.teams: dict[str, list[Worker]] = {place: [] for place in self.helped}  # the workers that share a device
         self.workers: list[Worker] = []
         self.began = monotonic()
         self.stopping = False
+        self.about = ""  # where the jobs run, if that is not obvious
+
+    def places(self) -> list[str]:
+        """Return the device of each worker that trains."""
+        if self.options.on_gpu:
+            return list(self.devices) or [self.options.device]
+        return [self.options.device] * (self.most or processors())
+
+    def _hire(self, place: str, prepares: bool) -> Worker:
+        lanes = (self.most or LANES) if self.options.on_gpu and not prepares else 1
+        options = replace(self.options, device=place)
+        return Worker(options, lanes, self.methods, prepares, self.teams.get(place, []))
 
     @property
     def busy(self) -> bool:
@@ -115,13 +137,11 @@ class Crew:
     def assign(self) -> None:
         """Start missing workers, give queued jobs to workers with room, and end those that have nothing to prepare."""
         next(filter(self._is_free, self._ready()), None)  # so that no worker starts for a run that another process has
-        for places, prepares in ((self.engine.places(), False), (self.helped, True)):
+        for places, prepares in ((self.places(), False), (self.helped, True)):
             for place in (Counter(places) - Counter(worker.place for worker in self._all(prepares))).elements():
                 waiting = len(self._to_prepare(place) if prepares else self._ready())
                 if waiting > sum(not worker.lanes for worker in self._all(prepares)):
-                    self.workers.append(self.engine.hire(place, prepares))
-                elif not prepares:
-                    break  # a cluster may have thousands of places
+                    self.workers.append(self._hire(place, prepares))
             while pair := next(self._matches(), None):
                 self._begin(*pair)
         for worker in self._all(prepares=True):
@@ -163,7 +183,7 @@ class Crew:
         if self._is_free(job):
             self.queue.remove(job)
             job.state, job.waits, job.began, job.line = RUNNING, True, monotonic(), {}
-            worker.begin(job.experiment, job.alone)
+            worker.begin(job.experiment)
 
     def _is_free(self, job: Job) -> bool:
         """Return whether nobody has the run of a queued job, or has ended it; who has it is asked again later."""
@@ -191,7 +211,7 @@ class Crew:
 
     def attend(self, seconds: float = REFRESH) -> None:
         """Wait this long for events from the workers, handle them, and remove dead workers."""
-        self.engine.wait(self.workers, seconds)
+        wait([worker.pipe for worker in self.workers], seconds)
         for worker in list(self.workers):
             ending = worker.dead()  # before its last events are read
             for event in worker.events():

@@ -15,19 +15,19 @@ from rich.table import Table
 from rich.text import Text
 
 from ..run.heartbeat import clock
-from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, Crew, Job
+from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, Job, Pool
 
 LATEST = 5  # finished runs in the table, and as many failed ones
 
 
-def live_table(crew: Crew, console: Console) -> AbstractContextManager[Any]:
+def live_table(pool: Pool, console: Console) -> AbstractContextManager[Any]:
     """Return a context in which a terminal shows the table of a sweep; elsewhere it does nothing."""
     if not console.is_terminal:
         return nullcontext()
 
     def draw() -> RenderableType:
-        over = crew.stopping and not crew.workers  # Rich cannot erase a table that it has cut
-        return "" if over else table(crew, monotonic())
+        over = pool.stopping and not pool.workers  # Rich cannot erase a table that it has cut
+        return "" if over else table(pool, monotonic())
 
     return Live(get_renderable=draw, console=console, refresh_per_second=2, transient=True)
 
@@ -47,28 +47,28 @@ def sentence(job: Job) -> str:
     return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state == FAILED else "")
 
 
-def status(crew: Crew) -> str:
+def status(pool: Pool) -> str:
     """Return in one line how many jobs are in which state, and how far the first jobs are."""
-    running = [job for job in crew.jobs.values() if job.state == RUNNING]
+    running = [job for job in pool.jobs.values() if job.state == RUNNING]
     told = [f"{job.label}: {job.line['stage']} {job.progress}" for job in running[:LATEST] if job.line]
-    return "; ".join([_counts(crew), *told])
+    return "; ".join([_counts(pool), *told])
 
 
-def _counts(crew: Crew) -> str:
-    waiting = sum(job.state == RUNNING and job.waits for job in crew.jobs.values())
-    counts = {QUEUED: crew.count(QUEUED) + waiting, RUNNING: crew.count(RUNNING) - waiting}
-    return ", ".join(f"{counts.get(state, crew.count(state))} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
+def _counts(pool: Pool) -> str:
+    waiting = sum(job.state == RUNNING and job.waits for job in pool.jobs.values())
+    counts = {QUEUED: pool.count(QUEUED) + waiting, RUNNING: pool.count(RUNNING) - waiting}
+    return ", ".join(f"{counts.get(state, pool.count(state))} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
 
 
-def table(crew: Crew, now: float) -> Group:
+def table(pool: Pool, now: float) -> Group:
     """Return counts and times, then the running jobs and the latest that failed or finished."""
-    before = f"; {skipped} done before" if (skipped := crew.count(SKIPPED)) else ""
-    left = crew.left(now)
-    times = f"{clock(now - crew.began)} elapsed" + (f", about {clock(left)} left" if left is not None else "")
+    before = f"; {skipped} done before" if (skipped := pool.count(SKIPPED)) else ""
+    left = pool.left(now)
+    times = f"{clock(now - pool.began)} elapsed" + (f", about {clock(left)} left" if left is not None else "")
     rows = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "left", "right", "right", "left"):
         rows.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
-    jobs = {state: [job for job in crew.jobs.values() if job.state == state] for state in (RUNNING, DONE, FAILED)}
+    jobs = {state: [job for job in pool.jobs.values() if job.state == state] for state in (RUNNING, DONE, FAILED)}
     for job in [job for job in jobs[RUNNING] if not job.waits]:
         rows.add_row(
             "running",
@@ -82,7 +82,7 @@ def table(crew: Crew, now: float) -> Group:
         cells = "done", Text(job.label), "", clock(job.ended - job.began), percent(job.accuracy), _alarm(job)
         rows.add_row(*cells, style="green")
     failed = [_one_line(sentence(job), "red") for job in sorted(jobs[FAILED], key=lambda job: -job.ended)[:LATEST]]
-    return Group(_one_line(_counts(crew) + before, "bold"), _one_line(times, "bold"), *failed, rows)
+    return Group(_one_line(_counts(pool) + before, "bold"), _one_line(times, "bold"), *failed, rows)
 
 
 def _alarm(job: Job) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,12 +22,10 @@ from ..run.folder import FAILURE
 from ..run.heartbeat import clock, heartbeat
 from ..run.loading import check_unchanged
 from ..run.options import RunOptions
-from .engines import ENGINES, LOCAL, opened
-from .engines.engine import Engine
-from .engines.local import Local
-from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Crew, Job
+from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Job, Pool
 from .progress import live_table, sentence, status
 
+ENGINES = LOCAL, RAY = "local", "ray"
 PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep is stopped
 SAVING = 30.0, 0.1  # seconds, and share of the sweep's time: the smaller one is left for saving at its end
 
@@ -68,8 +67,8 @@ def sweep(
     "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal experiments run once. A failed
     experiment is tried again only with `retry_failed`.
 
-    The engine "ray" runs each experiment as a task on some node of a cluster, and `engine_options` are its
-    own. All nodes must see the folder of the runs.
+    The engine "ray" has a worker on each GPU or node of a cluster, and `engine_options` are those of its actors. All
+    nodes must see the folder of the runs.
 
     When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second
     KeyboardInterrupt kills the runs instead. With `minutes` the sweep stops by itself, so early that the runs have
@@ -88,51 +87,61 @@ def sweep(
         raise ValueError("the local engine has no options; leave out --engine-option, or choose another --engine")
     if devices and engine != LOCAL:
         raise ValueError(f"--devices names GPUs of this machine, but --engine {engine} chooses them; leave it out")
+    if engine == RAY and options.on_gpu and options.device != "cuda":
+        raise ValueError(f"--engine ray chooses the GPUs itself; use --device cuda instead of {options.device}")
     listed = _listed(experiments, options, retry_failed)
     _check([job.experiment for job in listed if job.state == QUEUED], options, here=engine == LOCAL)
     each = summarize and not console.is_terminal
     with ExitStack() as stack:
+        say: Callable[[str], None]
+
+        def changed(job: Job) -> None:
+            if each:
+                say(sentence(job))
+
         methods = {job.experiment.method for job in listed if job.state == QUEUED}
         if engine == LOCAL or not methods:  # all is done
-            chosen: Engine = Local(options, jobs, _gpus(options, devices), methods)
+            pool = Pool(listed, options, changed, jobs, _gpus(options, devices), methods)
         else:
-            chosen = stack.enter_context(opened(engine, options, jobs, engine_options or {}))
+            ray, settings = import_module(".ray", __package__), dict(engine_options or {})
+            pool = stack.enter_context(ray.opened(settings, listed, options, changed, jobs))
         options.runs.mkdir(parents=True, exist_ok=True)
         for job in listed:
             if job.state == QUEUED:  # to whoever shares the folder, it has not failed any more
                 (options.runs / job.folder / FAILURE).unlink(missing_ok=True)
-        crew = Crew(listed, options, chosen, lambda job: say(sentence(job)) if each else None)
-        ended = crew.count(DONE, FAILED)
-        say = stack.enter_context(heartbeat(console, lambda: status(crew)))
-        stack.enter_context(live_table(crew, console))
+        ended = pool.count(DONE, FAILED)
+        say = stack.enter_context(heartbeat(console, lambda: status(pool)))
+        stack.enter_context(live_table(pool, console))
+        if pool.about and summarize:
+            say(pool.about)
         try:
-            while crew.busy and not stopping() and monotonic() < end - pause:
-                crew.assign()
-                crew.attend()
-                if crew.count(DONE, FAILED) > ended:
-                    ended = crew.count(DONE, FAILED)
+            while pool.busy and not stopping() and monotonic() < end - pause:
+                pool.assign()
+                pool.attend()
+                if pool.count(DONE, FAILED) > ended:
+                    ended = pool.count(DONE, FAILED)
                     with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
                         records.update(options.runs)
         except KeyboardInterrupt:
             pass
         except BaseException:
-            crew.dismiss(10.0)
+            pool.dismiss(10.0)
             raise
-        crew.dismiss(min(PATIENCE, max(end - monotonic(), 0.0)))
+        pool.dismiss(min(PATIENCE, max(end - monotonic(), 0.0)))
     _, tables = records.update(options.runs)
     rows = [job.look(options.runs) for job in listed]  # also of what another process has ended
     result = SweepResult(
-        done=crew.count(DONE),
-        failed=crew.count(FAILED),
-        stopped=crew.count(QUEUED, RUNNING, STOPPED),
-        skipped=crew.count(SKIPPED),
+        done=pool.count(DONE),
+        failed=pool.count(FAILED),
+        stopped=pool.count(QUEUED, RUNNING, STOPPED),
+        skipped=pool.count(SKIPPED),
         tables=tables,
     )
     if summarize:
         if swept := [row for row in rows if row is not None]:
             console.print(records.summary(records.arranged(swept)))
         why = f"The {minutes:g} minutes are over. " if monotonic() >= end - pause else ""
-        for text in _sentences(crew, result, why):
+        for text in _sentences(pool, result, why):
             say(text)
     return result
 
@@ -175,13 +184,13 @@ def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -
         load(data, options.data_root, download=options.download, **form)  # downloads once, not in each process
 
 
-def _sentences(crew: Crew, result: SweepResult, why: str) -> Iterator[str]:
+def _sentences(pool: Pool, result: SweepResult, why: str) -> Iterator[str]:
     """Yield the results of the sweep in sentences; `why` says why runs are unfinished."""
-    for job in crew.jobs.values():
+    for job in pool.jobs.values():
         if job.state == FAILED:
-            yield f"failed: {crew.options.runs / job.folder}: {job.reason}"
+            yield f"failed: {pool.options.runs / job.folder}: {job.reason}"
     before = f", {result.skipped} done before or by another process" if result.skipped else ""
-    yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - crew.began)}."
+    yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - pool.began)}."
     if result.failed:
         yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."
     yield f"Records: {', '.join(map(str, result.tables))}"

@@ -56,8 +56,8 @@ class Worker:
         self.free = 0  # bytes of the device's memory that are free
         self.ending = False  # its process has said that it ends
 
-    def begin(self, experiment: Experiment, alone: bool) -> None:
-        """Give the process one more experiment. If it has to be alone, the crew gives it to an idle worker."""
+    def begin(self, experiment: Experiment) -> None:
+        """Give the process one more experiment."""
         self.lanes[experiment.folder] = False
         network = _network(experiment)
         known = any(network in other.networks for other in self.team)

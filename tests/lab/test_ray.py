@@ -1,0 +1,134 @@
+"""Sweeps on a Ray cluster of this machine: each experiment ends once, also if a worker dies, and a stop saves."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab_runs import swept
+
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.records import records
+from barebones.lab.run.options import RunOptions
+from barebones.lab.sweep.sweep import SweepResult
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'barebones[ray]'")
+
+from barebones.lab.sweep import ray as engine  # noqa: E402 (if Ray is there)
+
+NETWORKS = """
+import os, signal
+from pathlib import Path
+from torch import nn
+
+HERE = Path(__file__).parent
+
+def plain():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+def kills_its_worker():
+    if not (HERE / "killed").exists():
+        (HERE / "killed").touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+    return plain()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A cluster of two processors."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token into the home folder
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray.init("local", num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def options(tmp_path, monkeypatch) -> RunOptions:
+    (tmp_path / "nets_for_ray.py").write_text(NETWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nets_for_ray", raising=False)
+    return RunOptions(tmp_path / "runs", save_every=0)
+
+
+def tiny(name: str = "plain", seed: int = 0, epochs: int = 1) -> Experiment:
+    return Experiment(f"nets_for_ray:{name}", "digits", "random", 0.5, seed=seed, epochs=epochs, batch=256).resolved()
+
+
+def swept_by_ray(experiments: list[Experiment], options: RunOptions, **settings) -> tuple[SweepResult, str]:
+    return swept(experiments, options, engine="ray", **settings)
+
+
+@pytest.mark.slow
+def test_each_experiment_ends_once_although_a_worker_dies(cluster, options):
+    experiments = [tiny("kills_its_worker"), tiny(seed=1), tiny("no_such_network"), tiny(seed=2)]
+    result, text = swept_by_ray(experiments, options)
+    assert (result.done + result.skipped, result.failed, result.stopped) == (3, 1, 0), (
+        text
+    )  # a dead worker tells nothing
+    assert text.startswith("Ray cluster ")
+    assert "has no 'no_such_network'" in text
+    assert sorted(row["status"] for row in records.records(options.runs)) == ["done", "done", "done", "failed"]
+    assert not list(options.runs.glob("*/lease-*"))
+    assert not list(options.runs.glob(".sweep-*"))
+
+
+@pytest.mark.slow
+def test_a_stopped_sweep_saves(cluster, options):
+    endless, handler = tiny(epochs=100_000), signal.getsignal(signal.SIGTERM)
+    checkpoint = options.folder(endless) / "checkpoint.safetensors"
+    result, text = swept_by_ray([endless], options, stopping=checkpoint.exists)
+    assert (result.done, result.stopped) == (0, 1), text
+    assert not list(options.runs.glob("*/lease-*"))
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_an_address_without_a_cluster_is_an_error_in_one_line(options, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"the Ray cluster 127.0.0.1:1 cannot be reached .*; check RAY_ADDRESS"):
+        swept_by_ray([tiny()], options)
+    assert not options.runs.exists()
+
+
+def test_a_node_that_does_not_see_the_runs_is_named(options, tmp_path):
+    here = tmp_path / "no note", Path.cwd(), list(sys.path), []
+    with pytest.raises(ValueError, match=f"does not see {options.runs}; name a folder with --runs"):
+        engine.Worker([tiny()], options, 1, here).work()
+
+
+def test_places_are_gpus_or_nodes_and_each_has_one_worker(options, monkeypatch):
+    nodes = [{"Alive": cpus != 3, "Resources": {"CPU": float(cpus)} if cpus else {}} for cpus in (0, 2, 4, 4, 3)]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 2.0})
+    made = engine.Cluster([engine.Job(tiny(seed=seed)) for seed in range(9)], options)
+    made.taken, made.calls = [], {}
+    monkeypatch.setattr(made, "_start", lambda place, waiting: made.taken.append((place, None)))
+    made.assign()
+    made.assign()
+    assert [place for place, _ in made.taken] == [4, 4, 2]
+    nodes.append({"Alive": True, "Resources": {"CPU": 2.0}})  # it has come later
+    made.assign()
+    assert [place for place, _ in made.taken] == [4, 4, 2, 2]
+    made.options = RunOptions(device="cuda")
+    assert made.places() == [1, 1]
+
+
+def test_what_a_worker_tells_changes_its_jobs_once(options):
+    seen: list[str] = []
+    job = engine.Job(tiny())
+    made = engine.Cluster([job], options, lambda job: seen.append(job.state))
+    about = {name: getattr(job, name) for name in engine.TOLD} | {"folder": job.folder, "state": "running"}
+    again, done, late = {"state": "queued", "alone": True}, {"state": "done"}, {"state": "failed"}
+    for change in ({"waits": True}, {}, {}, again, {}, done, late):
+        made._hear([about | change])
+    assert seen == ["running", "queued", "running", "done"]
+
+
+def test_options_that_ray_does_not_know_are_an_error(options):
+    made = engine.Cluster([engine.Job(tiny())], options)
+    made.settings, made.note, made.taken, made.calls = {"memroy": 10}, Path("note"), [], {}
+    with pytest.raises(ValueError, match=r"Ray does not take these options of --engine ray: .*memroy"):
+        made._start(1, [tiny()])
