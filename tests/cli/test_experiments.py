@@ -120,7 +120,7 @@ def test_a_dry_run_of_a_sweep_names_a_damaged_file_and_goes_on(command):
     Path("smoke-runs", names[0], "metrics.jsonl").write_text("{}\n")
     done = command(*words)
     assert (done.code, done.out.count("not begun")) == (0, len(names) - 1)
-    assert "metrics.jsonl is damaged (line 1 is not a sealed line); delete its folder" in done.out
+    assert "metrics.jsonl is damaged in line 1; delete its folder" in done.out
 
 
 # what the commands do

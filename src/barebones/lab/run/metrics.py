@@ -143,10 +143,11 @@ def _rows(path: Path, run: str | None) -> list[bytes]:
         rows = [row + b"\n" for row in path.read_bytes().split(b"\n")[:-1]]
     except FileNotFoundError:
         return []
-    if run is not None and rows:
+    if rows:
         try:
-            check_stamp(path, json.loads(rows[0])["run"], run)
-        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
+            named = json.loads(rows[0])["run"]
+            check_stamp(path, named, named.rpartition("/")[0] if run is None else run)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError):
             raise ValueError(f"{path} is damaged in line 1; {REMEDY}") from None
         except ValueError as error:
             raise ValueError(f"{error}; {REMEDY}") from None
