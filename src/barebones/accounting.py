@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from .files.encoding import encode
 from .masks import everything
+from .messages import plain_text, shape_of, silent_outputs
 from .paths import Use, cuts, silenced, trace
 from .running.shards import count
 from .scope import matched, parameters
-from .words import plain_text, shape_of, silent_outputs
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Opti
 from torch.utils.hooks import RemovableHandle
 
 from .masks import Masks
+from .messages import shortened
 from .running.precision import INTEGER
 from .running.shards import count, is_sharded, local, sharded_like
 from .scope import matched, parameters
-from .words import shortened
 
 if TYPE_CHECKING:
     from .gpu.clearing import Clearing

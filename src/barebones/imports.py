@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from .words import did_you_mean, first_line, printable
+from .messages import did_you_mean, first_line, printable
 
 SHORTHANDS = ("timm", "images")  # not modules: timm:NAME is a network of timm, images:PATH a folder of images
 

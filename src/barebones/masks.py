@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
+from .messages import shape_of, shortened
 from .running.shards import count, is_sharded, refuse_shards
-from .words import shape_of, shortened
 
 LISTED = 12  # `str` lists the layers of masks that have at most this many
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._pytree import tree_leaves
 
+from .messages import first_line, shape_of, shortened
 from .running.shards import is_sharded, local, own_rows, refuse_shards, sharded_like, why_not
-from .words import first_line, shape_of, shortened
 
 Pattern = str | Sequence[str] | Callable[[str, Tensor], bool]
 

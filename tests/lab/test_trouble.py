@@ -19,7 +19,7 @@ from barebones.lab.run.progress import summary, watching
 from barebones.lab.run.run import RunOptions, result_of, run
 from barebones.lab.sweep.pool import RUNNING, Job
 from barebones.lab.sweep.progress import sentence
-from barebones.words import plain_text
+from barebones.messages import plain_text
 
 SILENT = "No signal reaches 6 of 10 outputs."
 CUT = "No signal passes from input to output"

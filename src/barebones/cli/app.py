@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
+from ..messages import printable
 from ..running import interrupts
 from ..version import __version__
-from ..words import printable
 from . import ranks
 
 EXPERIMENTS, RESULTS = "Experiments", "Results and deployment"  # panels of the help

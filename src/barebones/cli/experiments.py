@@ -28,8 +28,8 @@ from ..lab.run.run import result_of
 from ..lab.run.run import run as run_experiment
 from ..lab.sweep.sweep import LOCAL
 from ..lab.sweep.sweep import sweep as run_sweep
+from ..messages import counted
 from ..pruning.methods import METHODS
-from ..words import counted
 from .options import (
     DryRun,
     EngineName,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from ..words import printable
+from ..messages import printable
 
 
 def say(text: str) -> None:

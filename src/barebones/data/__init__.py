@@ -12,9 +12,9 @@ import torch
 from platformdirs import user_cache_path
 
 from ..imports import is_code
+from ..messages import unknown
 from ..running.launch import launch
 from ..running.processors import processors
-from ..words import unknown
 from . import cifar, digits, image_folder, imagenet, own, tiny_imagenet
 from .split import Batch, Data, Inputs, Request, Split
 from .tensors import TensorSplit

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..imports import made
+from ..messages import did_you_mean, first_line, shape_of
 from ..running import digest
 from ..running.rng import forked
-from ..words import did_you_mean, first_line, shape_of
 from .folder import loaded
 from .normalization import Normalization
 from .split import Batch, Data, Request, Split, statistics

@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_map
 
 from ..files import container as files
 from ..files.weights import dense_bytes, load_weights, save_weights
+from ..messages import first_line
 from ..running.inputs import call, tensors
 from ..running.outputs import difference, mismatch, outputs, rounded, tolerance
 from ..running.rng import forked
 from ..scope import masked_copy
-from ..words import first_line
 
 CHATTY = ("torch", "onnxscript", "onnx_ir")  # loggers that report a lot even if an export succeeds
 NARROWEST = 1e-3  # range in int8: onnxruntime gives rows without weights a range of 255, which rounds their bias away

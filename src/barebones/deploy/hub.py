@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..files.container import atomically
 from ..files.masks import save_masks
+from ..messages import shortened
 from ..scope import masked_copy
-from ..words import shortened
 
 CONFIG, WEIGHTS, MASKS, CARD = "config.json", "model.safetensors", "masks.safetensors", "README.md"
 FILES = (CONFIG, WEIGHTS, MASKS, CARD)

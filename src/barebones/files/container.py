@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from ..messages import printable, shape_of, shown
 from ..version import __version__
-from ..words import printable, shape_of, shown
 from .header import typed
 
 Path = str | os.PathLike[str]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..masks import Masks, size
+from ..messages import printable, shortened
 from ..running.shards import count, full, is_sharded, on_disk
-from ..words import printable, shortened
 from .header import record, shown
 
 WIDTHS = {"gaps8": 1, "gaps16": 2}  # bytes per gap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from ..words import shown
+from ..messages import shown
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ..masks import Masks, size
+from ..messages import shortened, shown
 from ..running.shards import by_one
 from ..scope import Pattern, parameters, placed, prunable
 from ..version import __version__
-from ..words import shortened, shown
 from . import container
 from .encoding import Layer, check_size, decoded, layers, pack
 from .header import record

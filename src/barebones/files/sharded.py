@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..words import shortened
+from ..messages import shortened
 from .container import atomically
 
 SETTINGS = "settings.json"  # learning rates and other numbers of the optimizer

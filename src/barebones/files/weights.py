@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..masks import Masks, size
+from ..messages import printable, shape_of, shortened
 from ..running.precision import INTEGER
 from ..scope import bare, matched, refuse_sharded
-from ..words import printable, shape_of, shortened
 from . import container
 from .encoding import Layer, check_size, decoded, layers, pack
 from .header import record

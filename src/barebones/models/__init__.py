@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from torch import nn
 
 from ..imports import is_code, made
-from ..words import unknown
+from ..messages import unknown
 from . import from_timm
 from .init import NORM_SCALES, SCHEMES, initialize
 from .mobilenet import MobileNetV2

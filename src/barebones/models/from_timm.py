@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..words import did_you_mean, first_line
+from ..messages import did_you_mean, first_line
 
 PREFIX = "timm:"
 

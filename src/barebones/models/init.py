@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
-from ..words import unknown
+from ..messages import unknown
 
 SCHEMES: dict[str, Callable[..., Tensor]] = {
     "kaiming-fan-in": partial(nn.init.kaiming_normal_, mode="fan_in", nonlinearity="relu"),  # N(0, 2 / fan-in)

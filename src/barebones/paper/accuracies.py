@@ -13,8 +13,8 @@ from ..lab.figures import plots
 from ..lab.figures.sources import COLUMNS
 from ..lab.records.statistics import over_seeds
 from ..lab.records.tables import Row, Rows, grouped
+from ..messages import counted
 from ..pruning.methods import METHODS
-from ..words import counted
 from .numbers import ABOVE, ACCURACIES, Reference
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..masks import Masks, Scores, check_masks
+from ..messages import shortened, unknown
 from ..models import SCHEMES
 from ..running import digest
 from ..running.shards import refuse_shards
 from ..scope import masked_copy, prunable
-from ..words import shortened, unknown
 from .selection import keep_top
 
 NONE = "none"  # CONTROLS says what each control does to a run

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..gpu.graphs import Captured
+from ..messages import first_line
 from ..running.backward import guarded, nodes
 from ..running.inputs import cut, first_sample, mapped, samples, taken_apart, tensors
 from ..running.modes import restored
 from ..running.shards import is_sharded, local
-from ..words import first_line
 
 Loss = Callable[[Any, Any], Tensor]
 Objective = Callable[[nn.Module, Any], Tensor]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..masks import Scores
-from ..words import unknown
+from ..messages import unknown
 from . import criteria
 from .probe import Probe
 from .schedules import SCHEDULES, Schedule, exponential

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from ..messages import shortened
 from ..running.inputs import cut, samples
-from ..words import shortened
 
 
 def micro_batches(

@@ -13,9 +13,9 @@ from torch import nn
 
 from ..files import masks as maskfile
 from ..masks import Masks, empty, everything, kept, size
+from ..messages import empty_layers, shortened, silent_outputs
 from ..paths import cuts, silenced, trace
 from ..scope import Pattern
-from ..words import empty_layers, shortened, silent_outputs
 from .batches import Source
 from .gradients import Loss, Objective
 from .methods import Method, resolved

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..masks import Masks, Scores
-from ..words import shortened
+from ..messages import shortened
 
 
 def not_finite(scores: Scores, loss: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..masks import Masks, Scores
-from ..words import shortened
+from ..messages import shortened
 from .probe import Probe
 from .round_stats import check_finite, not_finite
 from .shards import Shards

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..masks import Masks, Scores
+from ..messages import shortened
 from ..running.chunks import CHUNK
 from ..running.digest import MIX, text
 from ..running.shards import first_row, is_sharded, local, own_rows, sharded_like
-from ..words import shortened
 from .selection import comparable
 
 

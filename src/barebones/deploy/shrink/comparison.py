@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from ...messages import first_line
 from ...running.inputs import tensors
 from ...running.outputs import difference, mismatch, outputs, rounded, tolerance
 from ...running.replayed_rng import Replayed
 from ...running.rng import forked
-from ...words import first_line
 from .examples import other_sizes, random_inputs
 
 

@@ -7,8 +7,8 @@ from copy import deepcopy
 import torch
 from torch import nn
 
+from ...messages import first_line
 from ...running.backward import gradients
-from ...words import first_line
 from .comparison import Comparison, Unusable, copy_sharing_parameters
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...masks import Masks, kept
+from ...messages import first_line
 from ...running.inputs import call, tensors
 from ...running.outputs import outputs
 from ...scope import bare, masked_copy, matched
-from ...words import first_line
 from .check_randomized import cut_masks, sever
 from .comparison import Comparison, copy_sharing_parameters
 from .coupling import Coupling, find_coupling

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from ...words import plain_text
+from ...messages import plain_text
 from .cut import RemovedChannels
 
 

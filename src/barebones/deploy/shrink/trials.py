@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...masks import Masks
-from ...words import first_line
+from ...messages import first_line
 from .check_randomized import check_randomized
 from .comparison import Comparison, Unusable
 from .coupling import ChannelSlot, Coupling

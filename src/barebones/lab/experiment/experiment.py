@@ -14,6 +14,7 @@ from typing import Any
 
 from ...data import DATA, check_name
 from ...files.header import typed
+from ...messages import counted, did_you_mean, unknown
 from ...models import MODELS, NORM_SCALES, SCHEMES
 from ...pruning.controls import CONTROLS, NONE
 from ...pruning.gradients import LOSSES
@@ -22,7 +23,6 @@ from ...pruning.methods import METHODS, Method, as_method
 from ...pruning.methods import resolved as resolved_method
 from ...pruning.probe import STATISTICS
 from ...pruning.schedules import SCHEDULES
-from ...words import counted, did_you_mean, unknown
 from ..experiment.plan import OPTIMIZERS, PRECISIONS, TrainingPlan
 from .plan import LR_SCHEDULES
 from .protocols import protocol

@@ -13,8 +13,8 @@ from typing import Any
 
 from ... import imports
 from ...imports import check_trusted
+from ...messages import unknown
 from ...pruning.methods import METHODS
-from ...words import unknown
 from .experiment import DENSE, PRUNING, Experiment
 
 Recipe = Callable[[], Iterable[Experiment]]

@@ -14,9 +14,9 @@ from ...accounting import Account, account
 from ...data import Inputs
 from ...deploy.hub import MASKS, WEIGHTS
 from ...masks import Masks
+from ...messages import printable, shortened
 from ...models import MODELS
 from ...version import __version__
-from ...words import printable, shortened
 from ..experiment.experiment import DENSE, SETTLED, Experiment
 from ..experiment.styles import look
 from ..run.connectivity import SKIP, untrained, when_tested

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...files.container import atomically
-from ...words import did_you_mean
+from ...messages import did_you_mean
 from ..records import tables
 from ..records.tables import Rows
 from . import accuracy, plots

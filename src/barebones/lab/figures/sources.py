@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ...words import counted
+from ...messages import counted
 from ..experiment.experiment import DENSE, Experiment
 from ..records import records, tables
 from ..records.tables import Row, Rows

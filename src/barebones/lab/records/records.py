@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...files.container import atomically
-from ...words import printable
+from ...messages import printable
 from ..experiment.experiment import TYPES, Experiment
 from ..experiment.styles import titled
 from ..run.connectivity import epochs_of

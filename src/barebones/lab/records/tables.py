@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...files.container import atomically
-from ...words import shortened
+from ...messages import shortened
 
 Row = dict[str, Any]
 Rows = list[Row]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...files.container import atomically
-from ...words import printable
+from ...messages import printable
 
 RUN, DIGEST = "run", "digest"  # the entries of a JSON file that say where it belongs, and what it held
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from math import log
 from typing import Any
 
+from ...messages import empty_layers, shortened, silent_outputs
 from ...pruning.prune import ON_NO_PATH
-from ...words import empty_layers, shortened, silent_outputs
 from ..experiment.experiment import DENSE
 
 WARN, RAISE, SKIP = ON_COLLAPSE = ("warn", "raise", "skip")

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from ...messages import counted, shortened
 from ...pruning.methods import METHODS
 from ...running.launch import launch
-from ...words import counted, shortened
 from ..experiment.experiment import Experiment
 from .lock import is_lease
 from .options import RunOptions

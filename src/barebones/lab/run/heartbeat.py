@@ -9,7 +9,7 @@ from time import monotonic
 
 from rich.console import Console
 
-from ...words import printable
+from ...messages import printable
 
 QUIET = 30.0  # seconds without a line
 

@@ -16,9 +16,9 @@ from ...files.masks import load_masks, masks_digest
 from ...files.weights import load_weights
 from ...imports import check_trusted
 from ...masks import Masks
+from ...messages import printable
 from ...pruning.methods import METHODS
 from ...running import digest
-from ...words import printable
 from ..experiment.experiment import DENSE, FILE, FINDING, SETTLED, Experiment
 from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, check_initial, finished, load_mask, progress, reading, recorded
 from .network import beginning, data_of, initial_network, known_inputs

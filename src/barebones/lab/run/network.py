@@ -17,6 +17,7 @@ from ...data import load as load_data
 from ...files.weights import dense_bytes
 from ...imports import is_code
 from ...masks import Scores
+from ...messages import shape_of
 from ...models import build, initialize, wanted
 from ...pruning.controls import reinitialized
 from ...pruning.probe import Probe
@@ -25,7 +26,6 @@ from ...pruning.round import Round
 from ...running import digest
 from ...running.modes import restored
 from ...running.rng import forked
-from ...words import shape_of
 from ..experiment.experiment import Experiment
 from .distributed import ALONE, Team, splits_scoring
 from .options import RunOptions

@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from ...files.masks import load_masks
+from ...messages import counted, printable
 from ...pruning.methods import METHODS
 from ...scope import prunable
-from ...words import counted, printable
 from ..experiment.experiment import FINDING, Experiment
 from . import connectivity
 from .folder import finished, progress, recorded

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from ...words import first_line
+from ...messages import first_line
 from ..experiment.experiment import Experiment
 from .folder import TRACKED, Folder
 from .metrics import COUNTED, Line

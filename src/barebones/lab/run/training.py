@@ -20,11 +20,11 @@ from ...files.masks import masks_digest
 from ...gpu.graphs import Captured
 from ...holding import hold
 from ...masks import Masks
+from ...messages import shortened
 from ...running import digest
 from ...running.precision import autocast, computing
 from ...running.rng import reseed
 from ...scope import parameters
-from ...words import shortened
 from ..experiment.plan import OPTIMIZERS, TrainingPlan
 from .distributed import ALONE, Team
 

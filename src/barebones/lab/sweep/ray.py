@@ -16,7 +16,7 @@ from tempfile import NamedTemporaryFile
 from time import monotonic, sleep
 from typing import Any
 
-from ...words import first_line
+from ...messages import first_line
 from ..experiment import recipes
 from ..experiment.experiment import Experiment
 from ..run.options import RunOptions

@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 
 from ...data import DATA, load
+from ...messages import unknown
 from ...models import MODELS, check_name, wanted
-from ...words import unknown
 from ..experiment.experiment import Experiment
 from ..records import records
 from ..run.folder import FAILURE

@@ -13,7 +13,7 @@ from ...lab.figures.registry import Figure
 from ...lab.figures.sources import Runs
 from ...lab.records.statistics import spread
 from ...lab.records.tables import Row, Rows, markdown
-from ...words import counted
+from ...messages import counted
 from ..accuracies import GRID, HIGH_SPARSITY, OURS, PAPER, RANDOM, at_scale, measured, references
 from ..numbers import BELOW_RANDOM, COST
 

@@ -12,7 +12,7 @@ from ...lab.figures.registry import Figure
 from ...lab.figures.sources import Runs
 from ...lab.records.statistics import spread
 from ...lab.records.tables import Row, Rows, markdown
-from ...words import counted
+from ...messages import counted
 from ..accuracies import MULTI_BATCH, OURS, PAPER, at_scale, by_method, fewer_at_smoke, measured, references
 
 MODELS, SPARSITIES = ("vgg19", "resnet50"), (0.9, 0.95)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from pathlib import Path
 
-from ....words import unknown
+from ....messages import unknown
 from ...experiment.experiment import DENSE
 from ...records import records, tables
 from ...records.records import DONE

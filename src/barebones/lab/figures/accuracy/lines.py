@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from ....messages import counted, printable
 from ....pruning.controls import NONE
-from ....words import counted, printable
 from ...experiment.experiment import DENSE, FINDING, Experiment
 from ...experiment.styles import look, looks, titled
 from ...records.records import KEY, SETTINGS

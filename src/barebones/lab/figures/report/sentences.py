@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ....words import shortened, silent_outputs
+from ....messages import shortened, silent_outputs
 from ...records.records import FAILED, Row
 from ...run.connectivity import SKIPPED
 

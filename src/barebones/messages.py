@@ -1,4 +1,4 @@
-"""Words that several error messages share, and tables as plain text."""
+"""Phrases that several messages share, and tables as plain text."""
 
 from __future__ import annotations
 
