@@ -17,8 +17,15 @@ hypothesis.settings.load_profile("barebones")
 
 # Files of one suite. The smaller suites do not import them: the packages behind them take seconds to load.
 FILES = {
-    "nightly": ("families/*", "report/test_page.py", "test_compiled.py", "test_wheel.py"),
-    "slow": ("test_keep_sparse_*", "test_ray.py"),
+    "nightly": (
+        "benchmarks/test_*",
+        "families/*",
+        "report/test_page.py",
+        "test_compiled.py",
+        "test_ray.py",
+        "test_wheel.py",
+    ),
+    "slow": ("test_keep_sparse_*",),
 }
 
 

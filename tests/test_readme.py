@@ -62,6 +62,7 @@ AFTER = {  # what it promises
 PAGES = [page for page in sorted(Path(__file__).parents[1].glob("docs/*.md")) if snippets(page.read_text("utf-8"))]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs_as_written(page, tmp_path):

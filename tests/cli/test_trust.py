@@ -118,4 +118,4 @@ def test_the_library_asks_too(run):
         recipes.experiments("grid.toml")
     assert not ran()
     assert bb.load_masks("mask")[1]["experiment"]["model"] == NAME
-    assert json.loads((run / "experiment.json").read_text())["model"] == NAME
+    assert json.loads((run / "experiment.json").read_text())["experiment"]["model"] == NAME

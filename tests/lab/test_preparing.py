@@ -95,6 +95,7 @@ def short(seed: int = 0, model: str = "small-resnet", **changes) -> Experiment:
     return Experiment(model, "digits", **chosen).resolved()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_run_ends_once_and_as_without_preparing(tmp_path, prepared_on_cpu):
     experiments = [short(seed) for seed in range(2)]

@@ -39,6 +39,7 @@ def shorter(networks) -> Experiment:
     return Experiment("nets_for_runs:wide", "digits", "iter-snip", 0.98, **rest).resolved()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp_path):
     options = RunOptions(tmp_path)

@@ -171,6 +171,7 @@ def test_a_mistake_is_said_once(argv, error, start, tmp_path):
     assert not any("Traceback" in line for line in said)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_torchrun_starts_the_processes(split, networks, tmp_path, undisturbed):
     argv = words(tmp_path / "runs", split)

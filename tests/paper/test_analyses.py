@@ -31,6 +31,7 @@ from barebones.pruning.saliency import saliency
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ANALYSES)
 def test_analyses_are_computed_once_and_repeat(
     name: str, computed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

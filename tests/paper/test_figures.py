@@ -144,6 +144,7 @@ def test_mean_and_deviation_of_a_point(accuracies: Any, tops: list[float], std: 
         assert (row["std"] and round(row["std"], 6)) == std
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_sweep_is_run_once_and_drawn_from_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forkserver: Any
@@ -317,6 +318,7 @@ def test_a_stopped_sweep_draws_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 # Everything at once
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_figure_at_smoke_scale(
     computed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,7 +33,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"did you mean 0\.995\?", dict(sparsity=99.5)),
     ("sparsity='0.9': it must be a number", dict(sparsity="0.9")),
     ("leaves none of the 114", dict(sparsity=0.9999)),
-    ("force needs data: pass batches", dict(batches=None)),
+    ("hybrid needs data: pass batches", dict(batches=None)),
     ("there is no method 'forse'; did you mean 'force'", dict(method="forse")),
     ("there is no method 'FORCE'; did you mean 'force'", dict(method="FORCE")),
     ("there is no method 'iter_snip'; did you mean 'iter-snip'", dict(method="iter_snip")),
