@@ -309,8 +309,9 @@ GROUP_NORMS: dict[str, str] = {
         model = nn.Sequential(nn.GroupNorm(2, 2), nn.Conv2d(2, 3, 1), nn.Flatten(), nn.Linear(192, 3))
         images = x.contiguous(memory_format=torch.channels_last)
         bb.shrink(model, {"1.weight": torch.rand(3, 2, 1, 1) > 0.5}, images)
+        batches = [(images, torch.tensor([0, 1]))]
         for method in ("snip", "grasp", "force"):
-            bb.prune(model, [(images, torch.tensor([0, 1]))], sparsity=0.5, method=method, rounds=1, on_collapse="ignore")
+            bb.prune(model, batches, sparsity=0.5, method=method, rounds=1, on_collapse="ignore")
         try:
             bb.prune(model, [(images, torch.tensor([0, 1]))], sparsity=0.5, method="snip", scope="*")
         except ValueError as error:
