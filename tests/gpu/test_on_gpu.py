@@ -32,11 +32,11 @@ pytestmark = [
 ]
 
 
-def network() -> nn.Module:
+def network(bias: bool = False) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        *(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.1)),
+        *(nn.Conv2d(3, 16, 3, padding=1, bias=bias), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1, bias=bias), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.1)),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
     )
 
@@ -169,9 +169,11 @@ def test_holding_and_accounting(options):
     assert bb.account(model, masks, batches()[0][0].cuda()).kept == kept(masks)
 
 
-def test_a_captured_gradient_gives_the_masks_of_an_eager_one():
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_captured_gradient_gives_the_masks_of_an_eager_one(bias):
     """Round by round from the captured run's own masks; a whole trajectory is chaotic."""
-    model, data = network().cuda(), batches()
+    model, data = network(bias).cuda(), batches()
+    start = {name: value.clone() for name, value in model.state_dict().items()}
     method = replace(bb.METHODS["force"], rounds=8)
     keep = 400
     captured = list(bb.rounds(bb.Probe(model, data, capture=True), method, keep))
@@ -184,6 +186,9 @@ def test_a_captured_gradient_gives_the_masks_of_an_eager_one():
         host = [{name: m.cpu() for name, m in r.masks.items()} for r in (before, after)]
         counted = after.pruned, after.recovered, after.recovered_empty, after.record.layers
         assert counted == references.changes(*host)
+    on_paths = bb.effective(model, captured[-1].masks, data[0][0].cuda())
+    assert kept(on_paths) >= 0.8 * keep  # biases of empty channels would fill those with weights that lead nowhere
+    assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
 
 
 def test_capturing_over_several_batches_averages_them():
