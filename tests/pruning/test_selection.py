@@ -215,3 +215,12 @@ def test_nearly_all_of_few_allowed_weights(total, share):
         expected = torch.zeros(flat.numel(), dtype=torch.bool)
         expected[order[:keep]] = True
         assert torch.equal(torch.cat(list(keep_top(scores, keep, among=among).values())), expected)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(-3, 45), st.integers(1, 9))
+def test_the_first_true_values_stay_as_far_as_there_is_room(values, room, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "BLOCK", block)
+        stays, left = selection._first(torch.tensor(values), torch.tensor(room))
+    expected = [value and sum(values[: i + 1]) <= room for i, value in enumerate(values)]
+    assert (stays.tolist(), int(left)) == (expected, room - sum(values))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 
+from ..gpu.graphs import Captured
 from ..masks import Masks, everything
 from ..running import digest
 from ..running.chunks import chunks
@@ -111,7 +112,8 @@ class Probe:
         self._gradients = Gradients(
             self.model, list(self.parameters.values()), self.loss, objective, precision, example
         )
-        self._masked_weights = MaskedWeights(self.parameters)
+        self._masked_weights = MaskedWeights(self.parameters, capture)
+        self._digest: Callable[..., Tensor] = Captured(_digest) if capture else _digest
         self.norm_biases = NormBiases(model, self.parameters, self.shards)
         self._silence: Callable[[], None] = lambda: None  # sets the biases of empty channels to zero
         self._masks: Masks | None = None
@@ -243,7 +245,7 @@ class Probe:
         """Read the batches of one round, and return their digest."""
         total = torch.zeros((), dtype=torch.int64, device=self.device)
         for batch in self.batches.in_round(index, count):
-            total = _chained(total, batch)
+            total = self._chained(total, batch)
         return total
 
     # Private.
@@ -265,7 +267,7 @@ class Probe:
         split = self.shared and (together or self.batches.single(self._count))
         number = 0
         for batch in self.batches.in_round(self.index, self._count):
-            self.batches_digest = so_far = _chained(so_far, batch)
+            self.batches_digest = so_far = self._chained(so_far, batch)
             own: list[tuple[Any, float]] = []
             if split:
                 own = list(micro_batches(batch, norms, self.micro_batch, self.rank, self.ranks))
@@ -284,6 +286,10 @@ class Probe:
             yield from own
             number += 1
         self._batches_read = number
+
+    def _chained(self, total: Tensor, batch: Any) -> Tensor:
+        """Return the digest of the batches so far and one more."""
+        return total * digest.MIX + self._digest(*tensors(batch)).to(total.device) + 1
 
     def _average(self, total: list[Tensor]) -> list[Tensor]:
         """Return the means over all batches from the sums over what this process has differentiated."""
@@ -347,5 +353,5 @@ def _times(weight: float, tensors: list[Tensor]) -> list[Tensor]:
     return tensors if weight == 1 else list(torch._foreach_mul(tensors, weight))
 
 
-def _chained(total: Tensor, batch: Any) -> Tensor:
-    return total * digest.MIX + digest.of_tensors(tensors(batch)).to(total.device) + 1
+def _digest(*parts: Tensor) -> Tensor:
+    return digest.of_tensors(parts)

@@ -83,7 +83,7 @@ def _last_indices(shapes: tuple[torch.Size, ...], device: torch.device) -> tuple
 
 def _between(values: Tensor, lasts: Tensor) -> Tensor:
     """Return the sum of the values up to each of these indices, from the one before on."""
-    return values.cumsum(0)[lasts].diff(prepend=lasts.new_zeros(1))
+    return values.cumsum(0, dtype=torch.int32)[lasts].diff(prepend=torch.zeros_like(lasts[:1], dtype=torch.int32))
 
 
 def by_output(mask: Tensor, groups: int | None) -> Tensor:

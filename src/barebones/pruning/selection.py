@@ -2,8 +2,8 @@
 
 Two algorithms give the same masks:
 
-- `_by_threshold`: `torch.topk` finds the threshold, and a running count over the equal scores says which of them stay.
-  On an accelerator the host never waits for it;
+- `_by_threshold`: `torch.topk` finds the threshold, and counts of the equal scores say which of them stay. On an
+  accelerator the host never waits for it;
 - `_by_bracket`, on the CPU: a sorted sample brackets the threshold, and only the scores inside the bracket are gathered
   and compared. It needs one pass over the scores and is several times faster. If the sample misled or too many scores
   are equal, it gives up.
@@ -22,6 +22,7 @@ from ..running.shards import refuse_shards
 
 CHUNK = 1 << 20  # scores that the CPU takes at a time, so that they stay in its cache; a multiple of 8
 SAMPLE = 1 << 16  # scores that are sorted to bracket the threshold
+BLOCK = 1 << 10  # equal scores are counted in blocks of this size
 
 
 def keep_top(
@@ -113,10 +114,24 @@ def _by_threshold(scores: Tensor, keep: int, prefer: Tensor | None, among: Tenso
         turns = [*(turn & among for turn in turns), tied & ~among]
     room = keep - chosen.sum()
     for turn in turns:
-        number = turn.cumsum(0)
-        chosen |= turn & (number <= room)
-        room = room - number[-1]
+        stays, room = _first(turn, room)
+        chosen |= stays
     return chosen
+
+
+def _first(mask: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mask of the first `room` true values, and how much room is left; below zero if some had none.
+
+    Only the block where the room ends is looked into: a running count over all values would take many times longer.
+    """
+    blocks = torch.nn.functional.pad(mask, (0, -mask.numel() % BLOCK)).view(-1, BLOCK)
+    counts = blocks.sum(1)
+    up_to = counts.cumsum(0)
+    whole = up_to <= room
+    last = (~whole).int().argmax().view(1)  # the first block that does not stay whole
+    block, left = blocks.index_select(0, last), room - (up_to - counts)[last]
+    stays = (blocks & whole.view(-1, 1)).index_copy_(0, last, block & (block.cumsum(1) <= left))
+    return stays.view(-1)[: mask.numel()], room - up_to[-1]
 
 
 def _by_bracket(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None) -> Flat | None:
