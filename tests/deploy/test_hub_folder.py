@@ -33,7 +33,7 @@ def finished(tmp_path_factory) -> Path:
     """Return the folder of a finished run."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'barebones[demo]'")
     options = lab.RunOptions(runs=tmp_path_factory.mktemp("runs"))
-    lab.result_of(lab.run(EXPERIMENT.resolved(), options))
+    lab.lab.run(EXPERIMENT.resolved(), options)
     return options.folder(EXPERIMENT.resolved())
 
 
@@ -87,7 +87,7 @@ def test_the_card_says_what_no_signal_reaches():
 def test_the_card_of_a_skipped_training_says_so(command, tmp_path):
     cut = replace(EXPERIMENT, method="random", sparsity=0.9999, epochs=2).resolved()
     options = lab.RunOptions(runs=tmp_path / "runs", on_collapse="skip")
-    result = lab.result_of(lab.run(cut, options))
+    result = lab.lab.run(cut, options)
     assert result["collapsed"]
     assert command("export", options.folder(cut), "--to-hub-folder", "hub").code == 0
     text = Path("hub/README.md").read_text()

@@ -17,8 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from zoo import Net
 
-from barebones.files import container as files
-from barebones.files.weights import INTEGER, KIND, MASK, VALUES, VERSION, WHOLE, dense_bytes, load_weights, save_weights
+from barebones.files.weights import INTEGER, dense_bytes, load_weights, save_weights
 from barebones.models import build
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -247,38 +246,3 @@ def test_an_expanded_tensor_is_stored_but_not_loaded_into(tmp_path):
         load_weights(path, model)
     model.same = model.same.clone()
     load_weights(path, model)
-
-
-DAMAGED = {  # tensors and header of a file that contradicts itself, and what is said about it
-    "no values": (lambda t, about: t.pop(VALUES + "weight"), "values of weight are damaged"),
-    "few values": (lambda t, about: t.update({VALUES + "weight": torch.ones(19)}), "values of weight are damaged"),
-    "rows of values": (lambda t, about: t.update({VALUES + "weight": torch.ones(1, 20)}), "values of weight are"),
-    "stored twice": (lambda t, about: t.update({WHOLE + "weight": torch.ones(20, 20)}), "values of weight are"),
-    "no mask": (lambda t, about: t.pop(MASK + "weight"), "mask of weight is damaged"),
-    "values without a mask": (lambda t, about: t.update({VALUES + "bias": torch.ones(2)}), "values of bias are"),
-    "complex values": (lambda t, about: t.update({VALUES + "weight": torch.ones(20) + 0j}), "weight are complex"),
-    "another tensor": (lambda t, about: t.update(other=torch.ones(2)), "it holds other, which no weight file has"),
-    "another shape": (lambda t, about: about["layout"]["weight"].update(shape=[40, 10]), "its fingerprint is not"),
-    "a smaller shape": (lambda t, about: about["layout"]["weight"].update(shape=[2, 2]), "its masks have 4"),
-    "no layout": (lambda t, about: about.pop("layout"), "its header is damaged: it has no layout"),
-    "tied to nothing": (lambda t, about: about["tied"].update(other="nowhere"), "list of its tied weights"),
-    "tied to a list": (lambda t, about: about["tied"].update(other=["bias"]), r"tied \['bias'\] is not a text"),
-    "tied over another": (lambda t, about: about["tied"].update(bias="weight"), "list of its tied weights"),
-    "no list of ties": (lambda t, about: about.update(tied=None), "its header is damaged: tied None is not a table"),
-    "ties as a list": (lambda t, about: about.update(tied=["a"]), "its header is damaged: tied"),
-    "kept": (lambda t, about: about.update(kept=21), "says kept 21, but its masks have 20"),
-    "prunable": (lambda t, about: about.update(prunable=True), "its header is damaged: prunable True is not a whole"),
-    "sparsity": (lambda t, about: about.update(sparsity=0.5), "sparsity 0.5 does not fit"),
-    "no sparsity": (lambda t, about: about.pop("sparsity"), "its header is damaged: it has no sparsity"),
-    "fingerprint": (lambda t, about: about.update(fingerprint=5), "fingerprint 5 is not a text"),
-}
-
-
-@pytest.mark.parametrize(("damage", "message"), DAMAGED.values(), ids=DAMAGED)
-def test_a_file_that_contradicts_itself_is_told(damage, message, tmp_path):
-    save_weights(nn.Linear(20, 20), {"weight": torch.eye(20) > 0}, path := tmp_path / "odd")
-    tensors, about = files.read(path, KIND, VERSION)
-    damage(tensors, about)
-    files.write(path, tensors, KIND, VERSION, about)
-    with pytest.raises(ValueError, match=f"odd: .*{message}"):
-        load_weights(path)

@@ -183,15 +183,6 @@ def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[s
     return {name: tensors[name] for name in header if name in tensors}, about
 
 
-@contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Name the file in a `ValueError` about its content."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{os.fspath(path)}: {error}") from None
-
-
 def differences(
     stored: Mapping[str, Any],
     expected: Mapping[str, Tensor],

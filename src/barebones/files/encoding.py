@@ -10,24 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..masks import Masks, size
-from ..messages import printable, shortened
+from ..masks import Masks
 from ..running.shards import count, full, is_sharded, on_disk
-from .header import record, shown
 
 WIDTHS = {"gaps8": 1, "gaps16": 2}  # bytes per gap
-
-# A mask that keeps few of many weights needs few bytes, and one that keeps none needs no byte at all. So the bytes of a
-# file alone do not bound what they decode to. Without a model to compare with, a file may decode to this many bytes, or
-# to this many for each byte that it holds. The first is enough for each network of the library.
-ANY_FILE, PER_BYTE = 160_000_000, 1024
 
 Layout = dict[str, dict[str, Any]]  # the shape, encoding and kept count of each mask, by name; fit for JSON
 
 
 @dataclass(frozen=True)
 class Layer:
-    """An entry of a layout, checked: the shape of a mask, its encoding, and how many weights it keeps."""
+    """An entry of a layout: the shape of a mask, its encoding, and how many weights it keeps."""
 
     shape: list[int]
     encoding: str
@@ -57,65 +50,18 @@ def pack(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
     return tensors, layout
 
 
-def layers(tensors: Mapping[str, Tensor], layout: Any) -> dict[str, Layer]:
-    """Check a layout against the byte tensors that it describes; nothing is decoded.
-
-    >>> layers(*pack({"w": torch.tensor([True, False])}))
-    {'w': Layer(shape=[2], encoding='bits', kept=1)}
-    """
-    if not isinstance(layout, dict):
-        raise ValueError("the layout of its masks is missing")
-    checked = {name: record(Layer, entry, f"the mask of {printable(name)}") for name, entry in layout.items()}
-    for name, layer in checked.items():
-        try:
-            _check_shape(layer.shape)
-            if name not in tensors:
-                raise ValueError("its bytes are missing")
-        except ValueError as error:
-            raise ValueError(f"the mask of {printable(name)} is damaged: {error}") from None
-    if unknown := [printable(name) for name in tensors if name not in checked]:
-        raise ValueError(f"it holds {shortened(unknown)}, which the layout of its masks does not list")
-    return checked
+def layers(layout: Layout) -> dict[str, Layer]:
+    """Return the entries of a layout; nothing is decoded."""
+    return {name: Layer(**entry) for name, entry in layout.items()}
 
 
-def check_size(decoded: int, stored: int) -> None:
-    """Raise a `ValueError` if a file with this many bytes may not decode to that many: it would fill the memory.
-
-    >>> check_size(decoded=2**40, stored=1000)
-    Traceback (most recent call last):
-    ValueError: it would take 1,099,511,627,776 bytes of memory, but its 1,000 bytes of data may stand for at most
-    160,000,000; if it is right, load it with its model
-    """
-    most = max(ANY_FILE, PER_BYTE * stored)
-    if decoded > most:
-        raise ValueError(
-            f"it would take {decoded:,} bytes of memory, but its {stored:,} bytes of data may stand for at most "
-            f"{most:,}; if it is right, load it with its model"
-        )
-
-
-def unpack(tensors: Mapping[str, Tensor], layout: Any) -> Masks:
-    """Decode the masks that `pack` encoded, in their original order; check all that can be checked before.
+def unpack(tensors: Mapping[str, Tensor], layout: Layout) -> Masks:
+    """Decode the masks that `pack` encoded, in their original order.
 
     >>> dict(unpack(*pack({"w": torch.tensor([True, False])})))
     {'w': tensor([ True, False])}
     """
-    checked = layers(tensors, layout)
-    check_size(sum(layer.total for layer in checked.values()), size(tensors))
-    return decoded(tensors, checked)
-
-
-def decoded(tensors: Mapping[str, Tensor], checked: Mapping[str, Layer]) -> Masks:
-    """Decode the masks of a layout that `layers` has checked; the caller has checked that they are not too large."""
-    masks = Masks()
-    for name, layer in checked.items():
-        try:
-            masks[name] = decode(layer.encoding, tensors[name], layer.shape)
-            if (kept := int(masks[name].count_nonzero())) != layer.kept:
-                raise ValueError(f"it keeps {kept} weights, not {shown(layer.kept)}")
-        except ValueError as error:
-            raise ValueError(f"the mask of {printable(name)} is damaged: {error}") from None
-    return masks
+    return Masks({name: decode(e.encoding, tensors[name], e.shape) for name, e in layers(layout).items()})
 
 
 def encode(mask: Tensor) -> tuple[str, Tensor]:
@@ -138,26 +84,17 @@ def encode(mask: Tensor) -> tuple[str, Tensor]:
 
 
 def decode(encoding: str, data: Tensor, shape: Sequence[int]) -> Tensor:
-    """Decode a mask of this shape; bytes that `encode` cannot have written are a `ValueError`.
+    """Decode a mask of this shape.
 
     >>> decode("gaps8", torch.tensor([1, 0], dtype=torch.uint8), (2, 2))
     tensor([[False,  True],
             [ True, False]])
     """
-    _check_shape(shape)
     count = math.prod(shape)
     if encoding == "bits":
-        _check_bytes(data)
-        if data.numel() != -(-count // 8):
-            raise ValueError(f"{count} weights need {-(-count // 8)} bytes of bits, not {data.numel()}")
-        if count % 8 and int(data[-1]) >> count % 8:
-            raise ValueError("bits are set after its last weight")
         return (data[:, None] >> _shifts()).bitwise_and_(1).view(torch.bool).view(-1)[:count].reshape(tuple(shape))
-    indices = decode_indices(encoding, data)
-    if indices.numel() and int(indices[-1]) >= count:
-        raise ValueError(f"it keeps weight {int(indices[-1])}, but there are only {count}")
     mask = torch.zeros(count, dtype=torch.bool, device="cpu")
-    mask[indices] = True
+    mask[decode_indices(encoding, data)] = True
     return mask.view(tuple(shape))
 
 
@@ -187,29 +124,12 @@ def decode_indices(encoding: str, data: Tensor) -> Tensor:
     >>> decode_indices("gaps8", torch.tensor([0, 4, 255, 8], dtype=torch.uint8))
     tensor([  0,   5, 269])
     """
-    if encoding not in WIDTHS:
-        raise ValueError(f"its encoding {shown(encoding)} is unknown")
-    _check_bytes(data)
-    if data.numel() % WIDTHS[encoding]:
-        raise ValueError(f"{data.numel()} bytes are not a whole number of {encoding}")
     values = data.int()
     if encoding == "gaps16":
         values = values[::2] + 256 * values[1::2]
     ends = values != 256 ** WIDTHS[encoding] - 1
-    if ends.numel() and not ends[-1]:
-        raise ValueError("its last gap between indices is incomplete")
     return (values + ends).cumsum(0)[ends] - 1
 
 
 def _shifts() -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device="cpu")
-
-
-def _check_shape(shape: Sequence[int]) -> None:
-    if min(shape, default=0) < 0 or math.prod(max(length, 1) for length in shape) >= 2**63:  # beyond torch's integers
-        raise ValueError(f"no tensor has the shape {shown(list(shape))}")
-
-
-def _check_bytes(data: Tensor) -> None:
-    if data.dtype != torch.uint8 or data.dim() != 1:
-        raise ValueError(f"it is stored as {data.dtype} in {data.dim()} dimensions, not as a row of bytes")

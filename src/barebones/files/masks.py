@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from typing import Any
 
@@ -12,50 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from ..masks import Masks, size
-from ..messages import shortened, shown
+from ..messages import shortened
 from ..running.shards import by_one
 from ..scope import Pattern, parameters, placed, prunable
 from ..version import __version__
 from . import container
-from .encoding import Layer, check_size, decoded, layers, pack
-from .header import record
+from .encoding import layers, pack, unpack
 
 KIND, VERSION = "barebones-masks", 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """What a mask file says about its masks, checked; every other entry of its `about` belongs to the user."""
-
-    prunable: int
-    kept: int
-    sparsity: float
-    fingerprint: str
-    library: str
-    experiment: dict[str, Any] | None = None  # the settings of the run that found the masks
-    account: dict[str, Any] | None = None  # the fields of `Counts`
-    collapsed: list[str] | None = None  # the layers that cut the network
-    seconds: float | None = None  # that it took to find the masks
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """What a run counts of its masks and stores with them."""
-
-    prunable: int
-    kept: int
-    effective: int | None = None
-    sparsity: float
-    effective_sparsity: float | None = None
-    flops_dense: int | None = None
-    flops_effective: int | None = None
-    flops_shrunk: int | None = None
-    silent_outputs: int | None = None
-    outputs: int | None = None
-    not_followed: str | None = None  # why there are no effective weights and no FLOPs
-
-
-NUMBERS = tuple(field.name for field in fields(Counts) if field.name != "not_followed")
+NUMBERS = (  # what a run counts of its masks and stores with them
+    *("prunable", "kept", "effective", "sparsity", "effective_sparsity"),
+    *("flops_dense", "flops_effective", "flops_shrunk", "silent_outputs", "outputs"),
+)
 
 
 def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) -> None:
@@ -63,8 +32,7 @@ def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) 
 
     The header also holds the number of weights, a fingerprint of their names and shapes, the version of the library,
     and `about`: how the masks were made (method, rounds, seed, ...), in values that JSON can represent. `sparsity` is
-    computed unless given, and must fit the masks. `experiment`, `account`, `collapsed` and `seconds` must be as a run
-    writes them (see `Header`). The file is written atomically.
+    computed unless given. The file is written atomically.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +45,6 @@ def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) 
     total, kept = size(masks), sum(entry["kept"] for entry in layout.values())
     counts = {"prunable": total, "kept": kept, "fingerprint": fingerprint(masks), "library": __version__}
     header = {"sparsity": (total - kept) / max(total, 1), **about, **counts}
-    _check(header, layers(tensors, layout))
     by_one(masks.values(), lambda: container.write(path, tensors, KIND, VERSION, header | {"layout": layout}))
 
 
@@ -87,8 +54,7 @@ def load_masks(
     """Return the masks of a file and its `about`; with a model, the masks are on the devices of its parameters.
 
     If the model does not match, a `ValueError` says where: every mask needs a parameter of the same name and shape,
-    and every prunable weight needs a mask. `scope` and `exclude` define what is prunable, as for `prune`. Without a
-    model, a file may not need far more memory than it has bytes (see `encoding.check_size`).
+    and every prunable weight needs a mask. `scope` and `exclude` define what is prunable, as for `prune`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -98,65 +64,18 @@ def load_masks(
     (4, 2)
     """
     tensors, about = container.read(path, KIND, VERSION)
-    with container.named(path):
-        stored = layers(tensors, about.pop("layout", None))
-        about |= _check(about, stored)
-        if model is None:
-            check_size(sum(layer.total for layer in stored.values()), size(tensors))
-            return decoded(tensors, stored), about
+    layout = about.pop("layout")
+    if model is None:
+        return unpack(tensors, layout), about
+    stored = layers(layout)
     weights, named = prunable(model, scope, exclude), parameters(model)
     if differing := container.differences(stored, named, required=weights):
         hint = "; if only some weights have masks, pass scope= or exclude=" if stored.keys() < weights.keys() else ""
         raise ValueError(
             f"{path} does not match the model; {len(differing)} of the parameters differ: {shortened(differing)}{hint}"
         )
-    with container.named(path):  # one layer at a time: of a sharded model, this process keeps some rows
-        masks = {name: placed(decoded(tensors, {name: layer})[name], named[name]) for name, layer in stored.items()}
-    return Masks(masks), about
-
-
-def check_counts(prunable: int, kept: int, sparsity: float, stored: Mapping[str, Layer]) -> None:
-    """Check the counts in a header against the masks; the sparsity may be any that rounds to the kept weights."""
-    for name, value, actual in (
-        ("prunable", prunable, sum(layer.total for layer in stored.values())),
-        ("kept", kept, sum(layer.kept for layer in stored.values())),
-    ):
-        if value != actual:
-            raise ValueError(f"its header says {name} {shown(value)}, but its masks have {actual}")
-    if not 0 <= sparsity <= 1 or abs((1 - sparsity) * prunable - kept) > 0.5 + 1e-9 * prunable:
-        raise ValueError(f"sparsity {shown(sparsity)} does not fit masks that keep {kept:,} of {prunable:,} weights")
-
-
-def _check(about: Mapping[str, Any], stored: Mapping[str, Layer]) -> dict[str, Any]:
-    """Parse the entries of `about` that the library reads, check them against the masks, and return them."""
-    header = record(Header, about, "its header", others=True)
-    check_counts(header.prunable, header.kept, header.sparsity, stored)
-    if (header.seconds or 0) < 0:
-        raise ValueError(f"its header is damaged: seconds {shown(header.seconds)} is negative")
-    if header.fingerprint != fingerprint(stored):
-        raise ValueError("its fingerprint is not that of the names and shapes of its masks")
-    return {} if header.account is None else {"account": asdict(_account(header.account, stored))}
-
-
-def _account(values: dict[str, Any], stored: Mapping[str, Layer]) -> Counts:
-    """Parse the account of a run, and check it against the masks as far as they tell."""
-    counts = record(Counts, values, "its account")
-    check_counts(counts.prunable, counts.kept, counts.sparsity, stored)
-    effective, sparsity = counts.effective, counts.effective_sparsity
-    if effective is None or sparsity is None:
-        fits = effective is sparsity
-    else:
-        fits = effective <= counts.kept and abs((1 - sparsity) * counts.prunable - effective) < 0.5
-    if not fits:
-        raise ValueError(
-            f"its account has {shown(effective)} effective weights, and sparsity {shown(sparsity)} of them"
-        )
-    silent, outputs = counts.silent_outputs, counts.outputs
-    if (silent is None) != (outputs is None) or (silent or 0) > (outputs or 0):
-        raise ValueError(f"its account has {shown(silent)} silent outputs of {shown(outputs)}")
-    if any(value < 0 for value in asdict(counts).values() if isinstance(value, int | float)):
-        raise ValueError("its account is damaged: a count is negative")
-    return counts
+    one = {name: {name: entry} for name, entry in layout.items()}  # at a time: of a sharded model, some rows are kept
+    return Masks({name: placed(unpack(tensors, one[name])[name], named[name]) for name in layout}), about
 
 
 def masks_digest(masks: Mapping[str, Tensor]) -> str:

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..masks import Masks, size
-from ..messages import printable, shape_of, shortened
+from ..messages import shape_of, shortened
 from ..running.precision import INTEGER
 from ..scope import bare, matched, refuse_sharded
 from . import container
-from .encoding import Layer, check_size, decoded, layers, pack
-from .header import record
-from .masks import check_counts, fingerprint
+from .encoding import Layout, pack, unpack
+from .masks import fingerprint
 
 KIND, VERSION = "barebones-sparse", 1
 MASK, VALUES, WHOLE = "mask ", "values ", "whole "  # the prefixes of tensor names; the parameter's name follows
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a weight file says about its tensors, checked; every other entry of its `about` belongs to the user."""
-
-    prunable: int
-    kept: int
-    sparsity: float
-    layout: dict[str, Any]
-    tied: dict[str, str]
-    fingerprint: str  # of the names and shapes of all tensors
 
 
 class Weights(NamedTuple):
@@ -102,21 +88,12 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
     if model is not None:
         refuse_sharded(model, "load a weight file into it", "load it before you shard the model, or use load_sharded")
     tensors, about = container.read(path, KIND, VERSION)
-    with container.named(path):
-        header = record(Header, about, "its header", others=True)
-        del about["layout"], about["tied"]
-        stored = layers(_with_prefix(tensors, MASK), header.layout)
-        check_counts(header.prunable, header.kept, header.sparsity, stored)
-        forms = _forms(tensors, stored, header.tied)
-        if header.fingerprint != fingerprint(forms):
-            raise ValueError("its fingerprint is not that of the names and shapes of its tensors")
-        if model is None:
-            needed = sum(layer.total * (1 + forms[name].dtype.itemsize) for name, layer in stored.items())
-            check_size(needed, sum(tensor.nbytes for tensor in tensors.values()))
-            return Weights(*_decoded(tensors, stored, header.tied), about)
-    named, tied = _state_of(model)
-    expected = named | {name: named[first] for name, first in tied.items()}
-    if differing := container.differences(forms, expected, expected, _shape_and_type):
+    layout, tied = about.pop("layout"), about.pop("tied")
+    if model is None:
+        return Weights(*_decoded(tensors, layout, tied), about)
+    named, ties = _state_of(model)
+    expected = named | {name: named[first] for name, first in ties.items()}
+    if differing := container.differences(_forms(tensors, layout, tied), expected, expected, _shape_and_type):
         raise ValueError(f"{path} does not match the model: {shortened(differing)}")
     if meta := [name for name, tensor in named.items() if tensor.is_meta]:
         raise ValueError(f"{shortened(meta)}: on the meta device; move the model with to_empty() before loading {path}")
@@ -124,8 +101,7 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
         raise ValueError(
             f"{shortened(shared)}: expanded, so many values are one number; clone() it before loading {path}"
         )
-    with container.named(path):
-        state, masks = _decoded(tensors, stored, header.tied)
+    state, masks = _decoded(tensors, layout, tied)
     with torch.no_grad():
         for name, tensor in named.items():
             tensor.copy_(state[name])
@@ -174,30 +150,16 @@ class _Form(NamedTuple):
     dtype: torch.dtype
 
 
-def _forms(tensors: Mapping[str, Tensor], stored: Mapping[str, Layer], tied: Mapping[str, str]) -> dict[str, _Form]:
-    """Check that the tensors of a file fit together, and return the form of each one that they stand for."""
+def _forms(tensors: Mapping[str, Tensor], layout: Layout, tied: Mapping[str, str]) -> dict[str, _Form]:
+    """Return the form of each tensor that the tensors of a file stand for."""
     forms = {name: _Form(tensor.shape, tensor.dtype) for name, tensor in _with_prefix(tensors, WHOLE).items()}
-    values = _with_prefix(tensors, VALUES)
-    if unknown := [name for name in tensors if not name.startswith((MASK, VALUES, WHOLE))]:
-        raise ValueError(f"it holds {shortened(map(printable, unknown))}, which no weight file has")
-    for name in {**stored, **values}:
-        data, layer = values.get(name), stored.get(name)
-        if data is None or layer is None or data.dim() != 1 or data.numel() != layer.kept or name in forms:
-            raise ValueError(f"the values of {printable(name)} are damaged: they do not match its mask")
-        if data.is_complex():
-            raise ValueError(f"the values of {printable(name)} are complex; a weight file holds none")
-    forms |= {name: _Form(layer.shape, values[name].dtype) for name, layer in stored.items()}
-    if any(first not in forms or name in forms for name, first in tied.items()):
-        raise ValueError("the list of its tied weights is damaged: each must name one that is stored")
+    forms |= {name: _Form(entry["shape"], tensors[VALUES + name].dtype) for name, entry in layout.items()}
     return forms | {name: forms[first] for name, first in tied.items()}
 
 
-def _decoded(
-    tensors: Mapping[str, Tensor], stored: Mapping[str, Layer], tied: Mapping[str, str]
-) -> tuple[dict[str, Tensor], Masks]:
+def _decoded(tensors: Mapping[str, Tensor], layout: Layout, tied: Mapping[str, str]) -> tuple[dict[str, Tensor], Masks]:
     """Return the state dict and the masks that the tensors of a file encode."""
-    masks = decoded(_with_prefix(tensors, MASK), stored)
-    state = _with_prefix(tensors, WHOLE)
+    masks, state = unpack(_with_prefix(tensors, MASK), layout), _with_prefix(tensors, WHOLE)
     for name, mask in masks.items():
         values = tensors[VALUES + name]
         state[name] = torch.zeros(mask.shape, dtype=values.dtype, device="cpu")

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..files import container as files
 from ..files.encoding import pack, unpack
-from ..files.header import record
 from ..masks import Masks, copied
 from ..running.shards import by_one
 from .round_stats import check_finite
@@ -135,20 +134,13 @@ class Round:
     def load(cls, path: str | PathLike[str]) -> Round:
         """Read a file that `save` wrote."""
         tensors, about = files.read(path, FORMAT, VERSION)
-        with files.named(path):
-            header = record(_Header, about, "its header", others=True)
-            masks = unpack(tensors, header.layout)
-            kept = [int(mask.count_nonzero()) for mask in masks.values()]
-            try:
-                integers = torch.tensor(header.counts, dtype=torch.int64, device="cpu")
-                floats = torch.tensor([*map(float.fromhex, header.measures)], dtype=torch.float64, device="cpu")
-            except (ValueError, OverflowError, RuntimeError) as error:  # no number, or one that is too large
-                raise ValueError(f"its header is damaged: {error}") from None
-            lengths = len(header.counts) - 5, len(header.measures)
-            if lengths != (len(kept), 2) or header.counts[5:] != kept or header.index < 0 or header.keep != sum(kept):
-                raise ValueError("its header is damaged: its counts are not those of its masks")
-        flags = torch.zeros(1 + len(kept), dtype=torch.bool, device="cpu")  # `save` refuses other rounds
-        return cls(header.index, header.keep, masks, header.seconds, header.plan, integers, floats, flags)
+        integers = torch.tensor(about["counts"], dtype=torch.int64, device="cpu")
+        floats = torch.tensor([*map(float.fromhex, about["measures"])], dtype=torch.float64, device="cpu")
+        masks = unpack(tensors, about["layout"])
+        flags = torch.zeros(1 + len(masks), dtype=torch.bool, device="cpu")  # `save` refuses other rounds
+        return cls(
+            about["index"], about["keep"], masks, about["seconds"], about["plan"], integers, floats, flags
+        )  # fmt: skip
 
 
 def on_host(rounds: Sequence[Round]) -> list[Round]:
@@ -159,16 +151,3 @@ def on_host(rounds: Sequence[Round]) -> list[Round]:
         replace(each, integers=integers, floats=floats, not_finite=flags)
         for each, (integers, floats, flags) in zip(rounds, numbers, strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class _Header:
-    """What the file of a round says about it, checked."""
-
-    index: int
-    keep: int
-    seconds: float
-    plan: dict[str, Any]
-    layout: dict[str, Any]
-    counts: list[int]
-    measures: list[str]
