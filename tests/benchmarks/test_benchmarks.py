@@ -25,7 +25,7 @@ from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.records import tables
 from barebones.lab.run import loading
 from barebones.lab.run.options import RunOptions
-from barebones.lab.run.run import result_of, run
+from barebones.lab.run.run import run
 from barebones.models import SmallVGG
 
 pytestmark = pytest.mark.slow
@@ -135,7 +135,7 @@ def test_expected_deaths_are_those_of_each_layer_for_itself():
 
 def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
     options = RunOptions(tmp_path)
-    result_of(run(Experiment("small-vgg", "digits", "snip", 0.98, epochs=1).resolved(), options))
+    run(Experiment("small-vgg", "digits", "snip", 0.98, epochs=1).resolved(), options)
     dead.main(tmp_path, tmp_path / "dead.csv", images=100)
     [row] = tables.read(tmp_path / "dead.csv")
     assert row["method"] == "snip"

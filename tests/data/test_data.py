@@ -23,7 +23,7 @@ from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.figures import plots
 from barebones.lab.run import loading
 from barebones.lab.run.options import RunOptions
-from barebones.lab.run.run import result_of, run
+from barebones.lab.run.run import run
 from barebones.pruning.batches import Batches
 from barebones.running import digest
 
@@ -191,7 +191,7 @@ def test_a_data_set_needs_one_row(monkeypatch, tmp_path):
 
     monkeypatch.setitem(data.DATA, "noise", data.DataSet(load, classes=3, size=8, channels=1, label="Noise"))
     experiment = Experiment("small-resnet", "noise", "snip", 0.5, epochs=1).resolved()
-    assert result_of(run(experiment, RunOptions(tmp_path)))["test"]["top1"] > 0
+    assert run(experiment, RunOptions(tmp_path))["test"]["top1"] > 0
     folder = RunOptions(tmp_path).folder(experiment)
     assert loading.trained(folder)[1](loading.example(experiment, folder)).shape == (2, 3)
     assert plots.title("noise", "vgg19") == "Noise, VGG-19"

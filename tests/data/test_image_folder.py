@@ -10,7 +10,7 @@ from barebones import data
 from barebones.data import image_folder
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.network import cached_data
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 
 COLOURS = {"cat": (200, 10, 10), "dog": (10, 10, 200)}
 
@@ -123,9 +123,9 @@ def test_a_run_learns_and_notices_another_image(pets, tmp_path):
     cached_data.cache_clear()
     experiment = Experiment("small-vgg", f"images:{pets}@8", "snip", 0.5, epochs=2, batch=4).resolved()
     options = RunOptions(tmp_path / "runs")
-    assert result_of(run(experiment, options))["test"]["top1"] == 1.0
-    assert result_of(run(experiment, options))["test"]["top1"] == 1.0
+    assert run(experiment, options)["test"]["top1"] == 1.0
+    assert run(experiment, options)["test"]["top1"] == 1.0
     Image.new("RGB", (20, 16), (0, 255, 0)).save(pets / "test" / "dog" / "0.png")
     cached_data.cache_clear()
     with pytest.raises(ValueError, match=r"images:.*pets@8 has changed since .*--overwrite"):
-        result_of(run(experiment, options))
+        run(experiment, options)

@@ -8,7 +8,7 @@ import pytest
 from lab_runs import NETWORK, interrupted
 
 from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def undisturbed(tmp_path_factory) -> Callable[[Experiment], Path]:
     options = RunOptions(tmp_path_factory.mktemp("undisturbed"), save_every=0)
 
     def folder(experiment: Experiment) -> Path:
-        result_of(run(experiment, options))
+        run(experiment, options)
         return options.folder(experiment)
 
     return folder
@@ -56,7 +56,7 @@ def staged(networks, tmp_path_factory) -> Callable[..., dict[str, Path]]:
             options, folders[experiment] = RunOptions(root / "run", save_every=0), {}
             for stage, stop in {"pretrain": 3, "prune": 5, "train": 4, "done": None}.items():
                 if stop is None:
-                    result_of(run(experiment, options))
+                    run(experiment, options)
                 else:
                     interrupted(experiment, options, stop)
                 copied = shutil.copytree(options.folder(experiment), root / stage / experiment.folder)

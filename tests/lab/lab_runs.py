@@ -18,7 +18,7 @@ from barebones.files.weights import load_weights
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.folder import finished, write_json
 from barebones.lab.run.metrics import read
-from barebones.lab.run.run import RunOptions, Stopped, result_of, run
+from barebones.lab.run.run import RunOptions, Stopped, run
 from barebones.lab.sweep.sweep import SweepResult, sweep
 
 ALWAYS = {"experiment.json", "metrics.jsonl", "mask.safetensors", "weights.safetensors", "result.json"}
@@ -60,7 +60,7 @@ def interrupted(experiment: Experiment, options: RunOptions, after: int) -> None
     """Run until the run has asked `after` times whether to stop, and stop it."""
     counter = iter(range(100_000))
     with pytest.raises(Stopped):
-        result_of(run(experiment, options, stopping=lambda: next(counter) >= after))
+        run(experiment, options, stopping=lambda: next(counter) >= after)
 
 
 def command(argv: list[str], printed: Path, die: tuple[int, bool] | None = None) -> None:

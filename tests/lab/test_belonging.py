@@ -18,7 +18,7 @@ from barebones.lab.figures.sources import FigureContext, Runs
 from barebones.lab.records.records import record, records
 from barebones.lab.run import loading, network
 from barebones.lab.run.folder import progress, recorded
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 from barebones.lab.sweep.sweep import sweep
 
 MASK, WEIGHTS, PRETRAINED = "mask.safetensors", "weights.safetensors", "pretrained.safetensors"
@@ -28,7 +28,7 @@ PRETRAINING, ROUND, CHECKPOINT = "pretraining.safetensors", "round.safetensors",
 def resume(folder: Path) -> None:
     """Run the experiment of the folder's name, whatever is in the folder."""
     settings = json.loads((folder.parent.parent / "settings.json").read_text())
-    result_of(run(Experiment.from_dict(settings), RunOptions(folder.parent, save_every=0)))
+    run(Experiment.from_dict(settings), RunOptions(folder.parent, save_every=0))
 
 
 def export(folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_network_that_begins_with_other_weights_is_another_run(short, options,
     interrupted(short, options, 2)
     monkeypatch.setattr(network, "initialize", lambda model, scheme, generator, **options: None)
     with pytest.raises(ValueError, match=f"{short.model} has changed since .* was written; delete that folder"):
-        result_of(run(short, options))
+        run(short, options)
 
 
 def test_the_files_of_two_executions_do_not_mix(short, options, tmp_path, undisturbed):
@@ -159,7 +159,7 @@ def test_the_files_of_two_executions_do_not_mix(short, options, tmp_path, undist
     for name in ("mask.safetensors", "checkpoint.safetensors"):
         shutil.copy(again.folder(short) / name, options.folder(short))
         with pytest.raises(ValueError, match=r"metrics.jsonl has other lines than those that the run had written"):
-            result_of(run(short, options))
+            run(short, options)
     shutil.copy(again.folder(short) / "metrics.jsonl", options.folder(short))  # now all are of one execution
-    result_of(run(short, options))
+    run(short, options)
     assert_same_run(options.folder(short), undisturbed(short))

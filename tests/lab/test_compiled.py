@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.network import data_of
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 from barebones.lab.run.training import Training
 
 NETWORK = """
@@ -47,7 +47,7 @@ def new_process() -> None:
         ),
     ],
 )
-def test_a_prepared_run_and_others_of_its_network_do_not_compile_again(device, tmp_path, monkeypatch, compiling):
+def test_a_process_does_not_compile_again_what_another_one_has_compiled(device, tmp_path, monkeypatch, compiling):
     (tmp_path / "one_layer_network.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(tmp_path)
     options = RunOptions(tmp_path / "runs", device=device, compiled=True)
@@ -55,16 +55,14 @@ def test_a_prepared_run_and_others_of_its_network_do_not_compile_again(device, t
         Experiment("one_layer_network:one_layer", "digits", method, 0.5, seed=seed, epochs=1).resolved(device)
         for method, seed in (("random", 0), ("magnitude", 1))
     )
-    result_of(run(first, options, until="prepare"))
+    run(first, options)
     assert counters["inductor"]["fxgraph_cache_miss"] == 2  # forward and backward
-    assert not (options.folder(first) / "result.json").exists()
-    for experiment in (first, second):
-        new_process()
-        assert result_of(run(experiment, options))["environment"]["compiled"]
-        assert counters["aot_autograd"]["autograd_cache_hit"] == 1
-        assert counters["inductor"]["fxgraph_cache_miss"] == 0
+    new_process()
+    assert run(second, options)["environment"]["compiled"]
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0
     counters.clear()
-    result_of(run(Experiment(**first.to_dict() | {"seed": 2}), options))
+    run(Experiment(**first.to_dict() | {"seed": 2}), options)
     assert not counters["aot_autograd"]  # nor is anything read in the process that has it
 
 

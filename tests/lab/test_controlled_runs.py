@@ -16,7 +16,7 @@ from barebones.lab.run.folder import finished
 from barebones.lab.run.loading import experiment_for_mask, initial, load
 from barebones.lab.run.network import Network
 from barebones.lab.run.options import RunOptions
-from barebones.lab.run.run import result_of, run
+from barebones.lab.run.run import run
 from barebones.pruning.controls import CONTROLS
 from barebones.pruning.prune import prune
 
@@ -118,7 +118,7 @@ def test_settings_of_scoring_are_those_of_prune(setting, argument, short, undist
 def test_a_stopped_run_with_a_scoring_init_ends_as_if_it_had_not_been_stopped(short, options, undisturbed):
     experiment = replace(short, scoring_init="xavier")
     interrupted(experiment, options, 2)
-    result_of(run(experiment, options))
+    run(experiment, options)
     assert_same_run(undisturbed(experiment), options.folder(experiment))
 
 
@@ -127,7 +127,7 @@ def test_a_stopped_run_with_a_scoring_init_ends_as_if_it_had_not_been_stopped(sh
 def test_a_stopped_run_with_a_control_ends_as_if_it_had_not_been_stopped(control, after, short, options, undisturbed):
     experiment = replace(short, control=control)
     interrupted(experiment, options, after)
-    result_of(run(experiment, options))
+    run(experiment, options)
     assert_same_run(undisturbed(experiment), options.folder(experiment))
 
 

@@ -16,15 +16,20 @@ from barebones.lab.run import stages
 from barebones.lab.run.folder import finished, progress
 from barebones.lab.run.lock import Busy
 from barebones.lab.run.network import Network
-from barebones.lab.run.run import result_of, run
+from barebones.lab.run.run import run
 
 
 def test_two_runs_of_one_process_share_no_folder(short, options):
-    steps = run(short, options)
-    next(steps)
-    with pytest.raises(ValueError, match=r"another process is running in .*; wait for it, or stop it first"):
-        next(run(short, options))
-    result_of(steps)
+    refused: list[str] = []
+
+    def again(line: dict) -> None:
+        if not refused:
+            with pytest.raises(ValueError, match=r"another process is running in .*; wait for it, or stop it first"):
+                run(short, options)
+            refused.append(line["stage"])
+
+    run(short, options, again)
+    assert refused
     assert (options.folder(short) / "result.json").exists()
 
 
@@ -39,30 +44,28 @@ def test_a_run_whose_folder_is_gone_stops_and_writes_nothing_more(stage, fate, s
                 folder.rename(tmp_path / "elsewhere")
             else:
                 shutil.rmtree(folder)
-            if fate == "replaced":  # by another process with the same command
-                began.append(run(short, options))
-                next(began[0])
             began.append(line)
+            if fate == "replaced":  # by another process with the same command
+                run(short, options)
 
     expected = re.escape(f"{folder} was deleted, moved or replaced while this run was working in it, so this run stops")
     with pytest.raises(Busy, match=expected):
-        result_of(run(short, replace(options, save_every=1e9), lose))
+        run(short, replace(options, save_every=1e9), lose)
     assert folder.exists() == (fate == "replaced")
     if fate == "replaced":
-        result_of(began[0])
         assert_same_run(folder, undisturbed(short))
 
 
 def test_a_run_that_another_process_has_finished_meanwhile_is_not_repeated(short, options, monkeypatch):
     def slow(*arguments) -> Network:
         monkeypatch.undo()
-        result_of(run(short, options))  # while this process builds its network
+        run(short, options)  # while this process builds its network
         monkeypatch.setattr(stages, "pruned", lambda *args: pytest.fail("work is done again"))
         monkeypatch.setattr(stages, "Training", lambda *args, **more: pytest.fail("work is done again"))
         return Network(*arguments)
 
     monkeypatch.setattr(lab, "Network", slow)
-    assert result_of(run(short, options)) == finished(options.folder(short))
+    assert run(short, options) == finished(options.folder(short))
 
 
 class ReadOnly:
@@ -80,13 +83,13 @@ class ReadOnly:
 
 @pytest.mark.parametrize("until", ["train", "prune"])
 def test_a_finished_run_in_a_read_only_folder_gives_its_result(until, short, options, monkeypatch):
-    first = result_of(run(short, options))
+    first = run(short, options)
     folder = options.folder(short)
     (folder / "checkpoint.safetensors").write_bytes(b"left over")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for name in ("open", "mkdir", "unlink", "replace", "rename", "remove"):
         monkeypatch.setattr(os, name, ReadOnly(getattr(os, name)))
-    ending = result_of(run(short, options, until=until))
+    ending = run(short, options, until=until)
     monkeypatch.undo()
     assert ending["test" if until == "train" else "kept"] == first["test" if until == "train" else "kept"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -97,7 +100,7 @@ def test_a_full_disk_is_an_error_before_any_work(short, options, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(stages, "pruned", lambda *args: pytest.fail("work was begun"))
     with pytest.raises(ValueError, match=r"needs about \d+ MB, but its disk has 1 MB left; delete something first"):
-        result_of(run(short, options))
+        run(short, options)
     assert not options.folder(short).exists()
 
 
@@ -105,25 +108,25 @@ def test_a_full_disk_is_an_error_before_any_work(short, options, monkeypatch):
 def test_a_refused_experiment_leaves_no_folder(changes, short, options, tmp_path):
     inside = replace(options, runs=tmp_path / "new" / "runs")
     with pytest.raises(ValueError, match=r"at_least|leaves none|cannot be drawn"):
-        result_of(run(replace(short, **changes), inside))
+        run(replace(short, **changes), inside)
     assert not (tmp_path / "new").exists()
 
 
 def test_a_run_that_is_refused_again_leaves_no_folder(short, options, monkeypatch):
-    result_of(run(short, options))
+    run(short, options)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))
     with pytest.raises(ValueError, match="delete something first"):
-        result_of(run(short, replace(options, overwrite=True)))
+        run(short, replace(options, overwrite=True))
     assert not options.folder(short).exists()
 
 
 def test_running_again_deletes_only_what_a_run_has_written(short, options):
-    result, again = result_of(run(short, options)), replace(options, overwrite=True)
+    result, again = run(short, options), replace(options, overwrite=True)
     folder = options.folder(short)
     (folder / "notes.txt").write_text("mine")
     (folder / "exported").mkdir()
     (folder / "exported" / "network.onnx").write_text("mine, too")
-    assert result_of(run(short, again))["weights"] == result["weights"]
+    assert run(short, again)["weights"] == result["weights"]
     assert (folder / "notes.txt").read_text() == "mine"
     assert (folder / "exported" / "network.onnx").read_text() == "mine, too"
 
@@ -138,7 +141,7 @@ def test_running_again_deletes_nothing_of_a_folder_that_is_not_a_runs(through_a_
     if through_a_link:
         folder.symlink_to(place)
     with pytest.raises(ValueError, match="is a link" if through_a_link else "is not the folder of a run"):
-        result_of(run(short, replace(options, overwrite=True)))
+        run(short, replace(options, overwrite=True))
     assert [path.name for path in place.iterdir()] == ["result.json"]
 
 
@@ -147,11 +150,11 @@ def test_a_refused_experiment_deletes_no_folder_of_the_user_and_no_work(short, o
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="leaves none"):
-        result_of(run(replace(short, sparsity=1 - 1e-9), options))
+        run(replace(short, sparsity=1 - 1e-9), options)
     assert [path.name for path in options.runs.iterdir()] == [folder.name]
     monkeypatch.setattr(stages.Stages, "train", lambda *args: refused())
     with pytest.raises(ValueError, match="no training today"):
-        result_of(run(short, options))
+        run(short, options)
     assert {"notes.txt", "mask.safetensors"} <= {path.name for path in folder.iterdir()}
 
 
@@ -187,13 +190,13 @@ def test_a_disk_that_fills_up_spoils_nothing_and_the_run_resumes(room, short, op
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Disk(room))
         with pytest.raises(OSError, match="No space left on device"):
-            result_of(run(short, options))
+            run(short, options)
     assert not (folder / "result.json").exists()
     assert not list(folder.glob(".*.tmp"))
     for path in folder.glob("*.safetensors"):
         kind = {"mask": "masks", "round": "round", "checkpoint": "checkpoint", "weights": "sparse"}[path.stem]
         files.read(path, f"barebones-{kind}", 1)
-    result_of(run(short, options))
+    run(short, options)
     assert_same_run(folder, expected)
 
 
@@ -203,7 +206,7 @@ def test_a_file_in_the_way_is_named(where, short, options):
     path.parent.mkdir(exist_ok=True)
     path.write_text("a note")
     with pytest.raises(OSError, match=re.escape(str(path))):
-        result_of(run(short, options))
+        run(short, options)
     assert path.read_text() == "a note"
 
 
@@ -214,7 +217,7 @@ def test_an_unwritable_folder_is_an_error_before_any_work(where, short, options)
     path.mkdir(parents=True)
     path.chmod(0o500)
     with pytest.raises(PermissionError, match=re.escape(str(path))):
-        result_of(run(short, options))
+        run(short, options)
     path.chmod(0o700)
 
 
@@ -223,7 +226,7 @@ def test_what_a_killed_process_was_writing_is_cleared(short, options):
     folder.mkdir(parents=True)
     (folder / ".0123456789abcdef.tmp").write_bytes(b"half")
     (folder / "notes.tmp").write_text("mine")
-    next(run(short, options))
+    interrupted(short, options, 0)
     assert not (folder / ".0123456789abcdef.tmp").exists()
     assert (folder / "notes.tmp").read_text() == "mine"
 
@@ -245,7 +248,7 @@ def test_a_damaged_file_is_refused(name, text, match, short, options):
     folder.mkdir(parents=True)
     (folder / name).write_text(text)
     with pytest.raises(ValueError, match=f"{name} {match}"):
-        result_of(run(short, options))
+        run(short, options)
     assert (folder / name).read_text() == text
 
 
@@ -255,7 +258,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(name, short, options)
     path = options.folder(short) / f"{name}.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ValueError, match=f"{name}.safetensors is truncated or damaged"):
-        result_of(run(short, options))
+        run(short, options)
 
 
 def test_progress_is_told_in_words(short, options):
@@ -267,5 +270,5 @@ def test_progress_is_told_in_words(short, options):
     assert progress(folder) == "pruned"
     interrupted(short, options, 12)
     assert progress(folder) == "pruned; trained 1 of 2 epochs"
-    result_of(run(short, options))
+    run(short, options)
     assert progress(folder) == "finished"

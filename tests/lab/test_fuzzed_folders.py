@@ -17,7 +17,7 @@ from barebones.lab.records.records import record
 from barebones.lab.run import loading
 from barebones.lab.run.folder import finished, load_mask, progress, recorded
 from barebones.lab.run.metrics import read
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 from barebones.running import digest
 
 FINISHED, UNFINISHED = cases(120), cases(30)  # a run that goes on takes longer
@@ -129,7 +129,7 @@ def test_no_reader_of_a_finished_run_tells_anything_but_the_truth(staged, tmp_pa
 
 def resumed(folder: Path, settings: dict[str, Any]) -> Any:
     """Run to the end, and return what does not depend on the clock."""
-    result = result_of(run(Experiment.from_dict(settings), RunOptions(folder.parent, save_every=1e9)))
+    result = run(Experiment.from_dict(settings), RunOptions(folder.parent, save_every=1e9))
     told = {name: result[name] for name in ("test", "best_validation", "weights", "kept", "effective", "collapsed")}
     return told, *(timeless(lines(folder)), exported(folder))
 

@@ -9,7 +9,7 @@ from lab_runs import interrupted, timeless
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.metrics import Metrics, read
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 
 EPOCH = {"loss", "accuracy", "lr", "images_per_second", "seconds", "validation", "test", "epoch", "epochs", "stage"}
 ROUND = {"keep", "pruned", "recovered", "saliency", "loss", "seconds", "layers", "round", "rounds", "stage"}
@@ -125,7 +125,7 @@ def test_a_run_has_a_line_for_every_round_and_epoch(networks, tmp_path):
         interrupted(experiment, options, stop)
     folder = options.folder(experiment)
     before = read(folder / "metrics.jsonl")
-    result = result_of(run(experiment, options, reported.append))
+    result = run(experiment, options, reported.append)
     lines = read(folder / "metrics.jsonl")
     assert timeless(lines) == timeless(before + [line for line in reported if "part" not in line])
     assert [(row["stage"], row.get("round", row.get("epoch"))) for row in lines] == [

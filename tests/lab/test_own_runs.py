@@ -16,7 +16,7 @@ from rich.console import Console
 from barebones.lab.experiment import recipes
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import loading, network
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 from barebones.lab.sweep.sweep import sweep
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-data.md"
@@ -61,8 +61,8 @@ def test_a_run_that_was_stopped_ends_the_same(data, page, tmp_path):
     for stop in (1, 5, 3):
         interrupted(chosen, options, stop)
         network.cached_data.cache_clear()
-    result_of(run(chosen, options))
-    result_of(run(chosen, undisturbed))
+    run(chosen, options)
+    run(chosen, undisturbed)
     assert_same_run(options.folder(chosen), undisturbed.folder(chosen))
 
 
@@ -77,16 +77,16 @@ def test_a_run_that_was_stopped_ends_the_same(data, page, tmp_path):
 )
 def test_changed_data_and_networks_are_noticed(stop, file, before, after, message, page):
     options, chosen = RunOptions(page / "runs", save_every=0), experiment()
-    interrupted(chosen, options, stop) if stop else result_of(run(chosen, options))
+    interrupted(chosen, options, stop) if stop else run(chosen, options)
     forget()
     Path(file).write_text(SNIPPETS[file].replace(before, after))
     with pytest.raises(ValueError, match=message):
-        result_of(run(chosen, options))
+        run(chosen, options)
     if not stop:
         with pytest.raises(ValueError, match=message):
             sweep([chosen], options, console=Console(quiet=True))
     forget()
-    assert result_of(run(chosen, replace(options, overwrite=True)))["test"]["top1"] > 0.5
+    assert run(chosen, replace(options, overwrite=True))["test"]["top1"] > 0.5
 
 
 def test_a_mask_file_says_what_its_network_takes(page, command, mistake):
@@ -116,7 +116,7 @@ def test_a_mask_file_says_what_its_network_takes(page, command, mistake):
 
 def test_a_finished_run_can_be_loaded_without_its_data(page):
     options = RunOptions(page / "runs")
-    result_of(run(experiment(), options))
+    run(experiment(), options)
     Path("mydata.py").unlink()
     folder = options.folder(experiment())
     found, model, _ = loading.load(folder, model="mynet.py:mlp")
@@ -147,7 +147,7 @@ def test_a_long_path_gives_a_folder_name_that_the_system_takes(page):
     chosen = experiment(f"{deep}/mydata.py:blobs", f"{deep}/mynet.py:mlp")
     assert len(chosen.folder) < 255
     assert chosen.folder != experiment(f"{page}/mydata.py:blobs", f"{deep}/mynet.py:mlp").folder
-    result_of(run(chosen, RunOptions(page / "runs")))
+    run(chosen, RunOptions(page / "runs"))
 
 
 @pytest.mark.slow

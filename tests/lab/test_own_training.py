@@ -1,4 +1,4 @@
-"""Training of the user's own: optimizers, schedules and label smoothing against torch's; resumed, in lanes, shrunk."""
+"""Training of the user's own: optimizers, schedules and label smoothing against torch's; resumed, in sweeps, shrunk."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.experiment.plan import LR_SCHEDULES, OPTIMIZERS, TrainingPlan
 from barebones.lab.run.folder import finished
 from barebones.lab.run.loading import experiment_for_mask
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 from barebones.lab.run.training import KEYS, Training
 from barebones.lab.sweep.sweep import sweep
 from barebones.pruning.methods import METHODS
@@ -184,7 +184,7 @@ def test_a_run_that_was_stopped_ends_the_same(settings, short, options, undistur
         chosen = replace(chosen, lr=0.01)
     for stop in (6, 9, 2):
         interrupted(chosen, options, stop)
-    result_of(run(chosen, options))
+    run(chosen, options)
     folders = options.folder(chosen), undisturbed(chosen)
     if not chosen.shrink:
         assert_same_run(*folders)
@@ -192,7 +192,7 @@ def test_a_run_that_was_stopped_ends_the_same(settings, short, options, undistur
     assert (stopped["weights"], stopped["test"]) == (plain["weights"], plain["test"])
 
 
-def test_lanes_of_a_sweep_end_the_same(short, tmp_path, undisturbed, forkserver):
+def test_runs_of_a_sweep_end_the_same(short, tmp_path, undisturbed, forkserver):
     chosen = [replace(short, lr=0.01, **OWN), replace(short, lr_schedule="cosine", warmup=1)]
     options = RunOptions(tmp_path / "runs", save_every=0)
     assert sweep(chosen, options, jobs=1, console=Console(quiet=True)).done == 2
@@ -201,7 +201,7 @@ def test_lanes_of_a_sweep_end_the_same(short, tmp_path, undisturbed, forkserver)
 
 
 def test_masks_of_a_file_train_with_the_defaults_of_another_optimizer(short, options):
-    result_of(run(short, options, until="prune"))
+    run(short, options, until="prune")
     mask = options.folder(short) / "mask.safetensors"
     assert experiment_for_mask(mask, {}, trust=True).lr == 0.1
     changed = experiment_for_mask(mask, {"optimizer": "adamw"}, trust=True).resolved()

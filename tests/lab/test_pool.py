@@ -1,19 +1,21 @@
-"""Pools: jobs share a device while it has memory, what dies is tried again alone, and the table fits the terminal."""
+"""Pools: jobs share a device, what dies is tried again alone, and the table fits the terminal."""
 
 import io
 import json
+from random import Random
 
 import pytest
 import torch
+from fuzzing import cases
 from rich.console import Console
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.options import RunOptions
 from barebones.lab.sweep import pool as module
 from barebones.lab.sweep import progress, worker
-from barebones.lab.sweep.lanes import Event
 from barebones.lab.sweep.pool import Job, Pool
 from barebones.lab.sweep.sweep import _gpus
+from barebones.lab.sweep.worker import Event
 
 
 def job(seed: int = 0, device: str = "cpu") -> Job:
@@ -23,17 +25,14 @@ def job(seed: int = 0, device: str = "cpu") -> Job:
 class Fake(worker.Worker):
     """A worker without a process; the test says what it hears and how it ends."""
 
-    def __init__(self, options: RunOptions, most, methods, prepares, team) -> None:
-        self.place, self.most, self.prepares, self.team = options.device, most, prepares, team
-        self.lanes, self.share, self.free, self.networks, self.orders = {}, None, 0, set(), []
-        self.ending = False
-        team.append(self)
+    def __init__(self, options: RunOptions, methods) -> None:
+        self.place, self.folder, self.ending = options.device, "", False
         self.pipe = None  # type: ignore[assignment]
         self.to_yield: list[Event] = []
         self.ended: str | None = None
 
     def _send(self, message) -> None:
-        self.orders.append(message)
+        pass
 
     def events(self):
         while self.to_yield:
@@ -46,26 +45,33 @@ class Fake(worker.Worker):
         return "its output"
 
     def close(self, patience: float) -> None:
-        self.team.remove(self)
-
-
-def made(listed: list[Job], options: RunOptions, **settings) -> Pool:
-    return Pool(listed, options, **settings)
+        pass
 
 
 @pytest.fixture
-def pool(tmp_path, monkeypatch) -> Pool:
-    """Four queued jobs for a device with memory of 100 bytes, on which no second worker prepares them."""
-    monkeypatch.setattr(module, "HELPED", ())
+def fakes(monkeypatch) -> None:
+    """Start no process."""
     monkeypatch.setattr(module, "Worker", Fake)
     monkeypatch.setattr(module, "wait", lambda pipes, seconds: None)
-    return made([job(seed, "cuda") for seed in range(4)], RunOptions(tmp_path, device="cuda"))
+
+
+@pytest.fixture
+def pool(tmp_path, fakes) -> Pool:
+    """Four queued jobs for a GPU that runs two at a time."""
+    return Pool([job(seed, "cuda") for seed in range(4)], RunOptions(tmp_path, device="cuda"), jobs=2)
 
 
 def hear(pool: Pool, kind: str, job: Job, **about) -> None:
-    pool.workers[0].to_yield.append(Event(kind, job.folder, about))  # type: ignore[attr-defined]
+    (one,) = (each for each in pool.workers if each.folder == job.folder)
+    one.to_yield.append(Event(kind, job.folder, about))  # type: ignore[attr-defined]
     pool.attend(0)
     pool.assign()
+
+
+def die(pool: Pool, job: Job, ending: str = "the process ended with exit code 70") -> None:
+    (one,) = (each for each in pool.workers if each.folder == job.folder)
+    one.ended = ending  # type: ignore[attr-defined]
+    pool.attend(0)
 
 
 def states(pool: Pool) -> str:
@@ -76,27 +82,10 @@ FAILURE = {"reason": "CUDA out of memory", "traceback": "…", "others_may_be_th
 RESULT = {"test": {"top1": 0.5}}
 
 
-def test_lanes_are_added_one_by_one_while_there_is_memory(pool):
-    first, second, third, _ = pool.jobs.values()
-    pool.assign()
-    assert states(pool) == "running queued queued queued"
-    hear(pool, "line", first, line={"stage": "train", "epoch": 0, "epochs": 2, "accuracy": 0.2, "validation": None})
-    assert states(pool) == "running queued queued queued"
-    hear(pool, "memory", first, share=25, free=75)
-    assert states(pool) == "running running queued queued"  # its memory is not known yet
-    hear(pool, "memory", second, share=40, free=35)
-    assert states(pool) == "running running queued queued"  # 48 are needed
-    hear(pool, "done", first, result=RESULT)
-    assert states(pool) == "done running queued queued"
-    hear(pool, "memory", first, share=0, free=60)
-    assert states(pool) == "done running running queued"
-    hear(pool, "memory", third, share=10, free=50)
-    assert states(pool) == "done running running running"
-
-
 def test_a_job_counts_as_queued_until_it_starts(pool):
     first, *_ = pool.jobs.values()
     pool.assign()
+    assert states(pool) == "running running queued queued"
     assert progress.status(pool) == "4 queued, 0 running, 0 done, 0 failed"
     hear(pool, "started", first)
     assert progress.status(pool) == "3 queued, 1 running, 0 done, 0 failed"
@@ -105,19 +94,16 @@ def test_a_job_counts_as_queued_until_it_starts(pool):
 def test_out_of_memory_beside_others_is_tried_again_alone(pool):
     first, second, third, fourth = pool.jobs.values()
     pool.assign()
-    hear(pool, "memory", first, share=1, free=99)
     sentences = []
     pool.changed = lambda job: sentences.append(progress.sentence(job))
     hear(pool, "failed", second, **FAILURE)
     assert sentences == [f"again    {second.label}, alone: CUDA out of memory"]
-    hear(pool, "memory", third, share=1, free=99)
-    assert states(pool) == "running queued running running"
-    for each in (first, third):
-        hear(pool, "done", each, result=RESULT)
-        assert second.state == "queued"
+    assert states(pool) == "running queued running queued"
+    hear(pool, "done", first, result=RESULT)
+    hear(pool, "done", third, result=RESULT)
+    assert states(pool) == "done queued done running"  # nothing may run beside it
     hear(pool, "done", fourth, result=RESULT)
     assert states(pool) == "done running done done"
-    hear(pool, "memory", second, share=1, free=99)
     hear(pool, "failed", second, **FAILURE)
     assert (second.state, second.reason) == ("failed", "CUDA out of memory")
     assert json.loads((pool.options.runs / second.folder / "failure.json").read_text())["attempts"] == 2
@@ -126,50 +112,82 @@ def test_out_of_memory_beside_others_is_tried_again_alone(pool):
 
 def test_a_process_that_is_about_to_end_gets_no_other_run(pool):
     """The next run would be lost with it, and one that ran alone already would count as failed."""
-    first, second, third, fourth = pool.jobs.values()
-    for each in (third, fourth):
-        each.alone = True
+    first, second, third, _ = pool.jobs.values()
     pool.assign()
-    hear(pool, "memory", first, share=1, free=99)
-    hear(pool, "memory", second, share=1, free=99)
     hear(pool, "failed", first, **FAILURE, process_ends=True)
-    pool.workers[0].ended = "the process ended with exit code 70"  # type: ignore[attr-defined]
+    assert states(pool) == "queued running queued queued"
+    (ending,) = (each for each in pool.workers if each.ending)
+    ending.ended = "the process ended with exit code 70"  # type: ignore[attr-defined]
     pool.attend(0)
-    assert [each.alone for each in pool.jobs.values()] == [True] * 4
-    for each in (third, fourth, first, second):
-        pool.assign()
-        assert each.state == "running"
-        hear(pool, "failed", each, **FAILURE, process_ends=True)
-        assert each.state == "failed"
-        assert not any(other.state == "running" for other in pool.jobs.values())
-        pool.workers[0].ended = "the process ended with exit code 70"  # type: ignore[attr-defined]
-        pool.attend(0)
+    pool.assign()
+    assert states(pool) == "queued running running queued"
+    assert (first.alone, second.alone, third.alone) == (True, False, False)
+
+
+def test_after_a_crash_a_run_is_tried_once_more_alone(pool):
+    first, second, *others = pool.jobs.values()
+    pool.assign()
+    die(pool, first)
+    assert (first.alone, first.state) == (True, "queued")
+    pool.assign()
+    for each in (second, *others):
+        hear(pool, "done", each, result=RESULT)
+    assert states(pool) == "running done done done"
+    die(pool, first)
+    assert (first.state, first.reason) == ("failed", "the process ended with exit code 70")
     assert not pool.busy
 
 
-def test_after_a_crash_every_run_of_the_process_is_alone(pool):
-    first, second, *_ = pool.jobs.values()
+def test_a_run_that_something_else_stops_is_tried_again(pool):
+    first, *_ = pool.jobs.values()
     pool.assign()
-    hear(pool, "memory", first, share=1, free=99)
-    pool.workers[0].ended = "the process ended with exit code 70"  # type: ignore[attr-defined]
-    pool.attend(0)
-    assert not pool.workers
-    assert (first.alone, second.alone, first.state) == (True, True, "queued")
-    for _ in range(2):  # those that were not there come first, side by side
+    hear(pool, "stopped", first)  # by a signal that this sweep did not send
+    assert (first.alone, first.reason) == (True, "the process was told to stop (SIGTERM)")
+
+
+@pytest.mark.parametrize("case", range(cases(60)))
+def test_whatever_happens_every_job_ends_once(case, tmp_path, monkeypatch, fakes):
+    """Random events: runs end, fail and lack memory, and workers die; one or two GPUs with one to three runs each."""
+    random = Random(case)
+    monkeypatch.setattr(module, "write_json", lambda path, content, owner: None)
+    ended: list[str] = []
+    listed, options = [job(seed, "cuda") for seed in range(random.randint(1, 12))], RunOptions(tmp_path, device="cuda")
+    most, devices = random.randint(1, 3), ["cuda:0", "cuda:1"][: random.randint(1, 2)]
+    note = lambda job: ended.extend([job.folder] * (job.state in ("done", "failed")))
+    pool = Pool(listed, options, note, most, devices)
+    for _ in range(2000):
+        if not pool.busy:
+            break
         pool.assign()
-        running = next(each for each in pool.jobs.values() if each.state == "running")
-        hear(pool, "done", running, result=RESULT)
-    pool.assign()
-    assert states(pool) == "running queued done done"
-    hear(pool, "memory", first, share=1, free=99)
-    assert second.state == "queued"
-    pool.workers[0].ended = "the process ended with exit code 70"  # type: ignore[attr-defined]
-    pool.attend(0)
-    assert (first.state, first.reason) == ("failed", "the process ended with exit code 70")
-    pool.assign()
-    assert states(pool) == "failed running done done"
-    hear(pool, "stopped", second)  # by a signal that this sweep did not send
-    assert (second.state, second.reason) == ("failed", "the process was told to stop (SIGTERM)")
+        check(pool)
+        one = random.choice(pool.workers)
+        if random.random() < 0.1 or one.ending:
+            one.ended = "killed"
+        elif one.folder:
+            failure = FAILURE | {
+                "others_may_be_the_cause": random.random() < 0.5,
+                "process_ends": random.random() < 0.3,
+            }
+            kind, about = random.choice([("done", {"result": RESULT}), ("failed", failure)])
+            one.to_yield.append(Event(kind, one.folder, about))
+        pool.attend(0)
+    assert not pool.busy
+    assert sorted(ended) == sorted(pool.jobs)
+    assert not set(states(pool).split()) - {"done", "failed"}
+
+
+def check(pool: Pool) -> None:
+    """Check that no job runs twice, and that one that is alone has its device for itself."""
+    running = [worker.folder for worker in pool.workers if worker.folder]
+    assert len(set(running)) == len(running)
+    assert sorted([*running, *(job.folder for job in pool.queue)]) == sorted(
+        job.folder for job in pool.jobs.values() if job.state in ("queued", "running")
+    )
+    for place in {*pool.places()}:
+        here = [worker for worker in pool.workers if worker.place == place]
+        assert len(here) <= pool.places().count(place)
+        folders = [worker.folder for worker in here if worker.folder]
+        assert len(folders) <= 1 or not any(pool.jobs[folder].alone for folder in folders)
 
 
 def test_a_failure_that_cannot_be_written_does_not_end_the_sweep(pool, monkeypatch):
@@ -179,7 +197,7 @@ def test_a_failure_that_cannot_be_written_does_not_end_the_sweep(pool, monkeypat
     monkeypatch.setattr(module, "write_json", full)
     first, second, *_ = pool.jobs.values()
     pool.assign()
-    hear(pool, "failed", first, **FAILURE)
+    hear(pool, "failed", first, **FAILURE | {"others_may_be_the_cause": False})
     assert "No space left" in first.reason
     assert (first.state, second.state) == ("failed", "running")
 
@@ -192,10 +210,11 @@ def test_a_second_interrupt_kills_the_workers(pool, monkeypatch):
 
     pool.assign()
     monkeypatch.setattr(pool, "attend", interrupted)
-    monkeypatch.setattr(pool.workers[0], "close", closed.append)
+    for each in pool.workers:
+        monkeypatch.setattr(each, "close", closed.append)
     pool.dismiss(60.0)
-    assert closed == [0.0]
-    assert states(pool) == "stopped queued queued queued"
+    assert closed == [0.0, 0.0]
+    assert states(pool) == "stopped stopped queued queued"
 
 
 LINE = {"stage": "train", "epoch": 2, "epochs": 10, "accuracy": 0.6, "validation": {"top1": 0.7}}
@@ -208,7 +227,7 @@ def test_the_table_shows_counts_times_running_finished_and_failed_jobs(tmp_path)
         each.reason, each.began, each.ended = "too [bold]large[/bold]", 100.0, 200.0 + number
         if each.state == "running":
             each.update(LINE)
-    pool = made(jobs, RunOptions(tmp_path))
+    pool = Pool(jobs, RunOptions(tmp_path))
     pool.began = 100.0
     console = Console(file=io.StringIO(), width=120, record=True)
     console.print(progress.table(pool, 120.0))
@@ -222,7 +241,7 @@ def test_the_table_shows_counts_times_running_finished_and_failed_jobs(tmp_path)
 
 def test_in_a_terminal_there_is_a_live_table_that_fits_it(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=6)
-    pool = made([job(seed) for seed in range(9)], RunOptions(tmp_path))
+    pool = Pool([job(seed) for seed in range(9)], RunOptions(tmp_path))
     for each in pool.jobs.values():
         each.state = "running"
     with progress.live_table(pool, console) as live:
@@ -233,28 +252,20 @@ def test_in_a_terminal_there_is_a_live_table_that_fits_it(tmp_path):
     assert text.count("digits-small-vgg") == 3  # the screen has no room for nine
 
 
-def test_every_gpu_has_a_worker_and_idle_ones_get_jobs_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "HELPED", ())
-    monkeypatch.setattr(module, "Worker", Fake)
-    monkeypatch.setattr(module, "wait", lambda pipes, seconds: None)
+def test_every_gpu_gets_its_first_run_first(tmp_path, fakes):
     jobs = [job(seed, "cuda") for seed in range(5)]
-    pool = made(jobs, RunOptions(tmp_path, device="cuda"), devices=["cuda:0", "cuda:2"])
+    pool = Pool(jobs, RunOptions(tmp_path, device="cuda"), jobs=2, devices=["cuda:0", "cuda:2"])
     pool.assign()
-    assert [(worker.place, len(worker.lanes)) for worker in pool.workers] == [("cuda:0", 1), ("cuda:2", 1)]
-    for one, running in zip(pool.workers, jobs, strict=False):
-        one.to_yield.append(Event("memory", running.folder, {"share": 1, "free": 99}))
-    pool.attend(0)
+    assert sorted(worker.place for worker in pool.workers) == ["cuda:0", "cuda:0", "cuda:2", "cuda:2"]
+    pool = Pool(
+        [job(seed) for seed in (5, 6)], RunOptions(tmp_path, device="cuda"), jobs=2, devices=["cuda:0", "cuda:2"]
+    )
     pool.assign()
-    assert [len(worker.lanes) for worker in pool.workers] == [2, 2]
-    pool.workers[0].ended = "killed"
-    pool.attend(0)
-    pool.assign()
-    assert sorted(worker.place for worker in pool.workers) == ["cuda:0", "cuda:2"]
+    assert [worker.place for worker in pool.workers] == ["cuda:0", "cuda:2"]
 
 
-def test_no_more_workers_start_than_there_are_jobs(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "Worker", Fake)
-    pool = made([job()], RunOptions(tmp_path), jobs=3)
+def test_no_more_workers_start_than_there_are_jobs(tmp_path, fakes):
+    pool = Pool([job()], RunOptions(tmp_path), jobs=3)
     pool.assign()
     assert len(pool.workers) == 1
 

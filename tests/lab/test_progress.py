@@ -12,7 +12,7 @@ from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import heartbeat, stages
 from barebones.lab.run.folder import finished
 from barebones.lab.run.progress import summary, watching
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 from barebones.lab.sweep.pool import RUNNING, Job, Pool
 from barebones.lab.sweep.progress import status
 
@@ -22,7 +22,7 @@ def reported(short, options, monkeypatch) -> list[dict]:
     """All lines of a run of four rounds and two epochs of eleven steps."""
     monkeypatch.setattr(stages, "TICK", 0.0)
     lines: list[dict] = []
-    result_of(run(short, options, lines.append))
+    run(short, options, lines.append)
     return lines
 
 
@@ -39,7 +39,7 @@ def test_a_stage_is_told_at_once_and_moves_within_rounds_and_epochs(reported):
 def test_progress_within_an_epoch_is_told_seldom_enough(short, options, monkeypatch):
     monkeypatch.setattr(stages, "TICK", 1e9)
     lines: list[dict] = []
-    result_of(run(short, options, lines.append))
+    run(short, options, lines.append)
     assert sum("part" in line for line in lines) == 2  # the beginnings of two stages
 
 
@@ -70,7 +70,7 @@ def test_a_terminal_shows_the_stage_its_round_and_its_epoch(reported):
 def test_a_resumed_run_says_where(short, options, terminal, stop, place):
     interrupted(short, options, stop)
     lines: list[dict] = []
-    result_of(run(short, options, lines.append))
+    run(short, options, lines.append)
     assert place in shown(lines, terminal)
 
 
@@ -105,7 +105,7 @@ def test_the_status_of_a_sweep_names_the_running_jobs(short, tmp_path):
 
 def test_the_best_epoch_is_counted_alike_on_the_screen_and_in_files(networks, options):
     experiment = Experiment(networks, "digits", "snip", 0.7, epochs=1, batch=128).resolved()
-    result = result_of(run(experiment, options))
+    result = run(experiment, options)
     assert result["best_validation"]["epoch"] == 1
     assert "after epoch 1;" in " ".join(summary(result, options.folder(experiment)))
     assert finished(options.folder(experiment))["best_validation"]["epoch"] == 1

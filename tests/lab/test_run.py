@@ -18,7 +18,7 @@ from barebones.lab.run import stages
 from barebones.lab.run.folder import finished, recorded
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 from barebones.lab.run.training import evaluate
 from barebones.running import digest
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
-    result = result_of(run(short, options))
+    result = run(short, options)
     folder = options.folder(short)
     assert {p.name for p in folder.iterdir()} == ALWAYS
     assert finished(folder, short) == json.loads(json.dumps(result))
@@ -65,7 +65,7 @@ def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
 
 
 def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short, options, undisturbed):
-    result_of(run(short, options, until="prune"))
+    run(short, options, until="prune")
     folder = options.folder(short)
     assert {p.name for p in folder.iterdir()} == ALWAYS - {"weights.safetensors", "result.json"}
     network = Network(short, options, CPU)
@@ -76,25 +76,25 @@ def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short
     assert all(torch.equal(masks[name], mask) for name, mask in expected.masks.items())
     assert about["weights"] == expected.about["weights"]
     before = stamps(folder)["mask.safetensors"]
-    result_of(run(short, options))  # goes on from these masks
+    run(short, options)  # goes on from these masks
     assert stamps(folder)["mask.safetensors"] == before
     assert_same_run(folder, undisturbed(short))
 
 
 def test_a_finished_run_is_not_repeated(short, options, monkeypatch):
-    result = result_of(run(short, options))
+    result = run(short, options)
     before = stamps(options.folder(short))
     for module, name in [(lab, "Network"), (lab, "Metrics"), (stages, "Training"), (stages, "pruned")]:
         monkeypatch.setattr(module, name, lambda *args, **options: pytest.fail("work is done again"))
     lines: list = []
-    assert result_of(run(short, options, lines.append)) == json.loads(json.dumps(result))
+    assert run(short, options, lines.append) == json.loads(json.dumps(result))
     assert stamps(options.folder(short)) == before
     assert lines == []
 
 
 def test_no_epochs_test_the_network_as_it_was_pruned(short, options):
     experiment = replace(short, epochs=0)
-    result = result_of(run(experiment, options))
+    result = run(experiment, options)
     network = Network(experiment, options, CPU)
     masks, _ = load_masks(options.folder(experiment) / "mask.safetensors")
     for name, mask in masks.items():
@@ -107,7 +107,7 @@ def test_no_epochs_test_the_network_as_it_was_pruned(short, options):
 def test_every_kind_of_method_runs(method, short, options):
     rounds = 10 if method == "synflow" else None
     experiment = Experiment(short.model, "digits", method, 0.5, rounds=rounds, epochs=1, batch=256).resolved()
-    result = result_of(run(experiment, options))
+    result = run(experiment, options)
     assert result["sparsity"] == pytest.approx(0.5, abs=0.01)
     stages_of_lines = [line["stage"] for line in read(options.folder(experiment) / "metrics.jsonl")]
     assert stages_of_lines.count("prune") == experiment.rounds
@@ -128,7 +128,7 @@ def test_a_network_that_breaks_leaves_no_result_and_says_so(short, options):
     experiment = replace(short, lr=1e30)
     for _ in range(2):  # again, from the checkpoint
         with pytest.raises(FloatingPointError, match="epoch 1: the training loss is not finite"):
-            result_of(run(experiment, options))
+            run(experiment, options)
     assert not (options.folder(experiment) / "result.json").exists()
 
 
@@ -139,11 +139,11 @@ def trained_from(path: Path, maker: Experiment, **changes) -> Experiment:
 
 
 def test_the_masks_of_a_file_train_as_in_the_run_that_made_them(short, options, tmp_path):
-    first = result_of(run(short, options))
+    first = run(short, options)
     mask = options.folder(short) / "mask.safetensors"
     experiment, file_options = trained_from(mask, short), RunOptions(tmp_path / "file", mask=mask, save_every=0)
     interrupted(experiment, file_options, 5)
-    result = result_of(run(experiment, file_options))
+    result = run(experiment, file_options)
     assert result["weights"] == first["weights"]
     assert (result["test"], result["kept"], result["effective"]) == (first["test"], first["kept"], first["effective"])
     assert result["found_for_these_weights"] is True
@@ -151,7 +151,7 @@ def test_the_masks_of_a_file_train_as_in_the_run_that_made_them(short, options, 
     assert all(torch.equal(masks[name], copied[name]) for name in masks)
     assert other_about["run"] == f"{experiment.folder}/mask.safetensors"
     assert about | dict.fromkeys(("run", "metrics")) == other_about | dict.fromkeys(("run", "metrics"))
-    other = result_of(run(trained_from(mask, short, seed=2, epochs=1), file_options))
+    other = run(trained_from(mask, short, seed=2, epochs=1), file_options)
     assert other["found_for_these_weights"] is False
     assert other["kept"] == first["kept"]
 
@@ -164,7 +164,7 @@ def test_a_strangers_masks_are_trained_and_accounted_for(short, options, tmp_pat
     claims = dict(prunable=total, kept=kept, sparsity=1 - kept / total, effective=1, effective_sparsity=1 - 1 / total)
     save_masks(masks, path, account=claims, collapsed=["claimed"])
     experiment = trained_from(path, short, sparsity=0.5, epochs=1)
-    result = result_of(run(experiment, replace(options, mask=path)))
+    result = run(experiment, replace(options, mask=path))
     assert result["kept"] == kept
     assert result["effective"] > 1  # it is counted, not believed
     assert result["collapsed"] == []
@@ -178,16 +178,16 @@ def test_masks_that_changed_or_are_not_there_are_refused(short, options, tmp_pat
     save_masks({"w": torch.eye(2) > 0}, path)
     experiment = trained_from(path, short)
     with pytest.raises(ValueError, match="name their file with --mask FILE"):
-        result_of(run(experiment, options))
+        run(experiment, options)
     with pytest.raises(ValueError, match="does not match the model"):
-        result_of(run(experiment, other := replace(options, mask=path, runs=tmp_path / "other")))
+        run(experiment, other := replace(options, mask=path, runs=tmp_path / "other"))
     assert not (other.folder(experiment) / "mask.safetensors").exists()
     save_masks({name: weight > 0 for name, weight in weights.items()}, path)
     with pytest.raises(ValueError, match="has changed since it was read"):
-        result_of(run(experiment, replace(options, mask=path)))
+        run(experiment, replace(options, mask=path))
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(ValueError, match="damaged"):
-        result_of(run(experiment, replace(options, mask=path)))
+        run(experiment, replace(options, mask=path))
 
 
 def test_the_same_masks_in_two_files_are_one_experiment(short, tmp_path):
@@ -228,7 +228,7 @@ def tied(tmp_path, monkeypatch) -> str:
 def test_the_weights_of_a_run_are_compact_and_exact(method, sparsity, smaller, tied, options):
     experiment = Experiment(f"{tied}:Tied", "digits", method, sparsity, epochs=1, batch=256, pretrain=method != "dense")
     experiment = experiment.resolved()
-    result = result_of(run(experiment, options))
+    result = run(experiment, options)
     folder = options.folder(experiment)
     model = Network(experiment, options, CPU).model
     state, masks, _ = load_weights(folder / "weights.safetensors", model)
@@ -249,5 +249,5 @@ def test_the_weights_of_a_run_are_compact_and_exact(method, sparsity, smaller, t
 def test_a_network_whose_weights_cannot_be_saved_is_refused_before_any_work(tied, options):
     experiment = Experiment(f"{tied}:Remembers", "digits", "random", epochs=1).resolved()
     with pytest.raises(ValueError, match="has extra state, which a weight file cannot hold"):
-        result_of(run(experiment, options))
+        run(experiment, options)
     assert not options.runs.exists()

@@ -12,11 +12,11 @@ import barebones as bb
 from barebones.files import masks as maskfile
 from barebones.files.weights import load_weights
 from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.run import progress, stages
+from barebones.lab.run import progress
 from barebones.lab.run import shrunk as small_networks
-from barebones.lab.run.folder import CUTS, MASK, RESULT, WEIGHTS, read_json
-from barebones.lab.run.network import Network, pruned
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.folder import read_json
+from barebones.lab.run.network import Network
+from barebones.lab.run.run import RunOptions, run
 from barebones.lab.run.training import evaluate
 from barebones.masks import kept
 
@@ -43,8 +43,8 @@ def shorter(networks) -> Experiment:
 @pytest.mark.slow
 def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp_path):
     options = RunOptions(tmp_path)
-    small = result_of(run(experiment, options))
-    masked = result_of(run(replace(experiment, shrink=False), options))
+    small = run(experiment, options)
+    masked = run(replace(experiment, shrink=False), options)
     assert small["kept"] == masked["kept"]
     assert small["test"]["top1"] == pytest.approx(masked["test"]["top1"], abs=0.15)  # three epochs, on any processor
     assert small["test"]["top1"] > 0.5
@@ -75,13 +75,13 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
 @pytest.mark.slow
 def test_a_shrunk_run_that_was_stopped_ends_the_same(shorter, tmp_path):
     longer = replace(shorter, epochs=2)
-    undisturbed = result_of(run(longer, RunOptions(tmp_path / "undisturbed")))
+    undisturbed = run(longer, RunOptions(tmp_path / "undisturbed"))
     before, after = undisturbed["shrunk"]["parameters"]
     assert after < before
     options = RunOptions(tmp_path / "stopped", save_every=0)
     for after in (2, 3, 4):  # before the first training step, after it, and in the second epoch
         interrupted(longer, options, after)
-    assert result_of(run(longer, options))["weights"] == undisturbed["weights"]
+    assert run(longer, options)["weights"] == undisturbed["weights"]
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
     bb.save_masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in weights.items()}, path)
     content = maskfile.masks_digest(bb.load_masks(path)[0])
     empty = Experiment("small-resnet", "digits", "file", mask=content, epochs=0, shrink=True).resolved()
-    result = result_of(run(empty, options))
+    result = run(empty, options)
     assert result["kept"] == 0
     assert result["test"]["top1"] < 0.2
     assert result["shrunk"]["parameters"][1] == 10  # the biases of the classes
@@ -188,59 +188,11 @@ def shrunk(model: nn.Module, masks: dict[str, torch.Tensor], images: torch.Tenso
     return small_networks.to_train(model, masks, small_networks.cuts_to_train(model, masks, images))
 
 
-def test_only_one_process_looks_for_the_cuts(shorter, tmp_path, monkeypatch):
-    """The process that prepares a run finds them, and those that train it, or resume it, read them."""
-    options = RunOptions(tmp_path, save_every=0)
-    undisturbed = result_of(run(shorter, RunOptions(tmp_path / "undisturbed")))
-    assert not (RunOptions(tmp_path / "undisturbed").folder(shorter) / CUTS).exists()  # a finished run needs no cuts
-    result_of(run(shorter, options, until="prepare"))
-    assert (options.folder(shorter) / CUTS).exists()
-    monkeypatch.setattr(stages, "cuts_to_train", None)
+def test_a_run_that_goes_on_trains_the_same_small_network(shorter, tmp_path):
+    options = RunOptions(tmp_path / "runs", save_every=0)
+    run(shorter, options, until="prune")
     interrupted(shorter, options, 4)
-    assert result_of(run(shorter, options))["weights"] == undisturbed["weights"]
-
-
-@pytest.mark.slow
-def test_cuts_are_found_wherever_a_run_goes_on(shorter, tmp_path, monkeypatch):
-    options = RunOptions(tmp_path, save_every=0)
-    path, found = options.folder(shorter), []
-    result_of(run(shorter, options, until="prune"))
-    with monkeypatch.context() as failing:
-        failing.setattr(stages, "cuts_to_train", lambda *_: (_ for _ in ()).throw(MemoryError))
-        with pytest.raises(MemoryError):
-            result_of(run(shorter, options, until="prepare"))
-    found.append(result_of(run(shorter, options)))
-    (path / RESULT).unlink()
-    (path / WEIGHTS).unlink()
-    interrupted(shorter, options, 3)
-    (path / CUTS).unlink()
-    found.append(result_of(run(shorter, options)))
-    assert found[0]["weights"] == found[1]["weights"]
-    (path / CUTS).touch()  # the run was killed before it was deleted
-    assert result_of(run(shorter, options))["weights"] == found[1]["weights"]
-    assert not (path / CUTS).exists()
-
-
-@pytest.mark.parametrize("damage", ["cut short", "of another run", "of other masks"])
-def test_cuts_that_cannot_be_used_are_an_error(damage, shorter, tmp_path, monkeypatch):
-    options = RunOptions(tmp_path)
-    result_of(run(shorter, options, until="prepare"))
-    path = options.folder(shorter) / CUTS
-    if damage == "of other masks":
-        (path.parent / MASK).unlink()
-        monkeypatch.setattr(stages, "pruned", lambda *args: swapped(pruned(*args)))
-    if damage == "cut short":
-        path.write_bytes(path.read_bytes()[:-8])
-    if damage == "of another run":
-        other = replace(shorter, seed=2)
-        result_of(run(other, options, until="prepare"))
-        path.write_bytes((options.folder(other) / CUTS).read_bytes())
-    with pytest.raises(ValueError, match=r"cuts\.safetensors .*delete it and run the experiment again"):
-        result_of(run(shorter, options))
-
-
-def swapped(found: bb.Pruned) -> bb.Pruned:
-    return replace(found, masks=bb.shuffled(found.masks, 1))
+    assert run(shorter, options)["weights"] == run(shorter, RunOptions(tmp_path / "undisturbed"))["weights"]
 
 
 class OnlyOnDevice(nn.Module):

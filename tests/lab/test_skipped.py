@@ -18,7 +18,7 @@ from barebones.lab.run.folder import finished
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network
 from barebones.lab.run.progress import run_folder, summary
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 from barebones.lab.sweep.sweep import sweep
 
 CUT = "No signal passes from input to output"
@@ -58,7 +58,7 @@ def trains_nothing(monkeypatch) -> Callable[[], None]:
 def test_a_cut_network_is_tested_as_it_is(cut, skip, trains_nothing):
     trains_nothing()
     lines = []
-    result = result_of(run(cut, skip, lines.append))
+    result = run(cut, skip, lines.append)
     folder, network = skip.folder(cut), Network(cut, skip, torch.device("cpu"))
     assert (result["experiment"]["epochs"], result["plan"]["epochs"], result["best_validation"]) == (2, 0, None)
     assert {line["stage"] for line in [*lines, *read(folder / "metrics.jsonl")]} == {"prune"}
@@ -80,7 +80,7 @@ def test_a_cut_network_is_tested_as_it_is(cut, skip, trains_nothing):
 
 
 def test_a_skipped_run_is_a_row_of_the_tables_and_of_the_report(cut, skip):
-    result = result_of(run(cut, skip))
+    result = run(cut, skip)
     (row,) = records.records(skip.runs)
     assert (row["status"], row["collapsed"], row["epochs"], row["train_seconds"]) == ("done", True, 2, 0.0)
     assert row["epochs_trained"] == 0
@@ -97,7 +97,7 @@ def test_a_skipped_run_is_a_row_of_the_tables_and_of_the_report(cut, skip):
 def test_a_trained_network_is_not_said_to_be_untrained(cut, options):
     """Not if it is cut and trained all the same, and not if its experiment has no epochs."""
     for experiment in (replace(cut, epochs=2), replace(cut, epochs=0, warmup=0)):
-        told = " ".join(summary(result_of(run(experiment, options)), options.folder(experiment)))
+        told = " ".join(summary(run(experiment, options), options.folder(experiment)))
         gathered = _run(options.folder(experiment), "a", effective=False)
         assert CUT in told
         assert UNTRAINED not in told + words_of(gathered)
@@ -120,7 +120,7 @@ def test_the_tested_network_is_the_one_that_would_be_trained(changes, cut, skip,
     ends = []
     for epochs, how in ((2, skip), (0, options)):
         experiment = replace(cut, **changes, rounds=None, batches=None, epochs=epochs, warmup=0).resolved()
-        result, folder = result_of(run(experiment, how)), how.folder(experiment)
+        result, folder = run(experiment, how), how.folder(experiment)
         assert result["collapsed"]
         weights = {name: value.tolist() for name, value in tensors(folder / "weights.safetensors").items()}
         same = {name: result[name] for name in ("plan", "test", "collapsed", "weights", "found_for_these_weights")}
@@ -132,22 +132,22 @@ def test_the_tested_network_is_the_one_that_would_be_trained(changes, cut, skip,
 def test_what_was_trained_before_is_dropped(shrink, cut, options, tmp_path):
     experiment = replace(cut, shrink=shrink)
     alone, skip = (RunOptions(tmp_path / name, save_every=0, on_collapse="skip") for name in ("alone", "runs"))
-    result_of(run(experiment, alone))
+    run(experiment, alone)
     for after in (2, 8):  # in the first epoch, and in the second
         interrupted(experiment, options, after)
     folder = options.folder(experiment)
     assert (folder / "checkpoint.safetensors").exists()
     assert any(line["stage"] == "train" for line in read(folder / "metrics.jsonl"))
     assert skip.folder(experiment) == folder
-    assert result_of(run(experiment, skip))["shrunk"] is None
+    assert run(experiment, skip)["shrunk"] is None
     assert_same_run(alone.folder(experiment), folder)
 
 
 def test_a_finished_run_stays_as_it_is(cut, options, skip):
     for first, second, epochs in ((options, skip, 2), (skip, options, 0)):
-        assert result_of(run(cut, replace(first, overwrite=True)))["plan"]["epochs"] == epochs
+        assert run(cut, replace(first, overwrite=True))["plan"]["epochs"] == epochs
         before = stamps(options.folder(cut))
-        assert result_of(run(cut, second))["plan"]["epochs"] == epochs
+        assert run(cut, second)["plan"]["epochs"] == epochs
         assert stamps(options.folder(cut)) == before
 
 
@@ -155,25 +155,24 @@ def test_a_skipped_network_is_neither_shrunk_nor_compiled(networks, skip, option
     """It has no biases: without a signal, nothing would be left to train."""
     bare = Experiment(networks.replace("tiny", "bare"), "digits", "snip", 0.998, epochs=1, shrink=True).resolved()
     with pytest.raises(ValueError, match="nothing is left to train"):
-        result_of(run(bare, options))
+        run(bare, options)
     trains_nothing()
     compiled = replace(skip, compiled=True)
-    result_of(run(bare, compiled, until="prepare"))
-    result = result_of(run(bare, compiled))
+    result = run(bare, compiled)
     assert (result["shrunk"], result["environment"]["compiled"], result["plan"]["epochs"]) == (None, False, 0)
     labels = torch.cat([labels for _, labels in Network(bare, skip, torch.device("cpu")).data.test.epoch(256)])
     assert result["test"]["top1"] in (labels.bincount().double() / len(labels)).tolist()  # all outputs are zero
 
 
 def test_a_network_that_is_not_cut_is_trained(short, undisturbed, skip):
-    result_of(run(short, skip))
+    run(short, skip)
     assert_same_run(undisturbed(short), skip.folder(short))
 
 
 def test_a_network_whose_paths_are_not_known_is_trained(cut, networks, skip):
     """A signal may pass around its empty layers."""
     experiment, lines = replace(cut, model=networks.replace("tiny", "opaque")), []
-    result = result_of(run(experiment, skip, lines.append))
+    result = run(experiment, skip, lines.append)
     assert (result["collapsed"], bool(result["empty"]), result["effective"]) == ([], True, None)
     (warning,) = [line["warning"] for line in lines if "warning" in line]
     unknown = "Whether a signal passes from input to output is not known: "
@@ -181,7 +180,7 @@ def test_a_network_whose_paths_are_not_known_is_trained(cut, networks, skip):
     assert f"{len(result['empty'])} of 3 layers keep" in warning
     assert any(sentence.startswith(unknown) for sentence in summary(result, skip.folder(experiment)))
     with pytest.raises(ValueError, match=f"^{unknown}.*--on-collapse warn"):
-        result_of(run(experiment, replace(skip, on_collapse="raise"), until="prune"))
+        run(experiment, replace(skip, on_collapse="raise"), until="prune")
     assert result["plan"]["epochs"] == 2
     assert [line["epoch"] for line in read(skip.folder(experiment) / "metrics.jsonl") if line["stage"] == "train"] == [
         1, 2
@@ -200,12 +199,12 @@ def test_a_sweep_records_cut_networks_and_trains_the_others(cut, short, skip, fo
 
 @pytest.mark.parametrize("plan", ["mine", {"lr": 1}, {"epochs": 0}])
 def test_a_plan_in_the_metadata_of_a_mask_file_is_the_users_own(plan, cut, options, tmp_path):
-    result_of(run(cut, options, until="prune"))
+    run(cut, options, until="prune")
     masks, _ = load_masks(options.folder(cut) / "mask.safetensors")
     save_masks(masks, path := tmp_path / "mask", plan=plan)
     trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches=None).resolved()
     lines = []
-    result = result_of(run(trained, replace(options, mask=path), lines.append))
+    result = run(trained, replace(options, mask=path), lines.append)
     (warning,) = [line for line in lines if "warning" in line]
     assert UNTRAINED not in warning["warning"]
     assert result["plan"]["epochs"] == 2
@@ -213,7 +212,7 @@ def test_a_plan_in_the_metadata_of_a_mask_file_is_the_users_own(plan, cut, optio
 
 def test_the_skipping_is_told_right_after_pruning(cut, skip):
     lines = []
-    result_of(run(cut, skip, lines.append))
+    run(cut, skip, lines.append)
     (warning,) = [line for line in lines if "warning" in line]
     assert f"cut the network. {UNTRAINED} " in warning["warning"]
     assert warning["short"].startswith("collapsed, not trained, ")

@@ -17,7 +17,7 @@ from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import stages
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network
-from barebones.lab.run.run import result_of, run
+from barebones.lab.run.run import run
 from barebones.lab.run.training import Training
 
 
@@ -26,7 +26,7 @@ def test_a_run_that_was_stopped_ends_the_same(stops, short, options, undisturbed
     for stop in stops:
         interrupted(short, options, stop)
         assert not (options.folder(short) / "result.json").exists()
-    result_of(run(short, options))
+    run(short, options)
     assert_same_run(options.folder(short), undisturbed(short))
 
 
@@ -41,13 +41,17 @@ def test_what_is_asked_to_stop_is_saved_however_seldom_it_saves(short, options):
 
 def test_lines_beyond_the_checkpoint_are_written_again(short, options, undisturbed):
     path = options.folder(short) / "metrics.jsonl"
-    steps = run(short, replace(options, save_every=1e9))
-    while not any(line["stage"] == "train" for line in read(path)):
-        next(steps)
-    steps.close()  # as if killed, with the line of an epoch written and nothing of its training saved
+
+    def die(line: dict) -> None:
+        if line["stage"] == "train" and "part" not in line:
+            raise KeyboardInterrupt  # as if killed, with the line of an epoch written and nothing of its training saved
+
+    with pytest.raises(KeyboardInterrupt):
+        run(short, replace(options, save_every=1e9), die)
+    assert any(line["stage"] == "train" for line in read(path))
     names = {path.name for path in options.folder(short).iterdir()}
     assert names == {"experiment.json", "metrics.jsonl", "mask.safetensors"}
-    result_of(run(short, options))
+    run(short, options)
     assert_same_run(options.folder(short), undisturbed(short))
 
 
@@ -59,7 +63,7 @@ def test_every_file_is_put_in_place_whole_and_training_is_saved_at_its_end(short
         real(source, target)
 
     monkeypatch.setattr(os, "replace", put)
-    result_of(run(short, replace(options, save_every=1e9)))
+    run(short, replace(options, save_every=1e9))
     assert {*placed} == ALWAYS | {"checkpoint.safetensors"}
     assert placed[-3:] == ["checkpoint.safetensors", "weights.safetensors", "result.json"]  # the result comes last
 
@@ -68,7 +72,7 @@ def test_every_file_is_put_in_place_whole_and_training_is_saved_at_its_end(short
 def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_ones(rewind, networks, options):
     experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=0, batch=128, pretrain=1, rewind=rewind)
     experiment = experiment.resolved()
-    result_of(run(experiment, options))
+    run(experiment, options)
     folder = options.folder(experiment)
     masks, _ = load_masks(folder / "mask.safetensors")
     initial = dict(Network(experiment, options, torch.device("cpu")).model.state_dict())
@@ -87,7 +91,7 @@ def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_on
 
 def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(networks, options):
     experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=4, batch=256, pretrain=1).resolved()
-    result_of(run(experiment, options))
+    run(experiment, options)
     folder = options.folder(experiment)
     lines = [line for line in read(folder / "metrics.jsonl") if line["stage"] == "train"]
     assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.1, 0.01, 0.001])
@@ -108,7 +112,7 @@ def test_early_pruning_that_was_stopped_ends_the_same(stops, rewind, networks, o
     experiment = experiment.resolved()
     for stop in stops:
         interrupted(experiment, options, stop)
-    result_of(run(experiment, options))
+    run(experiment, options)
     assert_same_run(options.folder(experiment), undisturbed(experiment))
 
 
@@ -122,7 +126,7 @@ def test_what_finished_stages_left_when_they_were_killed_is_cleared(networks, op
     interrupted(experiment, options, 4)
     for name in ("pretraining.safetensors", "round.safetensors"):  # as if killed just before these were deleted
         shutil.copy(tmp_path / name, folder)
-    result_of(run(experiment, options))
+    run(experiment, options)
     assert {p.name for p in folder.iterdir()} == ALWAYS | {"pretrained.safetensors"}
 
 
@@ -136,6 +140,6 @@ def test_a_round_is_not_saved_before_its_lines_are_written(short, options, monke
 
     monkeypatch.setattr(stages, "FLUSH", {"cpu": 1e9})
     monkeypatch.setattr(bb.Round, "save", save)
-    result_of(run(short, replace(options, save_every=0)))
+    run(short, replace(options, save_every=0))
     assert saved
     assert all(lines == list(range(1, index + 2)) for index, lines in saved)

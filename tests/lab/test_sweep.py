@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.records import records
 from barebones.lab.run.lock import leased
 from barebones.lab.run.options import RunOptions
-from barebones.lab.run.run import result_of, run
+from barebones.lab.run.run import run
 from barebones.lab.sweep import pool
 from barebones.lab.sweep.sweep import SweepResult, sweep
 from barebones.pruning.methods import METHODS, Method
@@ -104,17 +105,24 @@ def test_the_run_of_an_owner_who_died_on_another_node_is_taken_over(tmp_path, so
 def test_what_another_process_ends_meanwhile_is_not_run_again(fails, tmp_path, soon, forkserver):
     options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
     first = short().resolved()
-    mine = run(first, options)
-    next(mine)  # this process holds the folder
-    results: list[dict] = []
+    held, go, threads = Event(), Event(), ThreadPoolExecutor()
+
+    def wait(line: dict) -> None:
+        held.set()
+        go.wait(60)
+        if fails:
+            raise RuntimeError("no luck")
+
+    mine = threads.submit(run, first, options, wait)  # this process holds the folder
+    held.wait(60)
 
     def finish() -> bool:
-        if "busy " in console.file.getvalue() and not results:
+        if "busy " in console.file.getvalue() and not go.is_set():
+            go.set()
+            assert (mine.exception() is not None) == fails
             if fails:
-                mine.close()
                 about = {"reason": "no luck", "traceback": "", "attempts": 1} | {"experiment": first.to_dict()}
                 write_file(options.folder(first), first, "failure.json", about)
-            results.append({} if fails else result_of(mine))
         return False
 
     result = sweep([short(), short(seed=1)], options, jobs=1, console=console, stopping=finish)
@@ -330,7 +338,7 @@ def test_what_would_fail_every_run_is_an_error_before_any_starts(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_lanes_share_a_device(tmp_path):
+def test_runs_share_a_device(tmp_path):
     options = RunOptions(tmp_path / "runs", device="cuda")
     result, text = swept([short(seed=seed, epochs=20) for seed in range(6)], options, jobs=3)
     assert counts(result) == (6, 0, 0, 0)
@@ -340,10 +348,10 @@ def test_lanes_share_a_device(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_network_that_cannot_be_captured_fails_alone(tmp_path, monkeypatch):
-    (tmp_path / "models_for_lanes.py").write_text(MODELS)
+    (tmp_path / "models_for_sweeps.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
     options = RunOptions(tmp_path / "runs", device="cuda")
     others = [short(seed=seed, epochs=20) for seed in range(3)]
-    result, text = swept([*others, short("models_for_lanes:Asks")], options, jobs=4)
+    result, text = swept([*others, short("models_for_sweeps:Asks")], options, jobs=4)
     assert counts(result) == (3, 1, 0, 0), text
     assert "this network cannot be captured in a CUDA graph" in text

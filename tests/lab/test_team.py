@@ -22,7 +22,7 @@ from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import training
 from barebones.lab.run.distributed import Team, check_norms, joined
 from barebones.lab.run.folder import finished
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 
 Start = Callable[..., list[BaseProcess]]
 
@@ -188,7 +188,7 @@ def test_micro_batches_train_and_prune_as_whole_batches_do(split, networks, tmp_
     sizes, call = [], torch.nn.Sequential.__call__
     monkeypatch.setattr(torch.nn.Sequential, "__call__", lambda self, x: sizes.append(len(x)) or call(self, x))
     options = RunOptions(tmp_path / "runs", micro_batch=40)
-    result = result_of(run(split, options))
+    result = run(split, options)
     assert max(sizes) == 40
     assert_close(options.folder(split), undisturbed(split))
     assert result["environment"]["micro_batch"] == 40
@@ -196,7 +196,7 @@ def test_micro_batches_train_and_prune_as_whole_batches_do(split, networks, tmp_
 
 def test_batch_norms_refuse_micro_batches(short, tmp_path):
     with pytest.raises(ValueError, match=r"--micro-batch splits batches, but layers of nets_for_runs:tiny .*\(1, 5\)"):
-        result_of(run(short, RunOptions(tmp_path, micro_batch=40)))
+        run(short, RunOptions(tmp_path, micro_batch=40))
     assert not list(tmp_path.iterdir())
 
 

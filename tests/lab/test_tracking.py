@@ -17,7 +17,7 @@ from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.folder import Folder, reserved
 from barebones.lab.run.metrics import read
 from barebones.lab.run.options import RunOptions
-from barebones.lab.run.run import result_of, run
+from barebones.lab.run.run import run
 from barebones.lab.run.tracking import PROJECT, TRACKERS, Tracking
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages of the trackers
@@ -146,7 +146,7 @@ def test_a_resumed_run_continues_its_tracked_run(tracker, networks, tmp_path):
     options = RunOptions(tmp_path / "runs", track=tracker, save_every=0)
     for stop in (7, 2):
         interrupted(experiment, options, stop)
-    result_of(run(experiment, options))
+    run(experiment, options)
     place = options.folder(experiment)
     lines = read(place / "metrics.jsonl")
     assert len(lines) == 6

@@ -16,7 +16,7 @@ from barebones.lab.run.connectivity import absurd, in_short, sentences
 from barebones.lab.run.folder import MASK, finished
 from barebones.lab.run.network import Network
 from barebones.lab.run.progress import summary, watching
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 from barebones.lab.sweep.pool import RUNNING, Job
 from barebones.lab.sweep.progress import sentence
 from barebones.messages import plain_text
@@ -33,7 +33,7 @@ def cut(networks) -> Experiment:
 
 def test_a_collapse_is_told_between_pruning_and_training(cut, options):
     lines = []
-    result = result_of(run(cut, options, lines.append))
+    result = run(cut, options, lines.append)
     stages = [(line["stage"], "warning" in line) for line in lines]
     assert stages.index(("prune", True)) == stages.index(("train", False)) - 1
     warning = next(line for line in lines if "warning" in line)
@@ -62,22 +62,22 @@ def test_a_collapse_stops_a_run_before_the_first_epoch_if_asked(cut, options):
     strict, lines = replace(options, on_collapse="raise"), []
     for _ in range(2):  # the second time the masks are there already
         with pytest.raises(ValueError, match=f"{CUT}.*--on-collapse warn"):
-            result_of(run(cut, strict, lines.append))
+            run(cut, strict, lines.append)
         with pytest.raises(ValueError, match=CUT):
-            result_of(run(cut, strict, lines.append, until="prune"))
+            run(cut, strict, lines.append, until="prune")
     assert {line["stage"] for line in lines} == {"prune"}
     assert finished(options.folder(cut)) is None
-    result_of(run(cut, options))  # the same experiment: its masks are taken
+    run(cut, options)  # the same experiment: its masks are taken
     assert finished(options.folder(cut)) is not None
 
 
 def test_masks_of_a_file_that_cut_the_network_stop_a_run_too(cut, options, tmp_path):
-    result_of(run(cut, options, until="prune"))
+    run(cut, options, until="prune")
     masks, _ = load_masks(options.folder(cut) / MASK)
     save_masks(masks, tmp_path / "mask")
     trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches=None).resolved()
     with pytest.raises(ValueError, match=CUT):
-        result_of(run(trained, replace(options, on_collapse="raise", mask=tmp_path / "mask")))
+        run(trained, replace(options, on_collapse="raise", mask=tmp_path / "mask"))
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def silent(short, options, tmp_path) -> tuple[Experiment, RunOptions]:
 def test_classes_that_no_signal_reaches_are_told_and_do_not_stop_a_run(silent):
     experiment, options = silent
     lines = []
-    result = result_of(run(experiment, replace(options, on_collapse="raise"), lines.append))
+    result = run(experiment, replace(options, on_collapse="raise"), lines.append)
     (warning,) = [line for line in lines if "warning" in line]
     assert (warning["warning"], warning["short"]) == (SILENT, "6 of 10 outputs silent")
     assert (result["collapsed"], result["empty"], result["silent_outputs"], result["outputs"]) == ([], [], 6, 10)
@@ -125,7 +125,7 @@ def test_many_useless_weights_are_told(where):
 
 
 def test_an_absurd_test_loss_is_told_in_the_summary(short, options):
-    result = result_of(run(short, options))
+    result = run(short, options)
     assert list(absurd(result)) == []
     result["test"]["loss"] = 10 * log(10) + 1
     told = list(absurd(result))

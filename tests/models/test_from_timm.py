@@ -7,7 +7,7 @@ from barebones import data
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import loading
 from barebones.lab.run.network import Network
-from barebones.lab.run.run import RunOptions, result_of, run
+from barebones.lab.run.run import RunOptions, run
 from barebones.models import build, wanted
 from barebones.models.from_timm import parsed
 
@@ -32,14 +32,14 @@ FAMILIES = {  # at sizes that a CPU can train
 def test_a_family_runs_from_pruning_to_export(family, tmp_path):
     experiment = Experiment(FAMILIES[family], "digits", "snip", 0.5, epochs=1, batch=256, lr=0.01).resolved()
     options = RunOptions(tmp_path / "runs")
-    result = result_of(run(experiment, options))
+    result = run(experiment, options)
     assert result["sparsity"] == pytest.approx(0.5, abs=1e-4)
     assert 0 <= result["test"]["top1"] <= 1
     folder = options.folder(experiment)
     found, network, _ = loading.load(folder)
     assert loading.example(found, folder).shape == (2, 1, 32, 32)
     assert network(loading.example(found, folder)).shape == (2, 10)
-    assert result_of(run(experiment, options))["weights"] == result["weights"]  # nothing has changed since
+    assert run(experiment, options)["weights"] == result["weights"]  # nothing has changed since
 
 
 @pytest.mark.parametrize("family", FAMILIES)

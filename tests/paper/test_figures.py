@@ -340,7 +340,7 @@ def test_every_figure_at_smoke_scale(
             existing, folder = runs / experiment.folder, (runs / sources.ALONE if alone else runs) / experiment.folder
             if existing.exists() and not folder.exists():
                 shutil.copytree(existing, folder)
-            lab.result_of(lab.run(experiment, RunOptions(folder.parent)))
+            lab.lab.run(experiment, RunOptions(folder.parent))
     place = ["--runs", str(runs), "--device", "cpu", "-o", str(tmp_path / "out")]
     done = CliRunner().invoke(app, ["figure", "all", "--scale", "smoke", *place])
     assert done.exit_code == 0, done.output

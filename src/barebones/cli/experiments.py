@@ -24,7 +24,6 @@ from ..lab.run.loading import experiment_for_mask
 from ..lab.run.options import RunOptions
 from ..lab.run.progress import dry_run as explain
 from ..lab.run.progress import kept, mask_file, run_folder, summary, watching
-from ..lab.run.run import result_of
 from ..lab.run.run import run as run_experiment
 from ..lab.sweep.sweep import LOCAL
 from ..lab.sweep.sweep import sweep as run_sweep
@@ -163,7 +162,7 @@ def _perform(
         in_one_voice(team),
         watching(Console(stderr=True)) as report,
     ):
-        result = result_of(run_experiment(experiment, options, report, stopping, until, team))
+        result = run_experiment(experiment, options, report, stopping, until, team)
         return result if team.first else None
 
 

@@ -272,7 +272,7 @@ def test_the_page_knows_no_method(text: str) -> None:
 def test_a_real_run(tmp_path: Path) -> None:
     chosen = Experiment(model="small-vgg", data="digits", method="force", sparsity=0.98, rounds=3, epochs=1)
     place = RunOptions(runs=tmp_path)
-    result = lab.result_of(lab.run(chosen.resolved(), place))
+    result = lab.lab.run(chosen.resolved(), place)
     [run] = gather(tmp_path)["runs"]
     assert (run["status"], run["accuracy"], run["kept"]) == ("done", result["test"]["top1"], result["kept"])
     assert run["effective"] == result["effective"] == sum(layer[4] for layer in run["layers"])

@@ -25,7 +25,6 @@ EXPERIMENT, RESULT, FAILURE = "experiment.json", "result.json", "failure.json"
 MASK, WEIGHTS = "mask.safetensors", "weights.safetensors"
 PRETRAINED = "pretrained.safetensors"
 ROUND, PRETRAINING, CHECKPOINT = "round.safetensors", "pretraining.safetensors", "checkpoint.safetensors"  # to resume
-CUTS = "cuts.safetensors"  # how to shrink the network, for each process that trains it
 SHRUNK = "shrunk.json"  # what shrinking did to the network, and how fast it trains
 TRACKED = "tracked.json"  # the ids that trackers know the run by
 SPARE = 16 * 2**20  # bytes of disk for everything but weights
@@ -35,7 +34,6 @@ REMEDIES = {  # all files of a run, in the order of deleting; and how to go on i
     WEIGHTS: f"delete the {RESULT} beside it and run the experiment again, which trains from the start",
     CHECKPOINT: "delete it and run the experiment again, which trains from the start",
     SHRUNK: "delete it and run the experiment again, which measures it again",
-    CUTS: "delete it and run the experiment again, which shrinks the network again",
     MASK: REMEDY,
     ROUND: "delete it and run the experiment again, which prunes from the start",
     PRETRAINED: REMEDY,

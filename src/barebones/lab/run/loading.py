@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...data import DATA, Inputs
-from ...files.header import typed
 from ...files.masks import load_masks, masks_digest
 from ...files.weights import load_weights
 from ...imports import check_trusted
@@ -24,9 +22,6 @@ from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, check_initial, finished, 
 from .network import beginning, data_of, initial_network, known_inputs
 from .network import inputs_of as network_inputs
 from .options import RunOptions
-
-INPUTS = {"classes": "int", "shape": "list[int]", "dtype": "str"}
-MOST = 100_000_000  # classes or numbers in an input that a file may name
 
 
 def load(
@@ -121,11 +116,7 @@ def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None
     about = load_masks(source / MASK if source.is_dir() else source)[1]
     found = about.get("inputs")
     if found is not None and (source.is_dir() or (about.get("experiment") or {}).get("data") == experiment.data):
-        typed("inputs", found, "dict[str, Any]")
-        classes, shape, dtype = (typed(name, found.get(name), kind) for name, kind in INPUTS.items())
-        if not (0 < classes <= MOST and 0 < math.prod(shape) <= MOST):
-            raise ValueError(f"{source} does not say what inputs its network takes; name the data set with --data")
-        return Inputs(classes, tuple(shape), dtype)
+        return Inputs(**found | {"shape": tuple(found["shape"])})
     check_trusted(experiment.data, source, named, trust, "--data")
     return data_of(experiment, RunOptions()).inputs
 

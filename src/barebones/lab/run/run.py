@@ -12,15 +12,15 @@ import torch
 from ..experiment.experiment import Experiment
 from . import connectivity
 from .distributed import ALONE, Team, check_norms
-from .folder import CHECKPOINT, CUTS, MASK, emptied, finished, load_mask, reserved
+from .folder import CHECKPOINT, MASK, emptied, finished, load_mask, reserved
 from .loading import check_unchanged
 from .metrics import METRICS, Line, Metrics
 from .network import Network, data_of
 from .options import RunOptions
-from .stages import Stages, Steps, Stopped
+from .stages import Stages, Stopped
 from .tracking import tracking
 
-__all__ = ["RunOptions", "Steps", "Stopped", "result_of", "run"]
+__all__ = ["RunOptions", "Stopped", "run"]
 
 
 def run(
@@ -31,8 +31,8 @@ def run(
     until: str = "train",
     team: Team = ALONE,
     held: Callable[[], None] = lambda: None,
-) -> Steps:
-    """Prune, train and test: a generator that does one training step per `next` and returns the result.
+) -> dict[str, Any]:
+    """Prune, train and test, and return the result.
 
     `report` gets the metrics of every finished round and epoch, and between them how far the run is: lines with `part`,
     the part of the current round or epoch that is done. The first line of a stage says whether it is `resumed`. A line
@@ -40,7 +40,6 @@ def run(
     checkpoint and raises `Stopped`. With `until="prune"` it ends after pruning and returns what the mask file says.
     The processes of a `team` all run this function, each with the options of its own; see `joining`.
     `held` is called when the run owns its folder; a run that is finished already does not get there.
-    With `until="prepare"` it does all that comes before the first step of training, which another process begins with.
     """
     path = options.folder(experiment)
     if options.overwrite:
@@ -70,13 +69,9 @@ def run(
                 experiment, options, folder, network, metrics, report, lambda: team.any(stopping()), team
             )  # fmt: skip
             if experiment.pretrain:
-                yield from stages.pretrain()
+                stages.pretrain()
             masks, about = stages.prune()
-            if until == "prepare":
-                stages.prepare(masks)
-            if until != "train":
-                return about
-            return (yield from stages.train(masks, about))
+            return about if until == "prune" else stages.train(masks, about)
         finally:
             metrics.close()
 
@@ -88,15 +83,5 @@ def _ending(path: Path, experiment: Experiment, until: str) -> dict[str, Any] | 
         return load_mask(path, experiment.folder)[1] if (path / MASK).exists() else None
     if result is not None:
         with suppress(OSError):  # the folder may be read-only
-            for left in (CHECKPOINT, CUTS):  # if the run was killed just before deleting them
-                (path / left).unlink(missing_ok=True)
+            (path / CHECKPOINT).unlink(missing_ok=True)  # if the run was killed just before deleting it
     return result
-
-
-def result_of(steps: Steps) -> dict[str, Any]:
-    """Do all steps of a run and return its result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value

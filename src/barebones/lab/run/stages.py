@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -15,7 +15,7 @@ from torch import nn
 
 from ...accounting import account
 from ...data import Data
-from ...deploy.shrink import Cuts, Shrunk
+from ...deploy.shrink import Shrunk
 from ...files import masks as maskfile
 from ...files.weights import load_weights, save_weights
 from ...holding import audit
@@ -31,7 +31,6 @@ from . import connectivity
 from .distributed import ALONE, Team
 from .folder import (
     CHECKPOINT,
-    CUTS,
     MASK,
     PRETRAINED,
     PRETRAINING,
@@ -54,7 +53,6 @@ FLUSH = {"cuda": 1.0}  # seconds between reading the numbers of pruning rounds, 
 TICK = 0.2  # seconds between reports of the progress within a round or an epoch
 
 T = TypeVar("T")
-Steps = Generator[None, None, dict[str, Any]]  # yields after each training step and returns the result
 
 
 class Stopped(Exception):
@@ -84,12 +82,12 @@ class Stages:
         self.told_at = 0.0  # when progress was reported
         self.plan, self.skipped = experiment.plan(), False  # a skipped training has no epochs
 
-    def pretrain(self) -> Iterator[None]:
+    def pretrain(self) -> None:
         """Train the dense network before pruning, at the first learning rate."""
         path = self.folder.path / PRETRAINED
         if not path.exists():
             plan = replace(self.experiment.plan(), epochs=self.experiment.pretrain, lr_schedule="constant", warmup=0)
-            yield from self._training("pretrain", plan, None, PRETRAINING)
+            self._training("pretrain", plan, None, PRETRAINING)
             with self._writing(PRETRAINED) as stamp:
                 save_weights(self.model, {}, path, **stamp)
         with reading(path, self.folder.run) as about:
@@ -190,16 +188,7 @@ class Stages:
         with self._writing(MASK) as stamp:
             maskfile.save_masks(masks, self.folder.path / MASK, **about | stamp)
 
-    def prepare(self, masks: Masks) -> None:
-        """Do what comes before the first step of training and can be kept: measure the shrunk network, and compile.
-
-        What torch compiles is in its cache on the disk, where the process that trains finds it.
-        """
-        held, _ = self._to_train(masks)
-        if self.options.compiles(self.plan.epochs):
-            next(self._trainer(self.model, self.plan, held, compiled=True).steps(), None)
-
-    def train(self, masks: Masks, about: dict[str, Any]) -> Steps:
+    def train(self, masks: Masks, about: dict[str, Any]) -> dict[str, Any]:
         """Train to the end, test, and write the weights and, as the last file, the result."""
         experiment, plan = self.experiment, self.plan
         if experiment.control == "redraw" or experiment.scoring_init is not None:
@@ -207,7 +196,7 @@ class Stages:
         held, small = self._to_train(masks)
         for begun in (CHECKPOINT, SHRUNK) if self.skipped else ():  # by an earlier command, without this option
             self.folder.delete(begun)
-        training = yield from self._training("train", plan, held, CHECKPOINT)
+        training = self._training("train", plan, held, CHECKPOINT)
         audit(self.model, held or {})
         self.team.check_same("weights", digest.hexadecimal(self.model.parameters()))
         if small is not None:
@@ -244,7 +233,6 @@ class Stages:
         }
         self.folder.write(RESULT, result)
         self.folder.delete(CHECKPOINT)
-        self.folder.delete(CUTS)
         return result
 
     def _to_train(self, masks: Masks) -> tuple[Masks | None, Shrunk | None]:
@@ -261,19 +249,10 @@ class Stages:
         return small.masks, small
 
     def _shrink(self, masks: Masks) -> Shrunk:
-        """Shrink the network; once, find out how, and measure how fast it trains, and write both to files."""
-        images, path = next(self.data.test.epoch(2))[0], self.folder.path / CUTS
+        """Shrink the network; once, measure how fast it trains, and write that to a file."""
+        images = next(self.data.test.epoch(2))[0]
         trained = useful(self.model, masks, images)
-        found_for = maskfile.masks_digest(trained)
-        if not path.exists():
-            cuts = cuts_to_train(self.model, trained, images)
-            with self.folder.writing(CUTS) as stamp:
-                cuts.save(path, masks=found_for, **stamp)
-        with reading(path, self.folder.run) as about:
-            cuts = Cuts.load(path, self.model)
-            if about["masks"] != found_for:
-                raise ValueError(f"{path} was written for other masks")
-        small = to_train(self.model, trained, cuts)
+        small = to_train(self.model, trained, cuts_to_train(self.model, trained, images))
         if not (self.folder.path / SHRUNK).exists():
             masked = self._trainer(laid_out(deepcopy(self.model), images), self.plan, masks)
             speeds = images_per_second(masked, self._trainer(deepcopy(small.module), self.plan, small.masks))
@@ -282,9 +261,7 @@ class Stages:
             self.folder.write(SHRUNK, numbers | {"images_per_second": speeds})
         return small
 
-    def _training(
-        self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: str
-    ) -> Generator[None, None, Training]:
+    def _training(self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: str) -> Training:
         """Train, from the checkpoint if there is one; save checkpoints from time to time, and before a stop."""
         seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
         with self.team.synchronized(self.model, self.options.sync_bn):
@@ -305,7 +282,6 @@ class Stages:
                     self._save(checkpoint, training.save)
                 if stop and not over:
                     raise Stopped
-                yield
             return training
 
     def _trainer(

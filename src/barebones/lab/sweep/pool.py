@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from ...gpu import mps
 from ...running.processors import processors
 from ..experiment.experiment import Experiment
 from ..records import records
@@ -19,14 +20,11 @@ from ..run.folder import FAILURE, write_json
 from ..run.lock import Busy, check_free
 from ..run.metrics import COUNTED
 from ..run.options import RunOptions
-from .lanes import Event
-from .worker import Worker
+from .worker import Event, Worker
 
 REFRESH = 0.5  # seconds to wait for events
 AGAIN = 1.0  # seconds until the sweep comes back to a run that another process has
-LANES = 4  # experiments at a time on one GPU
-HELPED = ("cuda",)  # kinds of devices on which a second process prepares experiments beside the one that trains
-AHEAD = 4  # prepared jobs that may wait for one worker: its lanes may all end at once
+ON_A_GPU = 4  # experiments at a time
 QUEUED, RUNNING, DONE, FAILED, STOPPED, SKIPPED = "queued", "running", "done", "failed", "stopped", "skipped"
 
 
@@ -38,10 +36,8 @@ class Job:
     state: str = QUEUED
     reason: str = ""  # why it failed, waits or is tried again
     not_before: float = 0.0  # another process has it; when to look again
-    alone: bool = False  # it is tried a second time, and no other job may run beside it
-    prepared: str = ""  # the place where it was prepared, so that its training can begin
+    alone: bool = False  # it is tried a second time, and no other job may run beside it on its device
     waits: bool = False  # a worker has it, but does not own its folder yet
-    spent: float = 0.0  # seconds of its preparation
     accuracy: float | None = None  # on the test images when done, else the latest one
     warning: str = ""  # what is wrong with its masks
     short: str = ""  # the same in a few words
@@ -89,9 +85,7 @@ class Job:
 class Pool:
     """The jobs of a sweep, and the processes that run them. `changed` is called for each job that begins or ends.
 
-    `jobs` and `devices` are those of `sweep`; workers get the rows of `methods`. On some devices, one worker trains,
-    and another one prepares jobs for it: it prunes them, measures and compiles. So a run that begins does not take the
-    turns of those that train. An idle worker prepares a job itself.
+    `jobs` and `devices` are those of `sweep`; workers get the rows of `methods`.
     """
 
     def __init__(
@@ -106,84 +100,59 @@ class Pool:
         self.jobs, self.options, self.changed = {job.folder: job for job in listed}, options, changed
         self.queue = [job for job in listed if job.state == QUEUED]
         self.most, self.devices, self.methods = jobs, devices, methods
-        one = options.on_gpu and jobs == 1
-        self.helped = [place for place in Pool.places(self) if place.partition(":")[0] in HELPED and not one]
-        self.teams: dict[str, list[Worker]] = {place: [] for place in self.helped}  # the workers that share a device
         self.workers: list[Worker] = []
         self.began = monotonic()
         self.stopping = False
         self.about = ""  # where the jobs run, if that is not obvious
 
     def places(self) -> list[str]:
-        """Return the device of each worker that trains."""
+        """Return the device of each worker, in the order in which they start: every GPU gets its first one first."""
         if self.options.on_gpu:
-            return list(self.devices) or [self.options.device]
+            return (list(self.devices) or [self.options.device]) * (self.most or ON_A_GPU)
         return [self.options.device] * (self.most or processors())
 
-    def _hire(self, place: str, prepares: bool) -> Worker:
-        lanes = (self.most or LANES) if self.options.on_gpu and not prepares else 1
-        options = replace(self.options, device=place)
-        return Worker(options, lanes, self.methods, prepares, self.teams.get(place, []))
+    def sharing(self) -> AbstractContextManager[bool]:
+        """Return a context that lets workers share a GPU; it says whether they can."""
+        return mps.service() if self.options.on_gpu and self.most != 1 else nullcontext(True)
 
     @property
     def busy(self) -> bool:
         """Whether any job is queued or running."""
-        return bool(self.queue) or any(worker.lanes for worker in self.workers)
+        return bool(self.queue) or any(worker.folder for worker in self.workers)
 
     def count(self, *states: str) -> int:
         """Return how many jobs are in these states."""
         return sum(job.state in states for job in self.jobs.values())
 
     def assign(self) -> None:
-        """Start missing workers, give queued jobs to workers with room, and end those that have nothing to prepare."""
+        """Start missing workers, and give queued jobs to idle ones."""
         next(filter(self._is_free, self._ready()), None)  # so that no worker starts for a run that another process has
-        for places, prepares in ((self.places(), False), (self.helped, True)):
-            for place in (Counter(places) - Counter(worker.place for worker in self._all(prepares))).elements():
-                waiting = len(self._to_prepare(place) if prepares else self._ready())
-                if waiting > sum(not worker.lanes for worker in self._all(prepares)):
-                    self.workers.append(self._hire(place, prepares))
-            while pair := next(self._matches(), None):
-                self._begin(*pair)
-        for worker in self._all(prepares=True):
-            if not worker.lanes and not self._to_prepare(worker.place):
-                worker.stop()  # it gives its memory back
-
-    def _all(self, prepares: bool) -> list[Worker]:
-        return [worker for worker in self.workers if worker.prepares == prepares]
-
-    def _to_prepare(self, place: str) -> list[Job]:
-        """Return the queued jobs that can be prepared at this place."""
-        return [job for job in self._ready() if not (job.alone or job.prepared)] if place in self.helped else []
+        missing = Counter(self.places()) - Counter(worker.place for worker in self.workers)
+        for place in self.places():
+            if missing[place] and len(self._ready()) > sum(not worker.folder for worker in self.workers):
+                missing[place] -= 1
+                self.workers.append(Worker(replace(self.options, device=place), self.methods))
+        for worker in self.workers:
+            while not worker.folder and not worker.ending and (job := self._next_at(worker.place)) is not None:
+                if self._is_free(job):
+                    self.queue.remove(job)
+                    job.state, job.waits, job.began, job.line = RUNNING, True, monotonic(), {}
+                    worker.begin(job.experiment)
 
     def _ready(self) -> list[Job]:
         """Return the queued jobs without those that another process had a moment ago."""
         return [job for job in self.queue if job.not_before <= monotonic()]
 
-    def _matches(self) -> Iterator[tuple[Job, Worker]]:
-        """Yield queued jobs with workers that can run them next; the worker with the fewest jobs first."""
-        for worker in sorted(self.workers, key=lambda worker: (worker.prepares, len(worker.lanes))):
-            if job := self._next_for(worker):
-                yield job, worker
+    def _next_at(self, place: str) -> Job | None:
+        """Return the queued job to run next on a device, beside those that run there; None if there is none.
 
-    def _next_for(self, worker: Worker) -> Job | None:
-        """Return the queued job that this worker may run next, beside those that run; None if there is none."""
-        beside = [other for other in self._all(not worker.prepares) if other.place == worker.place]
-        running = [self.jobs[folder] for each in (worker, *beside) for folder in each.lanes]
-        if any(job.alone for job in running) or not worker.has_room():
+        A job that is alone waits until nothing else runs there, and until nothing else is queued.
+        """
+        running = [self.jobs[worker.folder] for worker in self.workers if worker.place == place and worker.folder]
+        if any(job.alone for job in running):
             return None
-        if worker.prepares:
-            ahead = sum(job.prepared == worker.place for job in self.queue)
-            return next(iter(self._to_prepare(worker.place)), None) if ahead < AHEAD else None
-        itself = not worker.lanes or worker.place not in self.helped  # it may prepare a job itself
-        company = running or beside  # an idle worker, too, takes some of the device's memory until it ends
-        jobs = [job for job in self._ready() if not (job.alone and company) and (job.prepared or itself)]
-        return min(jobs, key=lambda job: (job.alone, job.prepared != worker.place, not job.prepared), default=None)
-
-    def _begin(self, job: Job, worker: Worker) -> None:
-        if self._is_free(job):
-            self.queue.remove(job)
-            job.state, job.waits, job.began, job.line = RUNNING, True, monotonic(), {}
-            worker.begin(job.experiment)
+        jobs = [job for job in self._ready() if not (job.alone and running)]
+        return min(jobs, key=lambda job: job.alone, default=None)
 
     def _is_free(self, job: Job) -> bool:
         """Return whether nobody has the run of a queued job, or has ended it; who has it is asked again later."""
@@ -215,11 +184,11 @@ class Pool:
         for worker in list(self.workers):
             ending = worker.dead()  # before its last events are read
             for event in worker.events():
-                self._take(event, worker)
+                self._take(event)
             if ending is not None:
                 self._remove(worker, ending)
 
-    def _take(self, event: Event, worker: Worker) -> None:
+    def _take(self, event: Event) -> None:
         job, about = self.jobs[event.folder], event.about
         if event.kind == "line":
             warned = job.warning
@@ -227,13 +196,8 @@ class Pool:
             if job.warning != warned:
                 self.changed(job)
         elif event.kind == "started":
-            job.waits = False
-            job.began = monotonic() - job.spent  # without the time that its process took to start
-            if not job.prepared:
-                self.changed(job)
-        elif event.kind == "prepared":
-            job.state, job.prepared, job.spent = QUEUED, worker.place, monotonic() - job.began
-            self.queue.append(job)
+            job.waits, job.began = False, monotonic()  # without the time that its process took to start
+            self.changed(job)
         elif event.kind == "done":
             job.accuracy, job.reason = about["result"]["test"]["top1"], ""
             self._end(job, DONE)
@@ -242,8 +206,7 @@ class Pool:
             self.changed(job)
         elif event.kind == "failed" and about["busy"]:
             self._wait(job, about["reason"])
-        elif event.kind == "failed" and about["others_may_be_the_cause"]:
-            self.helped = [place for place in self.helped if place != worker.place]  # one process less needs memory
+        elif event.kind == "failed" and about["others_may_be_the_cause"] and not job.alone:
             self._queue_again(job, about["reason"])
         elif event.kind == "failed":
             self._fail(job, about["reason"], about["traceback"])
@@ -251,12 +214,12 @@ class Pool:
             self._lose(job, "the process was told to stop (SIGTERM)", "")
 
     def _remove(self, worker: Worker, ending: str) -> None:
-        """Remove a dead worker; each job that it ran is tried once more, alone."""
+        """Remove a dead worker; the job that it ran is tried once more, alone."""
         self.workers.remove(worker)
-        lost, output = [self.jobs[folder] for folder in worker.lanes], worker.output()
+        folder, output = worker.folder, worker.output()
         worker.close(0.0)
-        for job in lost:
-            self._lose(job, ending, output)
+        if folder:
+            self._lose(self.jobs[folder], ending, output)
 
     def _lose(self, job: Job, reason: str, output: str) -> None:
         """Handle a job whose process ended: queue it again, or let it fail if it ran alone already.
@@ -271,7 +234,7 @@ class Pool:
             self._queue_again(job, reason)
 
     def _queue_again(self, job: Job, reason: str) -> None:
-        """Put the job at the end of the queue, to run alone in its process."""
+        """Put the job at the end of the queue, to run alone on its device."""
         job.alone, job.state, job.reason = True, QUEUED, reason
         self.queue.append(job)
         self.changed(job)
@@ -299,10 +262,10 @@ class Pool:
         try:
             for worker in self.workers:
                 worker.stop()
-            while any(worker.lanes for worker in self.workers) and monotonic() < until:
+            while any(worker.folder for worker in self.workers) and monotonic() < until:
                 self.attend()
             for worker in self.workers:
-                worker.close(5.0 if not worker.lanes else 0.0)
+                worker.close(5.0 if not worker.folder else 0.0)
         except KeyboardInterrupt:
             for worker in self.workers:
                 with suppress(ValueError):  # it is closed already

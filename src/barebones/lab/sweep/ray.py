@@ -57,10 +57,11 @@ class Worker:
             recipes.imported(source)
         methods = {each.method for each in self.experiments}
         self.pool = Pool([Job(each) for each in self.experiments], self.options, jobs=self.jobs, methods=methods)
-        while self.pool.busy and not self.stopping:
-            self.pool.assign()
-            self.pool.attend()
-        self.pool.dismiss(60.0)
+        with self.pool.sharing():
+            while self.pool.busy and not self.stopping:
+                self.pool.assign()
+                self.pool.attend()
+            self.pool.dismiss(60.0)
         return self.tell()
 
     def tell(self) -> list[dict[str, Any]]:

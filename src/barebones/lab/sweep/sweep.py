@@ -61,11 +61,10 @@ def sweep(
 ) -> SweepResult:
     """Run all experiments that are not finished, several at a time, and write the records as the runs end.
 
-    On the CPU, `jobs` processes of one thread each run one experiment at a time; the default is one process per
-    processor. On each CUDA device, one process takes turns with up to `jobs` experiments (default 4), as many as
-    fit into its memory, and unless `jobs` is 1 another one prepares the next experiments meanwhile. The device
-    "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal experiments run once. A failed
-    experiment is tried again only with `retry_failed`.
+    `jobs` processes run one experiment each at a time: by default one process per processor, of one thread, or four
+    on each CUDA device, which share it by MPS where that is installed. An experiment that lacks memory beside others
+    is tried again alone. The device "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal
+    experiments run once. A failed experiment is tried again only with `retry_failed`.
 
     The engine "ray" has a worker on each GPU or node of a cluster, and `engine_options` are those of its actors. All
     nodes must see the folder of the runs.
@@ -102,6 +101,8 @@ def sweep(
         methods = {job.experiment.method for job in listed if job.state == QUEUED}
         if engine == LOCAL or not methods:  # all is done
             pool = Pool(listed, options, changed, jobs, _gpus(options, devices), methods)
+            if methods and not stack.enter_context(pool.sharing()):
+                pool.about = "MPS does not run here, so the experiments on a GPU take turns; --jobs 1 may be as fast."
         else:
             ray, settings = import_module(".ray", __package__), dict(engine_options or {})
             pool = stack.enter_context(ray.opened(settings, listed, options, changed, jobs))

@@ -1,42 +1,57 @@
-"""The parent's side of a worker: a process that a sweep starts, that gets experiments and sends events."""
+"""Workers: processes that a sweep starts. Each runs one experiment at a time and sends events about it."""
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import os
 import signal
+import sys
 import tempfile
-from collections.abc import Hashable, Iterable, Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
 
 from ...pruning.methods import METHODS, Method
 from ..experiment import recipes
 from ..experiment.experiment import Experiment
+from ..run.lock import Busy
+from ..run.metrics import Line
 from ..run.options import RunOptions
-from .lanes import Event, Order, work
+from ..run.run import Stopped, run
 
+BROKEN = 70  # exit code of a process that cannot use its GPU any more
+PIPE_PAUSE = 0.1  # seconds between looks into the pipe while a run goes on
 TAIL = 8_000  # characters of a dead process's output to keep
 
 
+@dataclass(frozen=True)
+class Event:
+    """What a worker reports about its experiment: started, line, done, elsewhere, failed, stopped."""
+
+    kind: str
+    folder: str
+    about: dict[str, Any] = field(default_factory=dict)
+
+
 class Worker:
-    """A process that runs experiments: starts it, gives it experiments and receives its events.
+    """The parent's side: it starts the process, gives it experiments and receives its events.
 
     The process gets the parent's `sys.path`, imports the recipes that the parent has imported, and gets the rows of
     `methods`, so methods that were registered at run time work in it too. It ignores Ctrl-C, which the parent
-    handles. It saves and ends its runs when it is told to, on SIGTERM, and when the parent is gone. A worker that
-    `prepares` ends each run before the first step of training, which another worker of its `team` does.
+    handles. It saves and ends its run when it is told to, on SIGTERM, and when the parent is gone.
     """
 
-    def __init__(
-        self,
-        options: RunOptions,
-        most: int = 1,
-        methods: Iterable[str] = (),
-        prepares: bool = False,
-        team: list[Worker] | None = None,
-    ) -> None:
+    def __init__(self, options: RunOptions, methods: Iterable[str] = ()) -> None:
         context = get_context("spawn")
         handle, name = tempfile.mkstemp(prefix="barebones-worker-", suffix=".log")
         os.close(handle)
@@ -47,42 +62,21 @@ class Worker:
             self.process.start()
         other_end.close()  # so that either side notices when the other is gone
         self._send({name: row for name in methods if (row := METHODS.get(name)) and _can_be_sent(row)})
-        self.place, self.most, self.prepares = options.device, most, prepares  # `most` experiments at a time
-        self.networks: set[Hashable] = set()  # that its process has compiled, or will, where they are compiled at all
-        self.team = team if team is not None else []  # all workers of its device
-        self.team.append(self)
-        self.lanes: dict[str, bool] = {}  # the folders of its running experiments, and whether their memory is known
-        self.share: int | None = None  # bytes of the device's memory that the largest lane so far needs
-        self.free = 0  # bytes of the device's memory that are free
+        self.place, self.folder = options.device, ""  # the device, and the folder of the running experiment
         self.ending = False  # its process has said that it ends
 
     def begin(self, experiment: Experiment) -> None:
-        """Give the process one more experiment."""
-        self.lanes[experiment.folder] = False
-        network = _network(experiment)
-        known = any(network in other.networks for other in self.team)
-        self.networks.add(network)
-        self._send((experiment, "train" if not self.prepares else "prune" if known else "prepare"))
+        """Give the process an experiment."""
+        self.folder = experiment.folder
+        self._send(experiment)
 
     def stop(self) -> None:
-        """Tell the process to save its runs and end."""
+        """Tell the process to save its run and end."""
         self._send(None)
 
-    def _send(self, message: Order | dict[str, Method] | None) -> None:
+    def _send(self, message: Experiment | dict[str, Method] | None) -> None:
         with suppress(OSError):  # the process is gone, which `dead` will report
             self.pipe.send(message)
-
-    def has_room(self) -> bool:
-        """Return whether the device has memory for one more lane, estimated from the lanes so far.
-
-        What the others of the team need at most is left to them. An idle process has room, unless it is about to end.
-        """
-        if self.ending or not self.lanes:
-            return not self.ending
-        if len(self.lanes) >= self.most or self.share is None:
-            return False
-        others = sum(other.share or 0 for other in self.team if other is not self)
-        return all(self.lanes.values()) and self.free >= 1.2 * (self.share + others)
 
     def events(self) -> Iterator[Event]:
         """Yield the events since the last call."""
@@ -97,16 +91,9 @@ class Worker:
             yield self._noted(event)
 
     def _noted(self, event: Event) -> Event:
-        if event.kind == "memory":
-            self.free = event.about["free"]
-            self.share = max(self.share or 0, event.about["share"])
-            if event.folder in self.lanes:
-                self.lanes[event.folder] = True
-        elif event.kind in ("prepared", "done", "elsewhere", "failed", "stopped"):
-            self.lanes.pop(event.folder, None)
+        if event.kind not in ("started", "line"):
+            self.folder = ""
         self.ending = self.ending or event.about.get("process_ends", False)
-        if event.kind == "failed" and not any(worker.lanes for worker in self.team):
-            event.about["others_may_be_the_cause"] = False  # there are none
         return event
 
     def dead(self) -> str | None:
@@ -127,8 +114,6 @@ class Worker:
     def close(self, patience: float) -> None:
         """Close the pipe, which tells the process to stop; kill it after `patience` seconds."""
         self.pipe.close()
-        if self in self.team:
-            self.team.remove(self)
         try:
             self.process.join(patience)
         finally:  # also when the wait is interrupted
@@ -139,10 +124,132 @@ class Worker:
             self.log.unlink(missing_ok=True)
 
 
-def _network(experiment: Experiment) -> Hashable:
-    """Return what torch compiles a network for: runs that agree in it share the result."""
-    own = experiment.folder if experiment.shrink else ""  # a shrunk network has its own widths
-    return experiment.model, experiment.data, experiment.batch, experiment.precision, own
+def work(pipe: Connection, options: RunOptions, log: str, sources: Iterable[str] = ()) -> None:
+    """Run in the process: one experiment after another, until the parent sends the order to stop."""
+    wire = Wire(pipe)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: wire.stop())
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _print_to(log)
+    for source in sources:
+        recipes.imported(source)  # it may register methods
+    try:
+        METHODS.update(pipe.recv())
+    except EOFError:  # the parent is gone
+        wire.stop()
+    if options.on_gpu:
+        torch.cuda.set_device(torch.device(options.device).index or 0)
+    torch.set_num_threads(options.threads)
+    while not wire.stopping:
+        wire.look(1.0)
+        if wire.waiting is not None and not wire.stopping:
+            experiment, wire.waiting = wire.waiting, None
+            attempt(experiment, options, wire)
+            gc.collect()
+            if options.on_gpu:
+                torch.cuda.empty_cache()
+    if wire.waiting is not None:
+        wire.tell("stopped", wire.waiting.folder)
+    Path(log).unlink(missing_ok=True)  # the parent may be gone, and reads this only after a crash
+
+
+class Wire:
+    """The process's end of the pipe: it sends events, and receives experiments and the order to stop."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe, self.stopping, self.looked_at = pipe, False, 0.0
+        self.waiting: Experiment | None = None  # to be run next
+
+    def stop(self) -> None:
+        """Make the run save a checkpoint and end."""
+        self.stopping = True
+
+    def tell(self, kind: str, folder: str, **about: Any) -> None:
+        """Send an event; if the parent is gone, stop."""
+        try:
+            self.pipe.send(Event(kind, folder, about))
+        except OSError:
+            self.stop()
+
+    def look(self, seconds: float) -> None:
+        """Read the messages of the parent, and wait this many seconds for the first."""
+        self.looked_at = monotonic()
+        try:
+            while self.pipe.poll(seconds):
+                message, seconds = self.pipe.recv(), 0.0
+                if message is None:
+                    self.stop()
+                else:
+                    self.waiting = message
+        except (EOFError, OSError):
+            self.stop()
+
+    def should_stop(self) -> bool:
+        """Return whether the run is to stop. Each look costs time, so most calls do not look."""
+        if monotonic() - self.looked_at >= PIPE_PAUSE:
+            self.look(0.0)
+        return self.stopping
+
+
+def attempt(experiment: Experiment, options: RunOptions, wire: Wire) -> None:
+    """Run an experiment, and tell how that ends; an error does not end the process, unless it breaks the GPU."""
+    folder, held = experiment.folder, False
+
+    def hold() -> None:
+        nonlocal held
+        held = True
+        wire.tell("started", folder)
+
+    def report(line: Line) -> None:
+        wire.tell("line", folder, line={name: value for name, value in line.items() if name != "layers"})
+
+    try:
+        result = run(experiment, options, report, wire.should_stop, held=hold)
+        wire.tell("done" if held else "elsewhere", folder, result=result)  # another process may have finished it
+    except Stopped:
+        wire.tell("stopped", folder)
+    except (Exception, SystemExit) as error:
+        memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
+        broken = options.on_gpu and not memory and _breaks_cuda(error)
+        about = {"reason": reason(error), "traceback": traceback.format_exc(), "busy": isinstance(error, Busy)}
+        wire.tell("failed", folder, **about, others_may_be_the_cause=memory or broken, process_ends=broken)
+        if broken:  # every other run would fail too, and an orderly end could hang
+            os._exit(BROKEN)
+
+
+def reason(error: BaseException) -> str:
+    """Return the error in one line: a sentence for the user unchanged, anything else with its type.
+
+    >>> reason(ValueError("name a file")), reason(KeyError("conv1")), reason(RuntimeError("CUDA error: a\\nhint"))
+    ('name a file', "KeyError: 'conv1'", 'RuntimeError: CUDA error: a')
+    """
+    first = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, ValueError | OSError | ImportError) and first:
+        return first
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _breaks_cuda(error: BaseException) -> bool:
+    """Return whether the process cannot use its GPU any more after this error."""
+    if isinstance(error, torch.AcceleratorError) or ("CUDA error" in str(error) and not isinstance(error, ValueError)):
+        return True
+    try:
+        torch.cuda.synchronize()
+        torch.rand((), device="cuda")  # fails after a recording of a CUDA graph that failed
+    except RuntimeError:  # torch raises it for every CUDA error
+        return True
+    return False
+
+
+def _print_to(log: str) -> None:
+    """Redirect everything that this process and its libraries print to a file, also the traceback of a crash."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable(file=2)
 
 
 def _can_be_sent(method: Method) -> bool:

@@ -1,0 +1,151 @@
+"""Workers: they pass on metrics, and an error ends one run alone."""
+
+import os
+import signal
+import stat
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+import torch
+
+from barebones.gpu import mps
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.run import options
+from barebones.lab.run.options import RunOptions
+from barebones.lab.run.run import Stopped
+from barebones.lab.sweep import worker
+from barebones.lab.sweep.worker import Event, Wire
+
+EXPERIMENT = Experiment("small-vgg", "digits", "random", 0.9, epochs=1).resolved()
+
+
+class Ends(Wire):
+    """A wire that keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.stopping = False
+
+    def tell(self, kind: str, folder: str, **about) -> None:
+        self.events.append(Event(kind, folder, about))
+
+    def should_stop(self) -> bool:
+        return self.stopping
+
+
+def attempt(monkeypatch, body, stopping: bool = False, device: str = "cpu") -> list[Event]:
+    wire = Ends()
+    wire.stopping = stopping
+    monkeypatch.setattr(worker, "run", lambda *about, held: body(*about[2:4], held))
+    worker.attempt(EXPERIMENT, RunOptions(Path("runs"), device), wire)
+    return wire.events
+
+
+def test_a_worker_passes_on_lines_and_the_result(monkeypatch):
+    def body(report, stopping, held):
+        held()
+        for number in range(2):
+            report({"stage": "prune", "round": number, "layers": {}})
+        return {"test": 1}
+
+    events = attempt(monkeypatch, body)
+    assert [event.kind for event in events] == ["started", "line", "line", "done"]
+    assert events[2].about == {"line": {"stage": "prune", "round": 1}}
+    assert events[3].about == {"result": {"test": 1}}
+    assert attempt(monkeypatch, lambda *_: {})[-1].kind == "elsewhere"  # another process has finished it
+
+
+@pytest.mark.parametrize(("device", "there", "used"), [("cpu", 16, 1), ("cuda:1", 16, 2), ("cuda", 1, 1)])
+def test_the_processes_of_a_sweep_do_not_fight_for_the_processors(monkeypatch, tmp_path, device, there, used):
+    monkeypatch.setattr(options, "processors", lambda: there)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(worker, "_print_to", lambda log: None)
+    before, handlers = torch.get_num_threads(), {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    asked, ours = Pipe()
+    for message in ({}, EXPERIMENT, None):  # no methods of its own, a run, and the order to stop
+        ours.send(message)
+    try:
+        torch.set_num_threads(3)
+        worker.work(asked, RunOptions(tmp_path, device), str(tmp_path / "log"))
+        assert torch.get_num_threads() == used
+        assert ours.recv() == Event("stopped", EXPERIMENT.folder)  # before it began
+    finally:
+        torch.set_num_threads(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("error", "why", "retry"),
+    [
+        (ValueError("do this"), "do this", False),
+        (SystemExit(3), "SystemExit: 3", False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "OutOfMemoryError: CUDA out of memory. Tried", True),
+        (RuntimeError(), "RuntimeError", False),
+    ],
+)
+def test_an_error_ends_its_run_alone(monkeypatch, error, why, retry):
+    def body(report, stopping, held):
+        raise error
+
+    (event,) = attempt(monkeypatch, body)
+    assert (event.kind, event.about["reason"], event.about["others_may_be_the_cause"]) == ("failed", why, retry)
+    assert "raise error" in event.about["traceback"]
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_process_whose_random_numbers_are_broken_ends_and_its_run_is_tried_again(monkeypatch, usable):
+    def body(report, stopping, held):
+        raise ValueError("this network cannot be captured in a CUDA graph")
+
+    def rand(*size, device):
+        if not usable:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+
+    ends: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch, "rand", rand)
+    monkeypatch.setattr(os, "_exit", ends.append)
+    (event,) = attempt(monkeypatch, body, device="cuda")
+    assert ends == ([] if usable else [worker.BROKEN])
+    assert (event.about["others_may_be_the_cause"], event.about["process_ends"]) == (not usable, not usable)
+
+
+def test_a_run_stops_when_asked(monkeypatch):
+    def body(report, stopping, held):
+        if stopping():
+            raise Stopped
+
+    assert [event.kind for event in attempt(monkeypatch, body, stopping=True)] == ["stopped"]
+
+
+CONTROL = """#!/bin/sh
+if [ "$1" = -d ]; then touch "$CUDA_MPS_PIPE_DIRECTORY/daemon"; exit {starts}; fi
+while read order; do
+  echo "$order" >> "{log}"
+  if [ "$order" = get_server_list ]; then echo "{servers}"; fi
+done
+"""
+
+
+@pytest.mark.parametrize(("starts", "servers", "serves"), [(0, "4711", True), (0, "", False), (1, "4711", False)])
+def test_the_service_for_sharing_a_gpu_ends_with_the_sweep(monkeypatch, tmp_path, starts, servers, serves):
+    program, log = tmp_path / mps.CONTROL, tmp_path / "log"
+    program.write_text(CONTROL.format(starts=starts, servers=servers, log=log))
+    program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with mps.service() as runs:
+        assert (runs, mps.FOLDERS[0] in os.environ) == (serves, serves)
+    assert not any(name in os.environ for name in mps.FOLDERS)
+    assert (log.read_text().split()[-1] if log.exists() else "") == ("quit" if starts == 0 else "")
+
+
+def test_without_the_program_nothing_is_started_and_the_users_own_service_is_left(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with mps.service() as runs:
+        assert not runs
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "mine")
+    with mps.service() as runs:
+        assert runs
+    assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "mine"
