@@ -32,7 +32,7 @@ from .tables import selection
 
 def add(bits: Bits, call: Call) -> Tensor:
     """A function of two values, such as their sum or maximum: reached if either is."""
-    shape = torch.broadcast_shapes(*(t.shape for t in call.tensors))
+    shape = torch.broadcast_tensors(*(torch.empty(t.shape, device="meta") for t in call.tensors))[0].shape
     parts = [bits.quiet(call, t) for t in call.live]
     return reduce(torch.add, parts, torch.zeros(shape, device=parts[0].device))
 

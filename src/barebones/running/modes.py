@@ -30,7 +30,8 @@ def restored(model: nn.Module) -> Iterator[None]:
     flags = [module.training for module in modules]
     tables = [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
     values = Copies([buffer for _, buffers in tables for buffer in buffers.values() if buffer is not None])
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+    gradients = [(parameter, parameter.grad) for parameter in parameters]
     try:
         for parameter, gradient in gradients:
             if gradient is not None:
@@ -111,19 +112,21 @@ class Copies:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         groups = by_kind(map(_once, tensors))
-        self._groups = [(group, torch.cat([tensor.reshape(-1) for tensor in group])) for group in groups]
+        self._groups = [(group, [torch.empty_like(tensor) for tensor in group]) for group in groups]
+        for group, values in self._groups:
+            torch._foreach_copy_(values, group)
 
     def put_back(self) -> None:
         """Write the values back, in place."""
-        for group, row in self._groups:
-            parts = row.split([tensor.numel() for tensor in group])
-            values = [part.view(tensor.shape) for part, tensor in zip(parts, group, strict=True)]
-            torch._foreach_copy_([tensor.data for tensor in group], values)
+        for group, values in self._groups:
+            torch._foreach_copy_(group, values)
 
 
 def _once(tensor: Tensor) -> Tensor:
     """Return a view that has each value of an expanded tensor once, because torch refuses to write it repeatedly."""
-    return tensor.detach()[tuple(slice(1 if stride == 0 else None) for stride in tensor.stride())]
+    if 0 not in tensor.stride():
+        return tensor.data
+    return tensor.data[tuple(slice(1 if stride == 0 else None) for stride in tensor.stride())]
 
 
 def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
