@@ -10,41 +10,15 @@ lets no weight return into an empty channel. FORCE and Hybrid as they are have t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import barebones as bb
 from barebones.lab.experiment.experiment import Experiment
-from barebones.masks import Scores
 from barebones.pruning import criteria
 
-
-def without_constants(norm: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
-    """Replace the channels that are constant over the batch by zeros, which take no gradient."""
-    x: Tensor = args[0]
-    over = [0, *range(2, x.dim())]
-    constant = x.detach().amax(over, keepdim=True) == x.detach().amin(over, keepdim=True)
-    return (torch.where(constant, torch.zeros((), dtype=x.dtype, device=x.device), x),)
-
-
-def saliency_of_signals(probe: bb.Probe) -> Scores:
-    """Return the saliency of FORCE, without gradients of constant channels."""
-    norms = [module for module in probe.user_model.modules() if isinstance(module, _BatchNorm)]
-    with ExitStack() as stack:
-        for norm in norms:
-            stack.enter_context(norm.register_forward_pre_hook(without_constants))
-        return criteria.saliency(probe)
-
-
-for name in ("force", "hybrid"):
-    row = bb.METHODS[name]
-    bb.METHODS[f"{name}-signal"] = replace(row, criterion=saliency_of_signals, label=f"{row.label}, signals alone")
+row = bb.METHODS["hybrid"]
+bb.METHODS["hybrid-signal"] = replace(row, criterion=criteria.signal_saliency, label=f"{row.label}, signals")
 
 
 def variants() -> Iterator[Experiment]:

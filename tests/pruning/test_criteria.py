@@ -15,8 +15,9 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
+import barebones as bb
 from barebones import METHODS, Probe, prune, rounds
-from barebones.masks import kept
+from barebones.masks import Masks, kept
 from barebones.pruning import criteria
 from barebones.pruning.criteria import erk_counts
 
@@ -224,3 +225,21 @@ def test_the_objective_and_the_loss_are_those_of_the_masks_a_round_begins_with()
         masked = {n: w * before[n] for n, w in weights_of(model).items()}
         assert step.loss == pytest.approx(references.loss_at(model, masked, batch, F.cross_entropy).item(), rel=1e-12)
         before = step.masks
+
+
+@pytest.mark.parametrize("bn", ["batch", "eval"])
+def test_a_channel_without_a_signal_gets_no_gradient_through_its_norm(bn):
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4))
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), zoo.Residual(*block), nn.Flatten(), nn.Linear(64, 3))
+    masks = Masks({name: torch.ones(p.shape, dtype=torch.bool) for name, p in bb.prunable(model).items()})
+    name = "1.block.0.weight"
+    masks[name][:2] = False  # before a residual sum: nothing stops the gradient
+    probe = Probe(model, [(torch.randn(8, 2, 4, 4), torch.arange(8) % 3)], bn=bn)
+    with probe.at(masks, 0, 10):
+        plain, signal = criteria.saliency(probe), criteria.signal_saliency(probe)
+    assert plain[name][:2].abs().sum() > 0
+    assert (signal[name][:2].abs().sum() == 0) == (bn == "batch")
+    torch.testing.assert_close(signal[name][2:], plain[name][2:])
+    for other in masks.keys() - {name}:
+        torch.testing.assert_close(signal[other], plain[other])

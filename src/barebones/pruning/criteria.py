@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..masks import Masks, Scores
 from ..running.backward import guarded
@@ -28,6 +30,26 @@ def saliency(probe: Probe) -> Scores:
         for chunk, weight in chunks(score, weights[name]):
             chunk.mul_(weight).abs_()
     return scores
+
+
+def signal_saliency(probe: Probe) -> Scores:
+    """Return the saliency, but no gradient through a batch-norm for channels that are constant over the batch.
+
+    Such a channel carries no signal, and the norm multiplies its gradients by 1/sqrt(eps), about 316.
+    """
+    with ExitStack() as stack:
+        for norm in (module for module in probe.user_model.modules() if isinstance(module, _BatchNorm)):
+            stack.enter_context(norm.register_forward_pre_hook(_without_constants))
+        return saliency(probe)
+
+
+def _without_constants(norm: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, ...] | None:
+    """Replace constant channels by zeros, which take no gradient; running statistics do not amplify."""
+    if not norm.training and norm.running_mean is not None:
+        return None
+    over = [0, *range(2, args[0].dim())]
+    highest, lowest = (extreme(args[0].detach(), over, keepdim=True) for extreme in (torch.amax, torch.amin))
+    return (args[0].masked_fill(highest == lowest, 0), *args[1:])
 
 
 def gradient_norm(probe: Probe) -> Scores:

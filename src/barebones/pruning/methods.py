@@ -72,6 +72,9 @@ METHODS: dict[str, Method] = {  # neighbours in a plot differ in colour and mark
     "force": Method(criteria.saliency, rounds=60, revive_until=1.0, label="FORCE", colour="#D55E00", marker="o"),
     "iter-snip": Method(criteria.saliency, rounds=60, label="Iter SNIP", colour="#0072B2", marker="s"),
     "hybrid": Method(criteria.saliency, rounds=60, revive_until=0.9, label="Hybrid", colour="#CC79A7", marker="D"),
+    "force-signal": Method(
+        criteria.signal_saliency, rounds=60, revive_until=1.0, label="FORCE, signals", colour="#A52A2A", marker="v"
+    ),
     "snip": Method(criteria.saliency, label="SNIP", colour="#56B4E9", marker="^"),
     "snip-mb": Method(criteria.saliency, batches=60, label="SNIP-MB", colour="#332288", marker="D"),
     "grasp": Method(criteria.grasp, label="GRASP", colour="#009E73", marker="v"),
