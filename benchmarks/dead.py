@@ -24,7 +24,7 @@ from barebones.masks import Masks
 from barebones.paths import effective
 
 COLUMNS = (
-    "model", "method", "sparsity", "seed", "control", "leave_empty", "scoring_bn", "loss", "warmup", "precision",
+    "model", "method", "sparsity", "seed", "control", "revive_empty", "scoring_bn", "loss", "warmup", "precision",
     "epochs", "top1", "silent_outputs", "folder",
 )  # fmt: skip
 STILL = 0.01  # a channel is dead if its output varies by at most this share of what varies most in its layer

@@ -18,7 +18,7 @@ NAMES = {"vgg19": "VGG-19", "resnet50": "ResNet-50", "mobilenet-v2": "MobileNet-
 SHORT = {"vgg19": 40, "resnet50": 30, "mobilenet-v2": 30}  # epochs
 STUDENT = {3: 4.303, 5: 2.776}  # factors of 95 % confidence intervals, by the number of seeds
 USUAL = {
-    "leave_empty": False, "scoring_bn": "batch", "scoring_init": None, "loss": "cross-entropy",
+    "revive_empty": True, "scoring_bn": "batch", "scoring_init": None, "loss": "cross-entropy",
     "control": "none", "norm_scale": "ones", "warmup": 0, "rounds": 300,
 }  # fmt: skip
 RUNS = records(ROOT / "results")
@@ -93,27 +93,29 @@ def controls() -> Iterator[list[str]]:
     yield ["removed", "method", "its masks", "fresh weights", "shuffled", "lowest scores"]
     for sparsity in (0.98, 0.995, 0.999):
         for method in ("hybrid", "force", "iter-snip"):
-            cells = [seeds(runs("vgg19", method, sparsity, control=c)) for c in ("none", "redraw", "shuffle", "invert")]
+            cells = [
+                seeds(runs("vgg19", method, sparsity, control=c)) for c in ("none", "reinitialize", "shuffle", "invert")
+            ]
             yield [f"{100 * sparsity:g} %", look(method).label, *cells]
 
 
 def empty_channels() -> Iterator[list[str]]:
     """Yield the accuracies, and the weights on a path, with and without revival into empty channels; seed 0."""
-    yield ["network", "method", "as it is", "no gradient of constant channels", "`--leave-empty`"]
+    yield ["network", "method", "as it is", "no gradient of constant channels", "`--no-revive-empty`"]
     for model, sparsity in (("mobilenet-v2", 0.98), ("resnet50", 0.995), ("resnet50", 0.999)):
         for method in ("force", "hybrid"):
             found = runs(model, method, sparsity)[:1] + runs(model, f"{method}-signal", sparsity)
-            found += runs(model, method, sparsity, leave_empty=True)
+            found += runs(model, method, sparsity, revive_empty=False)
             cells = [f"{100 * r['top1']:.2f} ({r['effective']:,})" for r in found]
             yield [f"{NAMES[model]}, {100 * sparsity:g} %", look(method).label, *cells]
 
 
 def variants() -> Iterator[list[str]]:
     """Yield the accuracies of variants of FORCE and Hybrid, VGG-19."""
-    yield ["removed", "method", "as it is", "`--leave-empty`", "`--scoring-bn eval`"]
+    yield ["removed", "method", "as it is", "`--no-revive-empty`", "`--scoring-bn eval`"]
     for sparsity in (0.995, 0.999):
         for method in ("force", "hybrid"):
-            changes = {}, {"leave_empty": True}, {"scoring_bn": "eval"}
+            changes = {}, {"revive_empty": False}, {"scoring_bn": "eval"}
             cells = [seeds(runs("vgg19", method, sparsity, **changed)) for changed in changes]
             yield [f"{100 * sparsity:g} %", look(method).label, *cells]
 

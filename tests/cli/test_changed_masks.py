@@ -14,7 +14,7 @@ from barebones.files.masks import KIND, NUMBERS, VERSION
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import loading
 
-SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1, batch=256).resolved()
+SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1, batch_size=256).resolved()
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def words_of(gathered: dict) -> str:
 @pytest.fixture(scope="module")
 def cut(networks) -> Experiment:
     """Two weights are left for three layers, so at least one is empty."""
-    return Experiment(networks, "digits", "snip", 0.995, epochs=2, batch=256, warmup=1).resolved()
+    return Experiment(networks, "digits", "snip", 0.995, epochs=2, batch_size=256, warmup=1).resolved()
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_trained_network_is_not_said_to_be_untrained(cut, options):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"control": "redraw"},
+        {"control": "reinitialize"},
         {"control": "shuffle"},
         {"method": "magnitude", "pretrain": 1},
         {"method": "magnitude", "pretrain": 1, "rewind": True},
@@ -119,7 +119,7 @@ def test_the_tested_network_is_the_one_that_would_be_trained(changes, cut, skip,
     """It is that of the same experiment without epochs."""
     ends = []
     for epochs, how in ((2, skip), (0, options)):
-        experiment = replace(cut, **changes, rounds=None, batches=None, epochs=epochs, warmup=0).resolved()
+        experiment = replace(cut, **changes, rounds=None, batches_per_round=None, epochs=epochs, warmup=0).resolved()
         result, folder = result_of(run(experiment, how)), how.folder(experiment)
         assert result["collapsed"]
         weights = {name: value.tolist() for name, value in tensors(folder / "weights.safetensors").items()}
@@ -203,7 +203,7 @@ def test_a_plan_in_the_metadata_of_a_mask_file_is_the_users_own(plan, cut, optio
     result_of(run(cut, options, until="prune"))
     masks, _ = load_masks(options.folder(cut) / "mask.safetensors")
     save_masks(masks, path := tmp_path / "mask", plan=plan)
-    trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches=None).resolved()
+    trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches_per_round=None).resolved()
     lines = []
     result = result_of(run(trained, replace(options, mask=path), lines.append))
     (warning,) = [line for line in lines if "warning" in line]

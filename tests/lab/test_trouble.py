@@ -28,7 +28,7 @@ CUT = "No signal passes from input to output"
 @pytest.fixture(scope="module")
 def cut(networks) -> Experiment:
     """Two weights are left for three layers, so at least one is empty."""
-    return Experiment(networks, "digits", "snip", 0.995, epochs=1, batch=256).resolved()
+    return Experiment(networks, "digits", "snip", 0.995, epochs=1, batch_size=256).resolved()
 
 
 def test_a_collapse_is_told_between_pruning_and_training(cut, options):
@@ -75,7 +75,7 @@ def test_masks_of_a_file_that_cut_the_network_stop_a_run_too(cut, options, tmp_p
     result_of(run(cut, options, until="prune"))
     masks, _ = load_masks(options.folder(cut) / MASK)
     save_masks(masks, tmp_path / "mask")
-    trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches=None).resolved()
+    trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches_per_round=None).resolved()
     with pytest.raises(ValueError, match=CUT):
         result_of(run(trained, replace(options, on_collapse="raise", mask=tmp_path / "mask")))
 
@@ -87,7 +87,7 @@ def silent(short, options, tmp_path) -> tuple[Experiment, RunOptions]:
     masks = {name: mask for name, mask in masks.items() if mask.dim() > 1}
     masks["8.weight"][4:] = False
     save_masks(masks, path := tmp_path / "mask")
-    settings = dict(method="file", mask=masks_digest(masks), rounds=None, batches=None, epochs=1)
+    settings = dict(method="file", mask=masks_digest(masks), rounds=None, batches_per_round=None, epochs=1)
     return replace(short, **settings, sparsity=60 / 414).resolved(), replace(options, mask=path)
 
 

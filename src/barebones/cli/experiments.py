@@ -197,10 +197,10 @@ def sweep(
     engine: EngineName = LOCAL,
     engine_option: EngineOptions = None,
     retry_failed: RetryFailed = False,
-    minutes: Annotated[
+    time_limit: Annotated[
         float | None,
         typer.Option(
-            help="Stop after this time, with checkpoints saved; the same command resumes.", show_default="no limit"
+            help="Stop after so many minutes, with checkpoints saved; the same command resumes.", show_default="none"
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -209,7 +209,7 @@ def sweep(
     """Run many experiments, several at once, and write one table of all results.
 
     Finished experiments are skipped, so the same command resumes a sweep. Sweeps that share a folder
-    of runs share the work. The exit code is 1 if an experiment failed, or is not finished when --minutes are over.
+    of runs share the work. The exit code is 1 if an experiment failed, or is not finished at the --time-limit.
 
     Example: barebones sweep smoke
     """
@@ -231,7 +231,7 @@ def sweep(
     with stoppable("") as stopping:
         outcome = run_sweep(
             list(experiments), run_options,
-            jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, minutes=minutes,
+            jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, time_limit=time_limit,
             engine=engine, engine_options=engine_options(engine_option or ()), console=Console(), stopping=stopping,
         )  # fmt: skip
         if stopping():

@@ -20,7 +20,7 @@ from ..scope import masked_copy, prunable
 from .selection import keep_top
 
 NONE = "none"  # CONTROLS says what each control does to a run
-CONTROLS = {NONE: "", "shuffle": "shuffled", "redraw": "reinitialized", "invert": "inverted"}
+CONTROLS = {NONE: "", "shuffle": "shuffled", "reinitialize": "reinitialized", "invert": "inverted"}
 
 
 def shuffled(masks: Mapping[str, Tensor], seed: int = 0) -> Masks:

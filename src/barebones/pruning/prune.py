@@ -120,7 +120,7 @@ def prune(
     if on_collapse not in ON_COLLAPSE:
         raise ValueError(f"on_collapse={on_collapse!r}: choose 'warn', 'raise' or 'ignore'")
     row = resolved(
-        method, rounds=rounds, batches=batches_per_round, schedule=schedule, revive_until=revive_until,
+        method, rounds=rounds, batches_per_round=batches_per_round, schedule=schedule, revive_until=revive_until,
         revive_empty=revive_empty, at_least=at_least,
     )  # fmt: skip
     if isinstance(method, str) and row.needs_data and batches is None:
@@ -167,7 +167,7 @@ def prune(
         "method": method if isinstance(method, str) else function_name(method.criterion),
         "sparsity": sparsity,
         "rounds": row.rounds if keep < total else 0,
-        "batches_per_round": row.batches,
+        "batches_per_round": row.batches_per_round,
         "schedule": function_name(row.schedule),
         "revive_until": row.revive_until,
         "at_least": row.at_least,

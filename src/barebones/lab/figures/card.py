@@ -171,5 +171,6 @@ def _chosen(experiment: Experiment) -> dict[str, Any]:
 def _command(verb: str, settings: Mapping[str, Any], *more: str) -> str:
     words = ["barebones", verb]
     for name, value in settings.items():
-        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        option = ("--no-" if value is False else "--") + name.replace("_", "-")
+        words += [option] if isinstance(value, bool) else [option, str(value)]
     return shlex.join([*words, *more])

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ...files.container import atomically
 from ...messages import printable
-from ..experiment.experiment import TYPES, Experiment
+from ..experiment.experiment import TYPES, Experiment, with_role
 from ..experiment.styles import titled
 from ..run.connectivity import epochs_of
 from ..run.folder import failed, finished, recorded
@@ -26,7 +26,7 @@ from .tables import Row
 CSV, PARQUET = "records.csv", "records.parquet"
 DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
 
-KEY = ("data", "model", "method", "sparsity", "control")  # the settings that every table shows
+KEY = with_role("key")  # the settings that every table shows
 
 SETTINGS: dict[str, type] = {f.name: TYPES[str(f.type).partition(" | ")[0]] for f in fields(Experiment)}
 RESULTS: dict[str, type] = {
@@ -88,7 +88,7 @@ def _stored(line: Row) -> Row:
 
 def arranged(rows: Iterable[Row]) -> list[Row]:
     """Return the rows sorted by their settings, with the statistics of their groups."""
-    order = (*KEY, "seed", "folder")
+    order = ("data", *KEY, "seed", "folder")
     return with_statistics(sorted(rows, key=lambda row: [(row[name] is None, row[name]) for name in order]))
 
 

@@ -142,7 +142,7 @@ class Worker:
 def _network(experiment: Experiment) -> Hashable:
     """Return what torch compiles a network for: runs that agree in it share the result."""
     own = experiment.folder if experiment.shrink else ""  # a shrunk network has its own widths
-    return experiment.model, experiment.data, experiment.batch, experiment.precision, own
+    return experiment.model, experiment.data, experiment.batch_size, experiment.precision, own
 
 
 def _can_be_sent(method: Method) -> bool:

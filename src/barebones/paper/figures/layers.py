@@ -23,13 +23,13 @@ SETTINGS: dict[str, Settings] = {
     "smoke": {
         "pairs": [("digits", "small-resnet"), ("digits", "small-vgg")], "seeds": [0], "sparsity": 0.99,
         "methods": METHODS, "changes": {
-            "snip-mb": {"batches": 5}, "grasp-mb": {"batches": 5}, "iter-snip": {"rounds": 15},
+            "snip-mb": {"batches_per_round": 5}, "grasp-mb": {"batches_per_round": 5}, "iter-snip": {"rounds": 15},
             "force": {"rounds": 15},
         },
     },
     "short": {
         "pairs": PAPER, "seeds": [0], "sparsity": 0.999, "methods": METHODS, "changes": {
-            "snip-mb": {"batches": 60}, "grasp-mb": {"batches": 60}, "iter-snip": {"rounds": 60},
+            "snip-mb": {"batches_per_round": 60}, "grasp-mb": {"batches_per_round": 60}, "iter-snip": {"rounds": 60},
             "force": {"rounds": 60},
         },
     },
