@@ -35,20 +35,20 @@ def runs(model: str, method: str, sparsity: float = 0.0, epochs: int | None = No
 
 
 def mean(rows: Sequence[Row]) -> str:
-    """Return the mean accuracy in %, from three seeds on with its confidence interval, and how many are cut."""
-    values, cut = [100 * row["top1"] for row in rows], sum(row["collapsed"] for row in rows)
-    if not values or cut == len(values):
-        return "cut" if values else ""
+    """Return the mean accuracy in %, from three seeds on with a confidence interval, and how many are disconnected."""
+    values, lost = [100 * row["top1"] for row in rows], sum(row["collapsed"] for row in rows)
+    if not values or lost == len(values):
+        return "disconnected" if values else ""
     text = f"{fmean(values):.2f}"
     if len(values) in STUDENT:
         text += f" ± {STUDENT[len(values)] * stdev(values) / len(values) ** 0.5:.2f}"
-    return text + (f" ({cut} cut)" if cut else "")
+    return text + (f" ({lost} disconnected)" if lost else "")
 
 
 def seeds(rows: Sequence[Row]) -> str:
     """Return the accuracy with each seed."""
     if rows and all(row["collapsed"] for row in rows):
-        return "cut"
+        return "disconnected"
     return " / ".join(f"{100 * row['top1']:.2f}" for row in rows)
 
 
@@ -67,7 +67,7 @@ def paper() -> Iterator[list[str]]:
     yield ["network", "method", "epochs", "seeds", "ours", "paper"]
     for each in ACCURACIES:
         rounds = {"rounds": each.rounds} if each.rounds and each.method in ("force", "iter-snip") else {}
-        if each.data != "cifar10" or each.top1 == 0.1:  # chance: those masks are cut, in the paper as here
+        if each.data != "cifar10" or each.top1 == 0.1:  # chance: disconnected, in the paper as here
             continue
         for epochs in (350, SHORT[each.model]):
             if found := runs(each.model, each.method, each.sparsity, epochs, **rounds):
@@ -90,7 +90,7 @@ def full() -> Iterator[list[str]]:
 
 def controls() -> Iterator[list[str]]:
     """Yield the accuracies of three methods and of their controls, VGG-19."""
-    yield ["removed", "method", "its masks", "fresh weights", "shuffled", "lowest scores"]
+    yield ["removed", "method", "its masks", "reinitialized", "shuffled", "lowest scores"]
     for sparsity in (0.98, 0.995, 0.999):
         for method in ("hybrid", "force", "iter-snip"):
             cells = [

@@ -176,7 +176,7 @@ def test_words_that_are_no_options_get_the_usage_and_code_2(words, expected, com
     ("error", "code", "line"),
     [
         (KeyboardInterrupt(), 130, "stopped"),
-        (torch.OutOfMemoryError("CUDA out of memory"), 2, "error: the device has too little memory for this; use"),
+        (torch.OutOfMemoryError("CUDA out of memory"), 2, "error: the device has too little memory; use"),
         (FileExistsError(17, "File exists", "here"), 2, "error: File exists: here"),
         (OSError(28, "No space left on device"), 2, "error: No space left on device"),
         (ImportError("pip install it"), 2, "error: pip install it"),

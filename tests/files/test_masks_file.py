@@ -134,9 +134,17 @@ ODD = {  # an entry of the header of `EYE`, its value, and what is said about it
     "text in the account": ("account", COUNTS | dict(flops_dense="18"), "flops_dense '18' is not a whole number"),
     "an accuracy in the account": ("account", COUNTS | dict(test=1), "it has an unknown entry 'test'"),
     "negative FLOPs": ("account", COUNTS | dict(flops_dense=-1), "its account is damaged: a count is negative"),
-    "more silent than there are": ("account", COUNTS | dict(silent_outputs=3, outputs=2), "3 silent outputs of 2"),
-    "silent of unknown": ("account", COUNTS | dict(silent_outputs=3), "its account has 3 silent outputs of None"),
-    "negative outputs": ("account", COUNTS | dict(silent_outputs=-1, outputs=2), "damaged: a count is negative"),
+    "more silent than there are": (
+        "account",
+        COUNTS | dict(disconnected_outputs=3, outputs=2),
+        "3 disconnected outputs of 2",
+    ),
+    "silent of unknown": (
+        "account",
+        COUNTS | dict(disconnected_outputs=3),
+        "its account has 3 disconnected outputs of None",
+    ),
+    "negative outputs": ("account", COUNTS | dict(disconnected_outputs=-1, outputs=2), "damaged: a count is negative"),
     "negative seconds": ("seconds", -1, "seconds -1 is negative"),
     "collapsed": ("collapsed", "w", "collapsed 'w' is not a list"),
     "collapsed numbers": ("collapsed", [1], "the entry of collapsed 1 is not a text"),
@@ -164,7 +172,7 @@ def test_odd_headers_are_one_sentence(path: Path, entry: str, value: Any, messag
 def test_the_account_of_a_run_comes_back_with_every_count(path: Path) -> None:
     save_masks(EYE, path, account=COUNTS, experiment={"seed": 1}, collapsed=["w"], seconds=3)
     about = load_masks(path)[1]
-    nothing = dict(flops_effective=None, flops_shrunk=None, silent_outputs=None, outputs=None, not_followed=None)
+    nothing = dict(flops_effective=None, flops_shrunk=None, disconnected_outputs=None, outputs=None, not_followed=None)
     assert about["account"] == COUNTS | nothing
     assert (about["experiment"], about["collapsed"], about["seconds"]) == ({"seed": 1}, ["w"], 3)
 

@@ -96,19 +96,23 @@ def test_classes_that_no_signal_reaches_are_told_and_do_not_stop_a_run(silent):
     lines = []
     result = result_of(run(experiment, replace(options, on_collapse="raise"), lines.append))
     (warning,) = [line for line in lines if "warning" in line]
-    assert (warning["warning"], warning["short"]) == (SILENT, "6 of 10 outputs silent")
-    assert (result["collapsed"], result["empty"], result["silent_outputs"], result["outputs"]) == ([], [], 6, 10)
+    assert (warning["warning"], warning["short"]) == (SILENT, "6 of 10 outputs disconnected")
+    assert (result["collapsed"], result["empty"], result["disconnected_outputs"], result["outputs"]) == ([], [], 6, 10)
     assert SILENT in list(summary(result, options.folder(experiment)))
     row = records.record(options.folder(experiment), experiment)
-    assert (row["collapsed"], row["silent_outputs"]) == (False, 6)
-    assert "silent outputs" in plain_text(records.summary(records.arranged([row])))
+    assert (row["collapsed"], row["disconnected_outputs"]) == (False, 6)
+    assert "outputs, at most" in plain_text(records.summary(records.arranged([row])))
 
 
 def test_a_cut_network_gets_no_second_sentence():
-    about = {"collapsed": ["a"], "account": {"silent_outputs": 10, "outputs": 10}}
-    assert list(sentences(about)) == [f"{CUT}: a cut the network."]
+    about = {"collapsed": ["a"], "account": {"disconnected_outputs": 10, "outputs": 10}}
+    assert list(sentences(about)) == [f"{CUT}: collapsed at a."]
     assert in_short(about) == "collapsed"
-    row = dict.fromkeys(records.COLUMNS) | Experiment().resolved().to_dict() | {"status": "done", "silent_outputs": 10}
+    row = (
+        dict.fromkeys(records.COLUMNS)
+        | Experiment().resolved().to_dict()
+        | {"status": "done", "disconnected_outputs": 10}
+    )
     assert "silent" not in plain_text(records.summary(records.arranged([row | {"collapsed": True}])))
 
 
@@ -120,7 +124,7 @@ def test_many_useless_weights_are_told(where):
     for counts in (few, {"kept": 10, "effective": None}, {"kept": 0, "effective": 0}, {"kept": 10}):
         assert (list(sentences(where(counts))), in_short(where(counts))) == ([], "")
     cut = where({"kept": 10, "effective": 0}) | {"collapsed": ["a"]}
-    assert list(sentences(cut)) == [f"{CUT}: a cut the network."]
+    assert list(sentences(cut)) == [f"{CUT}: collapsed at a."]
     assert in_short(cut) == "collapsed"
 
 

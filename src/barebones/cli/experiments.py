@@ -99,7 +99,7 @@ def train(
     Example: barebones train --mask mask.safetensors
     """
     settings, run_options = split(options, overwrite)
-    settings = {name: value for name, value in settings.items() if value is not None and value is not False}
+    settings = {name: value for name, value in settings.items() if value is not None}
     if "method" in settings:
         raise ValueError("train does not prune, so --method has no effect; use barebones run")
     if mask is not None:

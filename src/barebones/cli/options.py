@@ -127,7 +127,7 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
                 help=help, rich_help_panel=panel, show_default="as in the mask file" if unset else shown,
                 autocompletion=_completion(field.metadata["known"]),
             )  # fmt: skip
-            kind, default = (kind | None, None) if unset else (kind, default)
+        kind, default = (kind | None, None) if unset else (kind, default)
         options.append(_parameter(field.name, Annotated[kind, option], default))
     return options
 

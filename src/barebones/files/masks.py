@@ -34,7 +34,7 @@ class Header:
     library: str
     experiment: dict[str, Any] | None = None  # the settings of the run that found the masks
     account: dict[str, Any] | None = None  # the fields of `Counts`
-    collapsed: list[str] | None = None  # the layers that cut the network
+    collapsed: list[str] | None = None  # layers that disconnect the network
     seconds: float | None = None  # that it took to find the masks
 
 
@@ -50,7 +50,7 @@ class Counts:
     flops_dense: int | None = None
     flops_effective: int | None = None
     flops_shrunk: int | None = None
-    silent_outputs: int | None = None
+    disconnected_outputs: int | None = None
     outputs: int | None = None
     not_followed: str | None = None  # why there are no effective weights and no FLOPs
 
@@ -151,9 +151,9 @@ def _account(values: dict[str, Any], stored: Mapping[str, Layer]) -> Counts:
         raise ValueError(
             f"its account has {shown(effective)} effective weights, and sparsity {shown(sparsity)} of them"
         )
-    silent, outputs = counts.silent_outputs, counts.outputs
-    if (silent is None) != (outputs is None) or (silent or 0) > (outputs or 0):
-        raise ValueError(f"its account has {shown(silent)} silent outputs of {shown(outputs)}")
+    lost, outputs = counts.disconnected_outputs, counts.outputs
+    if (lost is None) != (outputs is None) or (lost or 0) > (outputs or 0):
+        raise ValueError(f"its account has {shown(lost)} disconnected outputs of {shown(outputs)}")
     if any(value < 0 for value in asdict(counts).values() if isinstance(value, int | float)):
         raise ValueError("its account is damaged: a count is negative")
     return counts

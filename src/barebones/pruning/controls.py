@@ -63,7 +63,7 @@ def reinitialized(model: nn.Module, seed: int = 0, init: str | None = None) -> n
 
     By default a weight's new values are normal, with the mean and standard deviation that its values have now; zeros,
     which may be pruned, do not count. `init` names a scheme of `initialize` to draw them by instead. Biases, norms and
-    other parameters stay. To train the fresh weights under the same masks, `hold` the copy with them.
+    other parameters stay. To train these weights under the same masks, `hold` the copy with them.
 
     >>> layer = nn.Linear(20, 10)
     >>> fresh = reinitialized(layer, seed=1)

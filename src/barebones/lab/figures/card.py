@@ -128,8 +128,8 @@ def _numbers(counts: Account, result: Mapping[str, Any] | None) -> Iterator[tupl
         yield "FLOPs per sample", f"{left}, {counts.flops_dense:,} for the dense network"
     if counts.collapsed:
         yield "collapsed", f"no signal passes {shortened(counts.collapsed)}"
-    elif counts.silent_outputs:
-        yield "silent outputs", f"no signal reaches {counts.silent_outputs} of {counts.outputs}"
+    elif counts.disconnected_outputs:
+        yield "disconnected outputs", f"no signal reaches {counts.disconnected_outputs} of {counts.outputs}"
     if result is None:
         yield "test accuracy", "not trained"
         return

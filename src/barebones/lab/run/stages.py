@@ -370,7 +370,7 @@ class Stages:
 
 
 def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any], list[str]]:
-    """Return the counts of the masks, and the names of the layers that cut the network."""
+    """Return the counts of the masks, and the names of the collapsed layers."""
     example = next(data.test.epoch(1))[0]
     problem = None
     try:

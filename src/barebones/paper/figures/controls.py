@@ -1,4 +1,4 @@
-"""Controls: each method against its masks shuffled or inverted within each layer, and against fresh weights."""
+"""Controls: each method against its masks shuffled or inverted within each layer, and against reinitialized weights."""
 
 from __future__ import annotations
 
