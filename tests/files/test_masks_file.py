@@ -134,16 +134,8 @@ ODD = {  # an entry of the header of `EYE`, its value, and what is said about it
     "text in the account": ("account", COUNTS | dict(flops_dense="18"), "flops_dense '18' is not a whole number"),
     "an accuracy in the account": ("account", COUNTS | dict(test=1), "it has an unknown entry 'test'"),
     "negative FLOPs": ("account", COUNTS | dict(flops_dense=-1), "its account is damaged: a count is negative"),
-    "more silent than there are": (
-        "account",
-        COUNTS | dict(disconnected_outputs=3, outputs=2),
-        "3 disconnected outputs of 2",
-    ),
-    "silent of unknown": (
-        "account",
-        COUNTS | dict(disconnected_outputs=3),
-        "its account has 3 disconnected outputs of None",
-    ),
+    "too many outputs": ("account", COUNTS | dict(disconnected_outputs=3, outputs=2), "3 disconnected outputs of 2"),
+    "outputs of unknown": ("account", COUNTS | dict(disconnected_outputs=3), "has 3 disconnected outputs of None"),
     "negative outputs": ("account", COUNTS | dict(disconnected_outputs=-1, outputs=2), "damaged: a count is negative"),
     "negative seconds": ("seconds", -1, "seconds -1 is negative"),
     "collapsed": ("collapsed", "w", "collapsed 'w' is not a list"),

@@ -108,11 +108,8 @@ def test_a_cut_network_gets_no_second_sentence():
     about = {"collapsed": ["a"], "account": {"disconnected_outputs": 10, "outputs": 10}}
     assert list(sentences(about)) == [f"{CUT}: collapsed at a."]
     assert in_short(about) == "collapsed"
-    row = (
-        dict.fromkeys(records.COLUMNS)
-        | Experiment().resolved().to_dict()
-        | {"status": "done", "disconnected_outputs": 10}
-    )
+    row = dict.fromkeys(records.COLUMNS) | Experiment().resolved().to_dict()
+    row |= {"status": "done", "disconnected_outputs": 10}
     assert "silent" not in plain_text(records.summary(records.arranged([row | {"collapsed": True}])))
 
 

@@ -224,14 +224,8 @@ def test_empty_layers_are_marked() -> None:
 
 
 def test_only_the_lower_error_bar_is_cut() -> None:
-    row = {
-        "data": "digits",
-        "model": "small-vgg",
-        "method": "snip",
-        "kind": "one-shot",
-        "layer": 1,
-        "disconnected": False,
-    }
+    row = {"data": "digits", "model": "small-vgg", "method": "snip", "kind": "one-shot", "layer": 1}
+    row |= {"disconnected": False}
     shares = (0.0, 0.0, 0.9)
     rows = [row | {"seed": s, "kept": 9 * (d > 0), "density": d, "density_all": 0.5} for s, d in enumerate(shares)]
     rows += [each | {"density": 0.9, "density_all": 0.9, "kept": 9} for each in rows]
@@ -340,11 +334,7 @@ def test_consistency_of_one_shot_and_iterated_masks(rows_of: Callable[[str], tab
 
 
 def test_consistency_draws_each_network_by_itself(rows_of: Callable[[str], tables.Rows]) -> None:
-    emptied_layer = {
-        "kept": 0,
-        "density": 0.0,
-        "disconnected": True,
-    }  # whether a layer is emptied depends on the machine
+    emptied_layer = {"kept": 0, "density": 0.0, "disconnected": True}  # whether it is empty depends on the machine
     rows = [
         row | emptied_layer if (row["method"], row["round"], row["layer"]) == ("grasp-taylor", 8, 1) else row
         for row in rows_of("consistency")
@@ -372,11 +362,8 @@ def test_consistency_says_how_many_seeds_are_cut(rows_of: Callable[[str], tables
         """The text in the panel, if these seeds are cut and lose this many layers."""
         changed = [
             row
-            | {
-                "disconnected": row["seed"] in cut,
-                "kept": 0 if row["layer"] <= empty.get(row["seed"], 0) else 1,
-                "density": 0.1,
-            }
+            | {"kept": 0 if row["layer"] <= empty.get(row["seed"], 0) else 1, "density": 0.1}
+            | {"disconnected": row["seed"] in cut}
             for row in rows
         ]
         [axes] = [axes for axes in FIGURES["consistency"].draw(changed).axes if axes.get_title()]

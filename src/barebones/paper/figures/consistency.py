@@ -52,12 +52,8 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
             experiment = experiment_on(network, method, 1 - density)
             result = pruned(network, experiment, options)
             [only] = result.rounds
-            where = {
-                "kind": SINGLE,
-                "round": 1,
-                "density_all": only.keep / total,
-                "disconnected": bool(result.collapsed),
-            }
+            where = {"kind": SINGLE, "round": 1, "density_all": only.keep / total}
+            where |= {"disconnected": bool(result.collapsed)}
             yield from (identified(experiment) | where | row for row in layer_rows(sizes, only.layers))
         if network.experiment.seed != settings["iterated_seed"]:  # they are shown for one initialization
             continue

@@ -91,7 +91,8 @@ def _lines(rows: Rows, axis: Axis) -> list[Rows]:
 
     def place(row: Row) -> Any:
         plain_first = row["control"] != NONE
-        return order.index(row["method"]), plain_first, [(row[name] is None, row[name]) for name in names]
+        values = [row[name] ^ DEFAULTS[name] if SETTINGS[name] is bool else row[name] for name in names]
+        return order.index(row["method"]), plain_first, [(value is None, value) for value in values]
 
     rows = sorted(rows, key=place)
     lines: list[Rows] = []

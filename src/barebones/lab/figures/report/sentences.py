@@ -38,11 +38,8 @@ def _state(run: Row, reason: str | None) -> Iterator[tuple[str, str]]:
     for problem in run["problems"]:
         yield "bad", f"Not readable: {problem}."
     if run["collapsed"]:
-        left_out = f" {SKIPPED}" if run["untrained"] else ""
-        yield (
-            "bad",
-            f"Disconnected: no signal passes from input to output, collapsed at {_listed(run['collapsed'])}.{left_out}",
-        )
+        where = f"{_listed(run['collapsed'])}." + (f" {SKIPPED}" if run["untrained"] else "")
+        yield "bad", f"Disconnected: no signal passes from input to output, collapsed at {where}"
     elif lost := disconnected_outputs(run["disconnected_outputs"], run["outputs"]):
         yield "warn", f"{lost.capitalize()}."
 
