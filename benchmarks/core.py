@@ -92,19 +92,20 @@ def run_pruning(name: str, model: nn.Module, batches: Iterable[Batch], count: in
         pass
 
 
-def run(console: Console, model: str, rounds: int, repeats: int, batch: int, scores: int, device: str) -> None:
+def run(console: Console, model: str, rounds: int, repeats: int, batch_size: int, scores: int, device: str) -> None:
     """Print the three tables: time, memory and selection."""
     if device != "cpu" and not torch.cuda.is_available():
         raise typer.BadParameter(f"device {device}: there is no CUDA device on this machine; choose cpu")
     module = network(model).to(device)
     weights = size(prunable(module))
-    where = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name()
+    on_cpu = device == "cpu"
+    where = f"{torch.get_num_threads()} threads" if on_cpu else torch.cuda.get_device_name()
     console.print(
-        f"{model}, {weights / 1e6:.1f} M prunable weights, batch {batch}, fp32; {where}, torch {torch.__version__}"
+        f"{model}, {weights / 1e6:.1f} M prunable weights, batch {batch_size}, fp32; {where}, torch {torch.__version__}"
     )
     for subject, measure in {
-        "the time of pruning": lambda: _speed(module, rounds, repeats, batch, device),
-        "its memory": lambda: _memory(model, weights * 4, min(batch, 32) if device == "cpu" else batch, device),
+        "the time of pruning": lambda: _speed(module, rounds, repeats, batch_size, device),
+        "its memory": lambda: _memory(model, weights * 4, min(batch_size, 32 if on_cpu else batch_size), device),
         "the selection": lambda: _selection(scores, repeats, device),
     }.items():
         with console.status(f"measuring {subject}"), computing(torch.device(device), "fp32"):
@@ -229,12 +230,12 @@ def main(
     model: Annotated[str, typer.Option(help="A network for 32x32 images, such as resnet18 or vgg19.")] = "resnet18",
     rounds: Annotated[int, typer.Option(min=1, help="Pruning rounds, each with a bare pass.")] = 5,
     repeats: Annotated[int, typer.Option(min=1, help="Measurements of each side; the median is reported.")] = 3,
-    batch: Annotated[int, typer.Option(min=2, help="Images in a batch.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images in a batch.")] = 128,
     scores: Annotated[int, typer.Option(min=1000, help="Number of scores to select from.")] = 100_000_000,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Compare pruning with bare gradients, print its memory, and compare the selection with a sorted topk."""
-    run(Console(), model=model, rounds=rounds, repeats=repeats, batch=batch, scores=scores, device=device)
+    run(Console(), model=model, rounds=rounds, repeats=repeats, batch_size=batch_size, scores=scores, device=device)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def cases(small: bool) -> Iterator[Case]:
         for row in listed:
             iterative = row.method in ("force", "iter-snip")
             if (model, precision) == ("resnet50", "fp32") or (iterative and row.rounds == 300):
-                sizes = {"rounds": row.rounds} if iterative else {"batches": row.batches}
+                sizes = {"rounds": row.rounds} if iterative else {"batches_per_round": row.batches_per_round}
                 case = {"data": "cifar10", "model": model, "sparsity": 0.995, "scoring_precision": precision}
                 yield case | {"method": row.method} | sizes
 
@@ -81,10 +81,10 @@ def paper_seconds(case: Case) -> float | None:
     """Return what the paper says of a case; its GPU is a Tesla K40m."""
     if (case["model"], case["scoring_precision"]) != ("resnet50", "fp32"):
         return None
-    sizes = (case.get("rounds", 1), case.get("batches", 1))
+    sizes = (case.get("rounds", 1), case.get("batches_per_round", 1))
     return next(
         row.seconds for row in ACCURACIES if (row.where, row.method) == (COST, case["method"])
-        and (row.rounds, row.batches) == sizes
+        and (row.rounds, row.batches_per_round) == sizes
     )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def main(
                 found["model"],
                 look(found["method"]).label,
                 str(found.get("rounds", 1)),
-                str(found.get("batches", 1)),
+                str(found.get("batches_per_round", 1)),
                 found["scoring_precision"],
                 *(f"{found[when]:.2f}" if when in found else "" for when in ("cold", "warm")),
                 "" if paper is None else f"{paper:.0f}",

@@ -24,8 +24,8 @@ from barebones.masks import Masks
 from barebones.paths import effective
 
 COLUMNS = (
-    "model", "method", "sparsity", "seed", "control", "leave_empty", "scoring_bn", "loss", "warmup", "precision",
-    "epochs", "top1", "silent_outputs", "folder",
+    "model", "method", "sparsity", "seed", "control", "revive_empty", "scoring_bn", "loss", "warmup", "precision",
+    "epochs", "top1", "disconnected_outputs", "folder",
 )  # fmt: skip
 STILL = 0.01  # a channel is dead if its output varies by at most this share of what varies most in its layer
 THICKNESSES = {"up_to_5": (1, 5), "6_to_10": (6, 10), "11_to_20": (11, 20), "over_20": (21, 2**31)}  # kept weights

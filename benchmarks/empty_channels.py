@@ -1,8 +1,8 @@
 """Does FORCE gain if an empty channel gets no gradient through its batch-norm? A recipe of variants on CIFAR-10.
 
 A channel that is constant over a batch leaves a batch-norm as a constant, but the gradient through the norm is
-multiplied by 1/sqrt(eps), about 316. `force-signal` and `hybrid-signal` give such channels no gradient. `leave_empty`
-lets no weight return into an empty channel. FORCE and Hybrid as they are have their records in `results/`.
+multiplied by 1/sqrt(eps), about 316. `force-signal` and `hybrid-signal` give such channels no gradient. With
+`revive_empty=False`, no weight returns into an empty channel. FORCE and Hybrid as they are have records in `results/`.
 
     barebones sweep benchmarks/empty_channels.py:variants --device cuda --data-root DATA
 """
@@ -28,4 +28,4 @@ def variants() -> Iterator[Experiment]:
         common = dict(model=model, data="cifar10", sparsity=sparsity, seed=seed, epochs=30, shrink=shrink)
         for method in ("force", "hybrid"):
             yield Experiment(method=f"{method}-signal", **common)
-            yield Experiment(method=method, leave_empty=True, **common)
+            yield Experiment(method=method, revive_empty=False, **common)

@@ -92,7 +92,7 @@ def network(name: str, data: Data, seed: int = 0) -> nn.Module:
 
 
 def _training(name: str, data: Data, repeats: int, lanes: int, precision: str, compiled: bool) -> Table:
-    plan = TrainingPlan(epochs=1_000_000, batch=BATCH, lr=0.1, weight_decay=5e-4)
+    plan = TrainingPlan(epochs=1_000_000, batch_size=BATCH, lr=0.1, weight_decay=5e-4)
 
     def training(masked: bool) -> Training:
         model = network(name, data)

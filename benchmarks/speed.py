@@ -1,7 +1,7 @@
 """Measure what shrinking, onnxruntime and int8 gain on this machine, side by side in one run, as a Markdown table.
 
     barebones prune --data digits --model small-resnet --method force --sparsity 0.98 -o mask.safetensors
-    python benchmarks/speed.py mask.safetensors              # or the folder of a run; --batch 64, --train-batch 32
+    python benchmarks/speed.py mask.safetensors        # or the folder of a run; --batch-size 64, --train-batch-size 32
 
 The values of weights and inputs do not change the time, so int8 is calibrated with random inputs here.
 """
@@ -94,8 +94,10 @@ def table(title: str, seconds: dict[str, float], sizes: dict[str, int | None]) -
 
 def main(
     source: Annotated[Path, typer.Argument(help="Mask file, or folder of a finished run.")],
-    batch: Annotated[list[int] | None, typer.Option(min=1, show_default="1", help="Batch size; repeat it.")] = None,
-    train_batch: Annotated[int, typer.Option(min=0, help="Batch size of the training step; 0: none.")] = 0,
+    batch_size: Annotated[
+        list[int] | None, typer.Option(min=1, show_default="1", help="Batch size; repeat it.")
+    ] = None,
+    train_batch_size: Annotated[int, typer.Option(min=0, help="Batch size of the training step; 0: none.")] = 0,
 ) -> None:
     """Print one table for each batch size."""
     experiment, model, masks = loading.load(source)
@@ -108,14 +110,14 @@ def main(
     with TemporaryDirectory() as folder:
         variants = networks(model, small, example, Path(folder))
     calls, sizes = ({name: pair[index] for name, pair in variants.items()} for index in (0, 1))
-    for size in batch or [1]:
+    for size in batch_size or [1]:
         images = torch.randn(size, *example.shape[1:])
         print("\n".join(table(f"inference, batch {size}", measured(calls, images), sizes)))
-    if train_batch:
+    if train_batch_size:
         wide = bb.shrink(model, masks, example, multiple_of=8)  # as `run --shrink` trains
         steps = {"dense": step(model, {}), "masked": step(model, masks), "shrunk": step(wide.module, wide.masks)}
-        seconds = measured(steps, torch.randn(train_batch, *example.shape[1:]), inference=False)
-        print("\n".join(table(f"training step, batch {train_batch}", seconds, {})))
+        seconds = measured(steps, torch.randn(train_batch_size, *example.shape[1:]), inference=False)
+        print("\n".join(table(f"training step, batch {train_batch_size}", seconds, {})))
 
 
 if __name__ == "__main__":

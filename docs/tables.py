@@ -18,7 +18,7 @@ NAMES = {"vgg19": "VGG-19", "resnet50": "ResNet-50", "mobilenet-v2": "MobileNet-
 SHORT = {"vgg19": 40, "resnet50": 30, "mobilenet-v2": 30}  # epochs
 STUDENT = {3: 4.303, 5: 2.776}  # factors of 95 % confidence intervals, by the number of seeds
 USUAL = {
-    "leave_empty": False, "scoring_bn": "batch", "scoring_init": None, "loss": "cross-entropy",
+    "revive_empty": True, "scoring_bn": "batch", "scoring_init": None, "loss": "cross-entropy",
     "control": "none", "norm_scale": "ones", "warmup": 0, "rounds": 300,
 }  # fmt: skip
 RUNS = records(ROOT / "results")
@@ -35,20 +35,20 @@ def runs(model: str, method: str, sparsity: float = 0.0, epochs: int | None = No
 
 
 def mean(rows: Sequence[Row]) -> str:
-    """Return the mean accuracy in %, from three seeds on with its confidence interval, and how many are cut."""
-    values, cut = [100 * row["top1"] for row in rows], sum(row["collapsed"] for row in rows)
-    if not values or cut == len(values):
-        return "cut" if values else ""
+    """Return the mean accuracy in %, from three seeds on with a confidence interval, and how many are disconnected."""
+    values, lost = [100 * row["top1"] for row in rows], sum(row["collapsed"] for row in rows)
+    if not values or lost == len(values):
+        return "disconnected" if values else ""
     text = f"{fmean(values):.2f}"
     if len(values) in STUDENT:
         text += f" ± {STUDENT[len(values)] * stdev(values) / len(values) ** 0.5:.2f}"
-    return text + (f" ({cut} cut)" if cut else "")
+    return text + (f" ({lost} disconnected)" if lost else "")
 
 
 def seeds(rows: Sequence[Row]) -> str:
     """Return the accuracy with each seed."""
     if rows and all(row["collapsed"] for row in rows):
-        return "cut"
+        return "disconnected"
     return " / ".join(f"{100 * row['top1']:.2f}" for row in rows)
 
 
@@ -67,7 +67,7 @@ def paper() -> Iterator[list[str]]:
     yield ["network", "method", "epochs", "seeds", "ours", "paper"]
     for each in ACCURACIES:
         rounds = {"rounds": each.rounds} if each.rounds and each.method in ("force", "iter-snip") else {}
-        if each.data != "cifar10" or each.top1 == 0.1:  # chance: those masks are cut, in the paper as here
+        if each.data != "cifar10" or each.top1 == 0.1:  # chance: disconnected, in the paper as here
             continue
         for epochs in (350, SHORT[each.model]):
             if found := runs(each.model, each.method, each.sparsity, epochs, **rounds):
@@ -90,30 +90,32 @@ def full() -> Iterator[list[str]]:
 
 def controls() -> Iterator[list[str]]:
     """Yield the accuracies of three methods and of their controls, VGG-19."""
-    yield ["removed", "method", "its masks", "fresh weights", "shuffled", "lowest scores"]
+    yield ["removed", "method", "its masks", "reinitialized", "shuffled", "lowest scores"]
     for sparsity in (0.98, 0.995, 0.999):
         for method in ("hybrid", "force", "iter-snip"):
-            cells = [seeds(runs("vgg19", method, sparsity, control=c)) for c in ("none", "redraw", "shuffle", "invert")]
+            cells = [
+                seeds(runs("vgg19", method, sparsity, control=c)) for c in ("none", "reinitialize", "shuffle", "invert")
+            ]
             yield [f"{100 * sparsity:g} %", look(method).label, *cells]
 
 
 def empty_channels() -> Iterator[list[str]]:
     """Yield the accuracies, and the weights on a path, with and without revival into empty channels; seed 0."""
-    yield ["network", "method", "as it is", "no gradient of constant channels", "`--leave-empty`"]
+    yield ["network", "method", "as it is", "no gradient of constant channels", "`--no-revive-empty`"]
     for model, sparsity in (("mobilenet-v2", 0.98), ("resnet50", 0.995), ("resnet50", 0.999)):
         for method in ("force", "hybrid"):
             found = runs(model, method, sparsity)[:1] + runs(model, f"{method}-signal", sparsity)
-            found += runs(model, method, sparsity, leave_empty=True)
+            found += runs(model, method, sparsity, revive_empty=False)
             cells = [f"{100 * r['top1']:.2f} ({r['effective']:,})" for r in found]
             yield [f"{NAMES[model]}, {100 * sparsity:g} %", look(method).label, *cells]
 
 
 def variants() -> Iterator[list[str]]:
     """Yield the accuracies of variants of FORCE and Hybrid, VGG-19."""
-    yield ["removed", "method", "as it is", "`--leave-empty`", "`--scoring-bn eval`"]
+    yield ["removed", "method", "as it is", "`--no-revive-empty`", "`--scoring-bn eval`"]
     for sparsity in (0.995, 0.999):
         for method in ("force", "hybrid"):
-            changes = {}, {"leave_empty": True}, {"scoring_bn": "eval"}
+            changes = {}, {"revive_empty": False}, {"scoring_bn": "eval"}
             cells = [seeds(runs("vgg19", method, sparsity, **changed)) for changed in changes]
             yield [f"{100 * sparsity:g} %", look(method).label, *cells]
 

@@ -21,7 +21,7 @@ SLOW = """
     test_keep_sparse_* test_random_networks.py accuracy/* report/* test_figures.py test_fuzzed_* test_shrink.py
     test_shrink_c*s*.py test_shrink_layout.py test_shrink_functions.py test_no_trace.py test_own_*
     test_controlled_runs.py test_stages.py test_folder.py test_skipped.py test_shrunk.py
-    test_silent_outputs.py test_hold_state.py
+    test_disconnected_outputs.py test_hold_state.py
 """
 FILES = {"nightly": NIGHTLY.split(), "slow": SLOW.split()}
 

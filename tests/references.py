@@ -75,7 +75,7 @@ def pairs(count: int, seed: int = 1, size: int = 8, dtype: torch.dtype = torch.f
 def few(name: str, rounds: int = 4, batches: int = 3) -> Method:
     """Return a method of the library with few rounds and few batches."""
     method = METHODS[name]
-    return replace(method, rounds=min(method.rounds, rounds), batches=min(method.batches, batches))
+    return replace(method, rounds=min(method.rounds, rounds), batches_per_round=min(method.batches_per_round, batches))
 
 
 def of_round(batches: Pairs, index: int, count: int) -> Pairs:

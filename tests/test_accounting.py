@@ -53,7 +53,7 @@ def test_by_hand() -> None:
     assert counts.effective_sparsity == pytest.approx(15 / 18)
     assert counts.bytes_dense == 27 * 4
     assert counts.bytes_stored == (27 - 13) * 4 + sum(encode(mask)[1].numel() for mask in masks_of_small().values())
-    assert (counts.dead, counts.collapsed) == ([], [])
+    assert (counts.empty, counts.collapsed) == ([], [])
 
 
 @pytest.mark.parametrize("density", [0.4, 1.0])
@@ -145,15 +145,16 @@ def test_types_and_devices_of_the_parameters() -> None:
     assert (counts.effective, counts.bytes_dense) == (3, 27 * 2)
 
 
-def test_dead_idle_and_cutting_layers_are_marked() -> None:
+def test_empty_disconnected_and_collapsed_layers_are_marked() -> None:
     masks = masks_of_small() | {"3.weight": torch.zeros(2, 3, dtype=torch.bool)}
     counts = account(small(), masks, torch.zeros(1, 4))
-    assert (counts.dead, counts.collapsed, counts.effective) == (["3.weight"], ["3.weight"], 0)
-    assert [layer.idle for layer in counts.layers] == [True, False]
+    assert (counts.empty, counts.collapsed, counts.effective) == (["3.weight"], ["3.weight"], 0)
+    assert [layer.disconnected for layer in counts.layers] == [True, False]
     text = str(counts)
     assert "COLLAPSED: no signal passes 3.weight." in text
-    assert [line.split()[-1] for line in text.splitlines() if line.startswith((" 0 ", " 3 "))] == ["idle", "cuts"]
-    assert "dead" in str(account(small(), masks))
+    notes = [line.split()[-1] for line in text.splitlines() if line.startswith((" 0 ", " 3 "))]
+    assert notes == ["disconnected", "collapsed"]
+    assert "empty" in str(account(small(), masks))
 
 
 def test_it_reads_in_a_hundred_columns() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .files.encoding import encode
 from .masks import everything
-from .messages import plain_text, shape_of, silent_outputs
+from .messages import disconnected_outputs, plain_text, shape_of
 from .paths import Use, cuts, silenced, trace
 from .running.shards import count
 from .scope import matched, parameters
@@ -35,13 +35,13 @@ class LayerAccount:
     flops_shrunk: int | None = None
 
     @property
-    def dead(self) -> bool:
+    def empty(self) -> bool:
         """Whether the layer keeps no weight at all."""
         return self.kept == 0
 
     @property
-    def idle(self) -> bool:
-        """Whether the layer keeps weights, but none on a path."""
+    def disconnected(self) -> bool:
+        """Whether the layer keeps weights, but no effective one."""
         return self.kept > 0 and self.effective == 0
 
 
@@ -69,8 +69,8 @@ class Account:
     flops_kept: int | None = None
     flops_effective: int | None = None
     flops_shrunk: int | None = None
-    collapsed: list[str] | None = None  # the layers that cut the network, see `paths.collapsed`
-    silent_outputs: int | None = None  # outputs, such as classes, that no signal reaches because of the masks
+    collapsed: list[str] | None = None  # layers that disconnect the network, see `paths.collapsed`
+    disconnected_outputs: int | None = None  # such as classes: no signal reaches them because of the masks
     outputs: int | None = None  # columns of the outputs with two dimensions; no others are counted
 
     @property
@@ -105,13 +105,13 @@ class Account:
         return None if self.effective is None else (self.total - self.effective) / max(self.total, 1)
 
     @property
-    def dead(self) -> list[str]:
+    def empty(self) -> list[str]:
         """The layers that keep no weight."""
-        return [layer.name for layer in self.layers if layer.dead]
+        return [layer.name for layer in self.layers if layer.empty]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as numbers, strings, lists and dicts."""
-        derived = ("total", "kept", "effective", "sparsity", "sparsity_of_all", "effective_sparsity", "dead")
+        derived = ("total", "kept", "effective", "sparsity", "sparsity_of_all", "effective_sparsity", "empty")
         layers = [asdict(layer) | {"shape": list(layer.shape)} for layer in self.layers]
         return asdict(self) | {"layers": layers} | {name: getattr(self, name) for name in derived}
 
@@ -129,8 +129,9 @@ class Account:
             table.add_column(f"FLOPs/\nsample\n{kind}", _scaled(getattr(self, f"flops_{kind}")), justify="right")
         table.add_column("")
         for layer in self.layers:
-            cuts_off = layer.name in (self.collapsed or ())
-            note = "cuts" if cuts_off else "dead" if layer.dead else "idle" if layer.idle else ""
+            collapsed = layer.name in (self.collapsed or ())
+            note = "empty" if layer.empty else "disconnected" if layer.disconnected else ""
+            note = "collapsed" if collapsed else note
             table.add_row(
                 layer.name.removesuffix(".weight"),
                 shape_of(layer.shape),
@@ -139,22 +140,22 @@ class Account:
                 *([_count(layer.effective)] if traced else []),
                 *(_scaled(getattr(layer, f"flops_{kind}")) for kind in flops),
                 note,
-                style="red" if cuts_off else "yellow" if note else None,
+                style="red" if collapsed else "yellow" if note else None,
             )
         return Group(table, Text("\n".join(self._sentences())))
 
     def _sentences(self) -> list[str]:
         effective = "" if self.effective_sparsity is None else f", effectively {_percent(self.effective_sparsity)} %"
-        idle = [layer.name for layer in self.layers if layer.idle]
-        silent = silent_outputs(self.silent_outputs, self.outputs)
+        apart = [layer.name for layer in self.layers if layer.disconnected]
+        lost = disconnected_outputs(self.disconnected_outputs, self.outputs)
         return [
             f"Sparsity {_percent(self.sparsity)} % of {self.total:,} weights{effective}; "
             f"{_percent(self.sparsity_of_all)} % of all {self.parameters:,} parameters.",
             f"Bytes {_scaled(self.bytes_dense)}B dense, {_scaled(self.bytes_stored)}B stored sparse.",
-            *([f"Dead, with no weight kept: {', '.join(self.dead)}."] if self.dead else []),
-            *([f"Idle, with no kept weight on a path: {', '.join(idle)}."] if idle else []),
+            *([f"Empty, with no weight kept: {', '.join(self.empty)}."] if self.empty else []),
+            *([f"Disconnected, with no effective weight: {', '.join(apart)}."] if apart else []),
             *([f"COLLAPSED: no signal passes {', '.join(self.collapsed)}."] if self.collapsed else []),
-            *([f"{silent.capitalize()}."] if silent and not self.collapsed else []),
+            *([f"{lost.capitalize()}."] if lost and not self.collapsed else []),
         ]
 
     def __repr__(self) -> str:

@@ -55,13 +55,13 @@ def empty_layers(names: Sequence[str], layers: int) -> str:
     return f"{len(names)} of {layers} layers {verb} no weight: {shortened(names)}" if names else ""
 
 
-def silent_outputs(silent: int | None, outputs: int | None) -> str:
+def disconnected_outputs(disconnected: int | None, outputs: int | None) -> str:
     """Say how many outputs of a network no signal reaches; an empty string if there are none or that is not known.
 
-    >>> silent_outputs(6, 10), silent_outputs(0, 10), silent_outputs(None, None)
+    >>> disconnected_outputs(6, 10), disconnected_outputs(0, 10), disconnected_outputs(None, None)
     ('no signal reaches 6 of 10 outputs', '', '')
     """
-    return f"no signal reaches {silent} of {outputs} outputs" if silent else ""
+    return f"no signal reaches {disconnected} of {outputs} outputs" if disconnected else ""
 
 
 def counted(number: int, noun: str, plural: str = "s") -> str:

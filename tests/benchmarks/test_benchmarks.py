@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 def test_the_core_benchmark_prints_its_three_tables(monkeypatch):
     monkeypatch.setattr(core, "_peak", lambda model, what, batch, device: 10_000_000 + len(what) * 1_000_000)
     console = Console(record=True, width=120, file=io.StringIO())
-    core.run(console, model="small-vgg", rounds=2, repeats=1, batch=2, scores=10_000, device="cpu")
+    core.run(console, model="small-vgg", rounds=2, repeats=1, batch_size=2, scores=10_000, device="cpu")
     text = console.export_text()
     assert re.search(r"force, 2 rounds .*\d\.\d{3}.*≤ 1\.05", text)
     assert re.search(r"grasp, 1 batch .*≤ 1\.10", text)

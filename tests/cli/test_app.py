@@ -115,7 +115,7 @@ def test_the_shell_completes(typed, expected, command, monkeypatch):
 
 # mistakes
 
-RUN = "run --model nets_for_cli:tiny --data digits --batch 256 --device cpu"
+RUN = "run --model nets_for_cli:tiny --data digits --batch-size 256 --device cpu"
 PRUNE = RUN.replace("run", "prune")
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
@@ -126,7 +126,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU he
         # tests of the lab have all other values that an experiment refuses
         (f"{RUN} --method forse", "there is no method 'forse'; did you mean 'force'?"),
         (f"{RUN} --sparsity 0.999999", "leaves none of the 594 prunable weights"),
-        (f"{RUN} --batch 2000", "2000"),
+        (f"{RUN} --batch-size 2000", "2000"),
         (f"{RUN} --at-least 1000 --rounds 1", "at_least=1000 asks for"),
         (f"{RUN} --device abacus", "device 'abacus' is unknown; choose cpu, cuda, cuda:N or auto"),
         (f"{RUN} --device mps", "device 'mps' is unknown"),
@@ -176,7 +176,7 @@ def test_words_that_are_no_options_get_the_usage_and_code_2(words, expected, com
     ("error", "code", "line"),
     [
         (KeyboardInterrupt(), 130, "stopped"),
-        (torch.OutOfMemoryError("CUDA out of memory"), 2, "error: the device has too little memory for this; use"),
+        (torch.OutOfMemoryError("CUDA out of memory"), 2, "error: the device has too little memory; use"),
         (FileExistsError(17, "File exists", "here"), 2, "error: File exists: here"),
         (OSError(28, "No space left on device"), 2, "error: No space left on device"),
         (ImportError("pip install it"), 2, "error: pip install it"),

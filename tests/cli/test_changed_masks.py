@@ -10,7 +10,7 @@ from barebones.files import container
 from barebones.files.masks import KIND, VERSION
 from barebones.lab.experiment.experiment import Experiment
 
-SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1, batch=256).resolved()
+SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1, batch_size=256).resolved()
 
 
 @pytest.mark.parametrize("text", ["[/]", "[red]", "a\x1b[2Jb\rc", "\n", "\x07"])

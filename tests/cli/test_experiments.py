@@ -22,7 +22,7 @@ from barebones.lab.run.folder import finished, write_json
 from barebones.lab.run.network import cached_data
 from barebones.lab.sweep.sweep import SweepResult
 
-TINY = ["--model", "nets_for_cli:tiny", "--data", "digits", "--batch", "256", "--device", "cpu"]
+TINY = ["--model", "nets_for_cli:tiny", "--data", "digits", "--batch-size", "256", "--device", "cpu"]
 FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--epochs", "1"]
 
 
@@ -45,7 +45,7 @@ def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
     command("prune", "--data", "digits", "--model", "small-vgg", "--method", "random", "--seed", "3", "-o", "mask")
     told = origins(command("train", "--mask", "mask", "--epochs", "1", "--dry-run").out)
     assert [told[name] for name in ("epochs", "seed", "data", "sparsity")] == ["you", *["mask file"] * 3]
-    assert not told.keys() & {"leave_empty", "scoring_bn", "rounds"}  # how the masks were found is not set here
+    assert not told.keys() & {"revive_empty", "scoring_bn", "rounds"}  # how the masks were found is not set here
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(words, expected, comm
 
 
 def test_a_sweep_without_time_is_a_sentence(command, tiny):
-    done = command("sweep", "smoke", "--minutes", "0", "--device", "cpu")
+    done = command("sweep", "smoke", "--time-limit", "0", "--device", "cpu")
     assert (done.code, done.out) == (2, "")
-    assert "minutes=0: a sweep needs some time" in done.err
+    assert "time_limit=0: a sweep needs some time" in done.err
     assert not (tiny / "runs").exists()
 
 

@@ -23,7 +23,7 @@ METHODS["smallest"] = Method(smallest, needs_data=False, label="Smallest first",
 
 def experiments():
     for method in ("smallest", "random"):
-        yield Experiment("nets_for_cli:tiny", "digits", method, sparsity=0.5, epochs=1, batch=256)
+        yield Experiment("nets_for_cli:tiny", "digits", method, sparsity=0.5, epochs=1, batch_size=256)
 """
 METHOD, LABEL, COLOUR = "smallest", "Smallest first", "#12ab34"
 

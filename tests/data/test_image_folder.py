@@ -121,7 +121,7 @@ def test_other_mistakes(pets, monkeypatch):
 
 def test_a_run_learns_and_notices_another_image(pets, tmp_path):
     cached_data.cache_clear()
-    experiment = Experiment("small-vgg", f"images:{pets}@8", "snip", 0.5, epochs=2, batch=4).resolved()
+    experiment = Experiment("small-vgg", f"images:{pets}@8", "snip", 0.5, epochs=2, batch_size=4).resolved()
     options = RunOptions(tmp_path / "runs")
     assert run(experiment, options)["test"]["top1"] == 1.0
     assert run(experiment, options)["test"]["top1"] == 1.0

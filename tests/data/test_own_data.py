@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from barebones import data
-from barebones.data import own
+from barebones.data import custom
 
 FORKS = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # Python 3.12 warns about torch's forks
 GENERATOR = torch.Generator().manual_seed(0)
@@ -41,7 +41,7 @@ def loaded(monkeypatch):
     """Return a function that loads data as if a factory had returned it."""
 
     def load(returned, **options):
-        monkeypatch.setattr(own, "made", lambda *words: returned)
+        monkeypatch.setattr(custom, "made", lambda *words: returned)
         return data.load("mine:data", **options)
 
     return load

@@ -24,8 +24,8 @@ def finished(tmp_path_factory) -> Path:
     """Return the folder of a finished run."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'barebones[demo]'")
     options = lab.RunOptions(runs=tmp_path_factory.mktemp("runs"))
-    experiment = Experiment("small-vgg", "digits", "snip", 0.98, epochs=1, batch=256).resolved()
-    lab.lab.run(experiment, options)
+    experiment = Experiment("small-vgg", "digits", "snip", 0.98, epochs=1, batch_size=256).resolved()
+    lab.run(experiment, options)
     return options.folder(experiment)
 
 

@@ -25,7 +25,7 @@ from barebones.lab.run import loading
 from barebones.lab.run import run as lab
 from barebones.models import build
 
-EXPERIMENT = Experiment("small-vgg", "digits", "snip", 0.98, epochs=1, batch=256)
+EXPERIMENT = Experiment("small-vgg", "digits", "snip", 0.98, epochs=1, batch_size=256)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def finished(tmp_path_factory) -> Path:
     """Return the folder of a finished run."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'barebones[demo]'")
     options = lab.RunOptions(runs=tmp_path_factory.mktemp("runs"))
-    lab.lab.run(EXPERIMENT.resolved(), options)
+    lab.run(EXPERIMENT.resolved(), options)
     return options.folder(EXPERIMENT.resolved())
 
 
@@ -75,25 +75,25 @@ def test_the_folder_of_a_run(finished, command):
 
 def test_the_card_says_what_no_signal_reaches():
     network = nn.Sequential(nn.Linear(2, 3, bias=False))
-    for kept, said in (((1, 1, 1), []), ((1, 0, 1), ["silent outputs"]), ((0, 0, 0), ["collapsed"])):
+    for kept, said in (((1, 1, 1), []), ((1, 0, 1), ["disconnected outputs"]), ((0, 0, 0), ["collapsed"])):
         counts = bb.account(
             network, {"0.weight": torch.tensor(kept, dtype=torch.bool)[:, None].expand(3, 2)}, torch.zeros(1, 2)
         )
         numbers = dict(card._numbers(counts, None))
-        assert [name for name in numbers if name in ("silent outputs", "collapsed")] == said
-        assert numbers.get("silent outputs", "no signal reaches 1 of 3") == "no signal reaches 1 of 3"
+        assert [name for name in numbers if name in ("disconnected outputs", "collapsed")] == said
+        assert numbers.get("disconnected outputs", "no signal reaches 1 of 3") == "no signal reaches 1 of 3"
 
 
 def test_the_card_of_a_skipped_training_says_so(command, tmp_path):
     cut = replace(EXPERIMENT, method="random", sparsity=0.9999, epochs=2).resolved()
     options = lab.RunOptions(runs=tmp_path / "runs", on_collapse="skip")
-    result = lab.lab.run(cut, options)
+    result = lab.run(cut, options)
     assert result["collapsed"]
     assert command("export", options.folder(cut), "--to-hub-folder", "hub").code == 0
     text = Path("hub/README.md").read_text()
     assert f"| test accuracy | {result['test']['top1']:.2%}, right after pruning |" in text
     assert "and not trained after that, because no signal passes from input to output. " in text
-    assert "--sparsity 0.9999 --seed 0 --epochs 2 --batch 256 --on-collapse skip\n" in text
+    assert "--sparsity 0.9999 --seed 0 --epochs 2 --batch-size 256 --on-collapse skip\n" in text
     assert "last epoch" not in text
 
 
@@ -123,7 +123,7 @@ def test_the_card_says_how_to_load_the_network(finished, command, monkeypatch):
         {"method": "force", "rounds": 5, "precision": "bf16", "schedule": "linear"},
         {"method": "magnitude", "pretrain": 1, "rewind": True, "shrink": True, "weight_decay": 1e-3},
         {"method": DENSE, "sparsity": 0.0},
-        {"method": "snip-mb", "batches": 7},
+        {"method": "snip-mb", "batches_per_round": 7},
     ],
 )
 def test_the_command_of_the_card_is_the_experiment(changes, command, monkeypatch):
@@ -137,11 +137,11 @@ def test_the_command_of_the_card_is_the_experiment(changes, command, monkeypatch
 
 def test_masks_of_a_file_are_exported_and_named(command, tmp_path):
     found = EXPERIMENT.resolved()
-    trained = replace(found, mask="0" * 64, rounds=None, batches=None, epochs=3)
+    trained = replace(found, mask="0" * 64, rounds=None, batches_per_round=None, epochs=3)
     prune, train = card.commands(trained, True, found.to_dict())
-    assert prune.endswith(" --method snip --sparsity 0.98 --seed 0 --epochs 1 --batch 256 -o masks.safetensors")
+    assert prune.endswith(" --method snip --sparsity 0.98 --seed 0 --epochs 1 --batch-size 256 -o masks.safetensors")
     assert train.startswith("barebones train --model small-vgg --data digits ")
-    assert " --epochs 3 --batch 256 --lr 0.1 " in train
+    assert " --epochs 3 --batch-size 256 --lr 0.1 " in train
     assert train.endswith(" --mask masks.safetensors")
     masks = {name: torch.rand(p.shape) > 0.5 for name, p in bb.prunable(build("small-vgg", 10, 8, 1)).items()}
     save_masks(masks, tmp_path / "masks")
@@ -170,7 +170,7 @@ def net():
 def test_a_network_and_data_of_the_users_own(command, tmp_path, monkeypatch):
     (tmp_path / "own_for_hub.py").write_text(OWN)
     words = ["--model", "own_for_hub.py:net", "--data", "own_for_hub.py:data"]
-    done = command("run", *words, "--method", "snip", "--sparsity", 0.5, "--epochs", 1, "--batch", 16)
+    done = command("run", *words, "--method", "snip", "--sparsity", 0.5, "--epochs", 1, "--batch-size", 16)
     assert done.code == 0, done.err
     [folder] = Path("runs").iterdir()
     done = command("export", folder, "--to-hub-folder", "hub", *words)

@@ -193,7 +193,7 @@ def test_a_captured_gradient_gives_the_masks_of_an_eager_one(bias):
 
 def test_capturing_over_several_batches_averages_them():
     model, data = network().cuda(), batches(8)
-    method = replace(bb.METHODS["iter-snip"], rounds=2, batches=4)
+    method = replace(bb.METHODS["iter-snip"], rounds=2, batches_per_round=4)
     captured, eager = (
         list(bb.rounds(bb.Probe(model, data, capture=capture), method, keep=400)) for capture in (True, False)
     )
@@ -216,7 +216,7 @@ def test_micro_batches_give_the_masks_of_whole_batches(capture):
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_micro_batches_train_as_whole_batches_do(captured):
-    data, plan = small_data(), TrainingPlan(epochs=3, batch=32, lr=0.05, weight_decay=5e-4)
+    data, plan = small_data(), TrainingPlan(epochs=3, batch_size=32, lr=0.05, weight_decay=5e-4)
     ends = []
     for micro in (None, 12):
         training = Training(without_norms(), data, plan, captured=captured, micro_batch=micro)
@@ -315,7 +315,7 @@ def small_data(device="cuda"):
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_a_captured_step_trains_as_a_plain_one(precision):
-    data, plan = small_data(), TrainingPlan(epochs=4, batch=32, lr=0.05, weight_decay=5e-4, milestones=(0.5,))
+    data, plan = small_data(), TrainingPlan(epochs=4, batch_size=32, lr=0.05, weight_decay=5e-4, milestones=(0.5,))
     ends = []
     for captured in (False, True):
         model = network().cuda()
@@ -335,7 +335,7 @@ def test_a_captured_step_trains_as_a_plain_one(precision):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_captured_training_of_ones_own_trains_as_a_plain_one_and_resumes(optimizer, precision, tmp_path):
     plan = TrainingPlan(
-        epochs=4, batch=32, lr=0.05 if optimizer == "sgd" else 0.005, weight_decay=5e-4, optimizer=optimizer,
+        epochs=4, batch_size=32, lr=0.05 if optimizer == "sgd" else 0.005, weight_decay=5e-4, optimizer=optimizer,
         lr_schedule="cosine", warmup=1, label_smoothing=0.1,
     )  # fmt: skip
     data, ends = small_data(), []
@@ -402,7 +402,7 @@ def test_training_takes_the_fastest_algorithms_and_pruning_does_not(tmp_path, mo
     experiment = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1).resolved("cuda")
     run(experiment, RunOptions(tmp_path, device="cuda"), until="prune")
     assert not torch.backends.cudnn.benchmark
-    Training(network().cuda(), small_data(), TrainingPlan(epochs=1, batch=32, lr=0.05, weight_decay=0))
+    Training(network().cuda(), small_data(), TrainingPlan(epochs=1, batch_size=32, lr=0.05, weight_decay=0))
     assert torch.backends.cudnn.benchmark
 
 

@@ -23,7 +23,7 @@ def networks(tmp_path_factory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def short(networks) -> Experiment:
-    return Experiment(networks, "digits", "force", 0.7, seed=1, rounds=4, epochs=2, batch=128).resolved()
+    return Experiment(networks, "digits", "force", 0.7, seed=1, rounds=4, epochs=2, batch_size=128).resolved()
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def staged(networks, tmp_path_factory) -> Callable[..., dict[str, Path]]:
 
     def of(**settings) -> dict[str, Path]:
         chosen: dict = dict(model=networks, data="digits", method="force", sparsity=0.6, rounds=3, pretrain=1, epochs=1)
-        experiment = Experiment(**chosen | dict(batch=256) | settings).resolved()
+        experiment = Experiment(**chosen | dict(batch_size=256) | settings).resolved()
         if experiment not in folders:
             root = tmp_path_factory.mktemp("staged")
             options, folders[experiment] = RunOptions(root / "run", save_every=0), {}

@@ -138,7 +138,7 @@ def made_up_result(experiment: Experiment, top1: float = 0.9, **changes) -> dict
         "collapsed": [],
         "empty": [],
         "layers": 3,
-        "silent_outputs": 0,
+        "disconnected_outputs": 0,
         "outputs": 10,
         "plan": {"epochs": experiment.epochs},
         "found_for_these_weights": True,

@@ -55,7 +55,7 @@ def test_the_shuffle_of_a_run_shuffles(short, undisturbed):
 
 
 def test_the_inversion_of_a_run_keeps_the_counts_and_no_best_weight(networks, undisturbed):
-    once = Experiment(networks, "digits", "magnitude", 0.7, epochs=1, batch=256).resolved()
+    once = Experiment(networks, "digits", "magnitude", 0.7, epochs=1, batch_size=256).resolved()
     plain, other = (masks_of(undisturbed(replace(once, control=control))) for control in ("none", "invert"))
     weights = {name: weight.detach().abs() for name, weight in bb.prunable(initial(once)).items()}
     assert {name: int(m.sum()) for name, m in plain.items()} == {name: int(m.sum()) for name, m in other.items()}
@@ -65,7 +65,7 @@ def test_the_inversion_of_a_run_keeps_the_counts_and_no_best_weight(networks, un
 
 def test_a_reinitialized_run_has_the_same_masks_and_other_weights(short, undisturbed):
     untrained = replace(short, epochs=0)
-    folders = [undisturbed(replace(untrained, control=control)) for control in ("none", "redraw")]
+    folders = [undisturbed(replace(untrained, control=control)) for control in ("none", "reinitialize")]
     plain, other = map(masks_of, folders)
     assert all(torch.equal(plain[name], other[name]) for name in plain)
     (_, a, masks), (_, b, _) = (load(folder, model=short.model) for folder in folders)
@@ -81,7 +81,7 @@ def test_masks_found_on_other_weights_are_those_of_the_reinitialized_network(sho
     folder = undisturbed(other)
     network = Network(other, RunOptions(), torch.device("cpu"))
     fresh = bb.reinitialized(network.model, other.seed, "xavier")
-    batches = network.data.train.scoring(other.plan().batch, other.seed)
+    batches = network.data.train.scoring(other.plan().batch_size, other.seed)
     expected = prune(fresh, batches, other.sparsity, other.pruning(), other.loss, seed=other.seed)
     found = masks_of(folder)
     assert all(torch.equal(found[name], mask) for name, mask in expected.masks.items())
@@ -91,7 +91,7 @@ def test_masks_found_on_other_weights_are_those_of_the_reinitialized_network(sho
     for name, weight in bb.prunable(network.model).items():  # the initial weights are trained
         assert torch.equal(weights[name], weight * found[name])
     assert not finished(folder)["found_for_these_weights"]
-    for wrong in ({"pretrain": 1}, {"control": "redraw"}):
+    for wrong in ({"pretrain": 1}, {"control": "reinitialize"}):
         with pytest.raises(ValueError, match="both change the weights; leave one of them out"):
             replace(other, **wrong).resolved()
     with pytest.raises(ValueError, match="no initialization 'xavir'; did you mean 'xavier'"):
@@ -100,13 +100,13 @@ def test_masks_found_on_other_weights_are_those_of_the_reinitialized_network(sho
 
 @pytest.mark.parametrize(
     ("setting", "argument"),
-    [({"leave_empty": True}, {"revive_empty": False}), ({"scoring_bn": "eval"}, {"bn": "eval"})],
-    ids=["leave-empty", "scoring-bn"],
+    [({"revive_empty": False}, {"revive_empty": False}), ({"scoring_bn": "eval"}, {"bn": "eval"})],
+    ids=["no-revive-empty", "scoring-bn"],
 )
 def test_settings_of_scoring_are_those_of_prune(setting, argument, short, undisturbed):
     other = replace(short, **setting, model="small-resnet", sparsity=0.99, rounds=6, epochs=0)
     network = Network(other, RunOptions(), torch.device("cpu"))
-    batches = network.data.train.scoring(other.plan().batch, other.seed)
+    batches = network.data.train.scoring(other.plan().batch_size, other.seed)
     numbers = {"rounds": other.rounds, "seed": other.seed, "on_collapse": "ignore"}
     expected = prune(network.model, batches, 0.99, other.method, other.loss, **argument, **numbers).masks
     plain = prune(network.model, batches, 0.99, other.method, other.loss, **numbers).masks

@@ -27,7 +27,8 @@ def test_training_is_the_papers(data):
     _, _, epochs, batch, decay, tenth, hundredth = PAPER[data]
     for method in (*METHODS, DENSE):
         plan = Experiment("vgg19", data, method).resolved().plan()
-        assert (plan.epochs, plan.batch, plan.lr, plan.momentum, plan.weight_decay) == (epochs, batch, 0.1, 0.9, decay)
+        assert (plan.epochs, plan.batch_size, plan.weight_decay) == (epochs, batch, decay)
+        assert (plan.lr, plan.momentum) == (0.1, 0.9)
         rates = [plan.rate(epoch) for epoch in (0, tenth - 1, tenth, hundredth - 1, hundredth, epochs - 1)]
         assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
@@ -41,9 +42,9 @@ def test_every_method_sees_as_much_data_as_the_paper_says(data):
     assert expected.keys() == METHODS.keys()
     for method, (t, b) in expected.items():
         resolved = Experiment("resnet50", data, method).resolved()
-        assert (method, resolved.rounds, resolved.batches) == (method, t, b)
+        assert (method, resolved.rounds, resolved.batches_per_round) == (method, t, b)
         row = resolved.pruning()
-        assert (method, row.rounds, row.batches) == (method, t, b)
+        assert (method, row.rounds, row.batches_per_round) == (method, t, b)
         assert row.criterion is METHODS[method].criterion
         assert row.revive_until == METHODS[method].revive_until
         assert resolved.schedule == "exponential"
@@ -67,15 +68,16 @@ def test_every_data_set_has_a_protocol():
 
 
 def test_what_is_said_stays_and_the_rest_is_the_papers():
-    settings = dict(rounds=7, batches=3, schedule="linear", revive_until=0.5, at_least=2, epochs=4, batch=32, lr=0.5)
+    settings = dict(rounds=7, batches_per_round=3, schedule="linear", revive_until=0.5, at_least=2)
+    settings |= dict(epochs=4, batch_size=32, lr=0.5)
     settings |= dict(weight_decay=0.0, precision="bf16", scoring_precision="tf32", momentum=0.8)
     resolved = Experiment("vgg19", "cifar100", "force", **settings).resolved()
     assert {name: getattr(resolved, name) for name in settings} == settings
     row = resolved.pruning()
-    assert (row.rounds, row.batches, row.revive_until, row.at_least) == (7, 3, 0.5, 2)
+    assert (row.rounds, row.batches_per_round, row.revive_until, row.at_least) == (7, 3, 0.5, 2)
     assert row.schedule is SCHEDULES["linear"]
-    assert Experiment("vgg19", "cifar100", "snip-mb", batches=5).resolved().batches == 5
-    assert Experiment("vgg19", "cifar100", "force", rounds=20).resolved().batches == 10
+    assert Experiment("vgg19", "cifar100", "snip-mb", batches_per_round=5).resolved().batches_per_round == 5
+    assert Experiment("vgg19", "cifar100", "force", rounds=20).resolved().batches_per_round == 10
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -96,9 +98,9 @@ def test_the_device_chooses_the_precision_of_training_and_scores_are_exact():
 def test_dense_prunes_nothing():
     resolved = Experiment("vgg19", method=DENSE).resolved()
     assert resolved.sparsity == 0
-    assert (resolved.rounds, resolved.batches, resolved.schedule) == (None, None, None)
-    wrong = dict(rounds=3, batches=2, pretrain=1, schedule="linear", at_least=1, shrink=True)
-    wrong |= dict(leave_empty=True, scoring_bn="eval", scoring_precision="bf16", loss="nll-on-logits")
+    assert (resolved.rounds, resolved.batches_per_round, resolved.schedule) == (None, None, None)
+    wrong = dict(rounds=3, batches_per_round=2, pretrain=1, schedule="linear", at_least=1, shrink=True)
+    wrong |= dict(revive_empty=False, scoring_bn="eval", scoring_precision="bf16", loss="nll-on-logits")
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"dense prunes nothing, so it takes no {name.replace('_', '-')}"):
             Experiment("vgg19", method=DENSE, **{name: value}).resolved()
@@ -106,13 +108,13 @@ def test_dense_prunes_nothing():
 
 def test_settings_without_effect_are_refused():
     for method, setting, words in (
-        ("snip", {"leave_empty": True}, "leave-empty has no effect: snip lets no weight return"),
-        ("force", {"leave_empty": True, "revive_until": 0.0}, "leave-empty has no effect"),
+        ("snip", {"revive_empty": False}, "no-revive-empty has no effect: snip lets no weight return"),
+        ("force", {"revive_empty": False, "revive_until": 0.0}, "no-revive-empty has no effect"),
         ("synflow", {"scoring_bn": "eval"}, "scoring-bn has no effect: synflow scores without data"),
     ):
         with pytest.raises(ValueError, match=words):
             Experiment("vgg19", method=method, **setting).resolved()
-    assert not Experiment("vgg19", method="iter-snip", revive_until=0.5, leave_empty=True).pruning().revive_empty
+    assert not Experiment("vgg19", method="iter-snip", revive_until=0.5, revive_empty=False).pruning().revive_empty
 
 
 def test_more_rounds_of_a_method_of_one_are_refused():
@@ -138,9 +140,9 @@ def test_more_rounds_of_a_method_of_one_are_refused():
         ({"sparsity": -0.1}, "not a fraction of weights to remove"),
         ({"sparsity": float("nan")}, "not a fraction of weights to remove"),
         ({"rounds": 0}, "rounds 0 is too small; it must be at least 1"),
-        ({"batches": 0}, "batches 0 is too small"),
+        ({"batches_per_round": 0}, "batches-per-round 0 is too small"),
         ({"epochs": -1}, "epochs -1 is too small"),
-        ({"batch": 1}, "batch 1 is too small; it must be at least 2"),
+        ({"batch_size": 1}, "batch-size 1 is too small; it must be at least 2"),
         ({"seed": -1}, "seed -1 is too small"),
         ({"pretrain": -1}, "pretrain -1 is too small"),
         ({"lr": -0.1}, "lr -0.1 must be 0 or more"),
@@ -173,10 +175,10 @@ def test_what_is_wrong_gets_a_sentence(values, match):
 def test_every_field_changes_the_id_and_comes_back_from_its_record():
     base = Experiment("vgg19", pretrain=1).resolved()
     others = dict(
-        model="vgg16", data="cifar100", method="iter-snip", sparsity=0.5, seed=1, rounds=2, batches=2,
-        schedule="linear", revive_until=0.5, leave_empty=True, at_least=1, loss="nll-on-logits", init="xavier",
+        model="vgg16", data="cifar100", method="iter-snip", sparsity=0.5, seed=1, rounds=2, batches_per_round=2,
+        schedule="linear", revive_until=0.5, revive_empty=False, at_least=1, loss="nll-on-logits", init="xavier",
         norm_scale="uniform", scoring_init="xavier", scoring_bn="eval", scoring_precision="bf16", pretrain=2,
-        rewind=True, mask="0", control="shuffle", epochs=1, batch=2, lr=1.0, momentum=0.0, weight_decay=0.0,
+        rewind=True, mask="0", control="shuffle", epochs=1, batch_size=2, lr=1.0, momentum=0.0, weight_decay=0.0,
         optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, precision="tf32", shrink=True,
     )  # fmt: skip
     assert list(others) == NAMES
@@ -196,16 +198,16 @@ def test_whole_numbers_and_floats_are_the_same_experiment():
 def test_the_id_of_a_known_experiment_does_not_change_by_accident():
     # a change here makes every run that anybody has started before begin anew
     values = dict(
-        model="vgg19", data="cifar10", method="force", sparsity=0.99, seed=0, rounds=300, batches=1,
+        model="vgg19", data="cifar10", method="force", sparsity=0.99, seed=0, rounds=300, batches_per_round=1,
         schedule="exponential", revive_until=1.0, at_least=0, loss="cross-entropy", init="kaiming-fan-in",
-        scoring_precision="fp32", pretrain=0, rewind=False, mask=None, epochs=350, batch=128, lr=0.1, momentum=0.9,
+        scoring_precision="fp32", pretrain=0, rewind=False, mask=None, epochs=350, batch_size=128, lr=0.1, momentum=0.9,
         weight_decay=5e-4, precision="fp32", shrink=False, control="none",
         optimizer="sgd", lr_schedule="milestones", warmup=0, label_smoothing=0.0,
-        scoring_init=None, leave_empty=False, scoring_bn="batch", norm_scale="ones",
+        scoring_init=None, revive_empty=True, scoring_bn="batch", norm_scale="ones",
     )  # fmt: skip
     known = Experiment("vgg19").resolved()
     assert asdict(known) == values
-    assert known.folder == folder_of(Experiment.settings(values)) == "cifar10-vgg19-force-99-s0-c4f6b791fe"
+    assert known.folder == folder_of(Experiment.settings(values)) == "cifar10-vgg19-force-99-s0-c03ff69cdd"
     for other in (values | {"seed": 1}, values | {"shrink": True}, values | {"control": "shuffle"}):
         assert folder_of(Experiment.settings(other)) != known.folder
 
@@ -228,19 +230,19 @@ def mine(probe):
     ("row", "rounds", "batches"),
     [
         (Method(mine), 1, 1),
-        (Method(mine, batches=5), 1, 600),
+        (Method(mine, batches_per_round=5), 1, 600),
         (Method(mine, rounds=3), 60, 10),
         (Method(mine, rounds=3, protocol_rounds=False), 3, 1),
-        (Method(mine, batches=5, protocol_rounds=False), 1, 5),
+        (Method(mine, batches_per_round=5, protocol_rounds=False), 1, 5),
         (Method(mine, schedule=lambda total, keep, rounds: [total, keep]), 1, 1),
     ],
 )
 def test_a_method_that_was_registered_at_run_time_reads_its_row(row, rounds, batches, monkeypatch):
     monkeypatch.setitem(METHODS, "mine", row)
     resolved = Experiment("vgg19", "cifar100", "mine").resolved()
-    assert (resolved.rounds, resolved.batches) == (rounds, batches)
+    assert (resolved.rounds, resolved.batches_per_round) == (rounds, batches)
     assert resolved.resolved() == resolved
-    assert resolved.pruning() == replace(row, rounds=rounds, batches=batches)
+    assert resolved.pruning() == replace(row, rounds=rounds, batches_per_round=batches)
     record = resolved.to_dict()
     monkeypatch.delitem(METHODS, "mine")
     assert Experiment.settings(record) == record  # readable where the method is not known

@@ -104,7 +104,7 @@ def test_a_full_disk_is_an_error_before_any_work(short, options, monkeypatch):
     assert not options.folder(short).exists()
 
 
-@pytest.mark.parametrize("changes", [{"at_least": 100_000}, {"sparsity": 1 - 1e-9}, {"batch": 100_000}])
+@pytest.mark.parametrize("changes", [{"at_least": 100_000}, {"sparsity": 1 - 1e-9}, {"batch_size": 100_000}])
 def test_a_refused_experiment_leaves_no_folder(changes, short, options, tmp_path):
     inside = replace(options, runs=tmp_path / "new" / "runs")
     with pytest.raises(ValueError, match=r"at_least|leaves none|cannot be drawn"):

@@ -22,7 +22,7 @@ KINDS = {
 
 
 def words(runs: Path, kind: str, save_every: int = 0) -> list[str]:
-    common = "--model nets_for_runs:tiny --data digits --sparsity 0.7 --seed 1 --batch 128 --device cpu"
+    common = "--model nets_for_runs:tiny --data digits --sparsity 0.7 --seed 1 --batch-size 128 --device cpu"
     return ["run", *common.split(), *KINDS[kind].split(), "--save-every", str(save_every), "--runs", str(runs)]
 
 

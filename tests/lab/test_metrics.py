@@ -119,7 +119,7 @@ def test_numbers_that_json_does_not_know_are_null(tmp_path):
 
 
 def test_a_run_has_a_line_for_every_round_and_epoch(networks, tmp_path):
-    experiment = Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=4, batch=128).resolved()
+    experiment = Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=4, batch_size=128).resolved()
     options, reported = RunOptions(tmp_path / "runs", save_every=0), []
     for stop in (16, 3, 0):
         interrupted(experiment, options, stop)

@@ -41,7 +41,7 @@ def forget() -> None:
 
 
 def experiment(data: str = "mydata.py:blobs", model: str = "mynet.py:mlp", **settings) -> Experiment:
-    return Experiment(model, data, "force", 0.8, rounds=3, epochs=2, batch=128, **settings).resolved()
+    return Experiment(model, data, "force", 0.8, rounds=3, epochs=2, batch_size=128, **settings).resolved()
 
 
 @pytest.mark.parametrize("data", ["mydata.py:blobs", "mydata:blobs", "noisy.py:noisy_blobs"])

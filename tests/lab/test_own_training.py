@@ -91,7 +91,8 @@ def test_training_has_the_bits_of_torchs_optimizers_and_masks_applied_by_hand(pl
     apply_masks()
     for number in range(plan.epochs):
         model.train()
-        for step, (images, labels) in enumerate(sets.train.epoch(plan.batch, 7, number, shuffle=True, augment=True)):
+        batches = sets.train.epoch(plan.batch_size, 7, number, shuffle=True, augment=True)
+        for step, (images, labels) in enumerate(batches):
             reseed(CPU, digest.text(7, "train", number, step))
             optimizer.param_groups[0]["lr"] = plan.rate(number, step, STEPS)
             optimizer.zero_grad()

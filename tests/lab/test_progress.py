@@ -104,7 +104,7 @@ def test_the_status_of_a_sweep_names_the_running_jobs(short, tmp_path):
 
 
 def test_the_best_epoch_is_counted_alike_on_the_screen_and_in_files(networks, options):
-    experiment = Experiment(networks, "digits", "snip", 0.7, epochs=1, batch=128).resolved()
+    experiment = Experiment(networks, "digits", "snip", 0.7, epochs=1, batch_size=128).resolved()
     result = run(experiment, options)
     assert result["best_validation"]["epoch"] == 1
     assert "after epoch 1;" in " ".join(summary(result, options.folder(experiment)))

@@ -55,7 +55,8 @@ def options(tmp_path, monkeypatch) -> RunOptions:
 
 
 def tiny(name: str = "plain", seed: int = 0, epochs: int = 1) -> Experiment:
-    return Experiment(f"nets_for_ray:{name}", "digits", "random", 0.5, seed=seed, epochs=epochs, batch=256).resolved()
+    model = f"nets_for_ray:{name}"
+    return Experiment(model, "digits", "random", 0.5, seed=seed, epochs=epochs, batch_size=256).resolved()
 
 
 def swept_by_ray(experiments: list[Experiment], options: RunOptions, **settings) -> tuple[SweepResult, str]:

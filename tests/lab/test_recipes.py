@@ -43,14 +43,14 @@ def test_a_grid_of_several_methods_leaves_out_what_one_of_them_does_not_take():
         next(recipes.crossed({"method": "snip", "rounds": 5})).resolved()
     grid = {
         "method": ["dense", "random", "snip", "force"],
-        "leave_empty": [False, True],
+        "revive_empty": [True, False],
         "scoring_bn": ["batch", "eval"],
     }
-    listed = [(e.method, e.leave_empty, e.scoring_bn) for e in recipes.crossed(grid)]
-    snips = [("snip", False, "batch"), ("snip", False, "eval")]
-    forces = [("force", leave, bn) for leave in (False, True) for bn in ("batch", "eval")]
-    assert listed == [("dense", False, "batch"), ("random", False, "batch"), *snips, *forces]
-    revived = recipes.crossed({"method": ["iter-snip", "snip"], "revive_until": 0.5, "leave_empty": True})
+    listed = [(e.method, e.revive_empty, e.scoring_bn) for e in recipes.crossed(grid)]
+    snips = [("snip", True, "batch"), ("snip", True, "eval")]
+    forces = [("force", revive, bn) for revive in (True, False) for bn in ("batch", "eval")]
+    assert listed == [("dense", True, "batch"), ("random", True, "batch"), *snips, *forces]
+    revived = recipes.crossed({"method": ["iter-snip", "snip"], "revive_until": 0.5, "revive_empty": False})
     assert [(e.method, e.resolved().pruning().revive_empty) for e in revived] == [("iter-snip", False), ("snip", False)]
 
 

@@ -54,7 +54,7 @@ def test_a_row_holds_what_was_run_and_what_came_of_it(tmp_path):
         "collapsed": True,
         "collapsed_layers": "conv2 fc",
         "empty_layers": 0,
-        "silent_outputs": 0,
+        "disconnected_outputs": 0,
         "prune_seconds": 1.5,
         "train_seconds": 20.0,
         **dict.fromkeys(("torch", "device", "compiled", "finished", "command"), None),

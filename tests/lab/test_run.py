@@ -106,7 +106,7 @@ def test_no_epochs_test_the_network_as_it_was_pruned(short, options):
 @pytest.mark.parametrize("method", ["synflow", "erk", "snip-mb"])
 def test_every_kind_of_method_runs(method, short, options):
     rounds = 10 if method == "synflow" else None
-    experiment = Experiment(short.model, "digits", method, 0.5, rounds=rounds, epochs=1, batch=256).resolved()
+    experiment = Experiment(short.model, "digits", method, 0.5, rounds=rounds, epochs=1, batch_size=256).resolved()
     result = run(experiment, options)
     assert result["sparsity"] == pytest.approx(0.5, abs=0.01)
     stages_of_lines = [line["stage"] for line in read(options.folder(experiment) / "metrics.jsonl")]
@@ -133,7 +133,9 @@ def test_a_network_that_breaks_leaves_no_result_and_says_so(short, options):
 
 
 def trained_from(path: Path, maker: Experiment, **changes) -> Experiment:
-    finding = dict.fromkeys(("rounds", "batches", "schedule", "revive_until", "at_least", "scoring_precision"))
+    finding = dict.fromkeys(
+        ["scoring_precision", "rounds", "batches_per_round", "schedule", "revive_until", "at_least"]
+    )
     content = {"method": "file", "mask": maskfile.masks_digest(load_masks(path)[0])}
     return replace(maker, **finding, **content, **changes)
 
@@ -226,7 +228,8 @@ def tied(tmp_path, monkeypatch) -> str:
 
 @pytest.mark.parametrize(("method", "sparsity", "smaller"), [("random", 0.99, 6), ("dense", 0.0, 0.85)])
 def test_the_weights_of_a_run_are_compact_and_exact(method, sparsity, smaller, tied, options):
-    experiment = Experiment(f"{tied}:Tied", "digits", method, sparsity, epochs=1, batch=256, pretrain=method != "dense")
+    pretrain = int(method != "dense")
+    experiment = Experiment(f"{tied}:Tied", "digits", method, sparsity, epochs=1, batch_size=256, pretrain=pretrain)
     experiment = experiment.resolved()
     result = run(experiment, options)
     folder = options.folder(experiment)

@@ -28,14 +28,14 @@ def hasty(monkeypatch) -> None:
 
 @pytest.fixture
 def experiment() -> Experiment:
-    rest = dict(seed=1, rounds=10, epochs=3, batch=64, shrink=True)
+    rest = dict(seed=1, rounds=10, epochs=3, batch_size=64, shrink=True)
     return Experiment("small-resnet", "digits", "iter-snip", 0.97, **rest).resolved()
 
 
 @pytest.fixture
 def shorter(networks) -> Experiment:
     """The same for a network of two convolutions, most of whose channels go."""
-    rest = dict(seed=1, rounds=3, epochs=1, batch=256, shrink=True)
+    rest = dict(seed=1, rounds=3, epochs=1, batch_size=256, shrink=True)
     return Experiment("nets_for_runs:wide", "digits", "iter-snip", 0.98, **rest).resolved()
 
 

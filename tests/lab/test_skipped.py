@@ -32,7 +32,7 @@ def words_of(gathered: dict) -> str:
 @pytest.fixture(scope="module")
 def cut(networks) -> Experiment:
     """Two weights are left for three layers, so at least one is empty."""
-    return Experiment(networks, "digits", "snip", 0.995, epochs=2, batch=256, warmup=1).resolved()
+    return Experiment(networks, "digits", "snip", 0.995, epochs=2, batch_size=256, warmup=1).resolved()
 
 
 @pytest.fixture
@@ -87,9 +87,8 @@ def test_a_skipped_run_is_a_row_of_the_tables_and_of_the_report(cut, skip):
     assert (row["top1"], row["seeds"], row["best_validation"]) == (result["test"]["top1"], 1, None)
     gathered = _run(skip.folder(cut), "a", effective=False)
     assert (gathered["status"], gathered["problems"], gathered["series"]["train"]) == ("done", [], None)
-    assert f"no signal passes from input to output, cut at {gathered['collapsed'][0].removesuffix('.weight')}" in (
-        words_of(gathered)
-    )
+    first = gathered["collapsed"][0].removesuffix(".weight")
+    assert f"no signal passes from input to output, collapsed at {first}" in words_of(gathered)
     assert UNTRAINED in words_of(gathered)
     assert gathered["untrained"]
 
@@ -108,7 +107,7 @@ def test_a_trained_network_is_not_said_to_be_untrained(cut, options):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"control": "redraw"},
+        {"control": "reinitialize"},
         {"control": "shuffle"},
         {"method": "magnitude", "pretrain": 1},
         {"method": "magnitude", "pretrain": 1, "rewind": True},
@@ -202,7 +201,7 @@ def test_a_plan_in_the_metadata_of_a_mask_file_is_the_users_own(plan, cut, optio
     run(cut, options, until="prune")
     masks, _ = load_masks(options.folder(cut) / "mask.safetensors")
     save_masks(masks, path := tmp_path / "mask", plan=plan)
-    trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches=None).resolved()
+    trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches_per_round=None).resolved()
     lines = []
     result = run(trained, replace(options, mask=path), lines.append)
     (warning,) = [line for line in lines if "warning" in line]
@@ -214,5 +213,5 @@ def test_the_skipping_is_told_right_after_pruning(cut, skip):
     lines = []
     run(cut, skip, lines.append)
     (warning,) = [line for line in lines if "warning" in line]
-    assert f"cut the network. {UNTRAINED} " in warning["warning"]
+    assert f". {UNTRAINED} " in warning["warning"]
     assert warning["short"].startswith("collapsed, not trained, ")

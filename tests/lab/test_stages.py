@@ -70,7 +70,7 @@ def test_every_file_is_put_in_place_whole_and_training_is_saved_at_its_end(short
 
 @pytest.mark.parametrize("rewind", [False, True])
 def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_ones(rewind, networks, options):
-    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=0, batch=128, pretrain=1, rewind=rewind)
+    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=0, batch_size=128, pretrain=1, rewind=rewind)
     experiment = experiment.resolved()
     run(experiment, options)
     folder = options.folder(experiment)
@@ -90,7 +90,7 @@ def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_on
 
 
 def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(networks, options):
-    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=4, batch=256, pretrain=1).resolved()
+    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=4, batch_size=256, pretrain=1).resolved()
     run(experiment, options)
     folder = options.folder(experiment)
     lines = [line for line in read(folder / "metrics.jsonl") if line["stage"] == "train"]
@@ -108,7 +108,7 @@ def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(netwo
     ("stops", "rewind"), [((0, 2), False), ((10, 0), True), ((11,), False), ((12,), True), ((13, 1), True)]
 )
 def test_early_pruning_that_was_stopped_ends_the_same(stops, rewind, networks, options, undisturbed):
-    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=1, batch=128, pretrain=1, rewind=rewind)
+    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=1, batch_size=128, pretrain=1, rewind=rewind)
     experiment = experiment.resolved()
     for stop in stops:
         interrupted(experiment, options, stop)
@@ -117,7 +117,7 @@ def test_early_pruning_that_was_stopped_ends_the_same(stops, rewind, networks, o
 
 
 def test_what_finished_stages_left_when_they_were_killed_is_cleared(networks, options, tmp_path):
-    experiment = Experiment(networks, "digits", "force", 0.6, rounds=3, epochs=1, batch=256, pretrain=1).resolved()
+    experiment = Experiment(networks, "digits", "force", 0.6, rounds=3, epochs=1, batch_size=256, pretrain=1).resolved()
     folder = options.folder(experiment)
     interrupted(experiment, options, 3)
     shutil.copy(folder / "pretraining.safetensors", tmp_path)

@@ -255,20 +255,20 @@ def test_when_asked_to_stop_the_runs_save_a_checkpoint(tmp_path, forkserver):
 
 
 @pytest.mark.slow
-def test_a_sweep_stops_by_itself_when_its_minutes_are_over(tmp_path, forkserver):
+def test_a_sweep_stops_by_itself_at_its_time_limit(tmp_path, forkserver):
     long = [short(seed=seed, epochs=100_000) for seed in range(2)]
-    result, text = swept(long, RunOptions(tmp_path / "runs"), jobs=1, minutes=0.05)
+    result, text = swept(long, RunOptions(tmp_path / "runs"), jobs=1, time_limit=0.05)
     assert counts(result) == (0, 0, 2, 0)
     assert "The 0.05 minutes are over. 2 unfinished; run the same command again to resume." in text
-    result, text = swept([short(epochs=1)], RunOptions(tmp_path / "others"), jobs=1, minutes=100)
+    result, text = swept([short(epochs=1)], RunOptions(tmp_path / "others"), jobs=1, time_limit=100)
     assert counts(result) == (1, 0, 0, 0)
     assert "minutes" not in text
 
 
-@pytest.mark.parametrize("minutes", [0, -1, float("inf"), float("nan")])
-def test_a_sweep_needs_some_time(minutes, tmp_path):
+@pytest.mark.parametrize("limit", [0, -1, float("inf"), float("nan")])
+def test_a_sweep_needs_some_time(limit, tmp_path):
     with pytest.raises(ValueError, match="a sweep needs some time; leave it out for no limit"):
-        swept([short()], RunOptions(tmp_path / "runs"), minutes=minutes)
+        swept([short()], RunOptions(tmp_path / "runs"), time_limit=limit)
 
 
 @pytest.mark.slow

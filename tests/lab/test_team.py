@@ -76,15 +76,16 @@ def codes(processes: list[BaseProcess]) -> list[int | None]:
 
 def words(runs: Path, experiment: Experiment) -> list[str]:
     settings = {name: getattr(experiment, name) for name in ("model", "data", "method", "sparsity", "seed", "epochs")}
-    settings |= {"batch": experiment.batch, "lr": experiment.lr, "device": "cpu", "save_every": 0, "runs": runs}
-    settings |= {name: value for name in ("rounds", "batches") if (value := getattr(experiment, name)) is not None}
+    settings |= {"lr": experiment.lr, "device": "cpu", "save_every": 0, "runs": runs}
+    optional = {name: getattr(experiment, name) for name in ("batch_size", "rounds", "batches_per_round")}
+    settings |= {name: value for name, value in optional.items() if value is not None}
     return ["run", *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())]
 
 
 @pytest.fixture(scope="module")
 def split() -> Experiment:
     """The one batch of a round is split; the last batch of an epoch has fewer images than there may be processes."""
-    return Experiment("nets_for_runs:plain", "digits", "snip", 0.6, seed=1, epochs=3, batch=76, lr=0.02).resolved()
+    return Experiment("nets_for_runs:plain", "digits", "snip", 0.6, seed=1, epochs=3, batch_size=76, lr=0.02).resolved()
 
 
 def assert_close(folder: Path, expected: Path) -> None:
@@ -141,7 +142,7 @@ def test_processes_skip_a_cut_network_together(split, start, tmp_path, undisturb
 
 @pytest.mark.slow
 def test_processes_share_out_batches_and_prune_with_batch_norms(start, tmp_path, undisturbed):
-    settings = dict(seed=1, rounds=2, batches=3, epochs=1, batch=76, lr=0.02)
+    settings = dict(seed=1, rounds=2, batches_per_round=3, epochs=1, batch_size=76, lr=0.02)
     experiment = Experiment("nets_for_runs:tiny", "digits", "force", 0.6, **settings).resolved()
     argv = words(tmp_path / "runs", experiment)
     assert codes(start(["prune", *argv[1:]], 2)) == [0, 0]
@@ -216,7 +217,7 @@ def test_batch_norms_share_their_statistics_for_a_while():
     ("options", "norm", "until", "message"),
     [
         (dict(device="cuda"), nn.BatchNorm2d(1), "train", r"split each batch, but layers of .*\(0\); pass --sync-bn$"),
-        (dict(device="cuda"), nn.BatchNorm2d(1), "prune", "pass --sync-bn, or --batches 2 or more$"),
+        (dict(device="cuda"), nn.BatchNorm2d(1), "prune", "pass --sync-bn, or --batches-per-round 2 or more$"),
         (dict(sync_bn=True), nn.BatchNorm2d(1), "train", "on GPUs only, so use one process$"),
         (dict(device="cuda", sync_bn=True), nn.InstanceNorm2d(1, track_running_stats=True), "train", "no form of 0"),
     ],
@@ -244,7 +245,7 @@ def test_layers_that_need_no_whole_batches_or_share_them_are_allowed(split):
     gpu, norm = RunOptions(device="cuda", sync_bn=True), nn.Sequential(nn.BatchNorm2d(1))
     check_norms(norm, split, gpu, Team(0, 2), "train")
     check_norms(norm, split, RunOptions(), Team(), "train")
-    check_norms(norm, replace(split, batches=2), RunOptions(), Team(0, 2), "prune")
+    check_norms(norm, replace(split, batches_per_round=2), RunOptions(), Team(0, 2), "prune")
 
 
 @pytest.mark.parametrize(("device", "message"), [("cuda:1", "use cuda"), ("cuda", "this node has 1 GPU.*needs one")])

@@ -142,7 +142,7 @@ def folder(tmp_path):
 
 
 def test_a_resumed_run_continues_its_tracked_run(tracker, networks, tmp_path):
-    experiment = Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=2, batch=256).resolved()
+    experiment = Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=2, batch_size=256).resolved()
     options = RunOptions(tmp_path / "runs", track=tracker, save_every=0)
     for stop in (7, 2):
         interrupted(experiment, options, stop)

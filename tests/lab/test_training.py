@@ -18,7 +18,7 @@ from barebones.lab.run.training import Accuracy, Best, Epoch, Training, evaluate
 from barebones.running import digest
 from barebones.running.rng import forked, reseed
 
-PLAN = TrainingPlan(epochs=3, batch=8, lr=0.1, weight_decay=5e-4, milestones=(1 / 3, 2 / 3))
+PLAN = TrainingPlan(epochs=3, batch_size=8, lr=0.1, weight_decay=5e-4, milestones=(1 / 3, 2 / 3))
 STEPS = 5  # of an epoch: 37 images, 8 at a time
 CPU = torch.device("cpu")
 
@@ -112,7 +112,7 @@ def test_training_has_the_bits_of_torchs_sgd_and_masks_applied_by_hand(dropout, 
         rate = sgd.param_groups[0]["lr"] = (0.1, 0.1 / 10, 0.1 / 100)[number]
         model.train()
         total, hits = 0.0, 0
-        batches = sets.train.epoch(PLAN.batch, seed, number, shuffle=True, augment=True)
+        batches = sets.train.epoch(PLAN.batch_size, seed, number, shuffle=True, augment=True)
         for step, (images, labels) in enumerate(batches):
             reseed(CPU, digest.text(seed, "train", number, step))
             sgd.zero_grad()

@@ -28,7 +28,7 @@ CUT = "No signal passes from input to output"
 @pytest.fixture(scope="module")
 def cut(networks) -> Experiment:
     """Two weights are left for three layers, so at least one is empty."""
-    return Experiment(networks, "digits", "snip", 0.995, epochs=1, batch=256).resolved()
+    return Experiment(networks, "digits", "snip", 0.995, epochs=1, batch_size=256).resolved()
 
 
 def test_a_collapse_is_told_between_pruning_and_training(cut, options):
@@ -75,7 +75,7 @@ def test_masks_of_a_file_that_cut_the_network_stop_a_run_too(cut, options, tmp_p
     run(cut, options, until="prune")
     masks, _ = load_masks(options.folder(cut) / MASK)
     save_masks(masks, tmp_path / "mask")
-    trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches=None).resolved()
+    trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches_per_round=None).resolved()
     with pytest.raises(ValueError, match=CUT):
         run(trained, replace(options, on_collapse="raise", mask=tmp_path / "mask"))
 
@@ -87,7 +87,7 @@ def silent(short, options, tmp_path) -> tuple[Experiment, RunOptions]:
     masks = {name: mask for name, mask in masks.items() if mask.dim() > 1}
     masks["8.weight"][4:] = False
     save_masks(masks, path := tmp_path / "mask")
-    settings = dict(method="file", mask=masks_digest(masks), rounds=None, batches=None, epochs=1)
+    settings = dict(method="file", mask=masks_digest(masks), rounds=None, batches_per_round=None, epochs=1)
     return replace(short, **settings, sparsity=60 / 414).resolved(), replace(options, mask=path)
 
 
@@ -96,19 +96,20 @@ def test_classes_that_no_signal_reaches_are_told_and_do_not_stop_a_run(silent):
     lines = []
     result = run(experiment, replace(options, on_collapse="raise"), lines.append)
     (warning,) = [line for line in lines if "warning" in line]
-    assert (warning["warning"], warning["short"]) == (SILENT, "6 of 10 outputs silent")
-    assert (result["collapsed"], result["empty"], result["silent_outputs"], result["outputs"]) == ([], [], 6, 10)
+    assert (warning["warning"], warning["short"]) == (SILENT, "6 of 10 outputs disconnected")
+    assert (result["collapsed"], result["empty"], result["disconnected_outputs"], result["outputs"]) == ([], [], 6, 10)
     assert SILENT in list(summary(result, options.folder(experiment)))
     row = records.record(options.folder(experiment), experiment)
-    assert (row["collapsed"], row["silent_outputs"]) == (False, 6)
-    assert "silent outputs" in plain_text(records.summary(records.arranged([row])))
+    assert (row["collapsed"], row["disconnected_outputs"]) == (False, 6)
+    assert "outputs, at most" in plain_text(records.summary(records.arranged([row])))
 
 
 def test_a_cut_network_gets_no_second_sentence():
-    about = {"collapsed": ["a"], "account": {"silent_outputs": 10, "outputs": 10}}
-    assert list(sentences(about)) == [f"{CUT}: a cut the network."]
+    about = {"collapsed": ["a"], "account": {"disconnected_outputs": 10, "outputs": 10}}
+    assert list(sentences(about)) == [f"{CUT}: collapsed at a."]
     assert in_short(about) == "collapsed"
-    row = dict.fromkeys(records.COLUMNS) | Experiment().resolved().to_dict() | {"status": "done", "silent_outputs": 10}
+    row = dict.fromkeys(records.COLUMNS) | Experiment().resolved().to_dict()
+    row |= {"status": "done", "disconnected_outputs": 10}
     assert "silent" not in plain_text(records.summary(records.arranged([row | {"collapsed": True}])))
 
 
@@ -120,7 +121,7 @@ def test_many_useless_weights_are_told(where):
     for counts in (few, {"kept": 10, "effective": None}, {"kept": 0, "effective": 0}, {"kept": 10}):
         assert (list(sentences(where(counts))), in_short(where(counts))) == ([], "")
     cut = where({"kept": 10, "effective": 0}) | {"collapsed": ["a"]}
-    assert list(sentences(cut)) == [f"{CUT}: a cut the network."]
+    assert list(sentences(cut)) == [f"{CUT}: collapsed at a."]
     assert in_short(cut) == "collapsed"
 
 

@@ -30,7 +30,7 @@ FAMILIES = {  # at sizes that a CPU can train
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_runs_from_pruning_to_export(family, tmp_path):
-    experiment = Experiment(FAMILIES[family], "digits", "snip", 0.5, epochs=1, batch=256, lr=0.01).resolved()
+    experiment = Experiment(FAMILIES[family], "digits", "snip", 0.5, epochs=1, batch_size=256, lr=0.01).resolved()
     options = RunOptions(tmp_path / "runs")
     result = run(experiment, options)
     assert result["sparsity"] == pytest.approx(0.5, abs=1e-4)

@@ -169,7 +169,7 @@ def test_masks_without_saliency_are_crosses_below_all_lines() -> None:
     assert min(axes.get_yticks()) > 0.08
     assert max(axes.get_yticks()) < 4.7
     [legend] = picture.legends
-    assert [text.get_text() for text in legend.texts][-1] == "cut with at least one seed: S = 0"
+    assert [text.get_text() for text in legend.texts][-1] == "disconnected with at least one seed: S = 0"
 
 
 @pytest.mark.parametrize("sparsities", [0, 1, 40])
@@ -216,7 +216,7 @@ def test_layers_are_those_of_the_masks(rows_of: Callable[[str], tables.Rows], ne
     assert all(row["density"] == row["kept"] / row["total"] for row in rows)
 
 
-def test_emptied_layers_are_marked() -> None:
+def test_empty_layers_are_marked() -> None:
     row = {"data": "digits", "model": "small-vgg", "method": "snip", "sparsity": 0.999, "seed": 0, "total": 100}
     rows = [row | {"layer": n, "name": f"l{n}", "kept": kept, "density": kept / 100} for n, kept in ((1, 9), (2, 0))]
     crosses = [line for axes in drawn("layers", rows).axes for line in axes.lines if line.get_marker() == "x"]
@@ -224,7 +224,8 @@ def test_emptied_layers_are_marked() -> None:
 
 
 def test_only_the_lower_error_bar_is_cut() -> None:
-    row = {"data": "digits", "model": "small-vgg", "method": "snip", "kind": "one-shot", "layer": 1, "cut": False}
+    row = {"data": "digits", "model": "small-vgg", "method": "snip", "kind": "one-shot", "layer": 1}
+    row |= {"disconnected": False}
     shares = (0.0, 0.0, 0.9)
     rows = [row | {"seed": s, "kept": 9 * (d > 0), "density": d, "density_all": 0.5} for s, d in enumerate(shares)]
     rows += [each | {"density": 0.9, "density_all": 0.9, "kept": 9} for each in rows]
@@ -329,11 +330,11 @@ def test_consistency_of_one_shot_and_iterated_masks(rows_of: Callable[[str], tab
         assert all(after["kept"] <= before["kept"] for before, after in pairwise(layer))
     fewest = {m: min(row["kept"] for row in group if row["round"] == 8) for m, group in methods.items()}
     assert 10 * fewest["grasp-taylor"] < fewest["iter-snip"]  # the paper's point: it cannot be iterated
-    assert methods["iter-snip"][-1]["cut"] is False
+    assert methods["iter-snip"][-1]["disconnected"] is False
 
 
 def test_consistency_draws_each_network_by_itself(rows_of: Callable[[str], tables.Rows]) -> None:
-    emptied_layer = {"kept": 0, "density": 0.0, "cut": True}  # whether a layer is emptied depends on the machine
+    emptied_layer = {"kept": 0, "density": 0.0, "disconnected": True}  # whether it is empty depends on the machine
     rows = [
         row | emptied_layer if (row["method"], row["round"], row["layer"]) == ("grasp-taylor", 8, 1) else row
         for row in rows_of("consistency")
@@ -348,8 +349,8 @@ def test_consistency_draws_each_network_by_itself(rows_of: Callable[[str], table
         lines, kept = ([line.get_xydata().tolist() for line in axes.lines] for axes in (one, same))
         assert kept == lines
     emptied = [axes.texts[0].get_text() for axes in theirs]
-    assert any("layers emptied" in text for text in emptied[: len(ours)])
-    assert not any("layers emptied" in text for text in emptied[len(ours) :])
+    assert any("layers empty" in text for text in emptied[: len(ours)])
+    assert not any("layers empty" in text for text in emptied[len(ours) :])
     assert "no signal passes" in emptied[len(ours) + 2]  # of GRASP iterated, which cuts the network
 
 
@@ -361,7 +362,8 @@ def test_consistency_says_how_many_seeds_are_cut(rows_of: Callable[[str], tables
         """The text in the panel, if these seeds are cut and lose this many layers."""
         changed = [
             row
-            | {"cut": row["seed"] in cut, "kept": 0 if row["layer"] <= empty.get(row["seed"], 0) else 1, "density": 0.1}
+            | {"kept": 0 if row["layer"] <= empty.get(row["seed"], 0) else 1, "density": 0.1}
+            | {"disconnected": row["seed"] in cut}
             for row in rows
         ]
         [axes] = [axes for axes in FIGURES["consistency"].draw(changed).axes if axes.get_title()]
@@ -370,8 +372,8 @@ def test_consistency_says_how_many_seeds_are_cut(rows_of: Callable[[str], tables
     layers = len(tables.grouped(rows, "layer"))
     assert text(set(), {}) == ""
     assert text({0, 1}, {}) == "no signal passes"
-    assert text({1}, {1: 2}) == f"0 to 2 of {layers} layers emptied:\nno signal passes (1 of 2 seeds)"
-    assert text({0, 1}, {0: 3, 1: 3}) == f"3 of {layers} layers emptied:\nno signal passes"
+    assert text({1}, {1: 2}) == f"0 to 2 of {layers} layers empty:\nno signal passes (1 of 2 seeds)"
+    assert text({0, 1}, {0: 3, 1: 3}) == f"3 of {layers} layers empty:\nno signal passes"
 
 
 def test_parameters_are_those_of_the_networks(rows_of: Callable[[str], tables.Rows]) -> None:

@@ -68,7 +68,7 @@ def test_the_paper_scale_is_the_papers_protocol() -> None:
         "dense", "random", "snip", "snip-mb", "grasp", "grasp-mb", "iter-snip", "force",
     }  # fmt: skip
     force = next(each.resolved() for each in listed if each.method == "force")
-    assert (force.rounds, force.batches) == (300, 1)
+    assert (force.rounds, force.batches_per_round) == (300, 1)
     early = RUNS["early-pruning"].experiments("paper")
     assert {(each.method, each.pretrain) for each in early} >= {("magnitude", 1), ("force", 0)}
 
@@ -340,7 +340,7 @@ def test_every_figure_at_smoke_scale(
             existing, folder = runs / experiment.folder, (runs / sources.ALONE if alone else runs) / experiment.folder
             if existing.exists() and not folder.exists():
                 shutil.copytree(existing, folder)
-            lab.lab.run(experiment, RunOptions(folder.parent))
+            lab.run(experiment, RunOptions(folder.parent))
     place = ["--runs", str(runs), "--device", "cpu", "-o", str(tmp_path / "out")]
     done = CliRunner().invoke(app, ["figure", "all", "--scale", "smoke", *place])
     assert done.exit_code == 0, done.output

@@ -21,7 +21,7 @@ from barebones import METHODS, Method
 from barebones.pruning.batches import Batches
 
 DATA = TensorDataset(torch.cat([x for x, _ in BATCHES]), torch.cat([y for _, y in BATCHES]))
-GRASP = replace(METHODS["grasp-mb"], rounds=2, batches=2)  # it reads the batches of a round twice
+GRASP = replace(METHODS["grasp-mb"], rounds=2, batches_per_round=2)  # it reads the batches of a round twice
 
 
 class Noisy(Dataset):
@@ -89,7 +89,7 @@ def test_a_loader_goes_on_from_round_to_round_and_begins_again_when_it_ends():
     values = []
     objective = lambda m, batch: (values.append(batch[0]), F.cross_entropy(m(batch[0]), batch[1]))[1]
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3)).double()
-    run(model=model, batches=loader, objective=objective, changes=dict(batches=2))
+    run(model=model, batches=loader, objective=objective, changes=dict(batches_per_round=2))
     assert all(torch.equal(a, b) for a, b in zip(values, [*(x for x, _ in loader)] * 3, strict=False))
     assert len(values) == 8
 
@@ -106,7 +106,7 @@ def test_a_callable_is_asked_for_each_round_and_may_return_any_number_of_batches
     indices = []
     steps = run(batches=lambda index: (indices.append(index), iter(BATCHES[index : index + 2]))[1])
     assert indices == [0, 1, 2, 3]
-    assert equal(steps[0].masks, run(changes=dict(batches=2))[0].masks)
+    assert equal(steps[0].masks, run(changes=dict(batches_per_round=2))[0].masks)
 
 
 FIRST_USE = """

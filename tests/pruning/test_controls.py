@@ -162,5 +162,5 @@ def test_fresh_weights_train_under_the_same_masks():
 
 
 def test_every_control_has_a_word():
-    assert list(CONTROLS) == ["none", "shuffle", "redraw", "invert"]
+    assert list(CONTROLS) == ["none", "shuffle", "reinitialize", "invert"]
     assert [word for word in CONTROLS.values() if word] == ["shuffled", "reinitialized", "inverted"]

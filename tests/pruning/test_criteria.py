@@ -37,8 +37,8 @@ def test_every_round_is_what_the_equations_say(name):
     probe = Probe(model, BATCHES)
     before = ones(weights_of(model))
     for step in rounds(probe, method, KEEP):
-        scores = REFERENCES[method.criterion](model, before, of_round(BATCHES, step.index, method.batches))
-        with probe.at(before, step.index, step.keep, method.batches):
+        scores = REFERENCES[method.criterion](model, before, of_round(BATCHES, step.index, method.batches_per_round))
+        with probe.at(before, step.index, step.keep, method.batches_per_round):
             own_scores = method.criterion(probe)
         largest = max(float(s.abs().max()) for s in scores.values())
         for layer, score in scores.items():

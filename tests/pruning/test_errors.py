@@ -49,7 +49,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("rounds=2.5: it must be a whole number", dict(rounds=2.5)),
     ("rounds=True: it must be a whole number", dict(rounds=True)),
     ("micro_batch=True: it must be a whole number of samples", dict(micro_batch=True)),
-    ("batches=0", dict(batches_per_round=0)),
+    ("batches_per_round=0", dict(batches_per_round=0)),
     ("at_least=-1", dict(at_least=-1)),
     ("at_least=10 asks for", dict(sparsity=0.9, at_least=10)),
     ("revive_until=1.5", dict(revive_until=1.5)),
@@ -154,7 +154,8 @@ def test_scores_that_are_not_finite_name_the_round_and_the_layer(value, at):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_losses_that_are_not_finite_name_the_round(name, value):
     steps = []
-    method = replace(METHODS[name], rounds=min(METHODS[name].rounds, 3), batches=min(METHODS[name].batches, 2))
+    row = METHODS[name]
+    method = replace(row, rounds=min(row.rounds, 3), batches_per_round=min(row.batches_per_round, 2))
     at = min(1, method.rounds - 1)
     with pytest.raises(ArithmeticError, match=rf"round {at + 1}: the loss.*0\.weight"):
         prune(tiny(), [BATCHES[0], (IMAGES * value, BATCHES[0][1])], 0.5, method, on_round=steps.append)

@@ -50,7 +50,7 @@ class TestEveryMethod:
                 trace.check()
 
     def test_is_what_prune_does(self, name):
-        model, options = tiny(), dict(rounds=few(name).rounds, batches_per_round=few(name).batches)
+        model, options = tiny(), dict(rounds=few(name).rounds, batches_per_round=few(name).batches_per_round)
         with Trace(model):
             result = prune(model, BATCHES, 1 - KEEP / 114, name, **options, on_collapse="ignore")
         assert equal(result.masks, steps_of(name)[-1].masks)

@@ -30,7 +30,7 @@ def test_micro_batches_give_the_scores_of_whole_batches(name, micro):
     probe = Probe(model, pairs(3), micro_batch=micro)
     found = []
     for each in (expected, probe):
-        with each.at(None, 0, 20, method.batches):
+        with each.at(None, 0, 20, method.batches_per_round):
             found.append(method.criterion(each))
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(probe.saliency, expected.saliency)

@@ -61,7 +61,7 @@ def test_collapse_is_warned_about_or_raised_unless_there_is_a_way_around(name, l
     if collapsed:
         with pytest.warns(UserWarning, match=r"no signal passes.*0\.weight"):
             assert prune_all_but_last().collapsed == collapsed
-        with pytest.raises(ValueError, match=r"0\.weight cut"):
+        with pytest.raises(ValueError, match=r"collapsed at .*0\.weight"):
             prune_all_but_last(on_collapse="raise")
     else:
         with pytest.warns(UserWarning, match=r"1 of 3 layers keeps no weight: .*set at_least="):
@@ -104,7 +104,7 @@ def test_outputs_that_no_signal_reaches_are_counted_in_one_warning_and_never_rai
 
 def test_a_cut_network_gets_one_warning_without_its_outputs():
     model, x = zoo.build("mlp")
-    with pytest.warns(UserWarning, match="cut the network") as told:
+    with pytest.warns(UserWarning, match="collapsed at") as told:
         prune(model, [(x, x)], 0.7, favouring("2.weight"))
     assert len(told) == 1
     assert "outputs" not in str(told[0].message)

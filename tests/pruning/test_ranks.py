@@ -42,7 +42,7 @@ def without_norms(model: nn.Module) -> nn.Module:
 
 def shared_rounds(model: nn.Module, name: str, batches: int, **settings) -> list[dict[str, Tensor]]:
     """The masks of three rounds, all of which begin with the masks that one process alone has found before them."""
-    method, found = replace(few(name, 3), batches=batches), []
+    method, found = replace(few(name, 3), batches_per_round=batches), []
     alone = list(rounds(Probe(bare(model), pairs(6, dtype=torch.float32)), method, 20))
     for before in [None, *alone[:-1]]:
         probe = Probe(model, pairs(6, dtype=torch.float32), **settings)
@@ -129,7 +129,7 @@ def test_ranks_agree_and_score_the_mean_gradient(on_ranks, name, kind):
     assert len(first) == few(name, 2).rounds
     assert all(equal(a, b) for a, b in zip(first, second, strict=True))
     reference = references.snip if METHODS[name].criterion is METHODS["force"].criterion else references.grasp
-    model, before, count = tiny(), references.ones(weights_of(tiny())), few(name, 2, 2).batches
+    model, before, count = tiny(), references.ones(weights_of(tiny())), few(name, 2, 2).batches_per_round
     for index, masks in enumerate(first):
         batches = [b for rank in range(RANKS) for b in references.of_round(pairs(4)[rank::RANKS], index, count)]
         assert_top(masks, reference(model, before, batches), kept(masks))

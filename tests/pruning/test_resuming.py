@@ -34,7 +34,7 @@ OTHER_RUNS: dict[str, tuple[dict[str, Any], str]] = {
     "another mode": (dict(model=tiny().eval()), "other settings: training"),
     "another count": (dict(keep=19), "other settings: counts"),
     "more rounds": (dict(changes=dict(rounds=5)), "other settings: .*counts"),
-    "more batches": (dict(changes=dict(batches=2)), "other settings: .*batches"),
+    "more batches": (dict(changes=dict(batches_per_round=2)), "other settings: .*batches"),
     "no revival": (dict(changes=dict(revive_until=0.0)), "other settings: .*revive"),
     "no revival of channels": (dict(changes=dict(revive_empty=False)), "other settings: .*revive_empty"),
     "a floor": (dict(changes=dict(at_least=1)), "other settings: .*at_least"),

@@ -51,7 +51,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 def few(name: str, **settings: Any) -> Method:
     row = METHODS[name]
-    return replace(row, rounds=min(row.rounds, 4), batches=min(row.batches, 3), **settings)
+    return replace(row, rounds=min(row.rounds, 4), batches_per_round=min(row.batches_per_round, 3), **settings)
 
 
 def sharded(kind: str) -> nn.Module:

@@ -131,7 +131,7 @@ def _main() -> None:
 
 def _sentence(error: BaseException) -> str:
     if _out_of_memory(error):
-        return "the device has too little memory for this; use --micro-batch, a smaller --batch or another --device"
+        return "the device has too little memory; use --micro-batch, a smaller --batch-size or another --device"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error)

@@ -98,7 +98,7 @@ def train(
     Example: barebones train --mask mask.safetensors
     """
     settings, run_options = split(options, overwrite)
-    settings = {name: value for name, value in settings.items() if value is not None and value is not False}
+    settings = {name: value for name, value in settings.items() if value is not None}
     if "method" in settings:
         raise ValueError("train does not prune, so --method has no effect; use barebones run")
     if mask is not None:
@@ -196,10 +196,10 @@ def sweep(
     engine: EngineName = LOCAL,
     engine_option: EngineOptions = None,
     retry_failed: RetryFailed = False,
-    minutes: Annotated[
+    time_limit: Annotated[
         float | None,
         typer.Option(
-            help="Stop after this time, with checkpoints saved; the same command resumes.", show_default="no limit"
+            help="Stop after so many minutes, with checkpoints saved; the same command resumes.", show_default="none"
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -208,7 +208,7 @@ def sweep(
     """Run many experiments, several at once, and write one table of all results.
 
     Finished experiments are skipped, so the same command resumes a sweep. Sweeps that share a folder
-    of runs share the work. The exit code is 1 if an experiment failed, or is not finished when --minutes are over.
+    of runs share the work. The exit code is 1 if an experiment failed, or is not finished at the --time-limit.
 
     Example: barebones sweep smoke
     """
@@ -230,7 +230,7 @@ def sweep(
     with stoppable("") as stopping:
         outcome = run_sweep(
             list(experiments), run_options,
-            jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, minutes=minutes,
+            jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, time_limit=time_limit,
             engine=engine, engine_options=engine_options(engine_option or ()), console=Console(), stopping=stopping,
         )  # fmt: skip
         if stopping():

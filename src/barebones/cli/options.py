@@ -20,17 +20,6 @@ from ..lab.run import tracking
 from ..lab.run.options import RunOptions
 
 RUN_PANEL = "Run options"  # the panel of the options that are not part of an experiment
-PANELS = {"rounds": "Pruning", "epochs": "Training"}  # the first option of each panel of an experiment
-DEFAULTS = {  # what to show for fields of an experiment whose default is None
-    "Pruning": "set by the method and the data set",
-    "schedule": "set by the method",
-    "revive_until": "set by the method",
-    "at_least": "set by the method",
-    "Training": "set by the data set",
-    "precision": "bf16 on a GPU, else fp32",
-    "scoring_precision": "fp32",
-    "scoring_init": "none: score the weights that are trained",
-}
 
 Source = Annotated[Path, typer.Argument(help="Folder of a finished run; or a mask file, for the untrained network.")]
 SourceModel = Annotated[
@@ -123,21 +112,22 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _experiment_options(unset: bool) -> list[inspect.Parameter]:
-    types, options, panel = get_type_hints(Experiment), [], "Experiment"
+    types, options = get_type_hints(Experiment), []
     for field in fields(Experiment):
         if field.name == "mask":
             continue
-        panel = PANELS.get(field.name, panel)
-        kind, default, help = types[field.name], field.default, field.metadata["help"]
+        kind, default = types[field.name], field.default
+        help, panel = field.metadata["help"], field.metadata["panel"]
         if kind is bool:
-            option = typer.Option("--" + field.name.replace("_", "-"), help=help, rich_help_panel=panel)
+            name = field.name.replace("_", "-")
+            option = typer.Option(f"--{name}/--no-{name}" if default else f"--{name}", help=help, rich_help_panel=panel)
         else:
-            shown = DEFAULTS.get(field.name, DEFAULTS.get(panel, "")) if default is None else True
+            shown = field.metadata["shown"] if default is None else True
             option = typer.Option(
                 help=help, rich_help_panel=panel, show_default="as in the mask file" if unset else shown,
                 autocompletion=_completion(field.metadata["known"]),
             )  # fmt: skip
-            kind, default = (kind | None, None) if unset else (kind, default)
+        kind, default = (kind | None, None) if unset else (kind, default)
         options.append(_parameter(field.name, Annotated[kind, option], default))
     return options
 

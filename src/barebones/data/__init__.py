@@ -15,7 +15,7 @@ from ..imports import is_code
 from ..messages import unknown
 from ..running.launch import launch
 from ..running.processors import processors
-from . import cifar, digits, image_folder, imagenet, own, tiny_imagenet
+from . import cifar, custom, digits, image_folder, imagenet, tiny_imagenet
 from .split import Batch, Data, Inputs, Request, Split
 from .tensors import TensorSplit
 
@@ -87,7 +87,7 @@ def load(
     request = Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last, size, mean, std)
     if name in DATA:
         return DATA[name].load(request)
-    return own.load(name, request) if is_code(name) else image_folder.load(name, request)
+    return custom.load(name, request) if is_code(name) else image_folder.load(name, request)
 
 
 def check_name(name: str) -> None:

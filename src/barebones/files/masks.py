@@ -23,7 +23,7 @@ KIND, VERSION = "barebones-masks", 1
 
 NUMBERS = (  # what a run counts of its masks and stores with them
     *("prunable", "kept", "effective", "sparsity", "effective_sparsity"),
-    *("flops_dense", "flops_effective", "flops_shrunk", "silent_outputs", "outputs"),
+    *("flops_dense", "flops_effective", "flops_shrunk", "disconnected_outputs", "outputs"),
 )
 
 

@@ -47,8 +47,8 @@ def at_scale(experiment: Experiment, scale: str) -> Experiment:
     small = replace(experiment, model=SMALL[experiment.model], data="digits", epochs=1)
     if experiment.method in METHODS and METHODS[experiment.method].rounds > 1:
         return replace(small, rounds=experiment.rounds or SMOKE_ROUNDS)
-    if experiment.method in METHODS and METHODS[experiment.method].batches > 1:
-        return replace(small, batches=experiment.batches or SMOKE_BATCHES)
+    if experiment.method in METHODS and METHODS[experiment.method].batches_per_round > 1:
+        return replace(small, batches_per_round=experiment.batches_per_round or SMOKE_BATCHES)
     return small
 
 

@@ -27,7 +27,7 @@ class Reference(NamedTuple):
     top5: float | None = None
     seconds: float | None = None  # to the mask, on a Tesla K40m
     rounds: int | None = None
-    batches: int | None = None
+    batches_per_round: int | None = None
     says: str = EXACT
     where: str = ""
 

@@ -43,7 +43,7 @@ def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Ma
 
 
 def collapsed(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> list[str]:
-    """Return the layers that cut the network: each is empty, and alone makes an output unreachable.
+    """Return the collapsed layers, which disconnect the network: each is empty, and alone makes an output unreachable.
 
     If an output cannot be reached but no single layer is the reason, return the layers in which the signal ends.
 

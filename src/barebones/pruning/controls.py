@@ -20,7 +20,7 @@ from ..scope import masked_copy, prunable
 from .selection import keep_top
 
 NONE = "none"  # CONTROLS says what each control does to a run
-CONTROLS = {NONE: "", "shuffle": "shuffled", "redraw": "reinitialized", "invert": "inverted"}
+CONTROLS = {NONE: "", "shuffle": "shuffled", "reinitialize": "reinitialized", "invert": "inverted"}
 
 
 def shuffled(masks: Mapping[str, Tensor], seed: int = 0) -> Masks:
@@ -63,7 +63,7 @@ def reinitialized(model: nn.Module, seed: int = 0, init: str | None = None) -> n
 
     By default a weight's new values are normal, with the mean and standard deviation that its values have now; zeros,
     which may be pruned, do not count. `init` names a scheme of `initialize` to draw them by instead. Biases, norms and
-    other parameters stay. To train the fresh weights under the same masks, `hold` the copy with them.
+    other parameters stay. To train these weights under the same masks, `hold` the copy with them.
 
     >>> layer = nn.Linear(20, 10)
     >>> fresh = reinitialized(layer, seed=1)

@@ -35,7 +35,7 @@ class Method:
 
     criterion: Criterion
     rounds: int = 1
-    batches: int = 1
+    batches_per_round: int = 1
     revive_until: float = 0.0
     schedule: Schedule = exponential
     revive_empty: bool = True
@@ -47,15 +47,15 @@ class Method:
     marker: str = "."  # one of Matplotlib's
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batches", "at_least"):
+        for name in ("rounds", "batches_per_round", "at_least"):
             if type(getattr(self, name)) is not int:  # nor True
                 raise ValueError(f"{name}={getattr(self, name)!r}: it must be a whole number")
         if not callable(self.criterion):
             raise ValueError(f"criterion={self.criterion!r}: it must be a function from a probe to scores")
         if self.rounds < 1:
             raise ValueError(f"rounds={self.rounds}: pruning needs at least one round")
-        if self.batches < 1:
-            raise ValueError(f"batches={self.batches}: a round needs at least one batch")
+        if self.batches_per_round < 1:
+            raise ValueError(f"batches_per_round={self.batches_per_round}: a round needs at least one batch")
         if not isinstance(self.revive_until, int | float) or not 0 <= self.revive_until <= 1:
             raise ValueError(f"revive_until={self.revive_until!r}: it is a fraction of the rounds, from 0 to 1")
         if not re.fullmatch("#[0-9A-Fa-f]{6}", self.colour):
@@ -76,9 +76,9 @@ METHODS: dict[str, Method] = {  # neighbours in a plot differ in colour and mark
         criteria.signal_saliency, rounds=60, revive_until=1.0, label="FORCE, signals", colour="#A52A2A", marker="v"
     ),
     "snip": Method(criteria.saliency, label="SNIP", colour="#56B4E9", marker="^"),
-    "snip-mb": Method(criteria.saliency, batches=60, label="SNIP-MB", colour="#332288", marker="D"),
+    "snip-mb": Method(criteria.saliency, batches_per_round=60, label="SNIP-MB", colour="#332288", marker="D"),
     "grasp": Method(criteria.grasp, label="GRASP", colour="#009E73", marker="v"),
-    "grasp-mb": Method(criteria.grasp, batches=60, label="GRASP-MB", colour="#661100", marker="s"),
+    "grasp-mb": Method(criteria.grasp, batches_per_round=60, label="GRASP-MB", colour="#661100", marker="s"),
     "grasp-taylor": Method(criteria.grasp, rounds=60, label="GRASP iterated", colour="#004D40", marker="^"),
     "iter-grasp": Method(criteria.gradient_norm, rounds=60, label="Iter GRASP", colour="#E69F00", marker="P"),
     "synflow": Method(

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..files import masks as maskfile
 from ..masks import Masks, empty, everything, kept, size
-from ..messages import empty_layers, shortened, silent_outputs
+from ..messages import disconnected_outputs, empty_layers, shortened
 from ..paths import cuts, silenced, trace
 from ..scope import Pattern
 from .batches import Source
@@ -36,7 +36,7 @@ class Pruned:
 
     masks: Masks
     rounds: list[Record]
-    collapsed: list[str]  # layers that cut the network: empty ones with no way around, or where the signal ends
+    collapsed: list[str]  # layers that disconnect the network: empty ones with no way around, or where the signal ends
     empty: list[str]  # layers that keep no weight, also where a signal passes around them
     effective: int | None  # kept weights on a path from input to output; None if that was not checked
     last: Round | None  # to continue from; None if nothing was removed
@@ -120,7 +120,7 @@ def prune(
     if on_collapse not in ON_COLLAPSE:
         raise ValueError(f"on_collapse={on_collapse!r}: choose 'warn', 'raise' or 'ignore'")
     row = resolved(
-        method, rounds=rounds, batches=batches_per_round, schedule=schedule, revive_until=revive_until,
+        method, rounds=rounds, batches_per_round=batches_per_round, schedule=schedule, revive_until=revive_until,
         revive_empty=revive_empty, at_least=at_least,
     )  # fmt: skip
     if isinstance(method, str) and row.needs_data and batches is None:
@@ -167,7 +167,7 @@ def prune(
         "method": method if isinstance(method, str) else function_name(method.criterion),
         "sparsity": sparsity,
         "rounds": row.rounds if keep < total else 0,
-        "batches_per_round": row.batches,
+        "batches_per_round": row.batches_per_round,
         "schedule": function_name(row.schedule),
         "revive_until": row.revive_until,
         "at_least": row.at_least,
@@ -193,10 +193,10 @@ def on_no_path(kept: int, effective: int, revive_until: float) -> str:
 
 
 def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str, str, int | None]:
-    """Return the layers that cut the network, what to say of them and of silent outputs, and the weights on a path.
+    """Return the collapsed layers, what to say of them and of disconnected outputs, and the count of effective weights.
 
-    The first three are empty if there are none and that was checked. Of a network that is cut, nothing is said about
-    outputs.
+    The first three are empty if there are none and that was checked. Of a disconnected network, nothing is said
+    about outputs.
     """
     if probe.shards is not None:  # no process has the whole network; that of empty layers is told
         return [], "", "", None
@@ -210,5 +210,5 @@ def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str, str, int | N
         silent = 0 if cutting else silenced(model, masks, example, traced)
     except ValueError as error:  # the masks are there, and one unusual module must not cost them
         return empty(masks), f"whether a signal passes from input to output was not checked: {error}", "", None
-    problem = f"no signal passes from input to output: {shortened(cutting)} cut the network" if cutting else ""
-    return cutting, problem, silent_outputs(silent, traced.columns), kept(traced.effective)
+    problem = f"no signal passes from input to output: collapsed at {shortened(cutting)}" if cutting else ""
+    return cutting, problem, disconnected_outputs(silent, traced.columns), kept(traced.effective)

@@ -21,7 +21,7 @@ def plan_of(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
         "criterion": function_name(method.criterion),
         "objective": function_name(probe.objective or probe.loss),
         "counts": counts,
-        "batches": method.batches,
+        "batches_per_round": method.batches_per_round,
         "revive": round(method.revive_until * method.rounds),
         "revive_empty": method.revive_empty,
         "at_least": method.at_least,
@@ -76,7 +76,7 @@ def check_same_run(after: Round, plan: dict[str, Any], weights_digest: int, prob
         or after.weights_digest != weights_digest
     ):
         raise ValueError("this round was made with other weights; start from the same initialization to continue it")
-    if after.batches_digest and after.batches_digest != int(probe.digest_of(after.index, method.batches)):
+    if after.batches_digest and after.batches_digest != int(probe.digest_of(after.index, method.batches_per_round)):
         raise ValueError("this round was made with other batches; pass the same data and seed to continue it")
 
 

@@ -31,7 +31,7 @@ class Steps:
     def take(self, before: Masks | None) -> tuple[Masks, Tensor, Tensor, Tensor]:
         """Run the round, and return the new masks, and the integers, floats and flags of its `Round`."""
         probe = self.probe
-        with probe.at(before, self.index, self.keep, self.method.batches):
+        with probe.at(before, self.index, self.keep, self.method.batches_per_round):
             scores = _checked(self.method.criterion(probe), probe.weights)
             flags = self.not_finite(scores)
             masks = self.select(scores, before)

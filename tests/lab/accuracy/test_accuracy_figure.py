@@ -79,7 +79,7 @@ def test_what_is_not_comparable_has_another_label():
 
 
 def test_controls_are_lines_of_their_own_after_their_method():
-    experiments = [replace(BASE, control=control) for control in ("invert", "none", "redraw", "shuffle")]
+    experiments = [replace(BASE, control=control) for control in ("invert", "none", "reinitialize", "shuffle")]
     [shown] = labels(*experiments).values()
     assert shown == ["SNIP", "SNIP, inverted", "SNIP, reinitialized", "SNIP, shuffled"]
 
@@ -119,9 +119,9 @@ def test_each_seed_counts_once_and_copies_do_not():
 
 
 def test_a_change_of_how_masks_are_found_is_always_named():
-    force = replace(BASE, method="force", leave_empty=True)
-    assert list(labels(force).values()) == [["FORCE, leave empty"]]
-    assert list(labels(replace(force, leave_empty=False)).values()) == [["FORCE"]]
+    force = replace(BASE, method="force", revive_empty=False)
+    assert list(labels(force).values()) == [["FORCE, no revive empty"]]
+    assert list(labels(replace(force, revive_empty=True)).values()) == [["FORCE"]]
 
 
 # The picture

@@ -100,7 +100,7 @@ def test_outputs_that_no_signal_reaches_are_called_out_unless_none_is_reached(tm
     folder = write_run(tmp_path, dead=dead)
     result = files.finished(folder)
     assert result is not None
-    silent = {"silent_outputs": 6, "outputs": 10}
+    silent = {"disconnected_outputs": 6, "outputs": 10}
     files.write_json(folder / files.RESULT, {**result, **silent}, files.recorded(folder)[1])
     [run] = gather(tmp_path, effective=False)["runs"]
     assert ("No signal reaches 6 of 10 outputs." in words_of(run)) == (not dead)
@@ -108,22 +108,22 @@ def test_outputs_that_no_signal_reaches_are_called_out_unless_none_is_reached(tm
 
 def test_dead_layers_and_collapse_are_called_out_in_words(content: dict[str, Any]) -> None:
     run = run_with(content, method="snip", sparsity=0.995)
-    assert "Collapsed: no signal passes from input to output, cut at features.20." in words_of(run)
-    assert "A dead layer, with no weight left: features.20." in words_of(run)
+    assert "Disconnected: no signal passes from input to output, collapsed at features.20." in words_of(run)
+    assert "An empty layer, with no weight left: features.20." in words_of(run)
     assert "None of them lies on a path from input to output, so they do nothing." in words_of(run)
-    assert "idle" not in words_of(run)
+    assert "disconnected layer" not in words_of(run)
     assert "Every layer keeps weights, and a signal passes." in words_of(
         run_with(content, method="snip", sparsity=0.98)
     )
     assert "dense network" in words_of(run_with(content, method="dense"))
 
 
-def test_idle_layers_are_called_out_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnected_layers_are_called_out_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path)
     layers = [LayerAccount("a.weight", (10,), 10, 5, 5), LayerAccount("b.weight", (10,), 10, 3, 0)]
     monkeypatch.setattr("barebones.lab.figures.report.runs.account", lambda *_: SimpleNamespace(layers=layers))
     [run] = gather(tmp_path)["runs"]
-    assert "An idle layer, whose weights lie on no path from input to output: b." in words_of(run)
+    assert "A disconnected layer, without an effective weight: b." in words_of(run)
     assert "3 of them (37.5 %) lie on no path" in words_of(run)
     assert "Every layer keeps" not in words_of(run)
 
@@ -272,7 +272,7 @@ def test_the_page_knows_no_method(text: str) -> None:
 def test_a_real_run(tmp_path: Path) -> None:
     chosen = Experiment(model="small-vgg", data="digits", method="force", sparsity=0.98, rounds=3, epochs=1)
     place = RunOptions(runs=tmp_path)
-    result = lab.lab.run(chosen.resolved(), place)
+    result = lab.run(chosen.resolved(), place)
     [run] = gather(tmp_path)["runs"]
     assert (run["status"], run["accuracy"], run["kept"]) == ("done", result["test"]["top1"], result["kept"])
     assert run["effective"] == result["effective"] == sum(layer[4] for layer in run["layers"])

@@ -240,7 +240,7 @@ def test_a_run_opens_and_shows_its_masks(opened: Opened) -> None:
     section = page.locator("details.run[open]")
     section.locator(".bars .point").first.wait_for()
     words = section.inner_text()
-    assert "A dead layer, with no weight left: features.20." in words
+    assert "An empty layer, with no weight left: features.20." in words
     assert "dead layer" in section.locator(".legend").first.inner_text()
     assert "Sparsity, effective" in words
     section.get_by_text("layers as a table").click()

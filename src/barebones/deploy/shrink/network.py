@@ -80,8 +80,8 @@ def shrink(
       over exactly.
     - `before_training` treats the shift of a channel without input as pruned. The small network then returns what the
       masked model returns with these shifts at zero, and `plan.shifts` counts them.
-    - `multiple_of` keeps enough idle channels to make every width a multiple of it, as tensor cores prefer. Their kept
-      weights stay, although they are on no path; to prune them, pass the masks of `effective`.
+    - `multiple_of` keeps enough channels without a signal to make every width a multiple of it, as tensor cores
+      prefer. Their kept weights stay, although they are on no path; to prune them, pass the masks of `effective`.
     - `channels_last` stores 4-d weights with their channels last in memory, which is faster; values and shapes do not
       change. The weights keep their order if this is False, or if the network cannot run with another, for example
       because it uses `view` on images; `plan.layout` then says why.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from hashlib import sha256
 from itertools import chain
 from typing import Any
@@ -33,14 +34,24 @@ TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool} 
 LONGEST = 80  # characters of a network's or data set's name in the name of a folder
 
 
-def _option(default: Any, help: str, *roles: str, kind: str = "", known: tuple[Iterable[str], ...] = ()) -> Any:
+def _option(
+    default: Any, help: str, roles: str = "", *, panel: str = "Experiment", shown: str = "", kind: str = "",
+    known: tuple[Iterable[str], ...] = (), least: int | None = None,
+) -> Any:  # fmt: skip
     """Return a field with all that is said about it in one place.
 
-    Its roles: "finding", it says how masks are found; "pruning", a dense run lacks it, as it lacks all of "finding";
-    "settled", it cannot change once there are masks, as nothing of "finding" can. The `known` values complete what is
-    typed in a shell; with the `kind` of value, they are the only ones.
+    Its roles: "key", every table shows it; "finding", it says how masks are found; "pruning", a dense run lacks it, as
+    it lacks all of "finding"; "settled", it cannot change once there are masks, as nothing of "finding" can; "named",
+    figures name it wherever it is not the default; "computing", it may depend on the device. The help has it in a
+    `panel`, and these words are `shown` for None. The `known` values complete what is typed in a shell; with the
+    `kind` of value, they are the only ones. `least` is the smallest value.
     """
-    return field(default=default, metadata={"help": help, "roles": roles, "kind": kind, "known": known})
+    about = {"help": help, "panel": panel, "shown": shown, "kind": kind, "known": known, "least": least}
+    return field(default=default, metadata=about | {"roles": roles.split()})
+
+
+_pruning = partial(_option, panel="Pruning", shown="set by the method and the data set")
+_training = partial(_option, panel="Training", shown="set by the data set")
 
 
 @dataclass(frozen=True)
@@ -55,112 +66,95 @@ class Experiment:
     """
 
     model: str = _option(
-        "resnet50",
-        f"Network: {', '.join(MODELS)}; timm:NAME for one of timm; or file.py:factory for your own.",
+        "resnet50", f"Network: {', '.join(MODELS)}; timm:NAME for one of timm; or file.py:factory for your own.", "key",
         known=(MODELS,),
-    )
+    )  # fmt: skip
     data: str = _option(
         "cifar10",
-        f"Data set: {', '.join(DATA)}; images:PATH for a folder of images; or file.py:factory for your own.",
+        f"Data set: {', '.join(DATA)}; images:PATH for a folder of images; or file.py:factory for your own.", "key",
         known=(DATA,),
-    )
+    )  # fmt: skip
     method: str = _option(
-        "force",
-        f"Pruning method: {', '.join(METHODS)}; or dense, for no pruning.",
-        kind="method",
-        known=(METHODS, (DENSE,)),
+        "force", f"Pruning method: {', '.join(METHODS)}; or dense, for no pruning.", "key",
+        kind="method", known=(METHODS, (DENSE,)),
+    )  # fmt: skip
+    sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.", "key settled")
+    seed: int = _option(
+        0, "Seed of the initial weights, the scoring batches and the order of training images.", least=0
     )
-    sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.", "settled")
-    seed: int = _option(0, "Seed of the initial weights, the scoring batches and the order of training images.")
 
-    rounds: int | None = _option(None, "Number of pruning rounds of an iterative method (T).", "finding")
-    batches: int | None = _option(None, "Number of batches that each pruning round reads (B).", "finding")
-    schedule: str | None = _option(
-        None,
-        f"How many weights are kept after each round: {', '.join(SCHEDULES)}.",
-        "finding",
-        kind="schedule",
-        known=(SCHEDULES,),
+    rounds: int | None = _pruning(None, "Number of pruning rounds of an iterative method (T).", "finding", least=1)
+    batches_per_round: int | None = _pruning(
+        None, "Number of batches that each pruning round reads (B).", "finding", least=1
     )
-    revive_until: float | None = _option(None, "Fraction of the rounds in which pruned weights may return.", "finding")
-    leave_empty: bool = _option(False, "Do not let pruned weights return into channels that keep no weight.", "finding")
-    at_least: int | None = _option(None, "Minimum number of weights that each layer keeps.", "finding")
-    loss: str = _option(
-        "cross-entropy",
-        f"Loss that the scores are computed from: {', '.join(LOSSES)}.",
-        "pruning",
-        "settled",
-        kind="loss",
-        known=(LOSSES,),
+    schedule: str | None = _pruning(
+        None, f"How many weights are kept after each round: {', '.join(SCHEDULES)}.", "finding",
+        shown="set by the method", kind="schedule", known=(SCHEDULES,),
+    )  # fmt: skip
+    revive_until: float | None = _pruning(
+        None, "Fraction of the rounds in which pruned weights may return.", "finding", shown="set by the method"
     )
-    init: str = _option(
+    revive_empty: bool = _pruning(True, "Let pruned weights return into channels that keep no weight.", "finding named")
+    at_least: int | None = _pruning(
+        None, "Minimum number of weights that each layer keeps.", "finding", shown="set by the method"
+    )
+    loss: str = _pruning(
+        "cross-entropy", f"Loss that the scores are computed from: {', '.join(LOSSES)}.", "pruning settled",
+        kind="loss", known=(LOSSES,),
+    )  # fmt: skip
+    init: str = _pruning(
         "kaiming-fan-in", f"Initialization: {', '.join(SCHEMES)}.", kind="initialization", known=(SCHEMES,)
     )
-    norm_scale: str = _option(
-        "ones",
-        "Initial scales of batch-norms: ones; or uniform, as in torch before 1.2.",
-        kind="scale of batch-norms",
-        known=(NORM_SCALES,),
+    norm_scale: str = _pruning(
+        "ones", "Initial scales of batch-norms: ones; or uniform, as in torch before 1.2.",
+        kind="scale of batch-norms", known=(NORM_SCALES,),
+    )  # fmt: skip
+    scoring_init: str | None = _pruning(
+        None, "Find the masks on other initial weights than those that are trained, drawn by this initialization.",
+        "finding named", shown="none: score the weights that are trained", kind="initialization", known=(SCHEMES,),
+    )  # fmt: skip
+    scoring_bn: str = _pruning(
+        "batch", "Statistics of batch-norms in scoring: batch, those of the batch; or eval, the running ones.",
+        "finding named", kind="kind of batch-norm statistics", known=(STATISTICS,),
+    )  # fmt: skip
+    scoring_precision: str | None = _pruning(
+        None, f"Precision of the scores: {', '.join(SCORING_PRECISIONS)}.", "finding computing",
+        shown="fp32", kind="scoring precision", known=(SCORING_PRECISIONS,),
+    )  # fmt: skip
+    pretrain: int = _pruning(
+        0, "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).", "pruning settled",
+        least=0,
+    )  # fmt: skip
+    rewind: bool = _pruning(
+        False, "After --pretrain, train from the initial weights instead of the pretrained ones.", "pruning settled"
     )
-    scoring_init: str | None = _option(
-        None,
-        "Find the masks on other initial weights than those that are trained, drawn by this initialization.",
-        "finding",
-        kind="initialization",
-        known=(SCHEMES,),
-    )
-    scoring_bn: str = _option(
-        "batch",
-        "Statistics of batch-norms in scoring: batch, those of the batch; or eval, the running ones.",
-        "finding",
-        kind="kind of batch-norm statistics",
-        known=(STATISTICS,),
-    )
-    scoring_precision: str | None = _option(
-        None,
-        f"Precision of the scores: {', '.join(SCORING_PRECISIONS)}.",
-        "finding",
-        kind="scoring precision",
-        known=(SCORING_PRECISIONS,),
-    )
-    pretrain: int = _option(
-        0,
-        "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).",
-        "pruning",
-        "settled",
-    )
-    rewind: bool = _option(
-        False, "After --pretrain, train from the initial weights instead of the pretrained ones.", "pruning", "settled"
-    )
-    mask: str | None = _option(None, "SHA-256 of the masks to train, if they come from a file.")
-    control: str = _option(
+    mask: str | None = _pruning(None, "SHA-256 of the masks to train, if they come from a file.")
+    control: str = _pruning(
         NONE,
         "What to change as a control: the masks, shuffled within each layer (shuffle) or inverted to the lowest scores "
-        "(invert); or the weights, drawn anew under the same masks (redraw).",
-        "pruning",
-        "settled",
-        kind="control",
-        known=(CONTROLS,),
-    )
+        "(invert); or the weights, reinitialized under the same masks (reinitialize).",
+        "key pruning settled", kind="control", known=(CONTROLS,),
+    )  # fmt: skip
 
-    epochs: int | None = _option(None, "Number of training epochs; the learning rate's schedule scales with it.")
-    batch: int | None = _option(None, "Images per batch, in training and in scoring.")
-    lr: float | None = _option(None, "Learning rate: the first and highest, after the warm-up.")
-    momentum: float = _option(0.9, "Momentum of SGD, or the first beta of AdamW.")
-    weight_decay: float | None = _option(None, "Weight decay.")
-    optimizer: str = _option("sgd", f"Optimizer: {', '.join(OPTIMIZERS)}.", kind="optimizer", known=(OPTIMIZERS,))
-    lr_schedule: str = _option(
-        "milestones",
-        f"How the learning rate changes: {', '.join(LR_SCHEDULES)}.",
-        kind="schedule of the learning rate",
-        known=(LR_SCHEDULES,),
+    epochs: int | None = _training(
+        None, "Number of training epochs; the learning rate's schedule scales with it.", least=0
     )
-    warmup: int = _option(0, "Epochs in which the learning rate rises.")
-    label_smoothing: float = _option(0.0, "Share of each training target that is spread over all classes.")
-    precision: str | None = _option(
-        None, f"Precision of training: {', '.join(PRECISIONS)}.", kind="precision", known=(PRECISIONS,)
-    )
-    shrink: bool = _option(False, "Train the network without the channels that carry no signal.", "pruning")
+    batch_size: int | None = _training(None, "Images per batch, in training and in scoring.", least=2)
+    lr: float | None = _training(None, "Learning rate: the first and highest, after the warm-up.")
+    momentum: float = _training(0.9, "Momentum of SGD, or the first beta of AdamW.")
+    weight_decay: float | None = _training(None, "Weight decay.")
+    optimizer: str = _training("sgd", f"Optimizer: {', '.join(OPTIMIZERS)}.", kind="optimizer", known=(OPTIMIZERS,))
+    lr_schedule: str = _training(
+        "milestones", f"How the learning rate changes: {', '.join(LR_SCHEDULES)}.",
+        kind="schedule of the learning rate", known=(LR_SCHEDULES,),
+    )  # fmt: skip
+    warmup: int = _training(0, "Epochs in which the learning rate rises.", least=0)
+    label_smoothing: float = _training(0.0, "Share of each training target that is spread over all classes.")
+    precision: str | None = _training(
+        None, f"Precision of training: {', '.join(PRECISIONS)}.", "computing",
+        shown="bf16 on a GPU, else fp32", kind="precision", known=(PRECISIONS,),
+    )  # fmt: skip
+    shrink: bool = _training(False, "Train without the channels that carry no signal.", "pruning computing")
 
     def __post_init__(self) -> None:
         for option in fields(self):  # 1, 1.0 and True are the same experiment and must have the same hash
@@ -170,20 +164,18 @@ class Experiment:
             else:
                 typed(_option_name(option.name), value, str(option.type))
         for option in fields(self):
-            value, kind = getattr(self, option.name), option.metadata["kind"]
+            value, kind, least = getattr(self, option.name), option.metadata["kind"], option.metadata["least"]
             choices = [*chain(*option.metadata["known"]), *([FILE] if option.name == "method" else ())]
             if kind and value is not None and value not in choices:
                 raise ValueError(unknown(kind, value, choices))
+            if least is not None and value is not None and value < least:
+                raise ValueError(f"{_option_name(option.name)} {value} is too small; it must be at least {least}")
         check_name(self.data)
         if not 0 <= self.sparsity < 1:
             hint = f"; did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
             raise ValueError(
                 f"sparsity {self.sparsity:g} is not a fraction of weights to remove, from 0 to below 1{hint}"
             )
-        at_least = {"rounds": 1, "batches": 1, "batch": 2, "epochs": 0, "pretrain": 0, "seed": 0, "warmup": 0}
-        for name, minimum in at_least.items():
-            if (value := getattr(self, name)) is not None and value < minimum:
-                raise ValueError(f"{_option_name(name)} {value} is too small; it must be at least {minimum}")
         if self.seed >= 2**63:
             raise ValueError(f"seed {self.seed} is too large; it must be below 2**63")
         for name in ("lr", "weight_decay", "momentum"):
@@ -204,7 +196,7 @@ class Experiment:
         The precision of training, if it is None, becomes the one that suits the device.
         """
         paper = protocol(self.data, self.model, self.optimizer)
-        defaults = {name: getattr(paper, name) for name in ("epochs", "batch", "lr", "weight_decay")}
+        defaults = {name: getattr(paper, name) for name in ("epochs", "batch_size", "lr", "weight_decay")}
         defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
         fixed: dict[str, Any] = {}
         if self.method == DENSE:
@@ -212,16 +204,18 @@ class Experiment:
                 raise ValueError(f"method dense prunes nothing, so it takes no {', '.join(map(_option_name, wrong))}")
             fixed = {"sparsity": 0.0}
         elif self.mask is None:
-            row = self.pruning(paper.rounds, paper.batches)
-            if self.leave_empty and not row.revive_until:
-                raise ValueError(f"leave-empty has no effect: {self.method} lets no weight return; leave it out")
+            row = self.pruning(paper.rounds, paper.batches_per_round)
+            if not self.revive_empty and not row.revive_until:
+                raise ValueError(f"no-revive-empty has no effect: {self.method} lets no weight return; leave it out")
             if self.scoring_bn != Experiment.scoring_bn and not row.needs_data:
                 raise ValueError(f"scoring-bn has no effect: {self.method} scores without data; leave it out")
-            defaults |= {name: getattr(row, name) for name in ("rounds", "batches", "revive_until", "at_least")}
+            defaults |= {
+                name: getattr(row, name) for name in ("rounds", "batches_per_round", "revive_until", "at_least")
+            }
             defaults["schedule"] = next((name for name, known in SCHEDULES.items() if known is row.schedule), None)
             defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
-        if self.scoring_init is not None and (self.pretrain or self.control == "redraw"):
-            other = "pretrain" if self.pretrain else "control redraw"
+        if self.scoring_init is not None and (self.pretrain or self.control == "reinitialize"):
+            other = "pretrain" if self.pretrain else "control reinitialize"
             raise ValueError(f"scoring-init and {other} both change the weights; leave one of them out")
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         epochs = paper.epochs if self.epochs is None else self.epochs
@@ -230,8 +224,8 @@ class Experiment:
             raise ValueError(f"warmup {self.warmup}: the training has {length}, and must be longer than its warm-up")
         return replace(self, **missing, **fixed)
 
-    def pruning(self, rounds: int | None = None, batches: int | None = None) -> Method:
-        """Return the row of `METHODS` with the experiment's values; `rounds` and `batches` are the protocol's T and B.
+    def pruning(self, rounds: int | None = None, batches_per_round: int | None = None) -> Method:
+        """Return the row of `METHODS` with the experiment's values; the parameters are the protocol's T and B.
 
         A method of several rounds takes the protocol's T and B. A method of one round over several batches ("-mb")
         takes T x B batches, so that both read equally much data. All others keep the values of their row, and so
@@ -239,15 +233,15 @@ class Experiment:
         """
         row = as_method(self.method)
         iterative = row.rounds > 1 and row.protocol_rounds
-        if rounds is not None and batches is not None and row.protocol_rounds:
+        if rounds is not None and batches_per_round is not None and row.protocol_rounds:
             if iterative:
-                row = replace(row, rounds=rounds, batches=batches)
-            elif row.batches > 1:
-                row = replace(row, batches=rounds * batches)
+                row = replace(row, rounds=rounds, batches_per_round=batches_per_round)
+            elif row.batches_per_round > 1:
+                row = replace(row, batches_per_round=rounds * batches_per_round)
         return resolved_method(
-            row if iterative else self.method, rounds=self.rounds, batches=self.batches or row.batches,
-            schedule=self.schedule, revive_until=self.revive_until, revive_empty=False if self.leave_empty else None,
-            at_least=self.at_least,
+            row if iterative else self.method, rounds=self.rounds,
+            batches_per_round=self.batches_per_round or row.batches_per_round, schedule=self.schedule,
+            revive_until=self.revive_until, revive_empty=None if self.revive_empty else False, at_least=self.at_least,
         )  # fmt: skip
 
     def plan(self) -> TrainingPlan:
@@ -289,11 +283,12 @@ class Experiment:
         return {name: checked.get(name, option.default) for name, option in known.items()}
 
 
-FINDING = tuple(option.name for option in fields(Experiment) if "finding" in option.metadata["roles"])
-PRUNING, SETTLED = (
-    tuple(option.name for option in fields(Experiment) if {"finding", role} & {*option.metadata["roles"]})
-    for role in ("pruning", "settled")
-)
+def with_role(*roles: str) -> tuple[str, ...]:
+    """Return the names of the fields that have one of these roles."""
+    return tuple(option.name for option in fields(Experiment) if {*roles} & {*option.metadata["roles"]})
+
+
+FINDING, PRUNING, SETTLED = with_role("finding"), with_role("finding", "pruning"), with_role("finding", "settled")
 
 
 def folder_of(settings: Mapping[str, Any]) -> str:

@@ -21,13 +21,13 @@ class TrainingPlan:
 
     A milestone is a fraction of the epochs.
 
-    >>> plan = TrainingPlan(epochs=350, batch=128, lr=0.1, weight_decay=5e-4, milestones=(150 / 350, 250 / 350))
+    >>> plan = TrainingPlan(epochs=350, batch_size=128, lr=0.1, weight_decay=5e-4, milestones=(150 / 350, 250 / 350))
     >>> [plan.rate(epoch) for epoch in (0, 149, 150, 250)]
     [0.1, 0.1, 0.01, 0.001]
     """
 
     epochs: int
-    batch: int
+    batch_size: int
     lr: float
     weight_decay: float
     milestones: tuple[float, ...] = ()

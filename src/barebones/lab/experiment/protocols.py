@@ -14,20 +14,24 @@ class Protocol:
 
     epochs: int
     milestones: tuple[float, ...]
-    batch: int
+    batch_size: int
     weight_decay: float
     rounds: int  # T, of iterative methods
-    batches: int  # B, in each of these rounds; methods of one round over several batches read T x B
+    batches_per_round: int  # B, in each of these rounds; methods of one round over several batches read T x B
     lr: float = 0.1
 
 
 PROTOCOLS = {
-    "cifar10": Protocol(350, (150 / 350, 250 / 350), batch=128, weight_decay=5e-4, rounds=300, batches=1),
-    "cifar100": Protocol(350, (150 / 350, 250 / 350), batch=128, weight_decay=5e-4, rounds=60, batches=10),
-    "tiny-imagenet": Protocol(300, (1 / 2, 3 / 4), batch=128, weight_decay=5e-4, rounds=60, batches=20),
-    "imagenet": Protocol(90, (1 / 3, 2 / 3), batch=256, weight_decay=1e-4, rounds=60, batches=40),
+    "cifar10": Protocol(
+        350, (150 / 350, 250 / 350), batch_size=128, weight_decay=5e-4, rounds=300, batches_per_round=1
+    ),
+    "cifar100": Protocol(
+        350, (150 / 350, 250 / 350), batch_size=128, weight_decay=5e-4, rounds=60, batches_per_round=10
+    ),
+    "tiny-imagenet": Protocol(300, (1 / 2, 3 / 4), batch_size=128, weight_decay=5e-4, rounds=60, batches_per_round=20),
+    "imagenet": Protocol(90, (1 / 3, 2 / 3), batch_size=256, weight_decay=1e-4, rounds=60, batches_per_round=40),
     # not in the paper, but small enough for any machine
-    "digits": Protocol(20, (1 / 2, 3 / 4), batch=64, weight_decay=5e-4, rounds=60, batches=1),
+    "digits": Protocol(20, (1 / 2, 3 / 4), batch_size=64, weight_decay=5e-4, rounds=60, batches_per_round=1),
 }
 ADAMW = {"lr": 1e-3, "weight_decay": 0.01}  # not in the paper
 WEIGHT_DECAY = {"mobilenet-v2": 4e-5}  # of networks that the paper trains with another one

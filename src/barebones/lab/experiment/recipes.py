@@ -131,7 +131,7 @@ def _not_taken(method: str, revive_until: float | None = None, **_: Any) -> set[
     row = METHODS[method]
     unused = {
         "rounds": row.rounds == 1,
-        "leave_empty": not (row.revive_until if revive_until is None else revive_until),
+        "revive_empty": not (row.revive_until if revive_until is None else revive_until),
         "scoring_bn": not row.needs_data,
     }
     return {name for name in unused if unused[name]}

@@ -33,7 +33,7 @@ def experiment_on(network: Network, method: str, sparsity: float, **changes: Any
 
 def evaluation_batches(network: Network, count: int) -> list[Batch]:
     """Return the batches on which all masks of a network are compared."""
-    size, seed = network.experiment.plan().batch, network.experiment.seed
+    size, seed = network.experiment.plan().batch_size, network.experiment.seed
     return list(islice(network.data.train.epoch(size, EVALUATION_SEED, seed, shuffle=True, augment=True), count))
 
 

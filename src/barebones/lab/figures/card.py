@@ -128,8 +128,8 @@ def _numbers(counts: Account, result: Mapping[str, Any] | None) -> Iterator[tupl
         yield "FLOPs per sample", f"{left}, {counts.flops_dense:,} for the dense network"
     if counts.collapsed:
         yield "collapsed", f"no signal passes {shortened(counts.collapsed)}"
-    elif counts.silent_outputs:
-        yield "silent outputs", f"no signal reaches {counts.silent_outputs} of {counts.outputs}"
+    elif counts.disconnected_outputs:
+        yield "disconnected outputs", f"no signal reaches {counts.disconnected_outputs} of {counts.outputs}"
     if result is None:
         yield "test accuracy", "not trained"
         return
@@ -171,5 +171,6 @@ def _chosen(experiment: Experiment) -> dict[str, Any]:
 def _command(verb: str, settings: Mapping[str, Any], *more: str) -> str:
     words = ["barebones", verb]
     for name, value in settings.items():
-        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        option = ("--no-" if value is False else "--") + name.replace("_", "-")
+        words += [option] if isinstance(value, bool) else [option, str(value)]
     return shlex.join([*words, *more])

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from ...messages import counted
-from ..experiment.experiment import DENSE, Experiment
+from ..experiment.experiment import DENSE, Experiment, with_role
 from ..records import records, tables
 from ..records.tables import Row, Rows
 from ..run.heartbeat import heartbeat
@@ -29,9 +29,9 @@ SCALES = ("smoke", "short", "paper")
 VERSION = 2  # of cached analyses; those of version 1 were not computed with deterministic algorithms
 PARTS = ("pairs", "seeds", "sparsities")  # settings of an analysis that divide it into parts, each cached by itself
 ALONE = "alone"  # the subfolder for runs that are made one at a time
-HOW = ("precision", "scoring_precision", "shrink")  # how it is computed: this depends on the device, not on the figure
+HOW = with_role("computing")  # how it is computed: this depends on the device, not on the figure
 COLUMNS = (
-    "data", "model", "method", "sparsity", "seed", "rounds", "batches", "pretrain", "epochs", "top1", "top5",
+    "data", "model", "method", "sparsity", "seed", "rounds", "batches_per_round", "pretrain", "epochs", "top1", "top5",
     "top1_at_best_validation", "effective_sparsity", "collapsed", "prune_seconds", "train_seconds",
 )  # fmt: skip
 Settings = dict[str, Any]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ...files.container import atomically
 from ...messages import printable
-from ..experiment.experiment import TYPES, Experiment
+from ..experiment.experiment import TYPES, Experiment, with_role
 from ..experiment.styles import titled
 from ..run.connectivity import epochs_of
 from ..run.folder import failed, finished, recorded
@@ -26,13 +26,13 @@ from .tables import Row
 CSV, PARQUET = "records.csv", "records.parquet"
 DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
 
-KEY = ("data", "model", "method", "sparsity", "control")  # the settings that every table shows
+KEY = with_role("key")  # the settings that every table shows
 
 SETTINGS: dict[str, type] = {f.name: TYPES[str(f.type).partition(" | ")[0]] for f in fields(Experiment)}
 RESULTS: dict[str, type] = {
     "status": str,  # done, failed or unreadable
     "reason": str,  # why it is not done
-    "epochs_trained": int,  # 0 if the network is cut and its training was skipped
+    "epochs_trained": int,  # 0 if the network is disconnected and its training was skipped
     "top1": float,  # on the test images, after the last epoch; accuracies are fractions
     "top5": float,
     "best_validation_epoch": int,
@@ -46,7 +46,7 @@ RESULTS: dict[str, type] = {
     "collapsed": bool,
     "collapsed_layers": str,  # their names, separated by spaces
     "empty_layers": int,  # how many keep no weight
-    "silent_outputs": int,  # how many no signal reaches
+    "disconnected_outputs": int,  # how many no signal reaches
     "prune_seconds": float,
     "train_seconds": float,
     "torch": str,  # its version
@@ -88,7 +88,7 @@ def _stored(line: Row) -> Row:
 
 def arranged(rows: Iterable[Row]) -> list[Row]:
     """Return the rows sorted by their settings, with the statistics of their groups."""
-    order = (*KEY, "seed", "folder")
+    order = ("data", *KEY, "seed", "folder")
     return with_statistics(sorted(rows, key=lambda row: [(row[name] is None, row[name]) for name in order]))
 
 
@@ -188,7 +188,7 @@ def summary(rows: Sequence[Row]) -> Table:
         shown.add_column(name, justify="right")
     with_more = any(differences(row, firsts) for row in firsts)
     titles = {"collapsed": "collapsed", "empty_layers": "empty layers,\nat most"}
-    titles |= {"silent_outputs": "silent outputs,\nat most"}
+    titles |= {"disconnected_outputs": "disconnected\noutputs, at most"}
     troubled = [name for name in titles if any(_told(row, name) for row in rows)]
     for name in troubled:
         shown.add_column(titles[name], justify="right")
@@ -199,7 +199,7 @@ def summary(rows: Sequence[Row]) -> Table:
         method, sparsity = titled(row["method"], row["control"]), f"{100 * row['sparsity']:g}"
         cells = [row["data"], row["model"], method, sparsity, _spread(row)]
         counts = {"collapsed": sum(bool(row["collapsed"]) for row in members)}
-        counts |= {name: max(_told(row, name) for row in members) for name in ("empty_layers", "silent_outputs")}
+        counts |= {name: max(_told(row, name) for row in members) for name in ("empty_layers", "disconnected_outputs")}
         cells += [str(row["seeds"])] + [str(counts[name] or "") for name in troubled]
         cells += [differences(row, firsts)] * with_more + [str(lost) if lost else ""]
         shown.add_row(*(Text(printable(cell)) for cell in cells[: len(shown.columns)]))
@@ -207,8 +207,8 @@ def summary(rows: Sequence[Row]) -> Table:
 
 
 def _told(row: Row, name: str) -> int:
-    """Return a number to tell about a run's masks; of a cut network, it goes without saying that outputs are silent."""
-    return 0 if name == "silent_outputs" and row["collapsed"] else row[name] or 0
+    """Return a number to tell about a run's masks; a disconnected network has no connected outputs anyway."""
+    return 0 if name == "disconnected_outputs" and row["collapsed"] else row[name] or 0
 
 
 def _spread(row: Row) -> str:
@@ -253,7 +253,7 @@ def _result(content: Mapping[str, Any]) -> Row:
         "collapsed": content["collapsed"],
         "collapsed_layers": " ".join(content["collapsed"]) or None,
         "empty_layers": len(content["empty"]),
-        "silent_outputs": content["silent_outputs"],
+        "disconnected_outputs": content["disconnected_outputs"],
         "prune_seconds": content["seconds"]["prune"],
         "train_seconds": content["seconds"]["train"],
         **{name: environment.get(name) for name in ("torch", "device", "compiled")},

@@ -1,4 +1,4 @@
-"""Trouble: what to tell about masks that cut a network, empty layers, silence outputs or keep useless weights."""
+"""Trouble: what to tell about masks that disconnect a network or its outputs, or keep weights on no path."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import log
 from typing import Any
 
-from ...messages import empty_layers, shortened, silent_outputs
+from ...messages import disconnected_outputs, empty_layers, shortened
 from ...pruning.prune import ON_NO_PATH
 from ..experiment.experiment import DENSE
 
@@ -23,13 +23,13 @@ def sentences(about: Mapping[str, Any], skipped: bool = False) -> Iterator[str]:
     if (unknown := _unknown(about)) and about.get("empty"):  # without an empty layer, a signal usually passes
         yield f"{unknown}."
     elif collapsed := about.get("collapsed"):
-        yield f"No signal passes from input to output: {shortened(collapsed)} cut the network."
+        yield f"No signal passes from input to output: collapsed at {shortened(collapsed)}."
         if skipped:
             yield SKIPPED
-    elif silent := silent_outputs(*_silent(about)):
-        yield f"{silent.capitalize()}."
-    if useless := _useless(about):
-        yield f"{useless:.0%} of the kept weights are on no path from input to output."
+    elif lost := disconnected_outputs(*_outputs(about)):
+        yield f"{lost.capitalize()}."
+    if share := _on_no_path(about):
+        yield f"{share:.0%} of the kept weights are on no path from input to output."
     if empty := about.get("empty"):
         yield f"{empty_layers(empty, about['layers'])}."
 
@@ -39,16 +39,16 @@ def in_short(about: Mapping[str, Any], skipped: bool = False) -> str:
 
     >>> in_short({"collapsed": ["a"], "empty": ["a", "b"], "layers": 3}), in_short({"empty": ["a"], "layers": 3})
     ('collapsed, 2 of 3 layers empty', '1 of 3 layers empty')
-    >>> in_short({"silent_outputs": 6, "outputs": 10, "kept": 100, "effective": 60})
-    '6 of 10 outputs silent, 40% of the weights on no path'
+    >>> in_short({"disconnected_outputs": 6, "outputs": 10, "kept": 100, "effective": 60})
+    '6 of 10 outputs disconnected, 40% of the weights on no path'
     """
-    silent, outputs = _silent(about)
-    unheard = f"{silent} of {outputs} outputs silent" if silent else ""
+    lost, outputs = _outputs(about)
+    some = f"{lost} of {outputs} outputs disconnected" if lost else ""
     empty = about.get("empty")
-    emptied = f"{len(empty)} of {about['layers']} layers empty" if empty else ""
-    cut = "collapsed, not trained" if skipped else "collapsed"
-    useless = f"{share:.0%} of the weights on no path" if (share := _useless(about)) else ""
-    return ", ".join(filter(None, [cut if about.get("collapsed") else unheard, useless, emptied]))
+    layers = f"{len(empty)} of {about['layers']} layers empty" if empty else ""
+    all_of_it = "collapsed, not trained" if skipped else "collapsed"
+    apart = f"{share:.0%} of the weights on no path" if (share := _on_no_path(about)) else ""
+    return ", ".join(filter(None, [all_of_it if about.get("collapsed") else some, apart, layers]))
 
 
 def absurd(result: Mapping[str, Any]) -> Iterator[str]:
@@ -87,7 +87,7 @@ def when_tested(result: Mapping[str, Any]) -> str:
 
 
 def skips(about: Mapping[str, Any], on_collapse: str) -> bool:
-    """Return whether the network is not to be trained: it is known that the masks cut it."""
+    """Return whether the network is not to be trained: it is known that it is disconnected."""
     return on_collapse == SKIP and bool(about.get("collapsed"))
 
 
@@ -97,18 +97,18 @@ def _counts(about: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unknown(about: Mapping[str, Any]) -> str:
-    """Say why it is not known whether the masks cut the network; nothing if it is."""
+    """Say why it is not known whether the network is disconnected; nothing if it is."""
     reason = _counts(about).get("not_followed")
     return f"Whether a signal passes from input to output is not known: {reason.rstrip('.')}" if reason else ""
 
 
-def _silent(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
+def _outputs(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return how many outputs no signal reaches, and how many there are; None if that is not known."""
     counts = _counts(about)
-    return counts.get("silent_outputs"), counts.get("outputs")
+    return counts.get("disconnected_outputs"), counts.get("outputs")
 
 
-def _useless(about: Mapping[str, Any]) -> float:
+def _on_no_path(about: Mapping[str, Any]) -> float:
     """Return the share of kept weights on no path from input to output; 0 if it is small, or not known, or all are."""
     kept, effective = (_counts(about).get(name) for name in ("kept", "effective"))
     share = 1 - effective / kept if kept and effective else 0.0
@@ -116,7 +116,7 @@ def _useless(about: Mapping[str, Any]) -> float:
 
 
 def check(about: Mapping[str, Any], on_collapse: str) -> None:
-    """Raise a `ValueError` if the masks cut the network and that is to stop the run, before epochs are spent."""
+    """Raise a `ValueError` if the masks disconnect the network and that is to stop the run, before epochs are spent."""
     if on_collapse != RAISE:
         return
     if problem := _unknown(about) or (next(sentences(about)).rstrip(".") if about.get("collapsed") else ""):

@@ -182,7 +182,7 @@ def is_lost(error: BaseException) -> bool:
 
 def check_norms(model: nn.Module, experiment: Experiment, options: RunOptions, team: Team, until: str) -> None:
     """Raise a `ValueError` if a run would split batches that layers of the network need whole."""
-    only_scores, batch = until == "prune" and not experiment.pretrain, experiment.batch or 1
+    only_scores, batch = until == "prune" and not experiment.pretrain, experiment.batch_size or 1
     if only_scores and not _scores_by_batch(experiment):
         return
     norms = {name: module for name, module in model.named_modules() if _needs_batch(module)}
@@ -193,7 +193,7 @@ def check_norms(model: nn.Module, experiment: Experiment, options: RunOptions, t
         return
     if not (options.on_gpu and options.sync_bn):
         remedy = "pass --sync-bn" if options.on_gpu else "torch shares them on GPUs only, so use one process"
-        others = ", or --batches 2 or more" if only_scores else ""
+        others = ", or --batches-per-round 2 or more" if only_scores else ""
         raise ValueError(f"{team.size} processes split each batch, but {named}; {remedy}{others}")
     if odd := [name for name, norm in norms.items() if type(norm) not in SHARED]:
         raise ValueError(f"torch has no form of {shortened(odd)} that shares its statistics; use one process")
@@ -205,7 +205,7 @@ def _needs_batch(module: nn.Module) -> bool:
 
 def splits_scoring(experiment: Experiment) -> bool:
     """Return whether several processes that score weights would split batches of which layers need the statistics."""
-    return _scores_by_batch(experiment) and experiment.batches == 1  # they share out two or more
+    return _scores_by_batch(experiment) and experiment.batches_per_round == 1  # they share out two or more
 
 
 def _scores_by_batch(experiment: Experiment) -> bool:

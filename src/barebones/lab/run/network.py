@@ -46,19 +46,19 @@ class Network:
         self._check()
         self.bytes = dense_bytes(self.model)  # raises for a network whose weights cannot be saved
 
-    def initial(self, redraw: str | None = None) -> nn.Module:
-        """Build the network again, at the same initial weights; `redraw` is a scheme to draw prunable ones by."""
+    def initial(self, reinitialize: str | None = None) -> nn.Module:
+        """Build the network again, at the same initial weights; `reinitialize` is a scheme to draw prunable ones by."""
         experiment = self.experiment
         model = initial_network(experiment, self.data.inputs)
-        if redraw is not None:
-            model = reinitialized(model, experiment.seed, redraw)
+        if reinitialize is not None:
+            model = reinitialized(model, experiment.seed, reinitialize)
         if self.device.type == "cuda":
             return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
     def scored(self, experiment: Experiment) -> nn.Module:
         """Return the network that the experiment's scores are computed on."""
-        return self.model if experiment.scoring_init is None else self.initial(redraw=experiment.scoring_init)
+        return self.model if experiment.scoring_init is None else self.initial(reinitialize=experiment.scoring_init)
 
     def _check(self) -> None:
         """Check with two images that the network takes them and returns one output per class."""
@@ -107,7 +107,7 @@ def pruned(
     with team.synchronized(model, options.sync_bn and splits_scoring(experiment)):
         return prune(
             team.parallel(model),
-            _Watched(network.data.train.scoring(experiment.plan().batch, experiment.seed), on_batch),
+            _Watched(network.data.train.scoring(experiment.plan().batch_size, experiment.seed), on_batch),
             experiment.sparsity,
             experiment.pruning(),
             experiment.loss,
@@ -142,7 +142,7 @@ def scores(network: Network, experiment: Experiment, options: RunOptions, keep: 
     with team.synchronized(model, options.sync_bn and splits_scoring(experiment)):
         probe = Probe(
             team.parallel(model),
-            network.data.train.scoring(experiment.plan().batch, experiment.seed),
+            network.data.train.scoring(experiment.plan().batch_size, experiment.seed),
             loss=experiment.loss,
             bn=experiment.scoring_bn,
             precision=experiment.scoring_precision or "fp32",
@@ -150,7 +150,7 @@ def scores(network: Network, experiment: Experiment, options: RunOptions, keep: 
             shared=team.several,
             seed=experiment.seed,
         )
-        with probe.at(None, 0, keep, method.batches):
+        with probe.at(None, 0, keep, method.batches_per_round):
             return method.criterion(probe)
 
 

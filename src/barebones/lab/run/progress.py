@@ -121,7 +121,8 @@ def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] |
         raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")
     yield f"{experiment.model} has {weights:,} prunable weights; {keep:,} would be left."
     if experiment.rounds is not None:
-        batches = f"each with {counted(experiment.batches or 1, 'batch', 'es')} of {experiment.batch} images"
+        number = counted(experiment.batches_per_round or 1, "batch", "es")
+        batches = f"each with {number} of {experiment.batch_size} images"
         data = batches if METHODS[experiment.method].needs_data else "without data"
         yield f"Pruning: {counted(experiment.rounds, 'round')}, {data}."
     small = ", without the channels that carry no signal" if experiment.shrink else ""

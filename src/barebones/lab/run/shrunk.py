@@ -76,7 +76,7 @@ def images_per_second(masked: Training, shrunk: Training) -> dict[str, float] | 
     The random state is not changed. None if an epoch has too few steps to measure.
     """
     device, plan = masked.device, masked.plan
-    warm, most = WARM_UP.get(device.type, 1), len(masked.data.train) // plan.batch - 1
+    warm, most = WARM_UP.get(device.type, 1), len(masked.data.train) // plan.batch_size - 1
     if not plan.epochs or most < warm + MIN_STEPS:
         return None
     runs = {"masked": masked.steps(), "shrunk": shrunk.steps()}
@@ -91,7 +91,7 @@ def images_per_second(masked: Training, shrunk: Training) -> dict[str, float] | 
                 times[name] += [perf_counter() - began] if number >= warm else []
             if number >= warm + MIN_STEPS and sum(map(sum, times.values())) > MIN_SECONDS:
                 break
-    return {name: plan.batch / statistics.median(seconds) for name, seconds in times.items()}
+    return {name: plan.batch_size / statistics.median(seconds) for name, seconds in times.items()}
 
 
 def account_of(small: Shrunk, model: nn.Module, masks: Masks, example: Tensor) -> dict[str, Any]:

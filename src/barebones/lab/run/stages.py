@@ -133,7 +133,7 @@ class Stages:
         def on_batch() -> None:
             nonlocal read
             read += 1  # a method may read its batches more than once, and a resumed one skips those of earlier rounds
-            self._tell("prune", finished, method.rounds, min(read / (method.batches + 1), 1.0))
+            self._tell("prune", finished, method.rounds, min(read / (method.batches_per_round + 1), 1.0))
 
         def flush() -> None:
             nonlocal flushed_at
@@ -191,7 +191,7 @@ class Stages:
     def train(self, masks: Masks, about: dict[str, Any]) -> dict[str, Any]:
         """Train to the end, test, and write the weights and, as the last file, the result."""
         experiment, plan = self.experiment, self.plan
-        if experiment.control == "redraw" or experiment.scoring_init is not None:
+        if experiment.control == "reinitialize" or experiment.scoring_init is not None:
             about["found_for_these_weights"] = False
         held, small = self._to_train(masks)
         for begun in (CHECKPOINT, SHRUNK) if self.skipped else ():  # by an earlier command, without this option
@@ -240,8 +240,8 @@ class Stages:
         experiment = self.experiment
         if experiment.rewind:
             self.model = self.network.initial()
-        if experiment.control == "redraw":
-            self.model = self.network.initial(redraw=self.experiment.init)
+        if experiment.control == "reinitialize":
+            self.model = self.network.initial(reinitialize=self.experiment.init)
         if not experiment.shrink or self.skipped:
             return None if experiment.method == DENSE else masks, None
         small = self._shrink(masks)
@@ -268,7 +268,7 @@ class Stages:
             compiled = self.options.compiles(plan.epochs)
             training = self._trainer(self.model, plan, masks, seed, compiled, self.team)
             resumed = self._resume(checkpoint, training.load) is not None
-            steps = math.ceil(len(self.data.train) / plan.batch)  # of an epoch
+            steps = math.ceil(len(self.data.train) / plan.batch_size)  # of an epoch
             self._tell(stage, training.epoch, plan.epochs, training.step / steps, resumed)
             for epoch in training.steps():
                 self._tell(stage, training.epoch, plan.epochs, training.step / steps)
@@ -346,7 +346,7 @@ class Stages:
 
 
 def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any], list[str]]:
-    """Return the counts of the masks, and the names of the layers that cut the network."""
+    """Return the counts of the masks, and the names of the collapsed layers."""
     example = next(data.test.epoch(1))[0]
     problem = None
     try:

@@ -97,7 +97,7 @@ class Training:
     ) -> None:
         self.model, self.data, self.plan, self.seed, self.precision = model, data, plan, seed, precision
         self.team, self.micro_batch = team, micro_batch
-        self.images = plan.batch  # in the batch of the current step, in all processes
+        self.images = plan.batch_size  # in the batch of the current step, in all processes
         self.device = next(model.parameters()).device
         self.masks = {name: mask.to(self.device) for name, mask in (masks or {}).items()}
         on_gpu = self.device.type == "cuda"
@@ -116,22 +116,23 @@ class Training:
             self.held = hold(model, masks, self.optimizer)
         self.parallel = team.parallel(model)
         self.forward = _compiled(self.parallel) if compiled else self.parallel
-        self.usual = min(micro_batch or plan.batch, len(range(team.rank, plan.batch, team.size)))  # images at once
+        share = len(range(team.rank, plan.batch_size, team.size))
+        self.usual = min(micro_batch or plan.batch_size, share)  # images at once
         capturing = captured and on_gpu and precision != "fp16"  # with fp16 the host decides whether to step
         self._learn = Captured(self._learn_from) if capturing else self._learn_from
 
     def steps(self) -> Iterator[Epoch | None]:
         """Train to the end: yield None after every step and an `Epoch` after every epoch. Save only after a yield."""
         plan, train = self.plan, self.data.train
-        steps = math.ceil(len(train) / plan.batch)
+        steps = math.ceil(len(train) / plan.batch_size)
         while self.epoch < plan.epochs:
             self.model.train()
             self.began = perf_counter()
             for images, labels in train.epoch(
-                plan.batch, self.seed, self.epoch, shuffle=True, augment=True, skip=self.step,
+                plan.batch_size, self.seed, self.epoch, shuffle=True, augment=True, skip=self.step,
                 rank=self.team.rank, ranks=self.team.size,
             ):  # fmt: skip
-                self.images = min(plan.batch, len(train) - self.step * plan.batch)
+                self.images = min(plan.batch_size, len(train) - self.step * plan.batch_size)
                 if self.images > 1:  # batch-norm needs more than one image
                     own = [self.team.rank] if self.team.rank else []
                     reseed(self.device, digest.text(self.seed, "train", self.epoch, self.step, *own))
@@ -200,7 +201,7 @@ class Training:
 
     def evaluate(self, split: Split) -> Accuracy:
         """Return the accuracy of the network, in its current state, on a split of the data."""
-        batch = self.micro_batch or 4 * self.plan.batch
+        batch = self.micro_batch or 4 * self.plan.batch_size
         return evaluate(self.model, split, batch, self.precision, self.data.classes, self.team)
 
     def _set_rate(self, rate: float) -> None:

@@ -52,7 +52,7 @@ def sweep(
     jobs: int | None = None,
     devices: Sequence[int] = (),
     retry_failed: bool = False,
-    minutes: float | None = None,
+    time_limit: float | None = None,
     engine: str = LOCAL,
     engine_options: Mapping[str, Any] | None = None,
     console: Console,
@@ -70,16 +70,16 @@ def sweep(
     nodes must see the folder of the runs.
 
     When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second
-    KeyboardInterrupt kills the runs instead. With `minutes` the sweep stops by itself, so early that the runs have
-    saved their checkpoints when this time is over. A line for each run and at the end a summary are printed, unless
-    `summarize` is False; how far the sweep is, is always shown.
+    KeyboardInterrupt kills the runs instead. With a `time_limit`, in minutes, the sweep stops by itself, so early that
+    the runs have saved their checkpoints when this time is over. A line for each run and at the end a summary are
+    printed, unless `summarize` is False; how far the sweep is, is always shown.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: at least one experiment must run at a time")
-    if minutes is not None and not 0 < minutes < float("inf"):
-        raise ValueError(f"minutes={minutes:g}: a sweep needs some time; leave it out for no limit")
-    end = monotonic() + 60 * minutes if minutes else float("inf")
-    pause = min(SAVING[0], SAVING[1] * 60 * minutes) if minutes else 0.0
+    if time_limit is not None and not 0 < time_limit < float("inf"):
+        raise ValueError(f"time_limit={time_limit:g}: a sweep needs some time; leave it out for no limit")
+    end = monotonic() + 60 * time_limit if time_limit else float("inf")
+    pause = min(SAVING[0], SAVING[1] * 60 * time_limit) if time_limit else 0.0
     if engine not in ENGINES:
         raise ValueError(unknown("engine", engine, ENGINES))
     if engine_options and engine == LOCAL:
@@ -141,7 +141,7 @@ def sweep(
     if summarize:
         if swept := [row for row in rows if row is not None]:
             console.print(records.summary(records.arranged(swept)))
-        why = f"The {minutes:g} minutes are over. " if monotonic() >= end - pause else ""
+        why = f"The {time_limit:g} minutes are over. " if monotonic() >= end - pause else ""
         for text in _sentences(pool, result, why):
             say(text)
     return result

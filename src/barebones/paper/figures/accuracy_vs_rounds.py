@@ -50,7 +50,7 @@ def experiments(scale: str) -> list[Experiment]:
 
 def rows(records: Sequence[Row]) -> Rows:
     """Return a row for each run, then the paper's numbers with one batch per round."""
-    theirs = references(records, lambda number: number.where == COST and number.batches == 1)
+    theirs = references(records, lambda number: number.where == COST and number.batches_per_round == 1)
     return [*measured(records, "data", "model", "method", "rounds"), *theirs]
 
 

@@ -52,7 +52,8 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
             experiment = experiment_on(network, method, 1 - density)
             result = pruned(network, experiment, options)
             [only] = result.rounds
-            where = {"kind": SINGLE, "round": 1, "density_all": only.keep / total, "cut": bool(result.collapsed)}
+            where = {"kind": SINGLE, "round": 1, "density_all": only.keep / total}
+            where |= {"disconnected": bool(result.collapsed)}
             yield from (identified(experiment) | where | row for row in layer_rows(sizes, only.layers))
         if network.experiment.seed != settings["iterated_seed"]:  # they are shown for one initialization
             continue
@@ -61,12 +62,12 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
             records, cut = _all_rounds(network, experiment, options)
             for number, record in enumerate(records, 1):
                 where = {"kind": ITERATED, "round": number, "density_all": record.keep / total}
-                where |= {"cut": cut if number == len(records) else None}
+                where |= {"disconnected": cut if number == len(records) else None}
                 yield from (identified(experiment) | where | row for row in layer_rows(sizes, record.layers))
 
 
 def _all_rounds(network: Network, experiment: Experiment, options: RunOptions) -> tuple[list[Record], bool]:
-    """Return the rounds up to the first with infinite scores, and whether the last mask cuts the network."""
+    """Return the rounds up to the first with infinite scores, and whether the last mask disconnects the network."""
     rounds: list[Round] = []
     try:
         result = pruned(network, experiment, options, lambda step: rounds.append(step.without_masks()))
@@ -108,7 +109,7 @@ def _kinds(rows: Rows) -> list[Rows]:
 
 
 def _draw_layer(axes: Axes, rows: Rows, floor: float, with_errors: bool, **style: Any) -> None:
-    """Draw a line while the layer keeps weights, and a cross where it is emptied."""
+    """Draw a line while the layer keeps weights, and a cross where it is empty."""
     points = sorted(grouped(rows, "density_all").items(), reverse=True)
     spreads = [(x, spread(row["density"] for row in seeds)) for x, seeds in points]
     shown = [(x, density.mean, density.deviation or 0.0) for x, density in spreads if density.mean]
@@ -139,8 +140,8 @@ def _frame(axes: Axes, rows: Rows, floor: float) -> None:
     ends = grouped([row for row in rows if row["density_all"] == last], "seed").values()
     emptied = sorted({sum(row["kept"] == 0 for row in seed) for seed in ends})
     numbers = " to ".join(map(str, sorted({emptied[0], emptied[-1]})))
-    layers = f"{numbers} of {max(map(len, ends))} layers emptied" if emptied[-1] else ""
-    cut = sum(any(row["cut"] for row in seed) for seed in ends)
+    layers = f"{numbers} of {max(map(len, ends))} layers empty" if emptied[-1] else ""
+    cut = sum(any(row["disconnected"] for row in seed) for seed in ends)
     signal = "no signal passes" + (f" ({cut} of {len(ends)} seeds)" if cut < len(ends) else "") if cut else ""
     text = ":\n".join(filter(None, [layers, signal]))
     pale = {"facecolor": "white", "edgecolor": "none", "alpha": 0.5, "pad": 0}  # lines may cross the words
@@ -154,7 +155,7 @@ FIGURES = {
             analyse,
             SETTINGS,
             {"smoke": "8 s", "short": "1 min", "paper": "6 min"},
-            ("data", "model", "method", "seed", "kind", "layer", "kept", "density", "density_all", "cut"),
+            ("data", "model", "method", "seed", "kind", "layer", "kept", "density", "density_all", "disconnected"),
         ),
         draw,
     ),

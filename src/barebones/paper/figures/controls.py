@@ -1,4 +1,4 @@
-"""Controls: each method against its masks shuffled or inverted within each layer, and against fresh weights."""
+"""Controls: each method against its masks shuffled or inverted within each layer, and against reinitialized weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METHODS = {"smoke": ("force",), "short": ("force", "iter-snip", "hybrid"), "pape
 SPARSITIES = {"smoke": (0.9, 0.98), "short": (0.98, 0.995, 0.999), "paper": (0.98, 0.995, 0.999)}
 LOOKS = {  # of the controls; the method itself has its own
     "shuffle": Look("masks shuffled in each layer", "#000000", "X"),
-    "redraw": Look("weights drawn anew", "#009E73", "^"),
+    "reinitialize": Look("weights reinitialized", "#009E73", "^"),
     "invert": Look("masks of the lowest scores", "#888888", "v"),
 }
 
@@ -80,7 +80,7 @@ def _look(method: str, control: str) -> Look:
 
 FIGURES = {
     "controls": Figure(
-        "Methods against their controls on CIFAR-10: masks shuffled or inverted in each layer, weights drawn anew.",
+        "Methods against their controls on CIFAR-10: masks shuffled or inverted in each layer, weights reinitialized.",
         Runs(experiments, rows, columns=("source", *COLUMNS, "control", "mean", "std", "seeds")),
         draw,
     ),

@@ -28,7 +28,7 @@ def experiments(scale: str) -> list[Experiment]:
     listed = []
     for seed in GRID[scale][1]:
         listed += [replace(base, method=method, seed=seed) for method in ONE_BATCH]
-        listed += [replace(base, method=method, batches=many, seed=seed) for method in MANY_BATCHES]
+        listed += [replace(base, method=method, batches_per_round=many, seed=seed) for method in MANY_BATCHES]
         for method, rounds in product(ITERATED, (few, many)):
             listed.append(replace(base, method=method, rounds=rounds, seed=seed))
     return [at_scale(experiment, scale) for experiment in listed]
@@ -36,7 +36,7 @@ def experiments(scale: str) -> list[Experiment]:
 
 def rows(records: Sequence[Row]) -> Rows:
     """Return a row for each run, then the paper's table."""
-    ours = measured(records, "data", "model", "method", "rounds", "batches")
+    ours = measured(records, "data", "model", "method", "rounds", "batches_per_round")
     return [*ours, *references(records, lambda number: number.where == COST)]
 
 
@@ -46,21 +46,22 @@ def draw(rows: Rows) -> str:
     sources = [source for source in by_source if by_source[source]]
     random = spread(row["top1"] for row in by_source[OURS] if row["method"] == RANDOM).mean
     order = list(looks())
-    kinds = sorted(
-        dict.fromkeys((row["method"], row["rounds"], row["batches"]) for row in rows),
-        key=lambda kind: (kind[0] == RANDOM, kind[1] * kind[2], order.index(kind[0])),
-    )
+    places = {kind: (kind[0] == RANDOM, kind[1] * kind[2], order.index(kind[0])) for kind in map(_kind, rows)}
     body = []
-    for kind in kinds:
+    for kind in sorted(places, key=places.__getitem__):
         body.append([_name(*kind)])
         for source in sources:
-            runs = [row for row in by_source[source] if (row["method"], row["rounds"], row["batches"]) == kind]
+            runs = [row for row in by_source[source] if _kind(row) == kind]
             body[-1] += _cells(runs, random if source == OURS else None)
     first = rows[0]
     where = f"{plots.title(first['data'], first['model'])}, {plots.percent(first['sparsity'])} removed"
     note = f"{where}, {counted(first['epochs'], 'epoch')}. Bold: below random masks."
     note += " The paper's times are those of a Tesla K40m." if PAPER in sources else ""
     return markdown(["method", *(f"{s}: {c}" for s in sources for c in ("time to mask", "accuracy (%)"))], body, note)
+
+
+def _kind(row: Row) -> tuple[str, int, int]:
+    return row["method"], row["rounds"], row["batches_per_round"]
 
 
 def _name(method: str, rounds: int, batches: int) -> str:

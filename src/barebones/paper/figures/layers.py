@@ -23,13 +23,13 @@ SETTINGS: dict[str, Settings] = {
     "smoke": {
         "pairs": [("digits", "small-resnet"), ("digits", "small-vgg")], "seeds": [0], "sparsity": 0.99,
         "methods": METHODS, "changes": {
-            "snip-mb": {"batches": 5}, "grasp-mb": {"batches": 5}, "iter-snip": {"rounds": 15},
+            "snip-mb": {"batches_per_round": 5}, "grasp-mb": {"batches_per_round": 5}, "iter-snip": {"rounds": 15},
             "force": {"rounds": 15},
         },
     },
     "short": {
         "pairs": PAPER, "seeds": [0], "sparsity": 0.999, "methods": METHODS, "changes": {
-            "snip-mb": {"batches": 60}, "grasp-mb": {"batches": 60}, "iter-snip": {"rounds": 60},
+            "snip-mb": {"batches_per_round": 60}, "grasp-mb": {"batches_per_round": 60}, "iter-snip": {"rounds": 60},
             "force": {"rounds": 60},
         },
     },
@@ -51,7 +51,7 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
 
 
 def draw(rows: Rows) -> Canvas:
-    """Draw three panels for each network: density, count, and small counts with crosses for emptied layers."""
+    """Draw three panels for each network: density, count, and small counts with crosses for empty layers."""
     pairs = grouped(rows, "data", "model")
     figure, grid = plots.panels(len(pairs), 3, height=2.35)
     for panels, ((data, model), network_rows) in zip(grid, pairs.items(), strict=True):
@@ -88,7 +88,7 @@ def _draw_network(panels: list[Axes], rows: Rows) -> None:
     panels[2].set_yticks([tick for tick in panels[2].get_yticks() if 0 <= tick <= zoom])
     panels[2].spines["left"].set_bounds(0, zoom)
     panels[1].set_title("counts")
-    panels[2].set_title("counts, zoomed; × emptied")
+    panels[2].set_title("counts, zoomed; × empty")
     for axes in panels:
         axes.set_xlabel("layer, from input to output")
         axes.set_xlim(0, max(row["layer"] for row in rows) + 1)
@@ -96,7 +96,7 @@ def _draw_network(panels: list[Axes], rows: Rows) -> None:
 
 FIGURES = {
     "layers": Figure(
-        "What each method leaves of every layer at 99.9 %: density, count, and small counts; emptied layers marked.",
+        "What each method leaves of every layer at 99.9 %: density, count, and small counts; empty layers marked.",
         Analysis(
             analyse,
             SETTINGS,

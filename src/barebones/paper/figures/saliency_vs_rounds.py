@@ -103,7 +103,7 @@ def draw(rows: Rows) -> Canvas:
         line[0].set_ylabel("saliency S of the pruned network")
     handles = {f"{plots.percent(s)} removed": plots.line_handle(colours[s], "o") for s in sparsities}
     if cut:
-        handles["cut with at least one seed: S = 0"] = plots.line_handle(plots.GREY, "x", "none", markersize=5)
+        handles["disconnected with at least one seed: S = 0"] = plots.line_handle(plots.GREY, "x", "none", markersize=5)
     plots.legend(figure, handles, columns=6)
     return figure
 

@@ -55,7 +55,7 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
             before: list[Masks] = []  # of the last two rounds
             for step in rounds(probe, method, round((1 - experiment.sparsity) * size(probe.parameters))):
                 if len(before) == 2:
-                    last = step.index + 1 == method.rounds
+                    last, batches = step.index + 1 == method.rounds, method.batches_per_round
                     yield identified(experiment) | {
                         "scored_on": scored_on,
                         "statistics": bn,
@@ -64,13 +64,13 @@ def analyse(settings: Settings, options: RunOptions) -> Iterator[Row]:
                         "recovered_share": step.record.recovered / step.keep,
                         "recovered_empty_share": step.record.recovered_empty / step.keep,
                         **compared(before[0], before[1], step.masks, groups),
-                        "gradients": gradient_correlation(probe, step, method.batches, groups) if last else None,
+                        "gradients": gradient_correlation(probe, step, batches, groups) if last else None,
                     }
                 before = [*before, step.masks][-2:]
 
 
 def _probe(network: Network, experiment: Experiment, scored_on: str, options: RunOptions) -> Probe:
-    source: Any = network.data.train.scoring(experiment.plan().batch, experiment.seed)
+    source: Any = network.data.train.scoring(experiment.plan().batch_size, experiment.seed)
     return Probe(
         network.model,
         source if scored_on == NEW else evaluation_batches(network, 1) * (experiment.rounds or 1),

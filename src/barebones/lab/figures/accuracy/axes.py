@@ -34,5 +34,5 @@ AXES = {
     "sparsity": Axis("weights removed (%)", "sparsity", removed=True),
     "effective": Axis("effective sparsity (%)", "effective_sparsity", removed=True),
     "flops": Axis("FLOPs left (%)", "flops_left"),
-    "time": Axis("pruning time (s)", "prune_seconds", along=("rounds", "batches"), percent=False),
+    "time": Axis("pruning time (s)", "prune_seconds", along=("rounds", "batches_per_round"), percent=False),
 }

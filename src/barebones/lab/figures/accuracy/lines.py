@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ....messages import counted, printable
 from ....pruning.controls import NONE
-from ...experiment.experiment import DENSE, FINDING, Experiment
+from ...experiment.experiment import DENSE, FINDING, Experiment, with_role
 from ...experiment.styles import look, looks, titled
 from ...records.records import KEY, SETTINGS
 from ...records.statistics import over_seeds
@@ -16,8 +16,8 @@ from .. import plots
 from .axes import Axis
 
 DEFAULTS = {option.name: option.default for option in fields(Experiment)}
-UNUSUAL = ("leave_empty", "scoring_init", "scoring_bn")  # changes of how masks are found, which are always named
-COUNTED = {"rounds": ("round", "s"), "batches": ("batch", "es"), "epochs": ("epoch", "s")}
+NAMED = with_role("named")  # changes of how masks are found, which are always named
+COUNTED = {"rounds": ("round", "s"), "batches_per_round": ("batch", "es"), "epochs": ("epoch", "s")}
 
 
 class Point(NamedTuple):
@@ -91,7 +91,8 @@ def _lines(rows: Rows, axis: Axis) -> list[Rows]:
 
     def place(row: Row) -> Any:
         plain_first = row["control"] != NONE
-        return order.index(row["method"]), plain_first, [(row[name] is None, row[name]) for name in names]
+        values = [row[name] ^ DEFAULTS[name] if SETTINGS[name] is bool else row[name] for name in names]
+        return order.index(row["method"]), plain_first, [(value is None, value) for value in values]
 
     rows = sorted(rows, key=place)
     lines: list[Rows] = []
@@ -116,7 +117,7 @@ def _labels(lines: list[Rows], axis: Axis) -> list[str]:
         for name in names:
             others = alike if name in FINDING else lines
             differs = len({other[0][name] for other in others} - {None}) > 1
-            if (differs or name in UNUSUAL) and first[name] not in (None, DEFAULTS[name]):
+            if (differs or name in NAMED) and first[name] not in (None, DEFAULTS[name]):
                 words.append(_setting(name, first[name]))
         if len({other[0]["mask"] for other in alike}) > 1 and first["mask"] is not None:
             several = len({run["mask"] for run in line}) > 1

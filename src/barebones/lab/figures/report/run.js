@@ -111,7 +111,7 @@ function tiles(run) {
     pruned && known(run.sparsity) ? tile("Sparsity, nominal", `${sparse(run.sparsity)} %`, `${count(run.kept)} weights left`) : null,
     pruned && known(run.effective_sparsity) ? tile("Sparsity, effective", `${sparse(run.effective_sparsity)} %`, `${count(run.effective)} weights on a path`) : null,
     pruned && known(run.flops_effective) ? tile("FLOPs left", `${short(100 * share(run.flops_effective, run.flops_dense))} %`, known(run.flops_shrunk) ? `${short(100 * share(run.flops_shrunk, run.flops_dense))} % in a shrunk dense network` : null) : null,
-    known(run.seconds.prune) && run.seconds.prune > 0 ? tile("Pruning", seconds(run.seconds.prune), run.settings && known(run.settings.rounds) ? `${plural(run.settings.rounds, "round")} of ${plural(run.settings.batches ?? 1, "batch").replace(/batchs$/, "batches")}` : null) : null,
+    known(run.seconds.prune) && run.seconds.prune > 0 ? tile("Pruning", seconds(run.seconds.prune), run.settings && known(run.settings.rounds) ? `${plural(run.settings.rounds, "round")} of ${plural(run.settings.batches_per_round ?? 1, "batch").replace(/batchs$/, "batches")}` : null) : null,
     known(run.seconds.train) && run.seconds.train > 0 ? tile("Training", seconds(run.seconds.train), run.settings && known(run.settings.epochs) ? plural(run.settings.epochs, "epoch") : null) : null,
   ].filter(Boolean);
   return shown.length ? h("dl", { class: "tiles" }, shown) : null;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ....messages import shortened, silent_outputs
+from ....messages import disconnected_outputs, shortened
 from ...records.records import FAILED, Row
 from ...run.connectivity import SKIPPED
 
@@ -38,30 +38,30 @@ def _state(run: Row, reason: str | None) -> Iterator[tuple[str, str]]:
     for problem in run["problems"]:
         yield "bad", f"Not readable: {problem}."
     if run["collapsed"]:
-        left_out = f" {SKIPPED}" if run["untrained"] else ""
-        yield "bad", f"Collapsed: no signal passes from input to output, cut at {_listed(run['collapsed'])}.{left_out}"
-    elif silent := silent_outputs(run["silent_outputs"], run["outputs"]):
-        yield "warn", f"{silent.capitalize()}."
+        where = f"{_listed(run['collapsed'])}." + (f" {SKIPPED}" if run["untrained"] else "")
+        yield "bad", f"Disconnected: no signal passes from input to output, collapsed at {where}"
+    elif lost := disconnected_outputs(run["disconnected_outputs"], run["outputs"]):
+        yield "warn", f"{lost.capitalize()}."
 
 
 def _layers(run: Row) -> Iterator[tuple[str, str]]:
     layers: list[Any] = run["layers"]
-    dead = [name for name, _, total, kept, _ in layers if total and not kept]
-    idle = [name for name, _, _, kept, effective in layers if kept and effective == 0]
-    if run["effective"] == 0:  # then all layers are idle, and a sentence below says so
-        idle = []
-    if dead:
-        count = "A dead layer" if len(dead) == 1 else f"{len(dead)} dead layers"
-        yield "warn", f"{count}, with no weight left: {_listed(dead)}."
-    if idle:
-        count = "An idle layer" if len(idle) == 1 else f"{len(idle)} idle layers"
-        yield "warn", f"{count}, whose weights lie on no path from input to output: {_listed(idle)}."
+    empty = [name for name, _, total, kept, _ in layers if total and not kept]
+    apart = [name for name, _, _, kept, effective in layers if kept and effective == 0]
+    if run["effective"] == 0:  # then all layers are disconnected, and a sentence below says so
+        apart = []
+    if empty:
+        count = "An empty layer" if len(empty) == 1 else f"{len(empty)} empty layers"
+        yield "warn", f"{count}, with no weight left: {_listed(empty)}."
+    if apart:
+        count = "A disconnected layer" if len(apart) == 1 else f"{len(apart)} disconnected layers"
+        yield "warn", f"{count}, without an effective weight: {_listed(apart)}."
     if layers and run["kept"] is not None:
         kept = int(run["kept"])
         yield "plain", f"{kept:,} of {int(run['prunable'] or 0):,} prunable weights are left."
         if kept and run["effective"] is not None:
             yield _effective(kept, int(run["effective"]))
-    if layers and not (dead or idle or run["collapsed"]):
+    if layers and not (empty or apart or run["collapsed"]):
         yield "good", "Every layer keeps weights" + (", and a signal passes." if run["effective"] else ".")
 
 

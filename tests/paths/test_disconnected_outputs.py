@@ -25,8 +25,8 @@ def counted(model: nn.Module, masks: dict[str, Tensor], example: Any) -> tuple[i
     """Return what the account says, after a check that a trace without anything else finds the same."""
     counts = account(model, masks, example)
     traced = trace(model, masks, example, backward=False, counting=False)
-    assert (traced.silent, traced.columns) == (counts.silent_outputs, counts.outputs)
-    return counts.silent_outputs, counts.outputs
+    assert (traced.silent, traced.columns) == (counts.disconnected_outputs, counts.outputs)
+    return counts.disconnected_outputs, counts.outputs
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -71,18 +71,18 @@ def test_a_column_is_silent_if_it_is_so_for_all_samples() -> None:
     assert counted(net, {"a.weight": half, "b.weight": eye}, x4) == (2, 4)
 
 
-def test_the_classifier_alone_can_silence_classes() -> None:
+def test_the_classifier_alone_can_disconnect_classes() -> None:
     masks = keep_all(IMAGES)
     masks["5.weight"][1] = False
     counts = account(IMAGES, masks, torch.zeros(1, 2, 4, 4))
-    assert (counts.silent_outputs, counts.outputs, counts.collapsed, counts.dead) == (1, 2, [], [])
+    assert (counts.disconnected_outputs, counts.outputs, counts.collapsed, counts.empty) == (1, 2, [], [])
     assert "\nNo signal reaches 1 of 2 outputs." in str(counts)
-    assert (counts.to_dict()["silent_outputs"], counts.to_dict()["outputs"]) == (1, 2)
+    assert (counts.to_dict()["disconnected_outputs"], counts.to_dict()["outputs"]) == (1, 2)
 
 
 def test_a_cut_network_gets_no_second_complaint() -> None:
     counts = account(IMAGES, none(keep_all(IMAGES), "3.weight"), torch.zeros(1, 2, 4, 4))
-    assert (counts.collapsed, counts.silent_outputs, counts.outputs) == (["3.weight"], 2, 2)
+    assert (counts.collapsed, counts.disconnected_outputs, counts.outputs) == (["3.weight"], 2, 2)
     assert "COLLAPSED" in str(counts)
     assert "outputs" not in str(counts)
 
@@ -91,7 +91,7 @@ def test_two_outputs_count_together_and_a_cut_one_is_a_collapse() -> None:
     net = Net(lambda net, x: {"one": net.a(x), "two": [net.b(x)]}, **linears())
     assert counted(net, {"a.weight": half, "b.weight": eye}, x4) == (2, 8)
     counts = account(net, {"a.weight": eye, "b.weight": off}, x4)
-    assert (counts.collapsed, counts.silent_outputs, counts.outputs) == (["b.weight"], 4, 8)
+    assert (counts.collapsed, counts.disconnected_outputs, counts.outputs) == (["b.weight"], 4, 8)
     assert "outputs" not in str(counts)
 
 
@@ -114,10 +114,10 @@ def test_columns_that_the_dense_network_does_not_reach_either_are_not_the_masks_
     net = Net(lambda net, x: F.pad(net.a(x), (0, 3)), **linears())
     for mask, silent in ((half, 2), (eye, 0), (~off, 0)):
         counts = account(net, {"a.weight": mask, "b.weight": eye}, x4)
-        assert (counts.silent_outputs, counts.outputs) == (silent, 7)
+        assert (counts.disconnected_outputs, counts.outputs) == (silent, 7)
 
 
 def test_without_an_example_nothing_is_known() -> None:
     counts = account(IMAGES, keep_all(IMAGES))
-    assert (counts.silent_outputs, counts.outputs) == (None, None)
+    assert (counts.disconnected_outputs, counts.outputs) == (None, None)
     assert "outputs" not in str(counts)
