@@ -26,10 +26,10 @@ function layersChart(bundles, fields) {
     const values = bySeed(bundle.runs, (run) => (100 * run.layers[index][field]) / Math.max(1, total));
     return { x: index + 1, y: mean(values), off: deviation(values), says: `${index + 1}. ${name.replace(/\.weight$/, "")}, ${more.name ?? bundle.name}: ${short(mean(values))} %` };
   }) })));
-  const least = Math.min(100, ...pointsOf(lines).map((point) => point.y).filter((value) => value > 0)), log = least < 5, floor = log ? least / 2 : 0;
-  for (const point of pointsOf(lines)) if (!point.y) Object.assign(point, { y: floor, symbol: "x", says: `${point.says}, dead: no weight is left` });
+  const alive = pointsOf(lines).map((point) => point.y).filter((value) => value > 0), axis = axisOf("% of the layer's weights", alive);
+  for (const point of pointsOf(lines)) if (!point.y) Object.assign(point, { y: axis.type ? Math.min(...alive) / 2 : 0, symbol: "x", says: `${point.says}, dead: no weight is left` });
   const x = { title: { text: "layer, from input to output" }, range: [0.5, layers.length + 0.5], dtick: layers.length <= 12 ? 1 : null };
-  return chart("Density of each layer", x, axisOf("% of the layer's weights", [floor, 100], log), lines, true);
+  return chart("Density of each layer", x, axis, lines, true);
 }
 /* All charts of some bundles. One alone tells more of itself; several show the accuracy that all of them have. */
 function curves(bundles) {
@@ -68,7 +68,7 @@ const SCORES = [
   ["Training", (run) => run.seconds.train, seconds],
 ];
 function scoresOf(rows) {
-  const score = (values, say) => say(mean(values)) + (deviation(values) ? ` ± ${say(deviation(values))}` : "");
+  const score = (values, say) => say(mean(values)) + (deviation(values) > 1e-9 ? ` ± ${say(deviation(values))}` : "");
   return SCORES.map(([name, read, say]) => [name, ...rows.map((row) => score(bySeed(row.members, read), say))]).filter(([, ...texts]) => texts.some((text) => text !== "–"));
 }
 function compare() {

@@ -94,8 +94,9 @@ for (const radio of document.querySelectorAll("input[name=rows]")) radio.addEven
   remember();
 });
 const finished = inGroups(runs).filter((row) => row.members[0].layers.length && known(row.accuracy));
-for (const row of finished.slice(0, 2)) for (const run of row.members) ticked.add(run.index);
-opened = finished[0]?.members[0] ?? runs[0];
+const [alike] = [...Map.groupBy(finished, (row) => JSON.stringify(row.panel)).values()].sort((a, b) => b.length - a.length);
+for (const row of alike?.slice(0, 2) ?? []) for (const run of row.members) ticked.add(run.index);
+opened = alike?.[0].members[0] ?? runs[0];
 usual = read();
 recall();
 theme();
