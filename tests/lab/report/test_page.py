@@ -189,8 +189,8 @@ def test_a_run_opens_and_shows_its_masks(opened: Opened) -> None:
         assert part in words
     layers = one.locator(".plot").first
     until(lambda: layers.evaluate("(plot) => plot.data?.[0].marker.symbol.filter((s) => s === 'x').length") == 1)
-    one.get_by_text("layers as a table").click()
-    assert one.locator("details[open] tbody tr").count() == len(SHAPES)
+    one.get_by_text("layers as a table").press("Enter")
+    until(lambda: one.locator("details[open] tbody tr").count() == len(SHAPES))
     assert "features.20" in one.locator("details[open] tr", has_text="dead").inner_text()
     page.locator("#table tbody tr", has_text="force").first.locator("a").first.click()
     assert "Weights by round of pruning" in one.inner_text()
@@ -359,7 +359,7 @@ def test_a_large_sweep_stays_small_and_draws_what_is_in_view(
         run | {"index": i, "folder": f"run-{i}", "settings": run["settings"] | {"seed": i % 3, "lr": i // 3}}
         for i in range(300)
     ]
-    sets = [group | {"index": i, "runs": [3 * i, 3 * i + 1, 3 * i + 2], "panel": [i]} for i in range(100)]
+    sets = [group | {"runs": [3 * i, 3 * i + 1, 3 * i + 2], "panel": [i]} for i in range(100)]
     page_file = tmp_path / "many.html"
     page_file.write_text(report.page(content | {"runs": many, "groups": sets}), encoding="utf-8")
     assert page_file.stat().st_size < 3_000_000

@@ -58,5 +58,6 @@ const deviation = (values) => (values.length > 1 ? Math.sqrt(values.reduce((sum,
 const dark = () => !matchMedia("print").matches && (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 
 /* How a method looks, as Python says: one colour for light pages, one for dark ones. A group has its own marker and dashes. */
-const lookOf = (method) => new Map(Object.entries(data.looks)).get(method) ?? data.looks[""];
+const looks = new Map(Object.entries(data.looks));
+const lookOf = (method) => looks.get(method) ?? looks.get("");
 const swatch = (g, text = g.method ?? "unknown") => h("span", { class: "swatch" }, h("span", { class: "glyph", "data-mark": g.glyph, "--c": lookOf(g.method).light, "--d": lookOf(g.method).dark }), h("span", {}, text));

@@ -5,7 +5,10 @@ const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"], U
 function seriesLine({ name, look, dash, runs: members }, stage, field, read) {
   const at = [...new Set(members.flatMap((run) => run.series[stage]?.at ?? []))].sort((a, b) => a - b);
   const points = at.map((x) => {
-    const values = bySeed(members, (run) => run.series[stage]?.[field][run.series[stage].at.indexOf(x)]).map((value) => read(value, members[0]));
+    const values = bySeed(members, (run) => {
+      const value = run.series[stage]?.[field][run.series[stage].at.indexOf(x)];
+      return known(value) ? read(value, run) : null;
+    });
     return { x, y: mean(values), off: deviation(values), says: `${UNITS[stage]} ${x}, ${name}: ${short(mean(values))}${values.length > 1 ? ` ± ${short(deviation(values))}` : ""}` };
   }).filter((point) => known(point.y));
   return { name, look, dash, points, symbol: points.length > 1 ? null : "circle" };

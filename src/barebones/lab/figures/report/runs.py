@@ -45,7 +45,6 @@ MARKS = {  # Plotly's name of each of Matplotlib's markers, and a letter that lo
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OSError, RuntimeError, RecursionError)
 
-
 Stamp = tuple[tuple[str, int, int], ...]
 Known = dict[Path, tuple[Stamp, Row]]  # what was read of a folder, and the stamp that the folder had then
 
@@ -264,7 +263,7 @@ def _groups(runs: Sequence[Row]) -> list[Row]:
     for index, run in enumerate(runs):
         members.setdefault(index if run["settings"] is None else group(run["settings"]), []).append(index)
     firsts = [settings for indices in members.values() if (settings := runs[indices[0]]["settings"]) is not None]
-    groups = [_group(indices, runs, firsts) | {"index": number} for number, indices in enumerate(members.values())]
+    groups = [_group(indices, runs, firsts) for indices in members.values()]
     _mark(groups)
     return groups
 
@@ -276,16 +275,13 @@ def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -
     if settings is None:
         return dict.fromkeys(KEY) | shared | {"panel": None, "protocol": "", "line": "", "variant": ""}
     trained_otherwise = [settings | {name: other[name] for name in TRAINED} for other in firsts]
-    return (
-        {name: settings[name] for name in KEY}
-        | shared
-        | {
-            "panel": [settings[name] for name in TRAINED],
-            "protocol": differences(settings, trained_otherwise, equal_in=("data", "model")),  # among the panels
-            "line": _variant(settings, firsts, (*TRAINED, "method", "control")),  # within its panel
-            "variant": _variant(settings, firsts, ("data", "model", "method", "control")),
-        }
-    )
+    return shared | {
+        **{name: settings[name] for name in KEY},
+        "panel": [settings[name] for name in TRAINED],
+        "protocol": differences(settings, trained_otherwise, equal_in=("data", "model")),  # among the panels
+        "line": _variant(settings, firsts, (*TRAINED, "method", "control")),  # within its panel
+        "variant": _variant(settings, firsts, ("data", "model", "method", "control")),
+    }
 
 
 def mark(marker: str) -> tuple[str, str]:

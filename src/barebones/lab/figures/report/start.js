@@ -29,7 +29,7 @@ function idOf(run) {
 const runOf = (id) => runs.find((run) => idOf(run) === id);
 const read = () => ({
   q: $("text").value.trim(), ...Object.fromEntries(CHOICES.map((name) => [name, $(`by-${name}`).value])),
-  rows: rowKind(), sort: sorting, ticks: [...ticked].map((index) => idOf(runs[index])).join(" "), run: idOf(opened),
+  rows: rowKind(), sort: sorting, ticks: [...ticked].map((index) => idOf(runs[index])).join("\n"), run: idOf(opened),
 });
 let usual = null; // what the page shows at first
 function remember() {
@@ -45,7 +45,7 @@ function recall() {
   for (const radio of document.querySelectorAll("input[name=rows]")) radio.checked = radio.value === (state.rows === "runs" ? "runs" : "groups");
   sorting = state.sort;
   ticked.clear();
-  for (const id of state.ticks.split(" ")) if (runOf(id)) ticked.add(runOf(id).index);
+  for (const id of state.ticks.split("\n")) if (runOf(id)) ticked.add(runOf(id).index);
   show(runOf(state.run) ?? opened);
   compare();
   select();
