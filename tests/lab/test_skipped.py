@@ -118,7 +118,7 @@ def test_the_tested_network_is_the_one_that_would_be_trained(changes, cut, skip,
     """It is that of the same experiment without epochs."""
     ends = []
     for epochs, how in ((2, skip), (0, options)):
-        experiment = replace(cut, **changes, rounds=None, batches=None, epochs=epochs, warmup=0).resolved()
+        experiment = replace(cut, **changes, rounds=None, batches_per_round=None, epochs=epochs, warmup=0).resolved()
         result, folder = run(experiment, how), how.folder(experiment)
         assert result["collapsed"]
         weights = {name: value.tolist() for name, value in tensors(folder / "weights.safetensors").items()}

@@ -26,14 +26,10 @@ INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#b22222"
 ORDERED = "viridis"  # colours of ordered values, such as layers and sparsities
 
 RC: Any = {
-    "font.family": "DejaVu Sans",  # matplotlib brings it, so every machine draws the same
     "font.size": 7.5,
     "axes.titlesize": 8,
     "axes.titlelocation": "left",
-    "axes.titlepad": 5,
-    "axes.labelsize": 7.5,
     "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -41,23 +37,13 @@ RC: Any = {
     "axes.axisbelow": True,
     "grid.color": FAINT,
     "grid.linewidth": 0.4,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.minor.visible": False,
+    **{f"{axis}tick.{name}color": colour for axis in "xy" for name, colour in (("", GREY), ("label", INK))},
+    **{f"{axis}tick.{name}": size for axis in "xy" for name, size in (("labelsize", 7), ("major.width", 0.6))},
     "legend.fontsize": 7,
     "legend.frameon": False,
-    "legend.handlelength": 1.8,
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
-    "text.color": INK,
     "svg.hashsalt": "barebones",
-    "svg.fonttype": "path",
     "pdf.fonttype": 42,  # fonts as TrueType, as publishers ask for
     "figure.dpi": DPI,
 }
@@ -103,11 +89,9 @@ def require_matplotlib() -> None:
 def styled() -> Iterator[None]:
     """Draw in this style inside the block, and ignore the user's settings of matplotlib."""
     require_matplotlib()
-    import matplotlib
+    from matplotlib import style
 
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(RC)
+    with style.context(RC, after_reset=True):
         yield
 
 
@@ -149,14 +133,11 @@ def caution(figure: Canvas, text: str) -> None:
 
 def log_axis(axis: Any, low: float, high: float, text: Callable[[float], str] = "{:g}".format) -> None:
     """Make an axis logarithmic between two values, with more labels on a short axis; `text` is the label of a value."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.axes.set(**{f"{axis.axis_name}lim": (low, high), f"{axis.axis_name}scale": "log"})
-    decades = log10(high / low)
-    steps = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if decades < 0.7 else (1.0, 2.0, 5.0) if decades < 2.8 else (1.0,)
-    axis.set_major_locator(LogLocator(subs=steps, numticks=20))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
-    axis.set_minor_locator(LogLocator(subs=(2.0, 5.0), numticks=20))
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 600 * low else (1.0,), numticks=20))
+    axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -189,9 +170,7 @@ def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
 
 def whole_ticks(axis: Any) -> None:
     """Put ticks at whole numbers only."""
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(6, integer=True))
+    axis.get_major_locator().set_params(nbins=6, integer=True)
 
 
 def ticks_every(axis: Any, size: float) -> None:
@@ -211,28 +190,23 @@ def shades(values: Sequence[Any]) -> dict[Any, Any]:
 
 def scale_bar(figure: Canvas, axes: Axes, values: Sequence[float], label: str) -> None:
     """Draw the meaning of `shades` in the place of an empty panel."""
-    from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    shown = ListedColormap([colormaps[ORDERED](0.92 * number / 255) for number in range(256)])
+    meaning = ScalarMappable(Normalize(min(values), max(values)), ListedColormap(list(shades(range(256)).values())))
     inside = axes.inset_axes((0.1, 0.5, 0.8, 0.06))
-    figure.colorbar(ScalarMappable(Normalize(min(values), max(values)), shown), cax=inside, orientation="horizontal")
-    inside.set_xlabel(label)
+    figure.colorbar(meaning, cax=inside, orientation="horizontal", label=label)
 
 
 def legend(figure: Canvas, handles: dict[str, Any], columns: int = 5) -> float:
     """Draw one legend below the figure, with as many columns as there is room for, and return its height in inches."""
-    if not handles:
-        return 0.0
     for number in range(min(columns, len(handles)), 0, -1):
         drawn = figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=number)
         size = drawn.get_window_extent()
-        if size.width <= figure.bbox.width:
-            break
-        if number > 1:
-            drawn.remove()
-    return size.height / figure.dpi
+        if size.width <= figure.bbox.width or number == 1:
+            return size.height / figure.dpi
+        drawn.remove()
+    return 0.0
 
 
 def handle(method: str, **changes: Any) -> Any:

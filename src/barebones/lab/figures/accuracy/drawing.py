@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...experiment.experiment import DENSE
 from ...experiment.styles import look, looks
@@ -23,43 +23,35 @@ LONGEST_LABEL = 50  # letters in a line of a legend that is one column wide
 BESIDE = 1.06  # the factor between lines that have one place only, and the same
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (2.5, 1)))
 MARKERS = "osD^vPX<>hp*d"  # of lines that would look alike without
+COLLAPSED = "collapsed"
 
-
-class Style(NamedTuple):
-    """How a line is drawn."""
-
-    colour: Any
-    marker: str
-    linestyle: Any
+Style = dict[str, Any]  # how a line is drawn: its colour, marker and dashes, by the names of Matplotlib
 
 
 def draw(panels: Panels, axis: Axis) -> Iterator[Canvas]:
     """Draw the panels, page by page; if they are few, the upper end of those with points far below also by itself."""
     styles = _styles(panels)
-    zoom = len(panels) <= MOST_PANELS // 2
-    cells = [(title, zoomed) for title in panels for zoomed in ([False, True] if zoom else [False])]
-    cells = [(title, zoomed) for title, zoomed in cells if not zoomed or _crowded(panels[title])]
+    few = len(panels) <= MOST_PANELS // 2
+    cells = [(title, zoomed) for title in panels for zoomed in (False, True)[: 1 + (few and _crowded(panels[title]))]]
     for start in range(0, len(cells), MOST_PANELS):
         page = cells[start : start + MOST_PANELS]
         columns = min(len(page), 2)
-        entries = _entries([line for title, _ in page for line in panels[title]], styles, LONGEST_LABEL * columns)
         figure, grid = plots.panels(rows := -(-len(page) // columns), columns)
-        for number, axes in enumerate(axes for line in grid for axes in line):
-            if number >= len(page):
-                axes.set_axis_off()
-                continue
-            title, zoomed = page[number]
+        if len(page) < rows * columns:
+            grid[-1][-1].set_axis_off()
+        for number, (title, zoomed) in enumerate(page):
+            axes = grid[number // columns][number % columns]
             _panel(axes, panels[title], axis, styles, zoomed)
             place, _, schedule = title.rpartition(" (")
-            axes.set_title(fill(place + ", zoomed" if zoomed else f"{place} ({_unbroken(schedule)}", LONGEST_TITLE))
+            schedule = schedule.replace(" ", "\N{NO-BREAK SPACE}")
+            axes.set_title(fill(f"{place}, zoomed" if zoomed else f"{place} ({schedule}", LONGEST_TITLE))
             axes.set_ylabel("" if number % columns else "test accuracy (%)")
-        below = plots.legend(figure, entries)  # if it is very long, the page is taller
+        marks = {str(mark.get_label()): mark for axes in figure.axes for mark in axes.get_legend_handles_labels()[0]}
+        shown = [label for label in (*styles, COLLAPSED) if label in marks]
+        below = plots.legend(figure, {fill(label, LONGEST_LABEL * columns): marks[label] for label in shown})
+        # If the legend is very long, the page is taller.
         figure.set_figheight(max(min(figure.get_figheight() + below, plots.TALLEST), plots.LOWEST * rows + below))
         yield figure
-
-
-def _unbroken(words: str) -> str:
-    return words.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _crowded(lines: list[Line]) -> bool:
@@ -90,22 +82,9 @@ def _styles(panels: Panels) -> dict[str, Style]:
         if marker in markers:
             marker = next((other for other in MARKERS if other not in markers), marker)
         dashes = 0 if label in variants else (len(markers) + (method == DENSE)) % len(DASHES)
-        styles[label] = Style(variants.get(label, colour), marker, DASHES[dashes])
+        styles[label] = {"color": variants.get(label, colour), "marker": marker, "linestyle": DASHES[dashes]}
         markers.append(marker)
     return styles
-
-
-def _entries(lines: list[Line], styles: dict[str, Style], longest: int) -> dict[str, Any]:
-    """Return the entries of the legend, in the order of the styles; labels of more letters have several lines."""
-    methods = {line.label: line.method for line in lines}
-    entries = {}
-    for label, (colour, marker, linestyle) in styles.items():
-        if label in methods:
-            mark = "" if methods[label] == DENSE else marker
-            entries[fill(label, longest)] = plots.line_handle(colour, mark, linestyle, markeredgewidth=0)
-    if any(point.collapsed for point in _points(lines)):
-        entries["collapsed"] = plots.line_handle(plots.ALARM, "x", "none")
-    return entries
 
 
 def _panel(axes: Axes, lines: list[Line], axis: Axis, styles: dict[str, Style], zoomed: bool) -> None:
@@ -115,10 +94,10 @@ def _panel(axes: Axes, lines: list[Line], axis: Axis, styles: dict[str, Style], 
     nothing = left[0] / 4  # a logarithmic axis has no 0, so it stands here
     alone = len(places) == 1
     for line in dense:
-        [point], (colour, _, linestyle) = line.points, styles[line.label]
-        axes.axhline(point.mean, color=colour, linestyle=linestyle, linewidth=0.9)
+        [point], style = line.points, styles[line.label] | {"marker": ""}
+        axes.axhline(point.mean, **style, linewidth=0.9, label=line.label)
         if point.std:
-            axes.axhspan(point.mean - point.std, point.mean + point.std, color=colour, alpha=0.08, linewidth=0)
+            axes.axhspan(point.mean - point.std, point.mean + point.std, color=style["color"], alpha=0.08, linewidth=0)
     for number, line in enumerate(pruned):
         aside = BESIDE ** (number - (len(pruned) - 1) / 2) if alone else 1.0
         _draw(axes, line, styles[line.label], [(axis.position(point.x) or nothing) * aside for point in line.points])
@@ -129,22 +108,18 @@ def _panel(axes: Axes, lines: list[Line], axis: Axis, styles: dict[str, Style], 
         axes.set_xticks([nothing], [axis.text(0.0)], minor=True)
     if axis.removed:
         axes.invert_xaxis()
-    ends = [point.mean + sign * (point.std or 0) for point in _points(lines) for sign in (-1, 1)]
-    best, margin = max(point.mean for point in _points(lines)), max(0.06 * (max(ends) - min(ends)), 0.5)
-    low, high = (best - ZOOM, best + ZOOM / 10) if zoomed else (min(ends) - margin, max(ends) + margin)
+    best = max(point.mean for point in _points(lines))
+    low, high = (best - ZOOM, best + ZOOM / 10) if zoomed else axes.get_ylim()
     axes.set_ylim(max(low, -2), min(high, 102))
 
 
 def _draw(axes: Axes, line: Line, style: Style, x: list[float]) -> None:
     """Draw means with a band of one standard deviation, a single point with a bar; a cross marks a collapse."""
-    means, deviations = [point.mean for point in line.points], [point.std or 0.0 for point in line.points]
-    if len(x) == 1 and deviations[0]:
-        axes.errorbar(x, means, deviations, color=style.colour, elinewidth=0.9, capsize=2, linestyle="none")
-    elif any(deviations):
-        low, high = ([m + sign * d for m, d in zip(means, deviations, strict=True)] for sign in (-1, 1))
-        axes.fill_between(x, low, high, color=style.colour, alpha=0.16, linewidth=0)
-    look = {"color": style.colour, "marker": style.marker, "linestyle": style.linestyle}
-    axes.plot(x, means, **look, markeredgewidth=0, zorder=3)
-    for place, point in zip(x, line.points, strict=True):
-        if point.collapsed:
-            axes.plot([place], [point.mean], "x", color=plots.ALARM, zorder=4)
+    low, means, high = ([point.mean + sign * (point.std or 0.0) for point in line.points] for sign in (-1, 0, 1))
+    if low != high and len(x) == 1:
+        axes.errorbar(x, means, line.points[0].std, color=style["color"], elinewidth=0.9, capsize=2, linestyle="none")
+    elif low != high:
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.16, linewidth=0)
+    axes.plot(x, means, **style, markeredgewidth=0, zorder=3, label=line.label)
+    if collapsed := [(place, point.mean) for place, point in zip(x, line.points, strict=True) if point.collapsed]:
+        axes.plot(*zip(*collapsed, strict=True), "x", color=plots.ALARM, zorder=4, label=COLLAPSED)

@@ -26,7 +26,7 @@ __all__ = ["follow", "gather", "page", "write"]
 
 SCRIPTS = ("page.js", "charts.js", "search.js", "overview.js", "run.js", "start.js")  # in this order they are one
 DARK_DENSE = "#f4f4f4"  # black on a light page is white on a dark one
-BRIGHTNESS = 0.24  # the least relative luminance of a colour on a dark page
+BRIGHTNESS = 0.53  # the least brightness of a colour on a dark page
 REFRESH = 10  # seconds after which a page that is being followed loads itself anew
 
 
@@ -40,9 +40,8 @@ def write(
 ) -> dict[str, Any]:
     """Write the page about all run folders under `runs`, and return its content.
 
-    With `effective` the networks are built, to count in each layer the weights that lie on a path from input to
-    output. `watch` is called with the number of runs that are read and the number of all. With `refresh` the page
-    loads itself anew after so many seconds. Runs that have not changed are taken from `known`, if it is given.
+    `effective`, `watch` and `known` are those of `gather`. With `refresh` the page loads itself anew after so many
+    seconds.
     """
     _check(out := Path(out))
     content = gather(Path(runs), effective, watch, known)
@@ -129,17 +128,14 @@ def _lighter(colour: str) -> str:
     """Return the same hue, mixed with white until it can be seen on a dark page.
 
     >>> _lighter("#E69F00"), _lighter("#332288"), _lighter("teal")
-    ('#e69f00', '#8f85be', 'teal')
+    ('#e69f00', '#8b81bb', 'teal')
     """
     if not re.fullmatch("#[0-9a-fA-F]{6}", colour):  # a name such as "teal": browsers know it as well
         return colour
     channels = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
-    for step in range(19):
-        mixed = [round(channel + (255 - channel) * step / 20) for channel in channels]
-        linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in mixed]
-        if sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) >= BRIGHTNESS:
-            break
-    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+    brightness = sum(weight * each / 255 for weight, each in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
+    white = (BRIGHTNESS - brightness) / (1 - brightness) if brightness < BRIGHTNESS else 0
+    return "#" + "".join(f"{round(each + (255 - each) * white):02x}" for each in channels)
 
 
 def _file(name: str) -> str:

@@ -8,39 +8,51 @@ if (!window.DecompressionStream) $("troubles").textContent = "This page needs a 
 const data = JSON.parse(await unpacked("data"));
 const { runs, groups } = data;
 for (const run of runs) run.layers = run.layers.map(([name, shape, total, kept, effective]) => ({ name, shape, total, kept, effective }));
+const groupOf = [];
+for (const g of groups) for (const index of g.runs) groupOf[index] = g;
+const setting = (run, name) => run.settings?.[name] ?? null;
 
 /* Elements. Text is always a text node, so nothing from a run folder can become markup. */
-function fill(node, attributes, children) {
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (value === null || value === undefined || value === false) continue;
+function h(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name.startsWith("--")) node.style.setProperty(name, value);
-    else node.setAttribute(name, value === true ? "" : value);
+    else node.setAttribute(name, value);
   }
-  node.append(...children.flat(4).filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(...children.flat(4).filter(known));
   return node;
 }
-const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+/* A table of texts: its first column names the rows, and the columns after `words` hold numbers. */
+function tableOf(heads, rows, words = 1) {
+  const kind = (at) => (at >= words ? "number" : null);
+  const line = (cells, scope) => h("tr", {}, cells.map((cell, at) => h(scope === "col" || !at ? "th" : "td", { class: kind(at), scope: at ? null : "row" }, cell)));
+  return h("div", { class: "scroll", tabindex: 0 }, h("table", {}, h("thead", {}, line(heads, "col")), h("tbody", {}, rows.map((row) => line(row)))));
+}
 
 /* Numbers as text. */
-const known = (value) => value !== null && value !== undefined;
-const count = (value) => (known(value) ? Math.round(value).toLocaleString("en-GB") : "–");
-const tidy = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
-const percent = (share, digits = 2) => (known(share) ? (100 * share).toFixed(digits) : "–");
-const nominal = (share) => (known(share) ? tidy((100 * share).toFixed(8)) : "–"); // as it was set
-const sparse = (share) => (known(share) ? tidy((100 * share).toFixed(share < 1 ? Math.max(2, 2 - Math.floor(Math.log10(100 - 100 * share))) : 0)) : "–"); // as it was counted
-const short = (value) =>
-  !known(value) ? "–" : value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3
-    ? value.toExponential(2).replace("e+", "e") : tidy(value.toPrecision(4));
-function seconds(value) {
-  if (!known(value) || value === 0) return "–";
-  if (value < 9.95) return `${value.toFixed(value < 0.0995 ? 3 : 2)} s`;
-  if (value < 120) return `${value.toFixed(0)} s`;
-  return value < 7200 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
+function known(value) {
+  return value !== null && value !== undefined;
 }
-const plural = (number, noun) => `${number.toLocaleString("en-GB")} ${noun}${number === 1 ? "" : "s"}`;
+const said = (write) => (value) => (known(value) ? write(value) : "–");
+const tidy = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
+const count = said((value) => Math.round(value).toLocaleString("en-GB"));
+const percent = said((share) => (100 * share).toFixed(2));
+const nominal = said((share) => tidy((100 * share).toFixed(8))); // as it was set
+const sparse = said((share) => tidy((100 * share).toFixed(share < 1 ? Math.max(2, 2 - Math.floor(Math.log10(100 - 100 * share))) : 0))); // as it was counted
+const short = said((value) => (value && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3) ? value.toExponential(2).replace("e+", "e") : tidy(value.toPrecision(4))));
+const seconds = said((value) => {
+  if (value < 120) return `${value.toFixed(value < 0.1 ? 3 : value < 10 ? 2 : 0)} s`;
+  return value < 7200 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
+});
+const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 const spoken = (name) => name.replaceAll("_", "-");
-const label = (name) => name.replace(/\.weight$/, "");
+
+/* Means over seeds: each seed counts once, so a copied run folder changes nothing. */
+const bySeed = (members, read) => [...new Map(members.filter((run) => known(read(run))).reverse().map((run) => [setting(run, "seed"), read(run)])).values()];
+const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
+const deviation = (values) => (values.length > 1 ? Math.sqrt(values.reduce((sum, value) => sum + (value - mean(values)) ** 2, 0) / (values.length - 1)) : null);
 
 /* Light and dark; a printed page is light. */
 const dark = () => !matchMedia("print").matches && (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
@@ -48,7 +60,4 @@ const dark = () => !matchMedia("print").matches && (document.documentElement.dat
 /* How a method looks, as Python says: one colour for light pages, one for dark ones. A group has its own marker and dashes. */
 const looks = new Map(Object.entries(data.looks));
 const lookOf = (method) => looks.get(method) ?? looks.get("");
-const colour = (method) => ({ "--c": lookOf(method).light, "--d": lookOf(method).dark });
-const INK = { light: "#000000", dark: "#f4f4f4" };
-const glyph = (mark, colours) => h("span", { class: "glyph m", "data-mark": mark, ...colours });
-const swatch = (method, mark = lookOf(method).glyph) => h("span", { class: "swatch" }, glyph(mark, colour(method)), method ?? "unknown");
+const swatch = (g, text = g.method ?? "unknown") => h("span", { class: "swatch" }, h("span", { class: "glyph", "data-mark": g.glyph, "--c": lookOf(g.method).light, "--d": lookOf(g.method).dark }), h("span", {}, text));

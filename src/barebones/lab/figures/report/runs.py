@@ -31,9 +31,9 @@ from .sentences import PRUNED, UNFINISHED, sentences
 FILES = (EXPERIMENT, RESULT, FAILURE, MASK, METRICS)  # a folder with one of these is a run's
 LONGEST = 150  # points of a series; longer series are thinned out
 SERIES = {  # the numbers that are drawn of each stage
-    "prune": ("keep", "pruned", "recovered", "recovered_empty", "saliency"),
-    "pretrain": ("loss", "accuracy"),
-    "train": ("loss", "accuracy"),
+    "prune": ("keep", "pruned", "recovered", "saliency"),
+    "pretrain": ("loss", "accuracy", "validation", "test"),
+    "train": ("loss", "accuracy", "validation", "test"),
 }
 TRAINED = tuple(name for name in SETTINGS if name not in (*SETTLED, "method", "mask", "seed", "shrink"))
 """The data, the network and how it is trained: only runs that share all of these are in one chart."""
@@ -44,7 +44,6 @@ MARKS = {  # Plotly's name of each of Matplotlib's markers, and a letter that lo
 }  # fmt: skip
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OSError, RuntimeError, RecursionError)
-
 
 Stamp = tuple[tuple[str, int, int], ...]
 Known = dict[Path, tuple[Stamp, Row]]  # what was read of a folder, and the stamp that the folder had then
@@ -58,7 +57,9 @@ def gather(
 ) -> dict[str, Any]:
     """Collect every run under a folder, and the groups of runs that differ only in the seed.
 
-    Folders that have not changed since they were put into `known` are not read again.
+    With `effective` the networks are built, to count in each layer the weights that lie on a path from input to
+    output. `watch` is called with the number of runs that are read and the number of all. Folders that have not
+    changed since they were put into `known` are not read again.
     """
     if not runs.is_dir():
         raise ValueError(f"there is no folder {runs}; name the one that holds the run folders")
@@ -93,9 +94,8 @@ def _stamp(folder: Path) -> Iterator[tuple[str, int, int]]:
     with suppress(OSError):  # a file or a folder may vanish, or be unreadable, which its reader tells
         for path in folder.iterdir():
             with suppress(FileNotFoundError):
-                about = path.stat()
                 if not is_lease(path.name):  # its time is renewed although nothing else changes
-                    yield path.name, about.st_mtime_ns, about.st_size
+                    yield path.name, (about := path.stat()).st_mtime_ns, about.st_size
 
 
 def _run_folders(folder: Path, visited: set[Path]) -> Iterator[Path]:
@@ -141,8 +141,9 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
     lines = reader.attempt(METRICS, lambda: read_metrics(folder / METRICS, owner, result.get("metrics"))) or []
     mask = reader.attempt(MASK, lambda: _mask(folder, owner, settings, effective and not dense)) or {}
     numbers = {**mask.get("stated", {}), **result, **mask.get("counted", {})}
-    prune_seconds = row.get("prune_seconds")
     collapsed, environment = result.get("collapsed", mask.get("collapsed")), result.get("environment")
+    environment = environment if isinstance(environment, dict) else {}
+    prune_seconds = row.get("prune_seconds")
     run: Row = {
         "folder": name,
         "status": status,
@@ -151,8 +152,6 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
         "dense": dense,
         "accuracy": row.get("top1"),
         "top5": row.get("top5"),
-        "best_validation": row.get("best_validation"),
-        "best_validation_epoch": row.get("best_validation_epoch"),
         "accuracy_at_best_validation": row.get("top1_at_best_validation"),
         "seconds": {
             "prune": mask.get("seconds") if prune_seconds is None else prune_seconds,
@@ -163,11 +162,7 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
         "collapsed": [layer for layer in collapsed if isinstance(layer, str)] if isinstance(collapsed, list) else [],
         "layers": [] if dense else mask.get("layers", []),
         "series": {stage: _series(stage, lines) for stage in COUNTED},
-        "environment": (
-            {str(key): value for key, value in environment.items() if isinstance(value, str | int | float)}
-            if isinstance(environment, dict)
-            else {}
-        ),
+        "environment": {k: v for k, v in environment.items() if isinstance(v, str | int | float)},
         "problems": reader.problems,
     }
     run["words"] = sentences(run, reason=row.get("reason"), note=mask.get("note"))
@@ -246,18 +241,9 @@ def _network(model: str, data: str) -> nn.Module:
 def _series(stage: str, lines: Sequence[Line]) -> Row | None:
     """Return the numbers of a stage as columns, thinned out; `at` counts from 1, as people do."""
     stage_lines = [line for line in lines if line["stage"] == stage]
-    if not stage_lines:
-        return None
-    counted = COUNTED[stage]
     drawn = [stage_lines[index] for index in thinned(len(stage_lines))]
-    columns: Row = {"all": len(stage_lines), "planned": _number(stage_lines[-1].get(counted + "s"))}
-    columns["at"] = [int(line[counted]) for line in drawn]
-    for name in SERIES[stage]:
-        columns[name] = [_rounded(line.get(name)) for line in drawn]
-    for name in ("validation", "test") if stage != "prune" else ():
-        accuracies = [line.get(name) for line in drawn]
-        columns[name] = [_rounded(each.get("top1")) if isinstance(each, dict) else None for each in accuracies]
-    return columns
+    columns: Row = {name: [_rounded(line.get(name)) for line in drawn] for name in SERIES[stage]}
+    return columns | {"at": [int(line[COUNTED[stage]]) for line in drawn]} if drawn else None
 
 
 def thinned(length: int, most: int = LONGEST) -> list[int]:
@@ -277,7 +263,7 @@ def _groups(runs: Sequence[Row]) -> list[Row]:
     for index, run in enumerate(runs):
         members.setdefault(index if run["settings"] is None else group(run["settings"]), []).append(index)
     firsts = [settings for indices in members.values() if (settings := runs[indices[0]]["settings"]) is not None]
-    groups = [_group(indices, runs, firsts) | {"index": number} for number, indices in enumerate(members.values())]
+    groups = [_group(indices, runs, firsts) for indices in members.values()]
     _mark(groups)
     return groups
 
@@ -289,16 +275,13 @@ def _group(indices: Sequence[int], runs: Sequence[Row], firsts: Sequence[Row]) -
     if settings is None:
         return dict.fromkeys(KEY) | shared | {"panel": None, "protocol": "", "line": "", "variant": ""}
     trained_otherwise = [settings | {name: other[name] for name in TRAINED} for other in firsts]
-    return (
-        {name: settings[name] for name in KEY}
-        | shared
-        | {
-            "panel": [settings[name] for name in TRAINED],
-            "protocol": differences(settings, trained_otherwise, equal_in=("data", "model")),  # among the panels
-            "line": _variant(settings, firsts, (*TRAINED, "method", "control")),  # within its panel
-            "variant": _variant(settings, firsts, ("data", "model", "method", "control")),
-        }
-    )
+    return shared | {
+        **{name: settings[name] for name in KEY},
+        "panel": [settings[name] for name in TRAINED],
+        "protocol": differences(settings, trained_otherwise, equal_in=("data", "model")),  # among the panels
+        "line": _variant(settings, firsts, (*TRAINED, "method", "control")),  # within its panel
+        "variant": _variant(settings, firsts, ("data", "model", "method", "control")),
+    }
 
 
 def mark(marker: str) -> tuple[str, str]:
@@ -337,6 +320,6 @@ def _number(value: Any) -> float | int | None:
 
 
 def _rounded(value: Any) -> float | int | None:
-    """Return a number with five digits, which is more than a chart shows."""
-    number = _number(value)
+    """Return a number, or the accuracy of a test, with five digits, which is more than a chart shows."""
+    number = _number(value.get("top1") if isinstance(value, dict) else value)
     return number if number is None or isinstance(number, int) else float(f"{number:.5g}")

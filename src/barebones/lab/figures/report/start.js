@@ -2,94 +2,102 @@
 function theme() {
   $("theme").setAttribute("aria-pressed", String(dark()));
   $("theme").textContent = dark() ? "Light" : "Dark";
-  $("theme").setAttribute("aria-label", dark() ? "Use light colours" : "Use dark colours");
-  if (document.documentElement.dataset.ready) redraw();
+  redraw();
 }
-const stored = (name, value) => { try { return value === undefined ? localStorage.getItem(name) : localStorage.setItem(name, value); } catch { return null; } }; // a page from a file may have no storage
-if (["dark", "light"].includes(stored("barebones-theme"))) document.documentElement.dataset.theme = stored("barebones-theme");
-$("theme").addEventListener("click", () => { stored("barebones-theme", document.documentElement.dataset.theme = dark() ? "light" : "dark"); theme(); });
+/* A page from a file may have no storage. */
+function stored(...value) {
+  try {
+    return value.length ? localStorage.setItem("barebones-theme", value[0]) : localStorage.getItem("barebones-theme");
+  } catch {
+    return null;
+  }
+}
+if (["dark", "light"].includes(stored())) document.documentElement.dataset.theme = stored();
+$("theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = dark() ? "light" : "dark";
+  stored(document.documentElement.dataset.theme);
+  theme();
+});
 for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", theme);
 
 /* The address holds what the reader chose. A run is named by the hash in its folder's name, which other runs do not change. */
-const hashes = runs.map((run) => /-([0-9a-f]{10})$/.exec(run.folder)?.[1] ?? run.folder), uses = new Map();
-for (const hash of hashes) uses.set(hash, (uses.get(hash) ?? 0) + 1);
-function idOf(run) { return uses.get(hashes[run.index]) === 1 ? hashes[run.index] : run.folder; }
+const hashes = runs.map((run) => /-([0-9a-f]{10})$/.exec(run.folder)?.[1]);
+function idOf(run) {
+  const hash = hashes[run.index];
+  return hash && hashes.indexOf(hash) === hashes.lastIndexOf(hash) ? hash : run.folder;
+}
 const runOf = (id) => runs.find((run) => idOf(run) === id);
-const usual = {}; // what the controls show at first
 const read = () => ({
-  q: $("text").value.trim(), ...Object.fromEntries(METHOD_KEYS.map((name) => [name, $(`by-${name}`).value && JSON.parse($(`by-${name}`).value)])), rows: rowsOf(),
-  sort: sorting.by ? (sorting.down ? "-" : "") + sorting.by : "", draw: [...chosen].map((index) => idOf(runs[index])).join(" "),
-  pin: $("pin").value && idOf(runs[groups[Number($("pin").value)].runs[0]]), a: idOf(runs[Number($("run-a").value)]), b: idOf(runs[Number($("run-b").value)]), run: opened ? idOf(opened) : "",
+  q: $("text").value.trim(), ...Object.fromEntries(CHOICES.map((name) => [name, $(`by-${name}`).value])),
+  rows: rowKind(), sort: sorting, ticks: [...ticked].map((index) => idOf(runs[index])).join("\n"), run: idOf(opened),
 });
+let usual = null; // what the page shows at first
 function remember() {
-  if (!document.documentElement.dataset.ready) return;
-  const state = Object.entries(read()).filter(([name, value]) => value !== (usual[name] ?? ""));
-  history.replaceState(null, "", `#${new URLSearchParams(state)}`);
+  if (usual) history.replaceState(null, "", `#${new URLSearchParams(Object.entries(read()).filter(([name, value]) => value !== usual[name]))}`);
 }
 function recall() {
   const state = { ...usual, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
   $("text").value = state.q;
-  for (const name of METHOD_KEYS) { $(`by-${name}`).value = state[name] && JSON.stringify(state[name]); if ($(`by-${name}`).selectedIndex < 0) $(`by-${name}`).value = ""; }
+  for (const name of CHOICES) {
+    $(`by-${name}`).value = state[name];
+    if ($(`by-${name}`).selectedIndex < 0) $(`by-${name}`).value = "";
+  }
   for (const radio of document.querySelectorAll("input[name=rows]")) radio.checked = radio.value === (state.rows === "runs" ? "runs" : "groups");
-  sorting = { by: state.sort.replace(/^-/, "") || null, down: state.sort.startsWith("-") };
-  chosen.clear();
-  for (const id of state.draw.split(" ")) if (runOf(id)) chosen.add(runOf(id).index);
-  $("pin").value = runOf(state.pin) ? String(groupOf[runOf(state.pin).index].index) : "";
-  for (const which of ["a", "b"]) if (runOf(state[which])) $(`run-${which}`).value = String(runOf(state[which]).index);
-  select();
-  overlay();
+  sorting = state.sort;
+  ticked.clear();
+  for (const id of state.ticks.split("\n")) if (runOf(id)) ticked.add(runOf(id).index);
+  show(runOf(state.run) ?? opened);
   compare();
-  const run = runOf(state.run);
-  if (run) { opened = run; open(run.index); }
+  select();
 }
 document.addEventListener("click", (event) => { // links within the page keep the rest of the address
-  const anchor = event.target.closest?.("a[href^='#']"), run = anchor && runOf(new URLSearchParams(anchor.hash.slice(1)).get("run"));
+  const anchor = event.target.closest("a[href^='#']"), run = anchor && runOf(new URLSearchParams(anchor.hash.slice(1)).get("run"));
   if (!anchor) return;
   event.preventDefault();
-  if (run) { opened = run; open(run.index); remember(); } else { const target = $(anchor.hash.slice(1)); target?.scrollIntoView(); target?.focus({ preventScroll: true }); }
+  if (run) show(run);
+  const target = run ? $("run") : $(anchor.hash.slice(1));
+  target.scrollIntoView();
+  target.focus({ preventScroll: true });
+  remember();
 });
 addEventListener("hashchange", recall);
 
 /* While a command watches the runs, the page loads itself anew, unless somebody is using it. */
 if (data.refresh) {
   let touched = 0;
-  for (const kind of ["pointerdown", "pointermove", "keydown", "wheel", "scroll", "touchmove"]) addEventListener(kind, () => { touched = Date.now(); }, { passive: true });
-  const pause = h("button", { type: "button", "aria-pressed": "false", title: `The page loads itself anew every ${data.refresh} seconds`, onclick: () => pause.setAttribute("aria-pressed", String(pause.getAttribute("aria-pressed") === "false")) }, "Pause");
-  $("theme").before(pause);
-  setInterval(() => { if (pause.getAttribute("aria-pressed") === "false" && !document.hidden && Date.now() - touched > 3000) location.reload(); }, 1000 * data.refresh);
+  for (const kind of ["pointerdown", "pointermove", "keydown", "wheel", "scroll"]) addEventListener(kind, () => { touched = Date.now(); }, { passive: true });
+  setInterval(() => { if (!document.hidden && Date.now() - touched > 3000) location.reload(); }, 1000 * data.refresh);
 }
 
 /* Begin. */
 $("title").textContent = data.title;
-const states = {};
-for (const run of runs) states[run.status] = (states[run.status] || 0) + 1;
-$("summary").textContent = `${plural(runs.length, "run")}: ${stateText(states)}.`;
-const troubled = runs.filter((run) => run.status === "failed" || run.status === "unreadable" || run.problems.length);
+$("summary").textContent = `${plural(runs.length, "run")}: ${stateText(rowOf({}, runs).states)}.`;
+const troubled = runs.filter((run) => ["failed", "unreadable"].includes(run.status) || run.problems.length);
 if (troubled.length) $("troubles").append(h("div", { class: "word bad" }, `${plural(troubled.length, "run")} failed or cannot be read in full:`,
-  h("ul", {}, troubled.slice(0, 8).map((run) => h("li", {}, link(run.index, describe(run)), ` – ${(run.words.find(([kind]) => kind === "bad") || ["", run.status])[1]}`)),
-    troubled.length > 8 ? h("li", {}, `and ${troubled.length - 8} more; search for “failed” or “unreadable”`) : null)));
+  h("ul", {}, troubled.slice(0, 8).map((run) => h("li", {}, link(run, describe(run)), ` – ${(run.words.find(([kind]) => kind === "bad") ?? ["", run.status])[1]}`))),
+  troubled.length > 8 ? "Search for “failed” or “unreadable” to see the others." : ""));
 $("made").textContent = `Made by barebones ${data.version}. This page is self-contained and needs no network.`;
-$("text").placeholder = example();
-for (const name of METHOD_KEYS) { choices(name); $(`by-${name}`).addEventListener("change", select); }
+for (const name of CHOICES) {
+  const values = [...new Set(runs.map((run) => setting(run, name)).filter(known))].sort();
+  $(`by-${name}`).replaceChildren(h("option", { value: "" }, "all"), ...values.map((value) => h("option", { value }, value)));
+}
 let waiting = 0;
-/* Filter when typing pauses. Leaving the field filters at once, or the charts would be redrawn while they have the focus. */
-const sift = () => { if (!waiting) return; clearTimeout(waiting); waiting = 0; select(); };
-$("text").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(sift, 120); });
-$("text").addEventListener("change", sift);
+$("filters").addEventListener("input", () => { // select when typing pauses
+  clearTimeout(waiting);
+  waiting = setTimeout(select, 120);
+});
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("filters").addEventListener("reset", () => setTimeout(select));
-for (const radio of document.querySelectorAll("input[name=rows]")) radio.addEventListener("change", () => { table(); remember(); });
-$("csv").addEventListener("click", () => saveText(`${data.title}.csv`, csv(), "text/csv"));
-$("latex").addEventListener("click", () => saveText(`${data.title}.tex`, latex(), "text/x-tex"));
-$("pin").append(h("option", { value: "" }, "none"), ...groups.filter((g) => known(g.method)).map((g) => h("option", { value: g.index }, `${titleOf(g)}, ${g.model} on ${g.data}${g.protocol ? `, ${g.protocol}` : ""}`)));
-$("pin").addEventListener("change", () => { select(); overlay(); });
-$("draw-all").addEventListener("click", () => { for (const run of shownRuns) chosen.add(run.index); table(); overlay(); remember(); });
-$("draw-none").addEventListener("click", () => { chosen.clear(); table(); overlay(); remember(); });
-const compareAnew = () => { compare(); remember(); };
-for (const id of ["run-a", "run-b"]) $(id).addEventListener("change", compareAnew);
-$("swap").addEventListener("click", () => { [$("run-a").value, $("run-b").value] = [$("run-b").value, $("run-a").value]; compareAnew(); });
-pair();
-Object.assign(usual, read());
+for (const radio of document.querySelectorAll("input[name=rows]")) radio.addEventListener("change", () => {
+  table();
+  compare();
+  remember();
+});
+const finished = inGroups(runs).filter((row) => row.members[0].layers.length && known(row.accuracy));
+const [alike] = [...Map.groupBy(finished, (row) => JSON.stringify(row.panel)).values()].sort((a, b) => b.length - a.length);
+for (const row of alike?.slice(0, 2) ?? []) for (const run of row.members) ticked.add(run.index);
+opened = alike?.[0].members[0] ?? runs[0];
+usual = read();
 recall();
 theme();
 document.documentElement.dataset.ready = "true";
