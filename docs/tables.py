@@ -100,13 +100,12 @@ def controls() -> Iterator[list[str]]:
 
 
 def empty_channels() -> Iterator[list[str]]:
-    """Yield the accuracies, and the weights on a path, with and without revival into empty channels; seed 0."""
-    yield ["network", "method", "as it is", "no gradient of constant channels", "`--no-revive-empty`"]
+    """Yield the accuracies with and without what fills empty channels."""
+    yield ["network", "method", "as it is", "signals alone", "`--no-revive-empty`"]
     for model, sparsity in (("mobilenet-v2", 0.98), ("resnet50", 0.995), ("resnet50", 0.999)):
         for method in ("force", "hybrid"):
-            found = runs(model, method, sparsity)[:1] + runs(model, f"{method}-signal", sparsity)
-            found += runs(model, method, sparsity, revive_empty=False)
-            cells = [f"{100 * r['top1']:.2f} ({r['effective']:,})" for r in found]
+            found = runs(model, method, sparsity), runs(model, f"{method}-signal", sparsity)
+            cells = [seeds(rows) for rows in (*found, runs(model, method, sparsity, revive_empty=False))]
             yield [f"{NAMES[model]}, {100 * sparsity:g} %", look(method).label, *cells]
 
 
