@@ -1,53 +1,48 @@
-"""What mkdocs does for the documentation site: it gathers the pages, the tutorial and the examples in docstrings."""
+"""The documentation site: this gathers its pages in build/pages, checks them, and lets Zensical build build/site."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import griffe
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = {"Guides": "docs/*.md", "Measurements": "benchmarks/*.md"}
-PAGES = ("README.md", "CHANGELOG.md", *SECTIONS.values(), "docs/findings/*.md", "results/README.md")
+OUT = ROOT / "build/pages"
+PAGES = ("README.md", "CHANGELOG.md", "docs/*.md", "docs/findings/*.md", "benchmarks/*.md", "results/README.md")
 NOTEBOOK = "docs/tutorial.ipynb"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
-def on_config(config: MkDocsConfig) -> None:
-    """Add the pages that the navigation does not name to the end of their section, so that no page is lost."""
-    assert config.nav is not None
-    known = json.dumps(config.nav)
-    for section, pattern in SECTIONS.items():
-        pages = next(entry[section] for entry in config.nav if section in entry)
-        found = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
-        pages += [page for page in found if f'"{page}"' not in known]
-
-
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Lay out the site as the repository: links between pages and to source files are the same in both."""
-    for file in list(files):
-        if file.src_dir == config.docs_dir:
-            files.remove(file)
+def gather() -> list[str]:
+    """Lay out the pages as in the repository, so that links are the same in both, and return what is wrong."""
+    shutil.rmtree(OUT, ignore_errors=True)
     pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
-    targets = {(page.parent / link).resolve() for page in pages for link in LINK.findall(page.read_text("utf-8"))}
-    sources = {path for path in targets if path.is_file() and path.is_relative_to(ROOT)}
-    for path in dict.fromkeys([*pages, ROOT / "docs/style.css", *sorted(sources)]):
-        name = path.relative_to(ROOT).as_posix()
-        files.append(File.generated(config, name, abs_src_path=str(path)))
-    text = notebook(json.loads((ROOT / NOTEBOOK).read_text("utf-8")))
-    files.append(File.generated(config, NOTEBOOK.replace(".ipynb", ".md"), content=text))
-    return files
-
-
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Link to the page of the tutorial instead of its notebook."""
-    return markdown.replace("tutorial.ipynb)", "tutorial.md)") if page.file.src_uri != "docs/tutorial.md" else markdown
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in pages}
+    named = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8"))
+    wrong = [f"{name} is not in the navigation of mkdocs.yml" for name in texts if name not in named]
+    copied = {ROOT / "docs/style.css"}
+    for name, text in texts.items():
+        for link in LINK.findall(text):
+            target = (ROOT / name).parent.joinpath(link).resolve()
+            if target.is_file() and target.is_relative_to(ROOT):
+                copied.add(target)
+            else:
+                wrong.append(f"{name} links to {link}, which does not exist")
+    texts = {name: text.replace("tutorial.ipynb)", "tutorial.md)") for name, text in texts.items()}
+    texts[NOTEBOOK.replace(".ipynb", ".md")] = notebook(json.loads((ROOT / NOTEBOOK).read_text("utf-8")))
+    for name in [*texts, *(path.relative_to(ROOT).as_posix() for path in copied)]:
+        (OUT / name).parent.mkdir(parents=True, exist_ok=True)
+        if name in texts:
+            (OUT / name).write_text(texts[name], "utf-8")
+        else:
+            shutil.copyfile(ROOT / name, OUT / name)
+    return wrong
 
 
 def notebook(content: dict[str, Any]) -> str:
@@ -75,3 +70,12 @@ class Examples(griffe.Extension):
                 r"(?m)^>>> (?:.+\n?)+", lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", obj.docstring.value
             )
             obj.docstring.value = text
+
+
+if __name__ == "__main__":
+    if wrong := gather():
+        sys.exit("\n".join(wrong))
+    # --strict: dead links between pages and to their headings, which the link check above does not see, are errors
+    words = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    sys.exit(done.returncode and done.stdout)
