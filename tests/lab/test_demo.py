@@ -81,10 +81,11 @@ def test_a_demo_that_fails_says_why_and_one_that_is_stopped_shows_no_table(monke
 
 @pytest.mark.slow
 def test_it_runs(monkeypatch):
-    monkeypatch.setattr(demo, "COMPARED", ("dense", "random", "snip"))  # one round each
-    monkeypatch.setattr(demo, "PROGRESSIVE", ("snip",))
+    monkeypatch.setattr(demo, "PROGRESSIVE", ("force",))
+    monkeypatch.setattr(demo, "COMPARED", ("dense", "random", "snip", "force"))
+    monkeypatch.setattr(demo, "ROUNDS", 2)
     done = demo.demo(Console(file=io.StringIO()), seeds=1, epochs=1)
-    assert [row["status"] for row in done] == [records.DONE] * 3
+    assert [row["status"] for row in done] == [records.DONE] * 4
 
 
 @pytest.mark.parametrize(
