@@ -44,8 +44,8 @@ lint: $(READY)
 	@$(BIN)/lint-imports
 
 docs: $(READY)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "The site is in build/site; open build/site/index.html"
+	@$(BIN)/python docs/website.py
+	@echo "The site is in build/site. Its search needs a server: $(PYTHON) -m http.server -d build/site"
 
 results: $(READY)
 	@$(BIN)/python docs/tables.py
@@ -54,7 +54,7 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/core.py
 
 clean:
-	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEMO): pyproject.toml constraints.txt src/barebones/version.py

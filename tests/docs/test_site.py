@@ -1,7 +1,6 @@
 """The documentation site builds without a warning, names everything public, and asks no other server for anything."""
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -37,21 +36,46 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    for package in ("mkdocs", "material", "mkdocstrings", "griffe"):
+def site() -> Path:
+    for package in ("zensical", "mkdocstrings", "griffe"):
         if not importlib.util.find_spec(package):
             pytest.skip(f"needs {package}: pip install 'barebones[docs]'")
-    out = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(out)]
-    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr  # a dead link or anchor is a warning, and so an error
-    return out
+    done = subprocess.run([sys.executable, "docs/website.py"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr  # a dead link or anchor is an error
+    return ROOT / "build/site"
+
+
+def test_a_dead_link_and_a_page_outside_the_navigation_are_errors(tmp_path, monkeypatch):
+    pytest.importorskip("griffe", reason="pip install 'barebones[docs]'")
+    spec = importlib.util.spec_from_file_location("website", ROOT / "docs/website.py")
+    website = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(website)
+    monkeypatch.setattr(website, "ROOT", tmp_path)
+    monkeypatch.setattr(website, "OUT", tmp_path / "build/pages")
+    texts = {
+        "mkdocs.yml": "nav: [README.md]",
+        "README.md": "[a](docs/lost.md) [b](code.py#L3) [c](docs/tutorial.ipynb) [d](https://example.org)",
+        "docs/lost.md": "![](none.png)",
+        "docs/tutorial.ipynb": '{"cells": [{"cell_type": "code", "source": ["1 + 1"], "outputs": [{"text": "2"}]}]}',
+        "docs/style.css": "",
+        "code.py": "",
+    }
+    (tmp_path / "docs").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    wrong = website.gather()
+    assert wrong == [
+        "docs/lost.md is not in the navigation of mkdocs.yml",
+        "docs/lost.md links to none.png, which does not exist",
+    ]
+    assert (tmp_path / "build/pages/code.py").exists()
+    assert "(docs/tutorial.md)" in (tmp_path / "build/pages/README.md").read_text(encoding="utf-8")
+    assert "1 + 1" in (tmp_path / "build/pages/docs/tutorial.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.nightly
 def test_every_page_of_docs_is_in_the_navigation(site):
-    links = {unquote(link) for link in Page((site / "index.html").read_text(encoding="utf-8")).links}
+    links = {unquote(link).removeprefix("./") for link in Page((site / "index.html").read_text(encoding="utf-8")).links}
     for page in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.ipynb")]:
         assert f"docs/{page.stem}.html" in links
 

@@ -265,7 +265,7 @@ def demo(
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of training.")] = lab_demo.EPOCHS,
     out: Annotated[Path, typer.Option("--out", "-o", help="Picture to draw; it needs matplotlib.")] = Path("demo.png"),
 ) -> None:
-    """Prune two small networks to the bone, train what is left, and compare the methods on handwritten digits."""
+    """Prune a small network to the bone, train what is left, and compare the methods on handwritten digits."""
     check_output(out)
     with stoppable("") as stopping:
         lab_demo.demo(Console(), seeds, epochs, stopping, out)

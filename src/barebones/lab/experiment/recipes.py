@@ -27,13 +27,13 @@ MOST = 100_000  # experiments of a grid; a few short lists would otherwise fill 
 
 
 def smoke() -> Iterator[Experiment]:
-    """Four methods on digits, to check that everything works.
+    """Four methods on digits, with the settings of the demo, to check that everything works.
 
-    `barebones sweep smoke`; 8 runs, about 20 s on two cores.
+    `barebones sweep smoke`; 8 runs, about a minute on two cores.
     """
-    methods = {DENSE: None, "random": None, "snip": None, "force": 10}  # and their rounds
-    for seed, (method, rounds) in product(range(2), methods.items()):
-        yield Experiment("small-vgg", "digits", method, sparsity=0.98, seed=seed, rounds=rounds, epochs=4)
+    methods = {DENSE: (None, None), "random": (None, None), "snip": (None, None), "force": (20, 4)}  # rounds, batches
+    for seed, (method, (rounds, batches)) in product(range(2), methods.items()):
+        yield Experiment("small-vgg", "digits", method, 0.99, seed, rounds=rounds, batches=batches, epochs=20)
 
 
 def cifar10() -> Iterator[Experiment]:
