@@ -28,7 +28,7 @@ demo: $(DEMO)
 	@$(BIN)/barebones demo
 
 quick: $(READY)
-	@$(PYTEST) -m "not slow and not nightly" --ignore=src/barebones/integrations --ignore-glob="*/ray.py"
+	@$(PYTEST) -m "not slow and not nightly" tests
 
 test: $(READY)
 	@$(PYTEST) --dist loadscope -m "not nightly"

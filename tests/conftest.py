@@ -10,24 +10,10 @@ from typing import NamedTuple
 import hypothesis
 import pytest
 import torch
+from suites import FILES, in_suite
 
 hypothesis.settings.register_profile("barebones", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("barebones")
-
-
-# Files of one suite. The smaller suites do not import them: the packages behind them take seconds to load.
-NIGHTLY = "benchmarks/test_* families/* report/test_page.py test_compiled.py test_ray.py test_wheel.py"
-SLOW = """
-    test_keep_sparse_* test_random_networks.py accuracy/* report/* test_figures.py test_fuzzed_* test_shrink.py
-    test_shrink_c*s*.py test_shrink_layout.py test_shrink_functions.py test_no_trace.py test_own_*
-    test_controlled_runs.py test_stages.py test_folder.py test_skipped.py test_shrunk.py
-    test_disconnected_outputs.py test_hold_state.py
-"""
-FILES = {"nightly": NIGHTLY.split(), "slow": SLOW.split()}
-
-
-def in_suite(path: Path, suite: str) -> bool:
-    return any(map(path.match, FILES[suite]))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,7 +1,9 @@
-"""The list of faults is true: every test that it names is there."""
+"""The list of faults is true: every test that it names is there, and in the suite that it says."""
 
 import re
 from pathlib import Path
+
+from suites import in_suite
 
 ROOT = Path(__file__).parents[1]
 
@@ -9,12 +11,18 @@ ROOT = Path(__file__).parents[1]
 def test_every_fault_has_its_test():
     page = (ROOT / "tests" / "FAULTS.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("|") and not line.startswith(("| Fault", "| ---"))]
-    named = [re.search(r"`(tests/[\w/]+\.py)::(test_\w+)` \| (?:quick|test|nightly)\b", row) for row in rows]
+    named = [re.search(r"`(tests/[\w/]+\.py)::(test_\w+)` \| (\w+)", row) for row in rows]
     assert rows
     assert [row for row, name in zip(rows, named, strict=True) if name is None] == []
-    gone = [name[0] for name in named if name is not None and not defines(ROOT / name[1], name[2])]
-    assert gone == []
+    wrong = [f"{name[0]}: {found}" for name in named if name and (found := suite(ROOT / name[1], name[2])) != name[3]]
+    assert wrong == []
 
 
-def defines(path: Path, name: str) -> bool:
-    return path.exists() and re.search(rf"^ *def {name}\(", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+def suite(path: Path, name: str) -> str:
+    """Return the smallest suite that runs a test."""
+    before, found, _ = (path.read_text(encoding="utf-8") if path.exists() else "").partition(f"def {name}(")
+    if not found:
+        return "not there"
+    decorators = before.rpartition("\n\n")[2]
+    marks = {mark for mark in ("slow", "nightly") if in_suite(path, mark) or f"@pytest.mark.{mark}\n" in decorators}
+    return "nightly" if "nightly" in marks else "test" if marks else "quick"

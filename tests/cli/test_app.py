@@ -60,6 +60,7 @@ def test_what_needs_no_torch_does_not_wait_for_it(words):
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+@pytest.mark.slow
 def test_the_public_names_are_those_of_their_modules():
     program = (
         "import sys, barebones as bb; print(bb.__version__, 'torch' in sys.modules); from barebones import *; prune"

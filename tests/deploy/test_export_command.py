@@ -67,7 +67,7 @@ def test_a_run_is_exported_as_onnx_in_silence(finished, command):
     assert [path.name for path in Path().iterdir()] == ["network.onnx"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("onnx_packages")
 def test_a_run_is_exported_in_int8_with_its_accuracy_before_and_after(finished, command):
     done = command("export", finished, "-o", "network.onnx", "--shrink", "--int8")

@@ -46,7 +46,7 @@ def trained(folder, masks, seed=1, resume=None, act=lambda epoch, model: None, *
     return accelerator.unwrap_model(model)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
     whole = trained(tmp_path / "whole", found)
     call = f"trained({str(tmp_path / 'cut')!r}, found, act=lambda epoch, model: epoch == 1 and kill_itself())"

@@ -59,7 +59,7 @@ def fitted(folder, masks, *callbacks, seed=1, resume=None, **options) -> Module:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
     whole = fitted(tmp_path / "whole", found)
     killed(f"fitted({str(tmp_path / 'cut')!r}, found, At(2, kill_itself))", __name__)

@@ -27,8 +27,8 @@ def test_the_recipe_has_every_method_and_seed():
     experiments = demo.recipe(seeds=2, epochs=5)
     assert len({e.resolved().id for e in experiments}) == len(demo.COMPARED) * 2
     assert {(e.model, e.data, e.epochs, e.sparsity) for e in experiments} == {("small-vgg", "digits", 5, 0.99)}
-    assert {(e.rounds, e.batches) for e in experiments if e.method in demo.PROGRESSIVE} == {(20, 4)}
-    assert {(e.rounds, e.batches) for e in experiments if e.method not in demo.PROGRESSIVE} == {(None, None)}
+    assert {(e.rounds, e.batches_per_round) for e in experiments if e.method in demo.PROGRESSIVE} == {(20, 4)}
+    assert {(e.rounds, e.batches_per_round) for e in experiments if e.method not in demo.PROGRESSIVE} == {(None, None)}
 
 
 def shown(monkeypatch, seeds: int, stopped: int = 0, out: Path | None = None, **failure: str) -> str:
@@ -79,7 +79,7 @@ def test_a_demo_that_fails_says_why_and_one_that_is_stopped_shows_no_table(monke
     assert "accuracy" not in shown(monkeypatch, 1, stopped=35)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_runs(monkeypatch):
     monkeypatch.setattr(demo, "PROGRESSIVE", ("force",))
     monkeypatch.setattr(demo, "COMPARED", ("dense", "random", "snip", "force"))

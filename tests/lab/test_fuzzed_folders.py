@@ -99,7 +99,7 @@ def page(folder: Path) -> Any:
     return None if told["problems"] or told["status"] != "done" else {name: told[name] for name in SHOWN}
 
 
-SHOWN = ("settings", "accuracy", "best_validation", "seconds", "kept", "effective_sparsity", "collapsed")
+SHOWN = ("settings", "accuracy", "seconds", "kept", "effective_sparsity", "collapsed")
 READERS = (finished, row, page, lines, exported)  # None: the file is not there, or is reported as unreadable
 
 

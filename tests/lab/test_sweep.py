@@ -82,7 +82,7 @@ def test_a_run_that_another_process_owns_is_left_alone(tmp_path):
     assert not (locked / "failure.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_run_of_an_owner_who_died_on_another_node_is_taken_over(tmp_path, soon, forkserver):
     options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
     folder(options, short()).mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_what_another_process_ends_meanwhile_is_not_run_again(fails, tmp_path, s
     assert len(result.tables[0].read_text().splitlines()) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_sweeps_in_one_folder_run_each_experiment_once(tmp_path, soon, forkserver):
     options, experiments = RunOptions(tmp_path / "runs"), [short(seed=seed) for seed in range(4)]
     with ThreadPoolExecutor() as threads:

@@ -100,7 +100,7 @@ def assert_close(folder: Path, expected: Path) -> None:
     assert {path.name for path in folder.iterdir()} == ALWAYS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_on_with_any_number_of_processes_when_some_are_killed_or_stopped(
     split, start, tmp_path, undisturbed
 ):
@@ -126,7 +126,7 @@ def test_a_run_goes_on_with_any_number_of_processes_when_some_are_killed_or_stop
     assert set(tmp_path.glob("barebones-*")) == of_killed  # the other processes have deleted their folders
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_skip_a_cut_network_together(split, start, tmp_path, undisturbed):
     cut = replace(split, sparsity=0.997)  # two weights are left for three layers
     options = RunOptions(tmp_path / "runs", save_every=0)

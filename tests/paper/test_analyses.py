@@ -316,6 +316,7 @@ def of_gradients(masks: Mapping[str, torch.Tensor], gradients: Mapping[str, torc
     return sum(found) / len(found)
 
 
+@pytest.mark.nightly
 def test_consistency_of_one_shot_and_iterated_masks(rows_of: Callable[[str], tables.Rows]) -> None:
     rows = rows_of("consistency")
     kinds = tables.grouped(rows, "kind")

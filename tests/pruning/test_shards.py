@@ -23,7 +23,6 @@ from torch.multiprocessing import start_processes
 import barebones as bb
 from barebones import METHODS, Method, Probe, rounds
 from barebones.files.encoding import pack
-from barebones.files.sharded import load_sharded, save_sharded
 from barebones.masks import kept, size
 from barebones.pruning import selection
 from barebones.pruning.shards import Shards
@@ -203,7 +202,7 @@ def refused(kind: str) -> dict[str, Tensors]:
             lambda: bb.keep_top(scores, 9),
             lambda: bb.inverted(whole(masks), scores),
         ),
-        "no process can write all its weights; use .*save_sharded": (
+        "no process can write all its weights; use torch.distributed.checkpoint": (
             lambda: bb.save_weights(sharded(kind), masks, path),
             lambda: bb.save_weights(sharded(kind), {}, path),
         ),
@@ -279,38 +278,8 @@ def language_model(kind: str) -> dict[str, Tensors]:
     return {"masks": whole(result.masks), "trained": trained}
 
 
-def trained(model: nn.Module, steps: int, optimizer: torch.optim.Optimizer) -> None:
-    for x, y in batches()[:steps]:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def written(kind: str) -> dict[str, Tensors]:
-    """Write a checkpoint after two steps, and train on; also load one that a single process wrote."""
-    folder = Path(os.environ["SHARDS_FOLDER"]) / "checkpoint"
-    model = sharded(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    trained(model, 2, optimizer)
-    save_sharded(folder, model, optimizer)
-    with pytest.raises(ValueError, match="exists already"):
-        save_sharded(folder, model, optimizer)
-    trained(model, 4, optimizer)
-    other = sharded(kind)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            local(parameter).zero_()
-    again = torch.optim.AdamW(other.parameters(), lr=0.5)
-    load_sharded(folder, other, again)
-    trained(other, 4, again)
-    results = {}
-    for name, network in (("on", model), ("again", other)):
-        results[name] = {key: full(parameter.detach()) for key, parameter in network.named_parameters()}
-    return results
-
-
 JOBS: dict[str, Callable[[str], dict[str, Tensors]]] = {
-    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, language_model, written)
+    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, language_model)
 }
 
 
@@ -396,29 +365,7 @@ def test_a_transformer_is_pruned_and_trained_as_on_one_device(two):
     torch.testing.assert_close(found["trained"], {n: p.detach() for n, p in model.named_parameters()})
 
 
-def test_a_checkpoint_continues_the_run_with_the_same_and_with_another_number_of_processes(two, folder):
-    found = two["written", "plain"]
-    assert equal(found["on"], found["again"])
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
-    load_sharded(folder / "checkpoint", model, optimizer)
-    trained(model, 4, optimizer)
-    torch.testing.assert_close({n: p.detach() for n, p in model.named_parameters()}, found["on"])
-    assert {path.suffix for path in (folder / "checkpoint").iterdir()} == {".safetensors", ".json"}
-
-
-def test_a_checkpoint_of_one_process_is_the_seed_of_any_number(tmp_path):
-    source, target = net(), net()
-    nn.init.ones_(source[0].weight)
-    save_sharded(tmp_path / "seed", source)
-    load_sharded(tmp_path / "seed", target)
-    assert equal(dict(source.state_dict()), dict(target.state_dict()))
-    with pytest.raises(ValueError, match=r"does not match: model.0.weight"):
-        load_sharded(tmp_path / "seed", nn.Sequential(nn.Linear(2, 2)))
-    with pytest.raises(ValueError, match="not a folder that save_sharded wrote"):
-        load_sharded(tmp_path, target)
-
-
+@pytest.mark.nightly
 def test_four_processes_with_and_without_replicas(four):
     for job in (("pruned", "hybrid"), ("chosen", "hybrid"), ("chosen", "plain")):
         check_alone(four[job])

@@ -52,7 +52,7 @@ def save_weights(model: nn.Module, masks: Mapping[str, Tensor], path: container.
     ...     load_weights(f"{folder}/dense", nn.Linear(1000, 100)).masks
     Masks(0 layers, 0 of 0 weights kept)
     """
-    refuse_sharded(model, "write all its weights", "use barebones.files.sharded.save_sharded, and save_masks")
+    refuse_sharded(model, "write all its weights", "use torch.distributed.checkpoint, and save_masks")
     masked = {name: (parameter.detach(), mask) for name, parameter, mask in matched(model, masks)}
     encoded, layout = pack({name: mask for name, (_, mask) in masked.items()})
     tensors = {MASK + name: data for name, data in encoded.items()}
@@ -86,7 +86,7 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
     (2, ['bias', 'weight'], [[True, False], [False, True]], 0.5)
     """
     if model is not None:
-        refuse_sharded(model, "load a weight file into it", "load it before you shard the model, or use load_sharded")
+        refuse_sharded(model, "load a weight file into it", "load it before you shard the model")
     tensors, about = container.read(path, KIND, VERSION)
     layout, tied = about.pop("layout"), about.pop("tied")
     if model is None:

@@ -33,7 +33,7 @@ def smoke() -> Iterator[Experiment]:
     """
     methods = {DENSE: (None, None), "random": (None, None), "snip": (None, None), "force": (20, 4)}  # rounds, batches
     for seed, (method, (rounds, batches)) in product(range(2), methods.items()):
-        yield Experiment("small-vgg", "digits", method, 0.99, seed, rounds=rounds, batches=batches, epochs=20)
+        yield Experiment("small-vgg", "digits", method, 0.99, seed, rounds=rounds, batches_per_round=batches, epochs=20)
 
 
 def cifar10() -> Iterator[Experiment]:

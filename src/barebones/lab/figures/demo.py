@@ -37,7 +37,9 @@ def recipe(seeds: int = 3, epochs: int = EPOCHS) -> list[Experiment]:
     """Return the experiments: every method with each seed."""
     rounds, batches = dict.fromkeys(PROGRESSIVE, ROUNDS), dict.fromkeys(PROGRESSIVE, BATCHES)
     return [
-        Experiment(MODEL, "digits", m, SPARSITY, seed, epochs=epochs, rounds=rounds.get(m), batches=batches.get(m))
+        Experiment(
+            MODEL, "digits", m, SPARSITY, seed, epochs=epochs, rounds=rounds.get(m), batches_per_round=batches.get(m)
+        )
         for seed, m in product(range(seeds), COMPARED)
     ]
 
