@@ -25,10 +25,11 @@ class TestEveryMethod:
         assert [kept(s.masks) for s in steps] == [s.keep for s in steps]
 
     def test_returns_pruned_weights_only_where_it_may(self, name):
+        until = {"force": 1.0, "force-signal": 1.0, "hybrid": 0.9}.get(name, 0.0)  # of the rounds
         for before, after in pairwise(steps_of(name)):
             counted = after.pruned, after.recovered, after.recovered_empty, after.record.layers
             assert counted == references.changes(before.masks, after.masks)
-            assert few(name).revives(after.index) or after.recovered == 0
+            assert after.index < until * few(name).rounds or after.recovered == 0
 
     def test_is_deterministic_and_resumes_from_every_round(self, name, tmp_path):
         torch.manual_seed(2)
