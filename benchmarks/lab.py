@@ -23,7 +23,7 @@ from barebones.data.split import Data
 from barebones.data.tensors import TensorSplit
 from barebones.gpu.graphs import Captured
 from barebones.lab.experiment.plan import TrainingPlan
-from barebones.lab.run.training import Epoch, Training
+from barebones.lab.run.training import Training
 from barebones.masks import Masks, agreement
 from barebones.models import build, initialize
 from barebones.pruning.gradients import PRECISIONS
@@ -49,7 +49,6 @@ def run(
     images: int,
     rounds_: int,
     repeats: int,
-    lanes: int,
     precision: str,
     compiled: bool,
     data_root: Path | None = None,
@@ -64,7 +63,7 @@ def run(
     with _choosing_algorithms():
         data = random_images(images, device)
         for name in models:
-            console.print(_training(name, data, repeats, lanes, precision, compiled))
+            console.print(_training(name, data, repeats, precision, compiled))
             console.print(_pruning(name, data, rounds_, repeats, precision))
             scored = data if data_root is None else load("cifar10", data_root, device)
             console.print(_precision(name, scored, rounds_, range(seeds)))
@@ -91,7 +90,7 @@ def network(name: str, data: Data, seed: int = 0) -> nn.Module:
     return model.to(device, memory_format=layout)  # type: ignore[call-overload]
 
 
-def _training(name: str, data: Data, repeats: int, lanes: int, precision: str, compiled: bool) -> Table:
+def _training(name: str, data: Data, repeats: int, precision: str, compiled: bool) -> Table:
     plan = TrainingPlan(epochs=1_000_000, batch_size=BATCH, lr=0.1, weight_decay=5e-4)
 
     def training(masked: bool) -> Training:
@@ -119,37 +118,18 @@ def _training(name: str, data: Data, repeats: int, lanes: int, precision: str, c
     table.add_row("step with masks held", f"{step_ms['masks held']:.3f} ms", "")
     table.add_row("holding costs", f"{cost:+.1%}", _at_most(HELD_TARGET.get(name), "{:.0%}"))
     del free, sides
-    for width in dict.fromkeys((1, lanes)):
-        group = [held, *(training(True) for _ in range(width - 1))]
-        seconds, with_validation = _epochs(group)
-        target = _at_most(EPOCH_TARGET.get(name), "{:.2f} s")
-        label = "alone" if width == 1 else f"{width} side by side, per network"
-        table.add_row(f"epoch, {label}", f"{seconds:.3f} s", target)
-        table.add_row(f"epoch with validation, {label}", f"{with_validation:.3f} s", "")
+    seconds, with_validation = _epoch(held)
+    table.add_row("epoch", f"{seconds:.3f} s", _at_most(EPOCH_TARGET.get(name), "{:.2f} s"))
+    table.add_row("epoch with validation", f"{with_validation:.3f} s", "")
     return table
 
 
-def _epochs(group: list[Training]) -> tuple[float, float]:
-    """Train all networks for an epoch in turns; return the seconds per network, without and with validation."""
-    streams = [torch.cuda.Stream() if t.device.type == "cuda" else None for t in group]
-    runs = [t.steps() for t in group]
-    _advance(runs, streams)  # the first epoch is a warm-up
+def _epoch(training: Training) -> tuple[float, float]:
+    """Train for an epoch; return its seconds, without and with validation."""
+    epochs = filter(None, training.steps())
+    next(epochs)  # a warm-up
     began = perf_counter()
-    trained = _advance(runs, streams)
-    return trained / len(group), (perf_counter() - began) / len(group)
-
-
-def _advance(runs: list[Iterator[Epoch | None]], streams: list[torch.cuda.Stream | None]) -> float:
-    """Train every network to the end of its epoch, one step at a time in turns; return the longest training time."""
-    active, seconds = list(range(len(runs))), 0.0
-    while active:
-        for i in list(active):
-            with torch.cuda.stream(streams[i]):
-                epoch = next(runs[i])
-            if epoch is not None:
-                active.remove(i)
-                seconds = max(seconds, epoch.seconds)
-    return seconds
+    return next(epochs).seconds, perf_counter() - began
 
 
 def _stepper(training: Training) -> Callable[[], None]:
@@ -327,7 +307,6 @@ def main(
     images: Annotated[int, typer.Option(min=256, help="Images in an epoch.")] = 45_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of FORCE.")] = 300,
     repeats: Annotated[int, typer.Option(min=1, help="Measurements of each side; the median is reported.")] = 3,
-    lanes: Annotated[int, typer.Option(min=1, help="Networks that train side by side.")] = 4,
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "bf16",
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the networks with torch.compile.")] = False,
     data_root: Annotated[
@@ -337,7 +316,7 @@ def main(
 ) -> None:
     """Compare training steps with and without masks, and FORCE with the necessary gradients."""
     models = model or ["resnet50", "vgg19"]
-    run(Console(), models, device, images, rounds, repeats, lanes, precision, compiled, data_root, seeds)
+    run(Console(), models, device, images, rounds, repeats, precision, compiled, data_root, seeds)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_the_lab_benchmark_prints_its_tables(monkeypatch):
     monkeypatch.setattr(lab, "build", lambda name, classes, size: SmallVGG(classes, width=2, channels=3))
     console = Console(record=True, width=120, file=io.StringIO())
     lab.run(
-        console, ["small-vgg"], "cpu", images=8, rounds_=2, repeats=1, lanes=2, precision="bf16", compiled=False,
+        console, ["small-vgg"], "cpu", images=8, rounds_=2, repeats=1, precision="bf16", compiled=False,
         seeds=1,
     )  # fmt: skip
     text = console.export_text()
