@@ -53,7 +53,7 @@ def test_the_lab_benchmark_prints_its_tables(monkeypatch):
     )  # fmt: skip
     text = console.export_text()
     assert re.search(r"holding costs .*%", text)
-    assert re.search(r"epoch, 2 side by side, per network .* s", text)
+    assert re.search(r"epoch with validation .* s", text)
     assert re.search(r"FORCE / bare +│ \d", text)
     assert re.search(r"bf16 +│ 0\.\d{4}", text)
 
