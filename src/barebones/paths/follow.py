@@ -126,7 +126,7 @@ def trace(
     devices = list({p.device for p in named.values()}) or [torch.device("cpu")]
     try:
         with ExitStack() as stack:
-            for guard in (*guards(devices[0]), own_generators(model)):
+            for guard in (*guards(devices[0]), own_generators(model.modules())):
                 stack.enter_context(guard)
             bits = {
                 name: (kept[name].float() if name in kept else torch.ones(p.shape, device=p.device)).requires_grad_()

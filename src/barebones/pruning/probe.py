@@ -113,6 +113,7 @@ class Probe:
             self.model, list(self.parameters.values()), self.loss, objective, precision, example
         )
         self._masked_weights = MaskedWeights(self.parameters, capture)
+        self._norms = [module for module in model.modules() if isinstance(module, _NormBase)]  # with running statistics
         self._digest: Callable[..., Tensor] = Captured(_digest) if capture else _digest
         self.norm_biases = NormBiases(model, self.parameters, self.shards)
         self._silence: Callable[[], None] = lambda: None  # sets the biases of empty channels to zero
@@ -262,7 +263,7 @@ class Probe:
         """
         self.loss_value = torch.zeros((), dtype=torch.float64, device=self.device)
         self.batches_digest = so_far = torch.zeros((), dtype=torch.int64, device=self.device)
-        norms = batch_norms(bare(self.user_model))
+        norms = batch_norms(bare(self.user_model)) if self.shared or self.micro_batch is not None else {}
         together = any(isinstance(norm, nn.SyncBatchNorm) for norm in norms.values())  # all ranks call them at once
         split = self.shared and (together or self.batches.single(self._count))
         number = 0
@@ -342,9 +343,8 @@ class Probe:
     def _as_configured(self) -> Iterator[None]:
         """Set flags and precision as this probe needs them, and restore them at the end."""
         with restored(self.user_model), trainable(self.parameters.values()):
-            for module in self.user_model.modules():
-                if isinstance(module, _NormBase):  # the norms with running statistics
-                    set_training(module, self.bn == "batch")
+            for norm in self._norms:
+                set_training(norm, self.bn == "batch")
             with torch.enable_grad(), without_reentrant_checkpoints(), computing(self.device, self.precision):
                 yield
 

@@ -36,7 +36,7 @@ def restored(model: nn.Module) -> Iterator[None]:
         for parameter, gradient in gradients:
             if gradient is not None:
                 parameter.grad = None  # a loss that calls backward() must not add to the caller's gradients
-        with own_generators(model):
+        with own_generators(modules):
             yield
     finally:
         for parameter, gradient in gradients:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,10 +52,10 @@ def reseed(device: torch.device, seed: int) -> None:
 
 
 @contextmanager
-def own_generators(model: nn.Module) -> Iterator[None]:
+def own_generators(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Put the generators that modules hold as attributes back at the end: those of torch, Python and NumPy."""
     kinds = _kinds()
-    held = [value for module in model.modules() for value in vars(module).values() if type(value) in kinds]
+    held = [value for module in modules for value in vars(module).values() if type(value) in kinds]
     states = [kinds[type(generator)][0](generator) for generator in held]
     try:
         yield
