@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # accelerate warns about the 
 
 @pytest.fixture(autouse=True)
 def _fresh_state():
+    AcceleratorState._reset_state(reset_partial_state=True)  # another file's tests may have left one
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
