@@ -121,6 +121,7 @@ def test_a_run_stops_when_asked(monkeypatch):
 
 
 CONTROL = """#!/bin/sh
+if [ -n "$CUDA_VISIBLE_DEVICES" ]; then exit 1; fi
 if [ "$1" = -d ]; then touch "$CUDA_MPS_PIPE_DIRECTORY/daemon"; exit {starts}; fi
 while read order; do
   echo "$order" >> "{log}"
@@ -135,6 +136,7 @@ def test_the_service_for_sharing_a_gpu_ends_with_the_sweep(monkeypatch, tmp_path
     program.write_text(CONTROL.format(starts=starts, servers=servers, log=log))
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")  # the service numbers what it sees anew, and has to see all
     with mps.service() as runs:
         assert (runs, mps.FOLDERS[0] in os.environ) == (serves, serves)
     assert not any(name in os.environ for name in mps.FOLDERS)

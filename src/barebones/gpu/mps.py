@@ -49,6 +49,7 @@ def _ask(*options: str, order: str = "") -> str | None:
             stderr=subprocess.DEVNULL,
             text=True,
             timeout=PATIENCE,
+            env={name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"},  # for clients
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
