@@ -85,7 +85,7 @@ class TimedBatches:
 def run_pruning(name: str, model: nn.Module, batches: Iterable[Batch], count: int) -> None:
     """Prune in `count` rounds, or in one round of `count` batches if the method has one round."""
     method = METHODS[name]
-    changes = {"batches": count} if method.rounds == 1 else {"rounds": count}
+    changes = {"batches_per_round": count} if method.rounds == 1 else {"rounds": count}
     probe = Probe(model, batches)
     keep = round((1 - SPARSITY) * size(probe.weights))
     for _ in prune_rounds(probe, replace(method, **changes), keep):  # type: ignore[arg-type]
