@@ -161,9 +161,11 @@ def shown(rows: list[dict]) -> list[str]:
 def test_the_summary_has_a_line_for_each_group(tmp_path):
     written(tmp_path, seeded(0, method="random"))
     assert shown(table(tmp_path)) == [
-        "│ digits │ small-vgg │ random │ 90 │ 90.00 │ 1 │ │",
-        "│ digits │ small-vgg │ snip │ 90 │ 60.00 ± 14.14 │ 2 │ 1 │",
+        "│ random │ 90 │ 90.00 │ 1 │ │",
+        "│ snip │ 90 │ 60.00 ± 14.14 │ 2 │ 1 │",
     ]
+    written(tmp_path, seeded(0, method="random", data="cifar10", model="vgg19"))
+    assert shown(table(tmp_path))[0] == "│ cifar10 │ vgg19 │ random │ 90 │ 90.00 │ 1 │ │"
 
 
 def test_no_name_in_the_summary_controls_the_terminal(tmp_path):
@@ -177,4 +179,4 @@ def test_the_summary_tells_alike_groups_apart(tmp_path):
     for epochs in (1, 5):
         written(tmp_path, seeded(0, epochs=epochs))
     lines = shown(records.records(tmp_path))
-    assert sorted(line.split("│")[7].strip() for line in lines) == ["epochs 1", "epochs 5"]
+    assert sorted(line.split("│")[-2].strip() for line in lines) == ["epochs 1", "epochs 5"]

@@ -178,31 +178,34 @@ def _parquet(rows: Sequence[Row]) -> bytes | None:
 
 
 def summary(rows: Sequence[Row]) -> Table:
-    """Return a table with one line per group: mean and standard deviation of the test accuracy over its seeds."""
+    """Return a table with one line per group: mean and standard deviation of the test accuracy over its seeds.
+
+    A data set, network or number of seeds that all groups share is in the title.
+    """
     groups = _groups(row for row in rows if row["method"] is not None)
     firsts = [members[0] for members in groups.values()]
-    shown = Table(title="Test accuracy, mean ± standard deviation over seeds", title_justify="left")
-    for name in ("data", "network", "method"):
-        shown.add_column(name)
-    for name in ("sparsity %", "accuracy %", "seeds"):
-        shown.add_column(name, justify="right")
-    with_more = any(differences(row, firsts) for row in firsts)
-    titles = {"collapsed": "collapsed", "empty_layers": "empty layers,\nat most"}
-    titles |= {"disconnected_outputs": "disconnected\noutputs, at most"}
-    troubled = [name for name in titles if any(_told(row, name) for row in rows)]
-    for name in troubled:
-        shown.add_column(titles[name], justify="right")
-    for name in ["with"] * with_more + ["not done"] * any(row["status"] != DONE for row in rows):
-        shown.add_column(name)
+    troubles = {"collapsed": "collapsed", "empty_layers": "empty layers,\nat most"}
+    troubles |= {"disconnected_outputs": "disconnected\noutputs, at most"}
+    lines = []
     for members in groups.values():
         row, lost = members[0], sum(row["status"] != DONE for row in members)
-        method, sparsity = titled(row["method"], row["control"]), f"{100 * row['sparsity']:g}"
-        cells = [row["data"], row["model"], method, sparsity, _spread(row)]
-        counts = {"collapsed": sum(bool(row["collapsed"]) for row in members)}
-        counts |= {name: max(_told(row, name) for row in members) for name in ("empty_layers", "disconnected_outputs")}
-        cells += [str(row["seeds"])] + [str(counts[name] or "") for name in troubled]
-        cells += [differences(row, firsts)] * with_more + [str(lost) if lost else ""]
-        shown.add_row(*(Text(printable(cell)) for cell in cells[: len(shown.columns)]))
+        counts = {name: max(_told(row, name) for row in members) for name in troubles}
+        counts["collapsed"] = sum(bool(row["collapsed"]) for row in members)
+        cells = {"data": row["data"], "network": row["model"], "method": titled(row["method"], row["control"])}
+        cells |= {"sparsity %": f"{100 * row['sparsity']:g}", "accuracy %": _spread(row), "seeds": str(row["seeds"])}
+        cells |= {title: str(counts[name] or "") for name, title in troubles.items()}
+        lines.append(cells | {"with": differences(row, firsts), "not done": str(lost or "")})
+    columns = [name for name in (lines[0] if lines else {}) if any(line[name] for line in lines)]
+    same = {n: lines[0][n] for n in ("network", "data", "seeds") if len({line[n] for line in lines}) == 1 < len(lines)}
+    place = " on ".join(same[name] for name in ("network", "data") if name in same)
+    seeds = f"{same['seeds']} seeds" if same.get("seeds", "1") != "1" else "seeds"
+    title = f"Test accuracy{', ' * bool(place)}{place}, mean ± standard deviation over {seeds}"
+    shown = Table(title=Text(printable(title)), title_justify="left")
+    for name in (left := [name for name in columns if name not in same]):
+        justify: Any = "left" if name in ("data", "network", "method", "with") else "right"
+        shown.add_column(name, justify=justify, overflow="fold")
+    for line in lines:
+        shown.add_row(*(Text(printable(line[name])) for name in left))
     return shown
 
 
