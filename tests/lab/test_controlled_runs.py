@@ -148,5 +148,5 @@ def test_records_and_report_name_the_control(tmp_path):
         write_file(tmp_path / experiment.folder, experiment, "result.json", made_up_result(experiment))
     rows = records(tmp_path)
     assert [(row["control"], row["seeds"]) for row in rows] == [("none", 1), ("shuffle", 1)]
-    assert [str(cell) for cell in summary(rows).columns[2].cells] == ["force", "force, shuffled"]
+    assert [str(cell) for cell in summary(rows).columns[0].cells] == ["force", "force, shuffled"]
     assert [group["variant"] for group in gather(tmp_path, effective=False)["groups"]] == ["", "shuffled"]

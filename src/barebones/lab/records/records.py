@@ -198,8 +198,9 @@ def summary(rows: Sequence[Row]) -> Table:
     columns = [name for name in (lines[0] if lines else {}) if any(line[name] for line in lines)]
     same = {n: lines[0][n] for n in ("network", "data", "seeds") if len({line[n] for line in lines}) == 1 < len(lines)}
     place = " on ".join(same[name] for name in ("network", "data") if name in same)
-    seeds = f"{same['seeds']} seeds" if same.get("seeds", "1") != "1" else "seeds"
-    title = f"Test accuracy{', ' * bool(place)}{place}, mean ± standard deviation over {seeds}"
+    number = same.get("seeds", "")
+    seeds = "one seed" if number == "1" else f"mean ± standard deviation over {number} seeds".replace("  ", " ")
+    title = ", ".join(filter(None, ("Test accuracy", place, seeds)))
     shown = Table(title=Text(printable(title)), title_justify="left")
     for name in (left := [name for name in columns if name not in same]):
         justify: Any = "left" if name in ("data", "network", "method", "with") else "right"
