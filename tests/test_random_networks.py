@@ -227,7 +227,9 @@ def matters(model: nn.Module, parameter: Tensor, index: int, x: Tensor) -> bool:
 
 
 # Paths through these count more than perturbation finds, see `rules.py`: of a product, either factor; of a function
-# without a rule, everything. What is added counts where it leads to an output.
+# without a rule, everything. What is added counts where it leads to an output. A norm over channels mixes all of them,
+# but if one alone is reached, only its sign gets through.
+OVER_CHANNELS = ("'norm': 'layer", "'norm': 'group", "'norm': 'rms")
 GENEROUS = {
     "branches",
     "gate",
@@ -266,6 +268,7 @@ def check_account(network: Network, sample: int = 25) -> None:
         assert on_path or not found or weighs, f"{name}[{index}] matters, but it is on no path"
         if on_path and not found:
             strict = not any(word in name for word in ADDED) and not network.recipe.names() & GENEROUS
+            strict = strict and not any(norm in str(network.recipe) for norm in OVER_CHANNELS)
             assert not strict, f"{name}[{index}] is on a path, but does not matter"
 
 
