@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 .PHONY: help demo quick test nightly lint docs results bench clean
 
 help:
-	@echo "make demo    prune and train small networks on digits, and print the comparison"
+	@echo "make demo    prune and train a small network on digits, and print the comparison"
 	@echo "make quick   run the fast tests"
 	@echo "make test    run the tests that every change has to pass"
 	@echo "make nightly run everything: also browsers, model families, the tutorial, the wheel, coverage and the site"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..messages import printable, shape_of, shown
 from ..version import __version__
-from .header import typed
+from .typed import typed
 
 Path = str | os.PathLike[str]
 

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from ...data import DATA, check_name
-from ...files.header import typed
+from ...files.typed import typed
 from ...messages import counted, did_you_mean, unknown
 from ...models import MODELS, NORM_SCALES, SCHEMES
 from ...pruning.controls import CONTROLS, NONE

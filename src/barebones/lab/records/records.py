@@ -199,7 +199,7 @@ def summary(rows: Sequence[Row]) -> Table:
     same = {n: lines[0][n] for n in ("network", "data", "seeds") if len({line[n] for line in lines}) == 1 < len(lines)}
     place = " on ".join(same[name] for name in ("network", "data") if name in same)
     number = same.get("seeds", "")
-    seeds = "one seed" if number == "1" else f"mean ± standard deviation over {number} seeds".replace("  ", " ")
+    seeds = "one seed" if number == "1" else f"mean ± standard deviation over {number + ' ' * bool(number)}seeds"
     title = ", ".join(filter(None, ("Test accuracy", place, seeds)))
     shown = Table(title=Text(printable(title)), title_justify="left")
     for name in (left := [name for name in columns if name not in same]):

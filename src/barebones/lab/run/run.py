@@ -38,7 +38,7 @@ def run(
     the part of the current round or epoch that is done. The first line of a stage says whether it is `resumed`. A line
     with `warning` says what is wrong with the masks. When `stopping()` becomes true, the run saves a
     checkpoint and raises `Stopped`. With `until="prune"` it ends after pruning and returns what the mask file says.
-    The processes of a `team` all run this function, each with the options of its own; see `joining`.
+    The processes of a `team` all run this function, each with the options of its own; see `distributed`.
     `held` is called when the run owns its folder; a run that is finished already does not get there.
     """
     path = options.folder(experiment)

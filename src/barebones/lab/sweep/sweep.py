@@ -102,7 +102,7 @@ def sweep(
         if engine == LOCAL or not methods:  # all is done
             pool = Pool(listed, options, changed, jobs, _gpus(options, devices), methods)
             if methods and not stack.enter_context(pool.sharing()):
-                pool.about = "MPS does not run here, so the experiments on a GPU take turns; --jobs 1 may be as fast."
+                pool.about = "NVIDIA's MPS does not run here, so the experiments on a GPU take turns."
         else:
             ray, settings = import_module(".ray", __package__), dict(engine_options or {})
             pool = stack.enter_context(ray.opened(settings, listed, options, changed, jobs))
