@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import barebones as bb
-from barebones.masks import copied, everything
+from barebones.masks import copied, everything, row
 from barebones.paths import effective
 from barebones.pruning.selection import keep_top
 
@@ -81,3 +81,11 @@ def test_torch_save_stores_a_dict_that_loads_without_the_class():
 def test_agreement_of_what_cannot_be_compared(a, b, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         bb.agreement(a, b)
+
+
+def test_a_row_of_masks_is_their_concatenation_wherever_they_lie() -> None:
+    both = torch.tensor([True, False, True, True, False, True])
+    apart = [both[:2].clone(), both[2:].clone()]
+    for masks in ([both[:2], both[2:]], [both[2:], both[:2]], [both.view(2, 3).T], apart, [both[:1], both[2:]]):
+        assert torch.equal(row(masks), torch.cat([mask.reshape(-1) for mask in masks]))
+    assert row([both[:2], both[2:].view(2, 2)]).data_ptr() == both.data_ptr()

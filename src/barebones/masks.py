@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -72,6 +73,20 @@ def _unflatten(tensors: Iterable[Any], names: Any) -> Masks:
 
 # torch's tree functions (tree_map and the like) look into dicts, but into subclasses only if they are registered
 register_pytree_node(Masks, lambda masks: (list(masks.values()), list(masks)), _unflatten)
+
+
+def row(masks: Sequence[Tensor]) -> Tensor:
+    """Return masks as one flat tensor; those that lie in a row in memory, as the ones of `keep_top` do, are not copied.
+
+    >>> both = torch.tensor([True, False, True])
+    >>> row([both[:2], both[2:]]).data_ptr() == both.data_ptr()
+    True
+    """
+    places = list(accumulate((mask.numel() for mask in masks), initial=masks[0].data_ptr()))  # a bool has one byte
+    adjacent = all(mask.is_contiguous() and mask.data_ptr() == at for mask, at in zip(masks, places, strict=False))
+    if adjacent and masks[0].untyped_storage().data_ptr() == masks[-1].untyped_storage().data_ptr():
+        return masks[0].as_strided((places[-1] - places[0],), (1,))
+    return torch.cat([mask.reshape(-1) for mask in masks])
 
 
 def everything(weights: Mapping[str, Tensor]) -> Masks:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..masks import Masks, Scores
+from ..masks import Masks, Scores, row
 from ..messages import shortened
 
 
@@ -51,8 +51,7 @@ def changes(before: Masks | None, after: Masks, kept_before: int, revives: bool,
     in_a_row = masks[0].is_cuda and not transposed and all(mask.numel() for mask in masks)
     if in_a_row:  # running counts over all layers: a few launches, where sums by layer would need hundreds
         channels, ends = _last_indices(tuple(mask.shape for mask in masks), masks[0].device)
-        row = _row(after)
-        now = _between(row, channels)
+        now = _between(row(masks), channels)
         layers = _between(now, ends)
     else:
         layers = torch.stack([mask.count_nonzero() for mask in masks])
@@ -60,17 +59,13 @@ def changes(before: Masks | None, after: Masks, kept_before: int, revives: bool,
     if before is None or not revives:  # nothing returns, so the difference was pruned
         stayed, recovered_empty = kept_now, torch.zeros_like(kept_now)
     elif in_a_row:
-        stayed = (row & _row(before)).sum()
-        recovered_empty = now.masked_fill(_between(_row(before), channels) > 0, 0).sum()
+        stayed = (row(masks) & row(list(before.values()))).sum()
+        recovered_empty = now.masked_fill(_between(row(list(before.values())), channels) > 0, 0).sum()
     else:
         stayed = torch.stack([(before[name] & mask).count_nonzero() for name, mask in after.items()]).sum()
         views = [[by_output(masks[name], transposed.get(name)) for masks in (before, after)] for name in after]
         recovered_empty = torch.stack([_kept_in_empty_channels(*pair) for pair in views]).sum()
     return torch.cat([torch.stack([kept_before - stayed, kept_now - stayed, recovered_empty]), layers])
-
-
-def _row(masks: Masks) -> Tensor:
-    return torch.cat([mask.reshape(-1) for mask in masks.values()])
 
 
 @functools.lru_cache(maxsize=8)

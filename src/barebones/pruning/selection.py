@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..masks import Masks, Scores
+from ..masks import Masks, Scores, row
 from ..running.shards import refuse_shards
 
 CHUNK = 1 << 20  # scores that the CPU takes at a time, so that they stay in its cache; a multiple of 8
@@ -92,7 +92,7 @@ def _top(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None) 
         return [torch.full(score.shape, keep > 0, dtype=torch.bool, device=device) for score in scores]
     if device.type == "cpu" and (masks := _by_bracket(scores, keep, preferred, allowed)) is not None:
         return masks
-    prefer, among = (None if masks is None else torch.cat(masks) for masks in (preferred, allowed))
+    prefer, among = (None if masks is None else row(masks) for masks in (preferred, allowed))
     chosen = _by_threshold(torch.cat(scores), keep, prefer, among)
     return list(chosen.split([score.numel() for score in scores]))
 
