@@ -1,5 +1,7 @@
 """Captured gradients give the rounds of plain ones: on the CPU, with a stand-in for CUDA graphs."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -46,3 +48,19 @@ def test_captured_gradients_are_the_plain_ones(name, monkeypatch):
         assert equal(a.masks, b.masks)
         assert (b.weights_digest, b.batches_digest) == (a.weights_digest, a.batches_digest)
         assert (b.saliency, b.loss) == pytest.approx((a.saliency, a.loss), rel=1e-5)
+
+
+def test_graphs_and_copies_of_weights_are_freed_with_their_probe(monkeypatch):
+    """They hold memory of the GPU, which must not wait for garbage collection."""
+    monkeypatch.setattr(gradients, "Captured", Recorded)
+    probe = Probe(tiny(dtype=torch.float32), pairs(3, dtype=torch.float32))
+    probe.capture = True
+    list(rounds(probe, few("force"), KEEP))
+    graphs = [*probe._gradients._graphs.values(), probe._masked_weights._put, probe._masked_weights, probe]
+    references = [*map(weakref.ref, graphs)]
+    gc.disable()
+    try:
+        del probe, graphs
+        assert [reference() for reference in references] == [None] * 4
+    finally:
+        gc.enable()

@@ -77,12 +77,8 @@ class Captured:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Collect garbage now and not within: to free memory while a graph is recorded is an error.
-
-    An earlier graph is such garbage: its function holds the object that holds the graph.
-    """
+    """Collect no garbage within: to free memory while a graph is recorded is an error."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

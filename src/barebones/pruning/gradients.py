@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -59,10 +60,11 @@ class Gradients:
     def captured(self, batch: Any, temperature: float) -> tuple[Tensor, list[Tensor]]:
         """Return the same from a CUDA graph. The next replay overwrites it."""
         form, leaves = taken_apart(batch)
+        this = weakref.proxy(self)  # without a cycle, the graphs are freed with the last reference to this object
 
         def compute(*leaves: Tensor) -> tuple[Tensor, list[Tensor]]:
             remaining = iter(leaves)
-            return self.plain(mapped(form, lambda _: next(remaining)), temperature)
+            return this.plain(mapped(form, lambda _: next(remaining)), temperature)
 
         return self._graphs.setdefault((repr(form), temperature), Captured(compute, eager=1))(*leaves)
 

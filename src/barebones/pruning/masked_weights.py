@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,9 @@ class MaskedWeights:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], captured: bool = False) -> None:
         self.parameters = parameters
-        self._put: Callable[..., None] = Captured(self._multiply) if captured else self._multiply
         self._dense: dict[str, Tensor] = {}  # copies, made when masks are first put on
+        put = partial(_multiply, parameters, self._dense)
+        self._put: Callable[..., None] = Captured(put) if captured else put
         self._versions = self._current_versions()
 
     @property
@@ -46,7 +48,7 @@ class MaskedWeights:
             yield
             return
         if not self._dense:
-            self._dense = {name: local(parameter.data).clone() for name, parameter in self.parameters.items()}
+            self._dense |= {name: local(parameter.data).clone() for name, parameter in self.parameters.items()}
         try:
             self._put(*(masks[name] for name in self.parameters))
             yield
@@ -54,11 +56,12 @@ class MaskedWeights:
             weights = [local(parameter.data) for parameter in self.parameters.values()]
             torch._foreach_copy_(weights, [self._dense[name] for name in self.parameters])
 
-    def _multiply(self, *masks: Tensor) -> None:
-        for (name, parameter), whole in zip(self.parameters.items(), masks, strict=True):
-            for weight, mask, masked in chunks(self._dense[name], whole, local(parameter.data)):
-                on_cpu = mask.device.type == "cpu"  # there, a product of two types takes longer than a copy
-                torch.mul(weight, mask.to(weight.dtype) if on_cpu else mask, out=masked)
-
     def _current_versions(self) -> list[tuple[int, int]]:
         return [(parameter._version, local(parameter).data_ptr()) for parameter in self.parameters.values()]
+
+
+def _multiply(parameters: Mapping[str, nn.Parameter], dense: Mapping[str, Tensor], *masks: Tensor) -> None:
+    for (name, parameter), whole in zip(parameters.items(), masks, strict=True):
+        for weight, mask, masked in chunks(dense[name], whole, local(parameter.data)):
+            on_cpu = mask.device.type == "cpu"  # there, a product of two types takes longer than a copy
+            torch.mul(weight, mask.to(weight.dtype) if on_cpu else mask, out=masked)

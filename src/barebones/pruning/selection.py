@@ -105,14 +105,15 @@ def _by_threshold(scores: Tensor, keep: int, prefer: Tensor | None, among: Tenso
         scores = scores.masked_fill(~among, -torch.inf)
     fewest = scores.numel() - keep + 1
     if keep < fewest:
-        threshold = scores.topk(keep, sorted=False).values.min()
+        highest = scores.topk(keep, sorted=False).values
+        threshold = highest.min()
     else:
-        threshold = scores.topk(fewest, largest=False, sorted=False).values.max()
+        highest, threshold = scores, scores.topk(fewest, largest=False, sorted=False).values.max()
     chosen, tied = scores > threshold, scores == threshold
     turns = [tied] if prefer is None else [tied & prefer, tied & ~prefer]
     if among is not None:  # others are tied, too, if the threshold is -inf
         turns = [*(turn & among for turn in turns), tied & ~among]
-    room = keep - chosen.sum()
+    room = keep - (highest > threshold).sum()
     for turn in turns:
         stays, room = _first(turn, room)
         chosen |= stays
@@ -125,7 +126,7 @@ def _first(mask: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
     Only the block where the room ends is looked into: a running count over all values would take many times longer.
     """
     blocks = torch.nn.functional.pad(mask, (0, -mask.numel() % BLOCK)).view(-1, BLOCK)
-    counts = blocks.sum(1)
+    counts = blocks.sum(1, dtype=torch.int16)  # a sum of bools is one of copies in its type: small ones
     up_to = counts.cumsum(0)
     whole = up_to <= room
     last = (~whole).int().argmax().view(1)  # the first block that does not stay whole
