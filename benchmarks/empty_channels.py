@@ -25,7 +25,9 @@ def variants() -> Iterator[Experiment]:
     """MobileNet-v2 at 98 % and ResNet-50 at 99.5 and 99.9 %, 30 epochs; the first seed of all comes first."""
     cases = [("mobilenet-v2", 0.98, False), ("resnet50", 0.999, True), ("resnet50", 0.995, True)]
     for seed, (model, sparsity, shrink) in product(range(3), cases):
-        common = dict(model=model, data="cifar10", sparsity=sparsity, seed=seed, epochs=30, shrink=shrink)
+        common = dict(
+            model=model, data="cifar10", sparsity=sparsity, seed=seed, norm_scale="ones", epochs=30, shrink=shrink
+        )
         for method in ("force", "hybrid"):
             yield Experiment(method=f"{method}-signal", **common)
             yield Experiment(method=method, revive_empty=False, **common)

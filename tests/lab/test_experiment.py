@@ -67,7 +67,14 @@ def test_mobilenet_has_a_weight_decay_of_its_own(data):
     assert Experiment("mobilenet-v2", data).resolved().weight_decay == 4e-5
     assert protocol(data, "mobilenet-v2").weight_decay == 4e-5
     assert Experiment("mobilenet-v2", data, weight_decay=1e-3).resolved().weight_decay == 1e-3
-    assert protocol(data, "resnet50") == PROTOCOLS[data]
+    assert protocol(data, "vgg19") == PROTOCOLS[data]
+
+
+def test_the_scales_of_batch_norms_are_the_papers():
+    for model, scale in {"resnet50": "uniform", "mobilenet-v2": "uniform", "vgg19": "ones", "resnet18": "ones"}.items():
+        assert Experiment(model).resolved().norm_scale == scale
+        assert Experiment(model, optimizer="adamw").resolved().norm_scale == scale
+    assert Experiment("resnet50", norm_scale="ones").resolved().norm_scale == "ones"
 
 
 def test_every_data_set_has_a_protocol():

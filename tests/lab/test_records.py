@@ -123,8 +123,8 @@ def test_a_table_without_its_run_folders_has_the_same_rows(tmp_path):
     rows[0] |= {"commit": "12e4", "compiled": False, "collapsed": True}  # a text that looks like a number
     records.write(rows, tmp_path)
     assert records.records(tmp_path) == rows
-    (path := tmp_path / "records.csv").write_text(path.read_text().replace(",norm_scale,", ",x,"))
-    assert [row["norm_scale"] for row in records.records(tmp_path)] == ["ones"] * 3  # a later field has its default
+    (path := tmp_path / "records.csv").write_text(path.read_text().replace(",scoring_bn,", ",x,"))
+    assert [row["scoring_bn"] for row in records.records(tmp_path)] == ["batch"] * 3  # a later field has its default
     path.write_text("model,data\nvgg19,cifar10\n")
     with pytest.raises(ValueError, match="it has no column method"):
         records.records(tmp_path)

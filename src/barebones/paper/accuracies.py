@@ -43,7 +43,7 @@ def at_scale(experiment: Experiment, scale: str) -> Experiment:
         return experiment
     if scale == "short":
         epochs = SHORT_EPOCHS_OF_DATA.get(experiment.data, SHORT_EPOCHS[experiment.model])
-        return replace(experiment, epochs=epochs)
+        return replace(experiment, epochs=epochs, norm_scale="ones")  # all short records have these
     small = replace(experiment, model=SMALL[experiment.model], data="digits", epochs=1)
     if experiment.method in METHODS and METHODS[experiment.method].rounds > 1:
         return replace(small, rounds=experiment.rounds or SMOKE_ROUNDS)

@@ -105,9 +105,9 @@ class Experiment:
     init: str = _pruning(
         "kaiming-fan-in", f"Initialization: {', '.join(SCHEMES)}.", kind="initialization", known=(SCHEMES,)
     )
-    norm_scale: str = _pruning(
-        "ones", "Initial scales of batch-norms: ones; or uniform, as in torch before 1.2.",
-        kind="scale of batch-norms", known=(NORM_SCALES,),
+    norm_scale: str | None = _pruning(
+        None, "Initial scales of batch-norms: ones; or uniform, as in torch before 1.2, which the paper used.",
+        shown="uniform for resnet50 and mobilenet-v2, else ones", kind="scale of batch-norms", known=(NORM_SCALES,),
     )  # fmt: skip
     scoring_init: str | None = _pruning(
         None, "Find the masks on other initial weights than those that are trained, drawn by this initialization.",
@@ -196,7 +196,7 @@ class Experiment:
         The precision of training, if it is None, becomes the one that suits the device.
         """
         paper = protocol(self.data, self.model, self.optimizer)
-        defaults = {name: getattr(paper, name) for name in ("epochs", "batch_size", "lr", "weight_decay")}
+        defaults = {name: getattr(paper, name) for name in ("norm_scale", "epochs", "batch_size", "lr", "weight_decay")}
         defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
         fixed: dict[str, Any] = {}
         if self.method == DENSE:

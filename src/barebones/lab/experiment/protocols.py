@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Protocol:
     rounds: int  # T, of iterative methods
     batches_per_round: int  # B, in each of these rounds; methods of one round over several batches read T x B
     lr: float = 0.1
+    norm_scale: str = "ones"  # the initial scales of batch-norms
 
 
 PROTOCOLS = {
@@ -34,7 +36,10 @@ PROTOCOLS = {
     "digits": Protocol(20, (1 / 2, 3 / 4), batch_size=64, weight_decay=5e-4, rounds=60, batches_per_round=1),
 }
 ADAMW = {"lr": 1e-3, "weight_decay": 0.01}  # not in the paper
-WEIGHT_DECAY = {"mobilenet-v2": 4e-5}  # of networks that the paper trains with another one
+NETWORKS: dict[str, dict[str, Any]] = {  # what the paper does otherwise with some networks
+    "resnet50": {"norm_scale": "uniform"},  # its torch drew the scales so, and its code sets them for VGG-19 alone
+    "mobilenet-v2": {"norm_scale": "uniform", "weight_decay": 4e-5},
+}
 
 
 def protocol(data: str, model: str, optimizer: str = "sgd") -> Protocol:
@@ -45,7 +50,5 @@ def protocol(data: str, model: str, optimizer: str = "sgd") -> Protocol:
     >>> protocol("cifar10", "mobilenet-v2").weight_decay, protocol("cifar10", "vgg19").weight_decay
     (4e-05, 0.0005)
     """
-    row = PROTOCOLS.get(data, PROTOCOLS["digits"])
-    if optimizer == "adamw":
-        return replace(row, lr=ADAMW["lr"], weight_decay=ADAMW["weight_decay"])
-    return replace(row, weight_decay=WEIGHT_DECAY.get(model, row.weight_decay))
+    changes = NETWORKS.get(model, {}) | (ADAMW if optimizer == "adamw" else {})
+    return replace(PROTOCOLS.get(data, PROTOCOLS["digits"]), **changes)

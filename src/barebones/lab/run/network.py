@@ -159,7 +159,7 @@ def initial_network(experiment: Experiment, inputs: Inputs) -> nn.Module:
     with forked(torch.device("cpu"), seed=digest.text(experiment.seed, "build")):
         model = built(experiment.model, inputs)
     generator = torch.Generator("cpu").manual_seed(digest.text(experiment.seed, "init"))
-    initialize(model, experiment.init, generator, norm_scale=experiment.norm_scale)
+    initialize(model, experiment.init, generator, norm_scale=experiment.norm_scale or "ones")
     return model
 
 
