@@ -145,9 +145,7 @@ class Shards:
                     if shift + DIGIT < width:  # only of keys with the digits that are known
                         digits = digits[(digits >= 0) & (digits < 1 << DIGIT)]
                     counts += digits.bincount(minlength=1 << DIGIT)
-            reach = above + self.over_ranks(counts).flip(0).cumsum(
-                0
-            )  # how many have the highest digit, or the next one
+            reach = above + self.over_ranks(counts).flip(0).cumsum(0)  # how many have each digit or a higher one
             place = min(int((reach < keep).count_nonzero()), len(reach) - 1)
             above = int(reach[place - 1]) if place else above  # how many are above all keys with these digits
             prefix = lowest + len(reach) - 1 - place
