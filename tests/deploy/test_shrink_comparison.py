@@ -195,6 +195,54 @@ def test_inputs_for_which_a_network_overflows_are_left_out():
     assert not small.plan.unchecked
 
 
+# ---- flags ----
+
+
+FLAGS = {  # buffer, and how Python code reads it
+    "a bool": (torch.tensor(False), lambda flag: flag),
+    "a number": (torch.tensor(1), lambda flag: flag.item() == 0),
+    "computed": (torch.tensor([True]), lambda flag: (~flag).any()),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("branch", ["another order", "a layer", "random"])
+def test_a_flag_that_python_reads_is_compared_with_its_other_value(name, branch):
+    flag, reads = FLAGS[name]
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = torch.relu(net.first(x))
+        if reads(net.flag):
+            h = F.dropout(h.flip(1)) if branch == "random" else h.flip(1) if branch == "another order" else net.more(h)
+        return net.second(h)
+
+    parts = {"first": nn.Linear(4, 6, bias=False), "more": nn.Linear(6, 6), "second": nn.Linear(6, 3)}
+    model = Net(forward, flag=flag, **parts)
+    masks = unread(model)
+    masks["first.weight"][:2] = False
+    small = bb.shrink(model, masks, torch.randn(4, 4))
+    named = "with other values of flag, which Python code reads"
+    assert small.plan.unchecked == (named if name == "a number" else "")
+    for value in (False, True):
+        large = small.expand()
+        small.module.flag.fill_(value), large.flag.fill_(value)
+        with Replayed(seed=0):
+            expected = large(torch.ones(1, 4))
+        with Replayed(seed=0):
+            torch.testing.assert_close(small.module(torch.ones(1, 4)), expected)
+
+
+@pytest.mark.parametrize("flag", [torch.tensor(7), torch.tensor(0.5), torch.tensor([True, False])])
+def test_other_values_that_were_not_compared_are_named(flag):
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = torch.relu(net.first(x))
+        return net.second(h.flip(1) if net.flag.sum() > 8 else h)
+
+    model = Net(forward, flag=flag, first=nn.Linear(4, 6), second=nn.Linear(6, 3))
+    plan = bb.shrink(model, unread(model), torch.randn(4, 4)).plan
+    assert "Not compared with other values of flag, which Python code reads." in " ".join(str(plan).split())
+
+
 # ---- random numbers ----
 
 

@@ -132,3 +132,15 @@ def test_manual_optimization_may_pass_lightnings_wrapper(tmp_path):
         enable_model_summary=False,
     ).fit(module, DataLoader(Rows(), batch_size=8))  # fmt: skip
     bb.audit(module.net, masks)
+
+
+def test_another_network_is_pruned_anew_and_the_same_one_is_not(tmp_path):
+    pruned, callback = [], KeepSparse(lambda net: pruned.append(net) or found(net), of="net")
+    first, second = Module(1), Module(2)
+    for module in (first, second, second):
+        pl.Trainer(
+            accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            default_root_dir=tmp_path, callbacks=[callback],
+        ).fit(module, DataLoader(Rows(), batch_size=8))  # fmt: skip
+    assert pruned == [first.net, second.net]
+    assert equal(dict(callback.masks), dict(found(Classifier(2))))

@@ -113,3 +113,16 @@ def test_an_interrupted_run_does_not_hold_on_to_its_masks(tmp_path):
     trainer.train()
     bb.audit(model, others)
     assert all(model.get_parameter(name)[mask].all() for name, mask in others.items())
+
+
+def test_another_network_is_pruned_anew_and_the_same_one_is_not(tmp_path):
+    networks, pruned = map(Classifier, range(9)), []
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=2)
+    callback = KeepSparse(lambda model: pruned.append(model) or found(model))
+    trainer = Trainer(None, arguments, train_dataset=Rows(), model_init=lambda: next(networks), callbacks=[callback])
+    trainer.train()
+    trainer.train()  # with the next network, as in a search for hyper-parameters
+    trainer.model_init = None
+    trainer.train()
+    assert pruned[1:] == [trainer.model]
+    assert equal(dict(callback.masks), dict(found(Classifier(2))))

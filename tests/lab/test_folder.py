@@ -13,7 +13,7 @@ from lab_runs import assert_same_run, interrupted
 from barebones.files import container as files
 from barebones.lab.run import run as lab
 from barebones.lab.run import stages
-from barebones.lab.run.folder import finished, progress
+from barebones.lab.run.folder import finished, progress, write_json
 from barebones.lab.run.lock import Busy
 from barebones.lab.run.network import Network
 from barebones.lab.run.run import run
@@ -131,18 +131,21 @@ def test_running_again_deletes_only_what_a_run_has_written(short, options):
     assert (folder / "exported" / "network.onnx").read_text() == "mine, too"
 
 
-@pytest.mark.parametrize("through_a_link", [False, True])
-def test_running_again_deletes_nothing_of_a_folder_that_is_not_a_runs(through_a_link, short, options, tmp_path):
+@pytest.mark.parametrize("what", ["is a link", "is not the folder of a run", "belongs to another run"])
+def test_running_again_deletes_nothing_of_a_folder_that_is_not_a_runs(what, short, options, tmp_path):
     folder = options.folder(short)
     folder.parent.mkdir()
-    place = tmp_path / "elsewhere" if through_a_link else folder
+    place = tmp_path / "elsewhere" if what == "is a link" else folder
     place.mkdir()
     (place / "result.json").write_text("mine")
-    if through_a_link:
+    if what == "is a link":
         folder.symlink_to(place)
-    with pytest.raises(ValueError, match="is a link" if through_a_link else "is not the folder of a run"):
+    if what == "belongs to another run":
+        write_json(place / "experiment.json", {}, "another-run")
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    with pytest.raises(ValueError, match=what):
         run(short, replace(options, overwrite=True))
-    assert [path.name for path in place.iterdir()] == ["result.json"]
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
 
 
 def test_a_refused_experiment_deletes_no_folder_of_the_user_and_no_work(short, options, monkeypatch):
@@ -225,10 +228,10 @@ def test_what_a_killed_process_was_writing_is_cleared(short, options):
     folder = options.folder(short)
     folder.mkdir(parents=True)
     (folder / ".0123456789abcdef.tmp").write_bytes(b"half")
-    (folder / "notes.tmp").write_text("mine")
+    (folder / ".notes.tmp").write_text("mine")
     interrupted(short, options, 0)
     assert not (folder / ".0123456789abcdef.tmp").exists()
-    assert (folder / "notes.tmp").read_text() == "mine"
+    assert (folder / ".notes.tmp").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

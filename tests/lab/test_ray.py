@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from lab_runs import swept
@@ -105,7 +106,9 @@ def test_places_are_gpus_or_nodes_and_each_has_one_worker(options, monkeypatch):
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 2.0})
     made = engine.Cluster([engine.Job(tiny(seed=seed)) for seed in range(9)], options)
-    made.taken, made.calls = [], {}
+    made.taken, made.calls, made.head, made.heard = [], {}, "", 0.0
+    monkeypatch.setattr(engine, "knock", lambda address: None)
+    monkeypatch.setattr(engine, "LOOK", 0.0)
     monkeypatch.setattr(made, "_start", lambda place, waiting: made.taken.append((place, None)))
     made.assign()
     made.assign()
@@ -115,6 +118,16 @@ def test_places_are_gpus_or_nodes_and_each_has_one_worker(options, monkeypatch):
     assert [place for place, _ in made.taken] == [4, 4, 2, 2]
     made.options = RunOptions(device="cuda")
     assert made.places() == [1, 1]
+
+
+def test_a_head_that_is_gone_ends_the_sweep_before_ray_aborts_it(options, monkeypatch):
+    monkeypatch.setattr(ray, "nodes", lambda: pytest.fail("Ray would wait for a minute and abort"))
+    made = engine.Cluster([engine.Job(tiny())], options)
+    made.head, made.heard = "127.0.0.1:1", monotonic() - engine.LOOK
+    made.assign()  # it may come back
+    made.heard -= engine.LOST
+    with pytest.raises(ValueError, match=r"the Ray cluster 127.0.0.1:1 does not answer .*; run the same command again"):
+        made.assign()
 
 
 def test_what_a_worker_tells_changes_its_jobs_once(options):

@@ -172,14 +172,29 @@ def test_a_mistake_is_said_once(argv, error, start, tmp_path):
     assert not any("Traceback" in line for line in said)
 
 
+DYING = """
+import os, runpy, signal
+from barebones.lab.run import training
+learn, steps = training.Training._learn_from, []
+def dying(self, images, labels):
+    steps.append(images)
+    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], len(steps)) == ("1", "0", 5):
+        os.kill(os.getpid(), signal.SIGKILL)
+    learn(self, images, labels)
+training.Training._learn_from = dying
+runpy.run_module("barebones", run_name="__main__")
+"""
+
+
 @pytest.mark.nightly
-@pytest.mark.slow
-def test_torchrun_starts_the_processes(split, networks, tmp_path, undisturbed):
-    argv = words(tmp_path / "runs", split)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "barebones"]
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run([*start, *argv], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+def test_torchrun_starts_the_processes_and_restarts_them_when_one_dies(split, networks, tmp_path, undisturbed):
+    (tmp_path / "dying.py").write_text(DYING)
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(tmp_path / "dying.py")]
+    argv = [sys.executable, "-m", "torch.distributed.run", *options, *words(tmp_path / "runs", split)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count(ranks.LOST) == 1
     assert done.stdout.count("Test accuracy after the last epoch") == 1
     assert done.stderr.count("train: epoch 3 of 3, loss") == 1
     assert_close(tmp_path / "runs" / split.folder, undisturbed(split))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ..holding import Hold, audit, hold
+from ..holding import audit, hold
 from ..masks import Masks
 from .source import Source, load_from, masks_for, save_into
 
@@ -18,33 +19,32 @@ except ImportError:
 class KeepSparse(TrainerCallback):
     """Holds the masks of the model, and writes them into every checkpoint as `masks.safetensors`.
 
-    `masks` are masks, a mask file, or a function that prunes the model and returns masks. A resumed run takes those of
-    its checkpoint, which must be one of its output folder.
+    `masks` are masks, a mask file, or a function that prunes the model and returns masks; another model is pruned
+    anew. A resumed run takes those of its checkpoint, which must be one of its output folder.
     """
 
     def __init__(self, masks: Source) -> None:
         self.source, self.masks = masks, Masks()
-        self.handle: Hold | None = None
+        self.model: Any = None  # the one that the masks are of
+        self.held = ExitStack()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
-        self._release()  # what a run that was interrupted in this process has left
+        self.held.close()  # what a run that was interrupted in this process has left
         if state.global_step:  # it resumes: the masks must belong to the weights that were loaded
             self.masks = load_from(_checkpoint(args, state))
             audit(of["model"], self.masks)
-        self.masks = self.masks or Masks(masks_for(of["model"], self.source))
-        self.handle = hold(of["model"], self.masks, of["optimizer"], gradients=True)
+        elif self.model is not of["model"]:
+            self.masks = Masks(masks_for(of["model"], self.source))
+        self.model = of["model"]
+        self.held.enter_context(hold(self.model, self.masks, of["optimizer"], gradients=True))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
         if state.is_world_process_zero:
             save_into(_checkpoint(args, state), self.masks)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
-        self._release()
+        self.held.close()
         audit(of["model"], self.masks)
-
-    def _release(self) -> None:
-        if self.handle is not None:
-            self.handle.remove()
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

@@ -1,14 +1,13 @@
 """Sharded networks: scores and masks stay where their weights are, and the highest scores of all are found exactly.
 
-Each process holds some rows of every weight (FSDP2, tensor parallelism). The threshold is found by bisection over the
-bits of the scores: a step counts the local scores above a candidate and adds the counts of all processes. Ties go to
-the lower index, as on one device: each process learns how many ties the others have. Rows that several processes hold,
-as under hybrid sharding, count once.
+Each process holds some rows of every weight (FSDP2, column-parallel layers). The threshold is found by histograms of
+the scores' bits, 16 at a time, which are added over all processes. Ties go to the lower index, as on one device: each
+process learns how many ties the others have. Rows that several processes hold, as under hybrid sharding, count once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,11 @@ from ..messages import shortened
 from ..running.chunks import CHUNK
 from ..running.digest import MIX, text
 from ..running.shards import first_row, is_sharded, local, own_rows, sharded_like
-from .selection import comparable
+from .selection import Flat, comparable
+
+DIGIT = 16  # bits of a histogram
+PART = 1 << 22  # scores that are looked at together, so that what is made of them needs little memory
+Some = list[Tensor | None]
 
 
 class Shards:
@@ -89,69 +92,83 @@ class Shards:
         self, scores: Scores, keep: int, prefer: Masks | None, among: Mapping[str, Tensor] | None, at_least: int
     ) -> Masks:
         """Return the local rows of the masks of the `keep` highest scores of all; see `selection.keep_top`."""
-        keys = [_keys(score) for score in comparable(scores)]
-        preferred = [None if prefer is None else prefer[name].reshape(-1) for name in scores]
-        if among is not None:
-            for key, name in zip(keys, scores, strict=True):
-                key.masked_fill_(~among[name].reshape(-1), _lowest(key))
-        floors: list[Tensor] = []
+        flat, floors = comparable(scores), []
+        preferred, allowed = ([None if m is None else m[name].reshape(-1) for name in scores] for m in (prefer, among))
         if at_least:
-            possible = self.sums(torch.stack([(key > _lowest(key)).count_nonzero() for key in keys])).tolist()
-            for i, (key, most) in enumerate(zip(keys, possible, strict=True)):
-                floors += self._top([i], [key], min(at_least, most), [preferred[i]])
-                key.masked_fill_(floors[i], _lowest(key))
+            free = [
+                torch.ones_like(f, dtype=torch.bool) if a is None else a for f, a in zip(flat, allowed, strict=True)
+            ]
+            for i, most in enumerate(self.sums(torch.stack([mask.count_nonzero() for mask in free])).tolist()):
+                floors += self._top([i], flat, min(at_least, most), preferred, allowed)
+                allowed[i] = free[i] & ~floors[i]
                 keep -= min(at_least, most)
-        best = self._top(list(range(len(keys))), keys, keep, preferred)
+        best = self._top(list(range(len(flat))), flat, keep, preferred, allowed)
         for mask, floor in zip(best, floors, strict=False):
             mask |= floor
         return Masks({name: mask.view(scores[name].shape) for name, mask in zip(scores, best, strict=True)})
 
-    def _top(self, which: list[int], keys: list[Tensor], keep: int, preferred: list[Tensor | None]) -> list[Tensor]:
-        """Return the masks of the `keep` highest keys of the weights with these numbers."""
-        threshold = self._threshold(which, keys, keep)
-        masks, ties = [key > threshold for key in keys], [key == threshold for key in keys]
-        turns = [ties]
-        if preferred[0] is not None:
-            first = [tied & liked for tied, liked in zip(ties, preferred, strict=True)]  # type: ignore[operator]
-            turns = [first, [tied ^ taken for tied, taken in zip(ties, first, strict=True)]]
-        room = keep - self._count(which, masks)
-        counts = torch.stack([torch.stack([tied.count_nonzero() for tied in turn]) for turn in turns])
+    def _top(self, which: list[int], scores: Flat, keep: int, preferred: Some, allowed: Some) -> Flat:
+        """Return the masks of the `keep` highest scores of the weights with these numbers."""
+        threshold = self._threshold(which, scores, keep, allowed)
+        turns = 1 if preferred[0] is None else 2  # of equal scores, those that are preferred come first
+        masks = [torch.empty_like(scores[i], dtype=torch.bool) for i in which]
+        counts = torch.zeros(1 + turns, len(which), dtype=torch.int64, device=self.device)  # above, and ties by turn
+        for column, (i, mask) in enumerate(zip(which, masks, strict=True)):
+            for part, keys in _parts(scores[i], allowed[i]):
+                torch.gt(keys, threshold, out=mask[part])
+                rows = [mask[part], *_ties(keys, threshold, preferred[i], part)]
+                counts[:, column] += torch.stack([row.count_nonzero() for row in rows])
+        room = keep - int(self.over_ranks(torch.where(self.first[which], counts[0], 0).sum()))
         order, owns = self._order[which], self._owns[which]
-        table = self._gathered(counts) * owns.T[:, None]  # by process, turn and weight
-        table = table.permute(1, 2, 0).gather(2, order.expand(len(turns), -1, -1))  # in the order of turns and indices
+        table = self._gathered(counts[1:]) * owns.T[:, None]  # by process, turn and weight
+        table = table.permute(1, 2, 0).gather(2, order.expand(turns, -1, -1))  # in the order of turns and indices
         before = table.flatten().cumsum(0).view(table.shape) - table
         quotas = (room - before).clamp(min=0).minimum(table)
-        for turn, quota in zip(turns, quotas, strict=True):
-            for i, (mask, tied) in enumerate(zip(masks, turn, strict=True)):
-                place = int((order[i] == self._owner[which[i]]).nonzero())
-                mask[tied.nonzero()[: int(quota[i, place]), 0]] = True
+        for column, (i, mask) in enumerate(zip(which, masks, strict=True)):
+            place = int((order[column] == self._owner[i]).nonzero())
+            left = quotas[:, column, place].tolist()
+            for part, keys in _parts(scores[i], allowed[i]) if any(left) else ():
+                for turn, tied in enumerate(_ties(keys, threshold, preferred[i], part)):
+                    taken = tied.nonzero()[: left[turn], 0]
+                    mask[part][taken] = True
+                    left[turn] -= len(taken)
         return masks
 
-    def _threshold(self, which: list[int], keys: list[Tensor], keep: int) -> int:
-        """Return the highest key that at least `keep` keys reach."""
-        low, high = _lowest(keys[0]) + 1, torch.iinfo(keys[0].dtype).max
-        if (possible := self._count(which, (key >= low for key in keys))) < keep:
-            raise ValueError(f"cannot keep {keep} weights among {possible}; keep fewer, or let `among` contain more")
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._count(which, (key >= middle for key in keys)) >= keep:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def _count(self, which: list[int], masks: Iterable[Tensor]) -> int:
-        counts = torch.stack([mask.count_nonzero() for mask in masks])
-        return int(self.over_ranks(torch.where(self.first[which], counts, 0).sum()))
-
-
-def _keys(scores: Tensor) -> Tensor:
-    """Return integers in the order of the scores: their bits, with those below the sign flipped for negative ones."""
-    scores = scores + 0.0  # -0.0 equals 0.0
-    bits = scores.view(torch.int64 if scores.dtype == torch.float64 else torch.int32)
-    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
+    def _threshold(self, which: list[int], scores: Flat, keep: int, allowed: Some) -> int:
+        """Return the highest key that at least `keep` keys reach; it is found digit by digit, from the highest one."""
+        width, above, lowest = 8 * scores[0].element_size(), 0, -1 << DIGIT - 1  # the highest digit has a sign
+        for shift in range(width - DIGIT, -1, -DIGIT):
+            counts = torch.zeros(1 << DIGIT, dtype=torch.int64, device=self.device)
+            for i in which:
+                for _, keys in _parts(scores[i], allowed[i]) if self.first[i] else ():
+                    digits = (keys >> shift) - lowest
+                    if shift + DIGIT < width:  # only of keys with the digits that are known
+                        digits = digits[(digits >= 0) & (digits < 1 << DIGIT)]
+                    counts += digits.bincount(minlength=1 << DIGIT)
+            reach = above + self.over_ranks(counts).flip(0).cumsum(0)  # how many have each digit or a higher one
+            place = min(int((reach < keep).count_nonzero()), len(reach) - 1)
+            above = int(reach[place - 1]) if place else above  # how many are above all keys with these digits
+            prefix = lowest + len(reach) - 1 - place
+            lowest = prefix << DIGIT
+        if prefix == -1 << width - 1:  # the key of what cannot be chosen
+            raise ValueError(f"cannot keep {keep} weights among {above}; keep fewer, or let `among` contain more")
+        return prefix
 
 
-def _lowest(keys: Tensor) -> int:
-    """Return the key of what cannot be chosen, which is below that of any score."""
-    return torch.iinfo(keys.dtype).min
+def _parts(scores: Tensor, allowed: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+    """Yield parts of flat scores as integers in the same order; what is not allowed has the lowest.
+
+    They are the bits of the scores, with those below the sign flipped for negative ones.
+    """
+    for start in range(0, len(scores), PART):
+        part = slice(start, start + PART)
+        values = scores[part] + 0.0  # -0.0 equals 0.0
+        bits = values.view(torch.int64 if scores.dtype == torch.float64 else torch.int32)
+        bits ^= (bits >> 8 * bits.element_size() - 1) & torch.iinfo(bits.dtype).max
+        yield part, bits if allowed is None else bits.masked_fill_(~allowed[part], torch.iinfo(bits.dtype).min)
+
+
+def _ties(keys: Tensor, threshold: int, preferred: Tensor | None, part: slice) -> list[Tensor]:
+    """Return which keys equal the threshold, in the turns in which they are chosen."""
+    tied = keys == threshold
+    return [tied] if preferred is None else [tied & preferred[part], tied & ~preferred[part]]

@@ -1,4 +1,4 @@
-"""Shards: under FSDP2 or tensor parallelism a tensor is a DTensor, of which each process holds some rows.
+"""Shards: under FSDP2, and in column-parallel layers, a tensor is a DTensor, of which each process holds some rows.
 
 Nothing here imports torch's distributed package unless a tensor is sharded.
 """

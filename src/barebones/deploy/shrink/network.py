@@ -21,6 +21,7 @@ from .comparison import Comparison, copy_sharing_parameters
 from .coupling import Coupling, find_coupling
 from .cut import scatter, without
 from .cuts import Cuts, Notes
+from .flags import flags
 from .layout import channels_last_if_possible, with_channels_last
 from .plan import ShrinkPlan, smaller_layers
 from .removal import ChannelReader, readers
@@ -71,7 +72,8 @@ def shrink(
 
     The small network is a plain `nn.Module`. It returns what the masked model returns, in train and in eval mode. This
     is checked on the example and on random inputs of its shape, with the present values and with random ones. Random
-    values replace those of parameters, and zeros in buffers; a scale that is a Python number keeps its value. A channel
+    values replace those of parameters, and zeros in buffers; a scale that is a Python number keeps its value. A flag in
+    a buffer that Python code reads gets its other value, too; `plan.unchecked` names what has more values. A channel
     whose removal fails the check is kept, and `plan.left` says why. If a network fails the check with all its channels,
     a `ValueError` is raised. The model and the random state do not change.
 
@@ -135,15 +137,17 @@ def find_cuts(
             reading, zeroed, shifts = prune_shifts(coupling, observe, exact)
         else:
             reading = observe()
-        trials = Trials(exact, cpu_masks, coupling, reading, comparison, multiple_of)
+        of_flags, other_values = flags(exact, comparison)
+        trials = Trials(exact, cpu_masks, coupling, reading, comparison, multiple_of, of_flags)
         trial, layout = trials.best(), ""
         if channels_last:
             _, layout = channels_last_if_possible(_restored(trial.small, model), comparison.cast(example))
+        untelling = "" if trial.telling or comparison.unchecked else UNTELLING
         notes = Notes(
             folded=trial.folded,
             shifts=shifts,
             left=reasons | trials.left,
-            unchecked=comparison.unchecked or ("" if trial.telling else UNTELLING),
+            unchecked="; ".join(filter(None, (comparison.unchecked, untelling, other_values))),
             layout=layout,
             channels_last=channels_last and not layout,
         )

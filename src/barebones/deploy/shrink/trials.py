@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from .check_randomized import check_randomized
 from .comparison import Comparison, Unusable
 from .coupling import ChannelSlot, Coupling
 from .cut import RemovedChannels, without
+from .flags import flipped
 from .removal import ChannelReader, Removal, choose, folded_constants, rests_on_values, severed
 
 
@@ -40,10 +41,13 @@ class Trials:
         reading: list[ChannelReader],
         comparison: Comparison,
         multiple_of: int,
+        flags: Mapping[str, Comparison],
     ) -> None:
         self.model, self.masks, self.coupling, self.reading = model, masks, coupling, reading
         self.comparison, self.multiple_of = comparison, multiple_of
-        self.expected = comparison.runs(model)
+        self.versions = [("", model, comparison, comparison.runs(model))]  # as it is, and with each flag flipped
+        for flag, of_flag in flags.items():
+            self.versions.append((flag, other := flipped(model, flag), of_flag, of_flag.runs(other)))
         self.left: dict[str, str] = {}  # by layer: why channels without a signal are kept
 
     def best(self) -> Trial:
@@ -108,12 +112,14 @@ class Trials:
             small, origin = without(self.model, removed, added)
         except Exception as error:  # for example a layer whose weights are computed
             raise Unusable(f"it cannot be cut ({first_line(error)})") from error
-        self.comparison.check(small, self.expected, "without them")
         cells = severed(self.coupling, self.reading, removal)
         telling = True
-        if removal.gone.any():
-            rests = rests_on_values(self.coupling, self.reading, removal)
-            telling = check_randomized(self.model, small, self.masks, origin, cells, rests, self.comparison)
+        for flag, model, comparison, expected in self.versions:
+            cut = flipped(small, flag) if flag else small
+            comparison.check(cut, expected, f"without them{flag and f', with another {flag}'}")
+            if removal.gone.any():
+                rests = rests_on_values(self.coupling, self.reading, removal)
+                telling &= check_randomized(model, cut, self.masks, origin, cells, rests, comparison)
         return Trial(small, removed, added, cells, counts, telling)
 
     def _coupled_layers(self) -> Iterator[tuple[ChannelSlot, Tensor]]:

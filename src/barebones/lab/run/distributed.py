@@ -8,6 +8,7 @@ the end, so that a run may resume with any number of processes, and nobody reads
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -146,14 +147,10 @@ def joined(options: RunOptions) -> Iterator[tuple[Team, RunOptions]]:
         options = replace(options, device=_own_gpu(options.device, local, on_node))
         torch.cuda.set_device(local)
     store, rank, size = next(torch.distributed.rendezvous("env://", timeout=TIMEOUT))
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store outlives processes that torchrun restarts
+    store = torch.distributed.PrefixStore(f"barebones-{life}", store)
     backend = "cpu:gloo,cuda:nccl" if options.on_gpu else "gloo"
-    torch.distributed.init_process_group(
-        backend,
-        timeout=TIMEOUT,
-        world_size=size,
-        rank=rank,
-        store=torch.distributed.PrefixStore("barebones", store),
-    )
+    torch.distributed.init_process_group(backend, timeout=TIMEOUT, world_size=size, rank=rank, store=store)
     options = replace(options, captured=False)  # a CUDA graph cannot hold the meetings of the processes
     with TemporaryDirectory(prefix="barebones-") if rank else nullcontext("") as scratch:
         if rank:

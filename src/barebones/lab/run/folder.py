@@ -94,7 +94,7 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
     with leased(path) as lease:
         try:
             _check_space(path, weight_bytes)
-            for unfinished in path.glob(".*.tmp"):  # a process was killed while it wrote them
+            for unfinished in path.glob(f".{16 * '[0-9a-f]'}.tmp"):  # a process was killed while it wrote them
                 unfinished.unlink(missing_ok=True)
             folder = Folder(path, experiment.folder, lease)
             if not (path / EXPERIMENT).exists():
@@ -147,8 +147,10 @@ def emptied(path: Path) -> None:
         raise ValueError(f"{path} is a link, and what it leads to may not be a run; delete the link first")
     if not path.is_dir() or all(is_lease(file.name) for file in path.iterdir()):
         return
-    if not any((path / name).is_file() for name in (EXPERIMENT, FAILURE)):
+    known = [path / name for name in (EXPERIMENT, FAILURE) if (path / name).is_file()]
+    if not known:
         raise ValueError(f"{path} is not the folder of a run: it has no {EXPERIMENT}; move it away")
+    read_json(known[0], path.name)  # it must be of this run
     with leased(path):
         for name in REMEDIES:  # the result first: a run without it is unfinished
             (path / name).unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from ..run.options import RunOptions
 from .pool import DONE, FAILED, QUEUED, REFRESH, RUNNING, STOPPED, Job, Pool
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers about a cluster that it starts
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")  # Ray would print 20 lines of its own about a node that dies
 try:
     import ray
     from ray import exceptions
@@ -32,6 +33,7 @@ except ImportError:
 KEPT = {"max_restarts": 20, "max_task_retries": 20, "max_concurrency": 3}  # Ray restarts a worker that dies elsewhere
 TOLD = ("state", "reason", "alone", "waits", "accuracy", "warning", "short", "line")  # what a worker tells of a job
 PATIENCE = 10.0  # seconds to wait for an address to answer
+LOOK, LOST = 5.0, 20.0  # seconds between looks at the cluster, and without its head; Ray aborts us after 60
 
 
 @dataclass
@@ -80,6 +82,8 @@ class Cluster(Pool):
 
     settings: dict[str, Any]  # options of a Ray actor
     note: Path
+    head: str  # its address
+    heard: float  # when it last answered
     taken: list[tuple[int, Any]]  # the place of each worker, and the worker
     calls: dict[Any, list[Any]]  # for what each worker returns: it, what it was asked to tell, has it begun
 
@@ -96,6 +100,16 @@ class Cluster(Pool):
 
     def assign(self) -> None:
         """Start a worker at each place that has none, also at places that have come later."""
+        if monotonic() < self.heard + LOOK:
+            return
+        try:
+            knock(self.head)  # Ray itself would wait, and abort this process
+        except OSError as error:
+            if monotonic() < self.heard + LOST:
+                return
+            why = f"the Ray cluster {self.head} does not answer ({first_line(error)})"
+            raise ValueError(f"{why}; run the same command again when it does, to resume the sweep") from error
+        self.heard = monotonic()
         waiting = [job.experiment for job in self.jobs.values() if job.state in (QUEUED, RUNNING)]
         missing = Counter(self.places()) - Counter(place for place, _ in self.taken)
         for place in sorted(missing.elements(), reverse=True):
@@ -160,15 +174,20 @@ class Cluster(Pool):
                 self._end(job, STOPPED)
 
 
+def knock(address: str) -> None:
+    """Raise an `OSError` if nobody answers at an address."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+
+
 @contextmanager
 def opened(settings: dict[str, Any], *about: Any) -> Iterator[Cluster]:
     """Join the cluster that `ray.init` joins, which may be a new one on this machine, until the end of the block."""
     address = settings.pop("address", None) or os.environ.get("RAY_ADDRESS")
-    host, _, port = str(address).rpartition("/")[2].rpartition(":")
     mine, handler = not ray.is_initialized(), signal.getsignal(signal.SIGTERM)  # Ray sets its own handler
     try:
-        if host and port.isdecimal():  # Ray itself would wait for minutes
-            socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+        knock(str(address))  # Ray itself would wait for minutes
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except (OSError, RuntimeError, ValueError, exceptions.RayError) as error:
         why = f"the Ray cluster {address or 'here'} cannot be reached ({first_line(error).partition('. ')[0]})"
@@ -183,7 +202,8 @@ def opened(settings: dict[str, Any], *about: Any) -> Iterator[Cluster]:
         with NamedTemporaryFile(prefix=".sweep-", dir=cluster.options.runs.absolute()) as note:
             cluster.settings, cluster.note = settings, Path(note.name)
             cluster.taken, cluster.calls = [], {}
-            cluster.about = f"Ray cluster {ray.get_runtime_context().gcs_address}, {len(cluster.places())} workers"
+            cluster.head, cluster.heard = ray.get_runtime_context().gcs_address, monotonic() - LOOK
+            cluster.about = f"Ray cluster {cluster.head}, {len(cluster.places())} workers"
             yield cluster
     finally:
         if mine:
