@@ -309,15 +309,19 @@ GROUP_NORMS: dict[str, str] = {
         model = nn.Sequential(nn.GroupNorm(2, 2), nn.Conv2d(2, 3, 1), nn.Flatten(), nn.Linear(192, 3))
         images = x.contiguous(memory_format=torch.channels_last)
         bb.shrink(model, {"1.weight": torch.rand(3, 2, 1, 1) > 0.5}, images)
-        batches = [(images, torch.tensor([0, 1]))]
-        for method in ("snip", "grasp", "force"):
-            bb.prune(model, batches, sparsity=0.5, method=method, rounds=1, on_collapse="ignore")
-        try:
-            bb.prune(model, [(images, torch.tensor([0, 1]))], sparsity=0.5, method="snip", scope="*")
-        except ValueError as error:
-            assert "pass contiguous images" in str(error)
-        else:
-            raise AssertionError("no error")
+        for scope in (None, "*"):
+            for method in ("snip", "grasp", "force"):
+                batches = [(images, torch.tensor([0, 1]))]
+                bb.prune(model, batches, 0.5, method, rounds=1, scope=scope, on_collapse="ignore")
+    """,
+    "behind a convolution that is not pruned": """
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3))
+        images = x.contiguous(memory_format=torch.channels_last)
+        for method in ("snip", "grasp", "grasp-mb", "synflow"):
+            batches = [(images, torch.tensor([0, 1]))]
+            bb.prune(model, batches, 0.5, method, rounds=1, scope="*", exclude="0.*", on_collapse="ignore")
+        model[0].weight.requires_grad_(False)
+        bb.shrink(model, {"0.weight": (torch.rand(4, 2, 3, 3) > 0.5) & (torch.arange(4) > 0).view(4, 1, 1, 1)}, images)
     """,
 }
 

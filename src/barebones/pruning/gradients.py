@@ -82,7 +82,7 @@ class Gradients:
         if not pairs:
             return self.zeros()
         outputs, vectors = [g for g, _ in pairs], [v for _, v in pairs]
-        with self._twice():
+        with self._twice(), guarded(outputs):
             if any(node.name() == "torch::autograd::Error" for node in nodes(outputs)):  # `grad` would walk around it
                 raise RuntimeError("it is marked with once_differentiable")
             products = torch.autograd.grad(outputs, self.parameters, vectors, allow_unused=True)
@@ -182,7 +182,8 @@ class Gradients:
 
     def _sharded(self, value: Tensor) -> list[Tensor]:
         """Return the gradients of the local rows; FSDP2 leaves them in `.grad` only, already averaged."""
-        value.backward()
+        with guarded([value]):
+            value.backward()
         gradients = tuple(None if p.grad is None else local(p.grad) for p in self.parameters)
         for parameter in self.model.parameters():
             parameter.grad = None  # the probe puts the caller's back
