@@ -444,6 +444,27 @@ def test_tokens_vary_below_the_size_of_their_table_and_lengths_do_not():
     assert all(accepts(inputs) for inputs in drawn)
 
 
+def remembering(net: Any, x: Tensor) -> Tensor:
+    y, net.state = net.rnn(torch.relu(net.first(x)), net.state)
+    return net.last(y)
+
+
+@pytest.mark.parametrize(
+    ("forward", "module", "part", "example"),
+    [
+        (lambda net, x: net.last(torch.relu(net.first(net.table(x.long())))), "table", nn.Embedding(5, 4), (64,)),
+        (remembering, "rnn", nn.GRU(6, 6, batch_first=True), (3, 2, 4)),
+    ],
+    ids=["a table of floats", "a state that stays"],
+)
+def test_a_module_that_runs_on_the_example_alone_is_named(forward, module, part, example):
+    model = zoo.Net(forward, first=nn.Linear(4, 6), last=nn.Linear(6, 2), **{module: part})
+    model.state = None
+    masks = {"first.weight": torch.arange(24).view(6, 4) < 12}
+    with pytest.raises(ValueError, match=f"its module {module} runs on the example but not on random values"):
+        bb.shrink(model, masks, torch.ones(example))
+
+
 def test_a_tensor_that_is_written_in_parts_depends_on_the_input():
     """Each part is a view: what is written to it is in the whole."""
 

@@ -138,7 +138,7 @@ class Gradients:
     def value(self, batch: Any, temperature: float) -> Tensor:
         """Return the loss of a batch: a scalar that can be differentiated."""
         others = (*tensors(batch), *(() if self._is_sharded else self.model.parameters()), *self.model.buffers())
-        self._foreign = {t.data_ptr() for t in others}
+        self._foreign = {t.data_ptr() for t in others if t.layout == torch.strided}
         autocast = torch.autocast(  # without a cache, which within another autocast would hold weights of earlier masks
             self.parameters[0].device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
         )
