@@ -123,6 +123,10 @@ def chosen(kind: str) -> dict[str, Tensors]:
         found = shards.keep_top(shards.local(scores), keep, **rows, at_least=options["at_least"])
         results[f"{seed}"] = whole(shards.whole(found))
         results[f"{seed} alone"] = dict(selection.keep_top(scores, keep, **options))
+    if kind == "hybrid":
+        local(model[0].weight).add_(dist.get_rank() // 2)  # the second replica begins with others
+        with pytest.raises(ValueError, match="the processes hold different weights"):
+            bb.prune(model, batches(), 0.5, "snip")
     return results
 
 
