@@ -26,7 +26,7 @@ from barebones.models import build, initialize
 from barebones.pruning.methods import METHODS
 from barebones.pruning.probe import Probe
 from barebones.pruning.rounds import rounds as prune_rounds
-from barebones.pruning.selection import keep_top
+from barebones.pruning.selection import top_masks
 from barebones.running.precision import computing
 from barebones.scope import prunable
 
@@ -193,7 +193,7 @@ def _selection(count: int, repeats: int, device: str) -> Table:
         keep = max(1, round(share * count))
         ours, theirs = [], []
         for _ in range(repeats):
-            ours.append(_seconds(partial(keep_top, {"scores": scores}, keep), device))
+            ours.append(_seconds(partial(top_masks, {"scores": scores}, keep), device))
             theirs.append(_seconds(partial(torch.topk, scores, keep), device))
         ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
         target = "≥ 2.5 x" if device == "cpu" else "no sync"
@@ -208,7 +208,7 @@ def _waits(scores: Tensor, keep: int) -> str:
     """Check with torch's debug mode whether the selection waits for the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
-        keep_top({"scores": scores}, keep)
+        top_masks({"scores": scores}, keep)
     except RuntimeError as error:
         return f"the selection waited for the device: {error}"
     finally:

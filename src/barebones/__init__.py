@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -98,16 +99,19 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept every name
 
     def __getattr__(name: str) -> Any:
         """Import a public name, or a module of the package, when it is first used (PEP 562)."""
-        for module, names in _HOMES.items():
-            if name in names:
-                globals()[name] = value = getattr(import_module(f".{module}", __name__), name)
-                return value
+        state = random.getstate()  # rich draws a number when it is imported
         try:
+            for module, names in _HOMES.items():
+                if name in names:
+                    globals()[name] = value = getattr(import_module(f".{module}", __name__), name)
+                    return value
             return import_module(f".{name}", __name__)
         except ModuleNotFoundError as error:
             if error.name != f"{__name__}.{name}":  # a package that the module needs is missing
                 raise
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        finally:
+            random.setstate(state)
 
 
 def __dir__() -> list[str]:

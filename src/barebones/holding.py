@@ -30,6 +30,8 @@ ELEMENTWISE = {SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAda
 # because importing the classes would load their packages. A wrapper that changes weights itself is not among them.
 WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer"}
 
+HALVES = ("first_step", "second_step", "ascent_step", "descent_step")  # of a step, as SAM and its kin call them
+
 STALE = "it was probably built for another model, or before this one was copied, wrapped or moved; build it again"
 
 
@@ -40,7 +42,7 @@ class Hold:
         self, model: nn.Module, masks: Mapping[str, Tensor], optimizers: list[Optimizer], gradients: bool
     ) -> None:
         self._model, self._optimizers, self._gradients = model, optimizers, gradients
-        self._hooks: list[RemovableHandle] = []
+        self._hooks: list[RemovableHandle | _Around] = []
         self._take(masks)
         self._register()
 
@@ -63,6 +65,7 @@ class Hold:
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._clear_state))
+            self._hooks += [_Around(self, optimizer, half) for half in HALVES if hasattr(optimizer, half)]
         for parameter in self._bits if self._gradients else ():
             trains = parameter.requires_grad
             self._hooks.append(parameter.requires_grad_().register_post_accumulate_grad_hook(self._clear_gradient))
@@ -196,7 +199,8 @@ class Hold:
     def _clear_state(self, optimizer: Optimizer) -> None:
         """Clear state tensors of their parameter's shape, and reset L-BFGS if it would move pruned weights."""
         for parameter in self._held_by(optimizer):
-            for value in _tensors(optimizer.state.get(parameter)):
+            inner = getattr(getattr(optimizer, "base_optimizer", None), "state", {})  # of SAM
+            for value in _tensors([optimizer.state.get(parameter), inner.get(parameter)]):
                 if value.shape == parameter.shape and value.is_floating_point():  # 0 is not zero in a quantized state
                     _clear(value, self._bits_for(parameter))
         if isinstance(optimizer, optim.LBFGS):
@@ -206,6 +210,25 @@ class Hold:
                 held = self._held_by(optimizer)
                 if any(directions[p].view(p.shape)[self._bits_for(p) == 0].any() for p in held):
                     optimizer.state.clear()  # it remembers the curvature of the dense network
+
+
+class _Around:
+    """Clears gradients before, and weights after, each call of a method of the optimizer, until `remove`."""
+
+    def __init__(self, held: Hold, optimizer: Optimizer, name: str) -> None:
+        self._held, self._optimizer, self._method, self._holds = held, optimizer, getattr(optimizer, name), True
+        setattr(optimizer, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._holds:
+            return self._method(*args, **kwargs)
+        self._held._clear_gradients(self._optimizer)
+        result = self._method(*args, **kwargs)
+        self._held._after_step(self._optimizer, args, kwargs)
+        return result
+
+    def remove(self) -> None:
+        self._holds = False  # another hold may have put its own around it
 
 
 def hold(

@@ -4,6 +4,7 @@ import logging
 import sys
 import types
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_exporting_leaves_no_trace(tmp_path):
     assert model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert [logging.getLogger(name).level for name in export.CHATTY] == levels
+
+
+@pytest.mark.parametrize("limit", [-1e9, 0.0])
+def test_an_example_that_the_network_writes_to_stays(limit, tmp_path):
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x.mul_(2)
+        return net.layer(x if limit < 0 or x.sum() > limit else -x)  # torch.export refuses a choice by value
+
+    model, example = zoo.Net(forward, layer=nn.Linear(3, 1)), torch.ones(2, 3)
+    with nullcontext() if limit < 0 else pytest.raises(ValueError, match="cannot be exported"):
+        to_program(model, {}, example, tmp_path / "network.pt2")
+    assert torch.equal(example, torch.ones(2, 3))
 
 
 def test_a_difference_leaves_the_file_as_it_was(tmp_path, monkeypatch):

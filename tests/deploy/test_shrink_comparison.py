@@ -357,15 +357,19 @@ GROUP_NORMS: dict[str, str] = {
         model = nn.Sequential(nn.GroupNorm(2, 2), nn.Conv2d(2, 3, 1), nn.Flatten(), nn.Linear(192, 3))
         images = x.contiguous(memory_format=torch.channels_last)
         bb.shrink(model, {"1.weight": torch.rand(3, 2, 1, 1) > 0.5}, images)
-        batches = [(images, torch.tensor([0, 1]))]
-        for method in ("snip", "grasp", "force"):
-            bb.prune(model, batches, sparsity=0.5, method=method, rounds=1, on_collapse="ignore")
-        try:
-            bb.prune(model, [(images, torch.tensor([0, 1]))], sparsity=0.5, method="snip", scope="*")
-        except ValueError as error:
-            assert "pass contiguous images" in str(error)
-        else:
-            raise AssertionError("no error")
+        for scope in (None, "*"):
+            for method in ("snip", "grasp", "force"):
+                batches = [(images, torch.tensor([0, 1]))]
+                bb.prune(model, batches, 0.5, method, rounds=1, scope=scope, on_collapse="ignore")
+    """,
+    "behind a convolution that is not pruned": """
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3))
+        images = x.contiguous(memory_format=torch.channels_last)
+        for method in ("snip", "grasp", "grasp-mb", "synflow"):
+            batches = [(images, torch.tensor([0, 1]))]
+            bb.prune(model, batches, 0.5, method, rounds=1, scope="*", exclude="0.*", on_collapse="ignore")
+        model[0].weight.requires_grad_(False)
+        bb.shrink(model, {"0.weight": (torch.rand(4, 2, 3, 3) > 0.5) & (torch.arange(4) > 0).view(4, 1, 1, 1)}, images)
     """,
 }
 
@@ -486,6 +490,27 @@ def test_tokens_vary_below_the_size_of_their_table_and_lengths_do_not():
     drawn = list(random_inputs(model, example, accepts))
     assert max(int(ids.max()) for ids, _, _ in drawn) > 5
     assert all(accepts(inputs) for inputs in drawn)
+
+
+def remembering(net: Any, x: Tensor) -> Tensor:
+    y, net.state = net.rnn(torch.relu(net.first(x)), net.state)
+    return net.last(y)
+
+
+@pytest.mark.parametrize(
+    ("forward", "module", "part", "example"),
+    [
+        (lambda net, x: net.last(torch.relu(net.first(net.table(x.long())))), "table", nn.Embedding(5, 4), (64,)),
+        (remembering, "rnn", nn.GRU(6, 6, batch_first=True), (3, 2, 4)),
+    ],
+    ids=["a table of floats", "a state that stays"],
+)
+def test_a_module_that_runs_on_the_example_alone_is_named(forward, module, part, example):
+    model = zoo.Net(forward, first=nn.Linear(4, 6), last=nn.Linear(6, 2), **{module: part})
+    model.state = None
+    masks = {"first.weight": torch.arange(24).view(6, 4) < 12}
+    with pytest.raises(ValueError, match=f"its module {module} runs on the example but not on random values"):
+        bb.shrink(model, masks, torch.ones(example))
 
 
 def test_a_tensor_that_is_written_in_parts_depends_on_the_input():

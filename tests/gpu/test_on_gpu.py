@@ -24,6 +24,7 @@ from barebones.lab.run.run import RunOptions, Stopped, run
 from barebones.lab.run.training import Training
 from barebones.masks import kept
 from barebones.paper.figures import FIGURES
+from barebones.pruning.selection import top_masks
 from barebones.running import digest
 
 pytestmark = [
@@ -79,7 +80,7 @@ def test_selection_equals_the_hosts_and_does_not_wait(kind, share):
     keep = round(share * sum(s.numel() for s in scores.values()))
     on_gpu = [{name: t.cuda() for name, t in tensors.items()} for tensors in (scores, prefer)]
     with without_waiting():
-        masks = bb.keep_top(on_gpu[0], keep, prefer=on_gpu[1])
+        masks = top_masks(on_gpu[0], keep, prefer=on_gpu[1])
     expected = bb.keep_top(scores, keep, prefer=prefer)
     assert kept(masks) == keep
     assert all(torch.equal(masks[name].cpu(), expected[name]) for name in expected)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import Counter
+from functools import partial
 
 import held
 import pytest
@@ -47,6 +48,66 @@ def test_kept_weights_train_as_masked_by_hand(kind, options, dense_steps, masks)
     for i, state in others.state_dict()["state"].items():  # counters and factors stay
         scalars = {key: value for key, value in state.items() if torch.is_tensor(value) and value.dim() == 0}
         assert all(torch.equal(optimizer.state_dict()["state"][i][key], value) for key, value in scalars.items())
+
+
+class SAM(optim.Optimizer):
+    """Sharpness-aware minimization, as its users write it: two steps, between which the weights are perturbed."""
+
+    def __init__(self, params, base=optim.SGD, rho=0.5, **options):
+        super().__init__(params, {"rho": rho, **options})
+        self.base_optimizer = base(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self):
+        params = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in params]).norm()
+        for p in params:
+            self.state[p]["old"] = p.clone()
+            p.add_(p.grad * self.param_groups[0]["rho"] / norm)
+
+    @torch.no_grad()
+    def second_step(self):
+        for p, state in self.state.items():
+            p.copy_(state["old"])
+        self.base_optimizer.step()
+
+    def step(self, closure=None):
+        self.first_step()
+        torch.enable_grad()(closure)()
+        self.second_step()
+
+
+@pytest.mark.parametrize("closure", [False, True])
+@pytest.mark.parametrize(("base", "options"), [(optim.SGD, dict(momentum=0.9)), (optim.Adam, {})])
+def test_both_steps_of_sam_see_the_pruned_network_only(base, options, closure, masks):
+    model, other = network(), network()
+    optimizer, reference = (SAM(m.parameters(), base, lr=0.1, **options) for m in (model, other))
+    for m, o in ((model, optimizer), (other, reference)):
+        backward(m)
+        o.step(partial(backward, m))  # dense: the state remembers pruned weights
+    handle = hold(model, masks, optimizer)
+    by_hand(other, masks, reference.base_optimizer)
+    for _ in range(3):
+        backward(model)
+        if closure:
+            optimizer.step(partial(backward, model))
+        else:
+            optimizer.first_step()
+            held.assert_held(model, masks)
+            backward(model)
+            optimizer.second_step()
+        held.assert_held(model, masks)
+        for half in (reference.first_step, reference.second_step):
+            backward(other)
+            by_hand(other, masks)
+            half()
+            by_hand(other, masks, reference.base_optimizer)
+        held.assert_same(model, other)
+    handle.remove()
+    backward(model)
+    optimizer.first_step()
+    held.assert_not_held(model, masks)
 
 
 def masked_training(model, masks, optimizer, steps, closure=False):

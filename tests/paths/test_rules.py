@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from pair import eye, half, linears, off, x4
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from zoo import Net, keep_all
+from zoo import Net, keep_all, masked
 
+from barebones import METHODS, prune
 from barebones.paths import collapsed, effective, trace
 from barebones.scope import parameters
 
@@ -48,6 +49,10 @@ class Sign(torch.autograd.Function):
         return grads[0]
 
 
+def clamped(h: Tensor) -> Tensor:
+    return h.sign() + (h.clamp(-1, 1) - h.clamp(-1, 1).detach())
+
+
 def own_clamp(net: Any, x: Tensor) -> Tensor:
     net.a.weight.data = torch.renorm(net.a.weight.data, 2, 0, 1.0)
     return net.b(net.a(x))
@@ -71,7 +76,8 @@ HALVED: dict[str, Net] = {  # where layer a lets two of four inputs through, two
     "a comparison": Net(lambda net, x: net.b(torch.where(net.a(x) > 0, net.a(x), -net.a(x))), **linears()),
     "padding": Net(lambda net, x: net.b(F.pad(net.a(x)[:, :2], (0, 2), value=1.0)), **linears()),
     "the larger of two": Net(lambda net, x: net.b(torch.max(net.a(x), -net.a(x))), **linears()),
-    "a softmax of its own": Net(lambda net, x: net.b(F.softmax(net.a(x), -1)), **linears()),
+    "a straight-through sign": Net(lambda net, x: net.b((h := net.a(x)) + (h.sign() - h).detach()), **linears()),
+    "a clamped gradient": Net(lambda net, x: net.b(clamped(net.a(x))), **linears()),
     "a class token": Net(lambda net, x: net.b(torch.cat([net.a(x)[:, :2], net.p.expand(2, 2)], 1)),
                          p=nn.Parameter(torch.randn(2)), **linears()),
 }  # fmt: skip
@@ -94,7 +100,7 @@ def test_what_reaches_a_layer(name: str) -> None:
         nn.LeakyReLU(), nn.LogSigmoid(), nn.Mish(), nn.PReLU(), nn.RReLU(), nn.ReLU(inplace=True), nn.ReLU6(),
         nn.SELU(), nn.Sigmoid(), nn.SiLU(), nn.Softplus(), nn.Softshrink(), nn.Softsign(), nn.Tanh(), nn.Tanhshrink(),
         nn.Threshold(0.1, 1.0), nn.Dropout(), nn.AlphaDropout(), nn.BatchNorm1d(4), nn.GroupNorm(2, 4),
-        nn.LogSoftmax(-1), nn.Softmax(-1), nn.Softmin(-1), nn.Unflatten(1, (2, 2)),
+        nn.Unflatten(1, (2, 2)),
     ],
     ids=lambda layer: type(layer).__name__,
 )  # fmt: skip
@@ -110,11 +116,34 @@ opaque = torch.library.custom_op(
     "barebones_tests::doubled", lambda x: 2 * x, mutates_args=(), schema="(Tensor x) -> Tensor"
 )
 
+NORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer-norm": nn.LayerNorm(4),
+    "layer-norm without weights": lambda h: F.layer_norm(h, (4,)),
+    "group-norm": nn.GroupNorm(1, 4),
+    "group-norm without weights": lambda h: F.group_norm(h, 1),
+    "RMS-norm": nn.RMSNorm(4),
+    "RMS-norm without weights": lambda h: F.rms_norm(h, (4,)),
+    "instance-norm": lambda h: F.instance_norm(h[:, None])[:, 0],
+    "local response norm": lambda h: F.local_response_norm(h[..., None], 7)[..., 0],
+    "normalize": F.normalize,
+    "softmax": nn.Softmax(-1),
+    "softmin": nn.Softmin(-1),
+    "log-softmax": nn.LogSoftmax(-1),
+    "Gumbel": F.gumbel_softmax,
+    "a norm by hand": lambda h: (h - h.mean(1, keepdim=True)) * (h.var(1, keepdim=True) + 1).rsqrt(),
+}
+
+
+def normed(norm: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    return lambda net, x: net.b(norm(net.a(x)))
+
+
 MIXED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # every value reaches every other
     "maximum": lambda net, x: net.b(net.a(x).max(1, keepdim=True)[0].expand(2, 4)),
     "top two": lambda net, x: net.b(net.a(x).topk(2)[0].repeat(1, 2)),
     "deviation": lambda net, x: net.b(x.detach() * 0 + net.a(x).std(dim=1, keepdim=True)),
     "norm": lambda net, x: net.b(net.a(x).norm(dim=1, keepdim=True).expand(2, 4)),
+    **{name: normed(norm) for name, norm in NORMS.items()},
     # functions without a rule of their own
     "Fourier": lambda net, x: net.b(torch.fft.fft(net.a(x)).real),
     "differences": lambda net, x: net.b(torch.diff(net.a(x), append=x[:, :1] * 0)),
@@ -133,6 +162,33 @@ def test_what_mixes(name: str) -> None:
     assert on_paths["a.weight"].equal(half)
     assert on_paths["b.weight"].all()
     assert collapsed(net, {"a.weight": off, "b.weight": ~off}, x4) == ["a.weight"]
+
+
+@pytest.mark.parametrize("name", [*(name for name in NORMS if name != "Gumbel"), "sign"])
+def test_weights_that_are_not_effective_do_not_change_how_the_outputs_depend_on_the_input(name: str) -> None:
+    """In a very sparse pre-norm network; what is on no path is zero, because a constant would count like a bias."""
+    whole = NORMS.get(name, clamped)
+    norm = lambda h: whole(h) - whole(torch.zeros_like(h))
+    net = Net(lambda net, x: net.head(norm(x + net.b(F.gelu(norm(net.a(norm(x))))))), **linears(), head=linears()["a"])
+    for seed in range(8):
+        torch.manual_seed(seed)
+        for layer in (net.a, net.b, net.head):
+            layer.bias = None
+            nn.init.normal_(layer.weight)
+        x, method = torch.randn(32, 4), (replace(METHODS["force"], rounds=3), "random")[seed % 2]
+        masks = prune(net, [(x, torch.arange(32) % 4)], 0.85, method, seed=seed, on_collapse="ignore").masks
+        outputs = []
+        for kept in (masks, effective(net, masks, x[:1])):
+            torch.manual_seed(0)
+            outputs.append(masked(net, kept)(x))
+        change = outputs[1] - outputs[0]
+        torch.testing.assert_close(change, change[:1].expand_as(change), rtol=0, atol=1e-5)
+
+
+def test_a_local_response_norm_reads_its_neighbours_only() -> None:
+    net = Net(lambda net, x: net.b(F.local_response_norm(net.a(x)[..., None], 2)[..., 0]), **linears())
+    on_paths = effective(net, {"a.weight": eye & (torch.arange(4) == 1), "b.weight": ~off}, x4)
+    assert on_paths["b.weight"].any(0).tolist() == [False, True, True, False]
 
 
 def test_what_becomes_of_masked_norms_and_biases() -> None:

@@ -71,6 +71,10 @@ def prune_on_rank(rank: int, folder: str, ranks: int) -> None:
             bb.prune(DistributedDataParallel(tiny()), pairs(2), shared=shared, **settings)
     with pytest.raises(ValueError, match=r"different settings \(seed\)"):
         bb.prune(DistributedDataParallel(tiny()), pairs(2), shared=True, seed=rank)
+    model = DistributedDataParallel(tiny())
+    model.module[0].weight.data.add_(rank)  # when it was wrapped, all had those of the first
+    with pytest.raises(ValueError, match="the processes hold different weights; build the network with the same seed"):
+        bb.prune(model, pairs(2), method="snip")
     bb.prune(DistributedDataParallel(tiny()), pairs(2), method="snip", seed=rank)  # each reads its own batches
     result = bb.prune(DistributedDataParallel(tiny()), pairs(1), 0.5, "snip", shared=True, bn="eval")
     masks["running statistics", ""] = [dict(result.masks)]

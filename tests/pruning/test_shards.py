@@ -126,6 +126,10 @@ def chosen(kind: str) -> dict[str, Tensors]:
         assert options["at_least"] or meetings.call_count == (5 if dtype == torch.float64 else 3)  # few readings
         results[f"{seed}"] = whole(shards.whole(found))
         results[f"{seed} alone"] = dict(selection.keep_top(scores, keep, **options))
+    if kind == "hybrid":
+        local(model[0].weight).add_(dist.get_rank() // 2)  # the second replica begins with others
+        with pytest.raises(ValueError, match="the processes hold different weights"):
+            bb.prune(model, batches(), 0.5, "snip")
     return results
 
 

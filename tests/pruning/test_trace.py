@@ -236,10 +236,31 @@ check("new switch of all")
 """
 
 
+RANDOM_NUMBERS = """
+import random, numpy.random, torch
+import barebones as bb
+
+def state():
+    return random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()
+
+model, x = torch.nn.Linear(4, 3), torch.ones(2, 4)
+masks, before = {"weight": torch.ones(3, 4) > 0}, state()
+for function in (
+    lambda: bb.prune(model, [(x, torch.tensor([0, 1]))], 0.5, "snip", on_collapse="ignore"),
+    lambda: bb.effective(model, masks, x),
+    lambda: str(bb.account(model, masks, x)),
+    lambda: bb.shrink(model, masks, x),
+):
+    function()
+    assert state() == before
+"""
+
+
 @pytest.mark.slow
-def test_torchs_switches_of_precision_stay():
-    """This runs in a process of its own, because the switches cannot all be put back."""
-    done = subprocess.run([sys.executable, "-c", SWITCHES], capture_output=True, text=True)
+@pytest.mark.parametrize("code", [SWITCHES, RANDOM_NUMBERS], ids=["switches", "random numbers"])
+def test_the_first_call_of_a_process_leaves_torchs_switches_and_all_random_numbers(code):
+    """This runs in a process of its own: the switches cannot all be put back, and modules are imported only once."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

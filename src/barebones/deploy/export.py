@@ -164,7 +164,7 @@ def _program(
 ) -> tuple[nn.Module, torch.export.ExportedProgram, list[Any]]:
     """Return the masked network on the CPU, its exported program, and examples of two batch sizes."""
     plain = _masked(model, masks)
-    args, kwargs = tree_map(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, call(example))
+    args, kwargs = _copied(call(example))
     first = next((tensor for tensor in tensors((args, kwargs)) if tensor.dim()), None)
     if first is None or not len(first):
         raise ValueError("the example has no tensor with a batch dimension; pass what the model is called with")
@@ -181,6 +181,11 @@ def _program(
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it contains paths of this machine
     return plain, program, [(args, kwargs), larger]
+
+
+def _copied(example: Any) -> Any:
+    """Return an example on the CPU in memory of its own: a network may write into its inputs."""
+    return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, example)
 
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
@@ -241,7 +246,8 @@ def _checked(plain: nn.Module, examples: list[Any], run: Callable[..., Any], whe
     gap = 0.0
     for args, kwargs in examples:
         with torch.no_grad(), _quietly():
-            exported = run(*args, **kwargs)
+            arguments = _copied((args, kwargs))
+            exported = run(*arguments[0], **arguments[1])
         expected = outputs(plain, (args, kwargs))
         noise = partial(rounded, plain, (args, kwargs), expected=expected)
         if problem := mismatch(expected, exported, tolerance(plain), noise):

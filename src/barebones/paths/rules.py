@@ -80,14 +80,15 @@ def layer(bits: Bits, call: Call) -> Tensor:
 
 
 def norm(bits: Bits, call: Call) -> Tensor:
-    """Norms pass each bit on where their scale is not 0; a norm over several channels mixes them by its statistics."""
+    """Norms pass each bit on where their scale is not 0, and mix what they normalize together by its statistics."""
     arguments = call.named(*NORMS[call.name])
     x, weight, bias = bits.quiet(call, arguments["input"]), arguments.get("weight"), arguments.get("bias")
     if call.name == "group_norm":
         groups = x.unflatten(1, (arguments["num_groups"], -1)).flatten(2)
         x = groups.sum(2, keepdim=True).expand_as(groups).reshape(x.shape)
-    elif call.name in ("layer_norm", "rms_norm"):
-        x = x.sum(tuple(range(-len(arguments["normalized_shape"]), 0)), keepdim=True).expand_as(x)
+    elif call.name != "batch_norm":
+        shape = arguments.get("normalized_shape", x.shape[2:])
+        x = x.sum(tuple(range(-len(shape), 0)), keepdim=True).expand_as(x)
 
     def fit(t: Tensor) -> Tensor:
         return t if call.name in ("layer_norm", "rms_norm") else t.view(-1, *[1] * (x.dim() - 2))
@@ -119,9 +120,23 @@ def lookup(bits: Bits, call: Call) -> Any:
 
 
 def softmax(bits: Bits, call: Call) -> Tensor:
-    """A softmax returns shares."""
-    call.share = True
-    return call.live[0]
+    """A softmax returns shares, each of which depends on all values along its dimension."""
+    call.share = not call.name.startswith("log")
+    slots = ("logits", "tau", "hard", "eps", "dim") if call.name == "gumbel_softmax" else ("input", "dim")
+    dim = call.named(*slots).get("dim", -1)
+    return call.live[0].mean(() if dim is None else dim, keepdim=True).expand_as(call.live[0])
+
+
+def quotient(bits: Bits, call: Call) -> Tensor:
+    """`F.normalize` and local response norm divide by a norm along a dimension, or over neighbours; a 0 stays 0."""
+    x = call.live[0]
+    if call.weight is not None:
+        return x
+    if call.name == "normalize":
+        return x.mean(call.named("input", "p", "dim").get("dim", 1), keepdim=True).expand_as(x)
+    size = call.named("input", "size")["size"]
+    rows = F.pad(x.movedim(1, -1).flatten(0, -2).unsqueeze(1), (size // 2, (size - 1) // 2))
+    return F.avg_pool1d(rows, size, 1).view(x.movedim(1, -1).shape).movedim(-1, 1)
 
 
 def reduction(bits: Bits, call: Call) -> Any:
@@ -288,11 +303,11 @@ TABLE: dict[Rule, str] = {
         pack_padded_sequence pad_packed_sequence""",
     pass_on: """
         relu relu6 leaky_relu rrelu elu selu celu gelu silu mish softplus softsign sigmoid log_sigmoid hardsigmoid
-        hardswish hardtanh hardshrink softshrink tanhshrink threshold tanh log_softmax softmin
-        dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout normalize
-        local_response_norm weight_norm abs neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square
-        reciprocal sin cos tan sinh cosh asinh atan erf clamp clip clamp_min clamp_max round floor ceil trunc frac sign
-        nan_to_num masked_fill detach data.__get__ fake_quantize_per_tensor_affine fake_quantize_per_channel_affine""",
+        hardswish hardtanh hardshrink softshrink tanhshrink threshold tanh dropout dropout1d dropout2d dropout3d
+        alpha_dropout feature_dropout feature_alpha_dropout weight_norm abs neg negative positive exp exp2 expm1 log
+        log2 log10 log1p sqrt rsqrt square reciprocal sin cos tan sinh cosh asinh atan erf clamp clip clamp_min
+        clamp_max round floor ceil trunc frac sign nan_to_num masked_fill detach data.__get__
+        fake_quantize_per_tensor_affine fake_quantize_per_channel_affine""",
     add: """add radd sub rsub subtract where maximum minimum fmax fmin lerp pow rpow float_power logaddexp addcmul
         addcdiv""",
     multiply: """mul rmul multiply div rdiv rtruediv truediv divide true_divide floor_divide floordiv rfloordiv
@@ -303,7 +318,8 @@ TABLE: dict[Rule, str] = {
     norm: " ".join(NORMS),
     slope: "prelu",
     lookup: "embedding embedding_bag getitem index_select gather take take_along_dim",
-    softmax: "softmax gumbel_softmax",
+    softmax: "softmax log_softmax softmin gumbel_softmax",
+    quotient: "normalize local_response_norm",
     reduction: "max min amax amin topk logsumexp std var norm linalg_norm linalg_vector_norm",
     window: """max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices
         max_pool3d_with_indices""",

@@ -16,7 +16,7 @@ from ..running.chunks import chunks
 from ..running.inputs import call, mapped, tensors
 from ..scope import bare
 from .probe import Probe
-from .selection import keep_top
+from .selection import top_masks
 
 
 def saliency(probe: Probe) -> Scores:
@@ -89,7 +89,7 @@ def erk(probe: Probe) -> Scores:
     counts = erk_counts({name: tuple(shape) for name, shape in probe.shapes.items()}, probe.keep)
     drawn = Masks()
     for name, score in scores.items():
-        drawn |= keep_top({name: score}, counts[name])
+        drawn |= top_masks({name: score}, counts[name])
     return {name: score + drawn[name] for name, score in scores.items()}
 
 

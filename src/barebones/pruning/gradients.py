@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..gpu.graphs import Captured
 from ..messages import first_line
@@ -80,47 +82,54 @@ class Gradients:
         if not pairs:
             return self.zeros()
         outputs, vectors = [g for g, _ in pairs], [v for _, v in pairs]
-        with self._twice():
+        with self._twice(), guarded(outputs):
             if any(node.name() == "torch::autograd::Error" for node in nodes(outputs)):  # `grad` would walk around it
                 raise RuntimeError("it is marked with once_differentiable")
             products = torch.autograd.grad(outputs, self.parameters, vectors, allow_unused=True)
         return _unshared(self._filled(products), self._foreign)
 
-    def check_mean(self, batch: Any, most: int) -> None:
-        """Raise a `ValueError` if the loss is no mean over the samples, as far as `most` samples, twice, can tell.
+    def check_mean(self, batch: Any, parts: list[Any]) -> None:
+        """Raise a `ValueError` if the loss of a batch has other gradients at the outputs than the mean of its parts.
 
-        An objective of the user's own is not checked: nobody else knows what its batches are.
+        The targets are those of the batch, and the outputs those of the first part, repeated. An objective of the
+        user's own is not checked: nobody else knows what its batches are.
         """
-        half = max(1, min(most, (samples(batch) or 0) // 2))
-        if self.objective is not None or not _is_pair(batch) or (samples(batch) or 0) < 2 * half:
+        if self.objective is not None or not _is_pair(batch):
             return
-        halves = [cut(batch, 0, half), cut(batch, half, 2 * half)]
+        sizes = [samples(part) or 0 for part in parts]
+        first, count, ends = sizes[0], sum(sizes), accumulate(sizes, initial=0)
         with torch.no_grad(), restored(self.model):
-            outputs = [self.model(inputs) for inputs, _ in halves]
-            if not all(isinstance(output, Tensor) and len(output) == half for output in outputs):
-                return
-            whole = self.loss(torch.cat(outputs), cut(batch, 0, 2 * half)[1])
-            losses = [self.loss(output, targets) for output, (_, targets) in zip(outputs, halves, strict=True)]
-        if not all(_is_scalar(value) for value in (whole, *losses)):
-            return
-        tolerance = max(1e-3, 4 * torch.finfo(whole.dtype).eps)
-        if not torch.allclose(whole, (losses[0] + losses[1]) / 2, rtol=tolerance, atol=1e-5, equal_nan=True):
+            outputs = self.model(parts[0][0])
+        found = [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+        if not found or any(t.dim() == 0 or len(t) % first for t in found):
             raise ValueError(
-                "the loss is no mean over the samples, so parts of a batch give other gradients than the whole; "
-                "use another loss, or leave out micro_batch= and shared=True"
+                "parts of a batch need a loss that is a mean over the samples, but the model's outputs cannot be split "
+                "into samples; pass an objective=, or leave out micro_batch= and shared=True"
             )
 
-    def check_counted(self, batch: Any) -> None:
-        """Raise a `ValueError` if the loss ignores some targets of a batch: its samples then count unequally."""
-        ignored = getattr(self.loss, "ignore_index", -100 if self.loss in LOSSES.values() else None)
-        if self.objective is not None or ignored is None or not _is_pair(batch):
+        def repeated(t: Tensor) -> Tensor:
+            rows = torch.arange(len(t) // first * count, device=t.device) % len(t)
+            return t[rows].requires_grad_(t.is_floating_point())
+
+        def loss(start: int, stop: int) -> Tensor:
+            here = tree_map_only(Tensor, lambda t: t[len(t) * start // count : len(t) * stop // count].clone(), outputs)
+            return self.loss(here, cut(batch, start, stop)[1])
+
+        outputs = tree_map_only(Tensor, repeated, outputs)
+        leaves = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
+        whole = loss(0, count)
+        if not _is_scalar(whole) or not whole.requires_grad:
             return
-        if isinstance(batch[1], Tensor) and bool((batch[1] == ignored).any()):
-            raise ValueError(
-                f"the loss ignores some targets (those that are {ignored}), so parts of a batch may give other "
-                "gradients than the whole; use an objective= that divides by a fixed number, or leave out micro_batch= "
-                "and shared=True"
-            )
+        mean = torch.stack([loss(a, b).reshape(()) * ((b - a) / count) for a, b in pairwise(ends)]).sum()
+        flows = (torch.autograd.grad(v, leaves, allow_unused=True, materialize_grads=True) for v in (whole, mean))
+        for expected, flow in zip(*flows, strict=True):
+            limit = max(1e-5, 4 * torch.finfo(flow.dtype).eps) * expected.abs().max()
+            if limit.isfinite() and not (expected - flow).abs().max() <= limit:
+                raise ValueError(
+                    "the loss is no mean over the samples (has it class weights, ignored targets or a sum?), so parts "
+                    "of a batch give other gradients than the whole; use another loss, an objective= that divides by a "
+                    "fixed number, or leave out micro_batch= and shared=True"
+                )
 
     def zeros(self) -> list[Tensor]:
         """Return gradients that are zero."""
@@ -129,7 +138,7 @@ class Gradients:
     def value(self, batch: Any, temperature: float) -> Tensor:
         """Return the loss of a batch: a scalar that can be differentiated."""
         others = (*tensors(batch), *(() if self._is_sharded else self.model.parameters()), *self.model.buffers())
-        self._foreign = {t.data_ptr() for t in others}
+        self._foreign = {t.data_ptr() for t in others if t.layout == torch.strided}
         autocast = torch.autocast(  # without a cache, which within another autocast would hold weights of earlier masks
             self.parameters[0].device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
         )
@@ -173,7 +182,8 @@ class Gradients:
 
     def _sharded(self, value: Tensor) -> list[Tensor]:
         """Return the gradients of the local rows; FSDP2 leaves them in `.grad` only, already averaged."""
-        value.backward()
+        with guarded([value]):
+            value.backward()
         gradients = tuple(None if p.grad is None else local(p.grad) for p in self.parameters)
         for parameter in self.model.parameters():
             parameter.grad = None  # the probe puts the caller's back

@@ -118,7 +118,6 @@ class Probe:
         self.norm_biases = NormBiases(model, self.parameters, self.shards)
         self._silence: Callable[[], None] = lambda: None  # sets the biases of empty channels to zero
         self._masks: Masks | None = None
-        self._checked = False  # whether the loss was found to be a mean, so that parts of a batch add up
         self._forget()
 
     @property
@@ -269,16 +268,11 @@ class Probe:
         number = 0
         for batch in self.batches.in_round(self.index, self._count):
             self.batches_digest = so_far = self._chained(so_far, batch)
-            own: list[tuple[Any, float]] = []
-            if split:
-                own = list(micro_batches(batch, norms, self.micro_batch, self.rank, self.ranks))
-            elif not self.shared or number % self.ranks == self.rank:
-                own = list(micro_batches(batch, norms, self.micro_batch))
-            if not self._checked and (split or self.micro_batch is not None):
-                self._gradients.check_mean(batch, self.micro_batch or 8)
-                self._checked = True
-            if split or len(own) > 1:
-                self._gradients.check_counted(batch)
+            places = [(rank, self.ranks) for rank in range(self.ranks)] if split else [(0, 1)]
+            parts = [list(micro_batches(batch, norms, self.micro_batch, *place)) for place in places]
+            if len(parts) * len(parts[0]) > 1:
+                self._gradients.check_mean(batch, [part for of_rank in parts for part, _ in of_rank])
+            own = parts[self.rank] if split else parts[0] if number % self.ranks == self.rank or not self.shared else []
             if own and self._masks is not None:
                 self.norm_biases.find(partial(self._gradients.value, own[0][0], 1.0), self.device)
             self._silence()

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..running import digest
+from ..running.shards import is_sharded
 from . import ranks
 from .methods import Method
 from .probe import Probe
@@ -33,14 +34,24 @@ def plan_of(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
 
 
 def check_same_ranks(probe: Probe, method: Method, plan: dict[str, Any]) -> None:
-    """Raise a ValueError in all processes if they prune one network with different settings."""
+    """Raise a ValueError in all processes if they prune one network with different settings, or hold other weights.
+
+    Shards of networks that began differently are not noticed: each row is in one process only.
+    """
     if probe.alone:
         return
     settings = {name: plan[name] for name in plan if name not in ("objective", "training")}  # may be local functions
     settings["criterion"] = plan["criterion"].partition("(")[0]  # bound objects may print as addresses
     if method.needs_data and not probe.shared:  # processes that read their own batches may shuffle them differently
         settings["seed"] = None
-    if names := ranks.differing(probe.user_model, settings, probe.device):
+    whole = [parameter for parameter in probe.user_model.parameters() if not is_sharded(parameter)]
+    settings["weights"] = int(digest.of_tensors(whole))
+    names = ranks.differing(probe.user_model, settings, probe.device)
+    if names == ["weights"] or (not names and probe.shards is not None and probe.shards.copies_differ()):
+        raise ValueError(
+            "the processes hold different weights; build the network with the same seed in each, or load the same file"
+        )
+    if names:
         raise ValueError(
             f"the processes prune one network with different settings ({', '.join(names)}); "
             "pass the same sparsity, method, seed and options in each"

@@ -12,12 +12,13 @@ Two algorithms give the same masks:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..masks import Masks, Scores, row
+from ..messages import shortened
 from ..running.shards import refuse_shards
 
 CHUNK = 1 << 20  # scores that the CPU takes at a time, so that they stay in its cache; a multiple of 8
@@ -36,24 +37,43 @@ def keep_top(
     """Return the masks of exactly the `keep` highest scores over all layers together.
 
     Ties go to the weights that `prefer` keeps, then to the lower index: layers in the dict's order, each in logical
-    row-major order whatever its memory format. Weights outside `among` cannot be chosen, whatever their score; there
-    must be enough inside. `at_least` gives every layer that many of its best weights first, or all that it has. The
-    scores must not contain NaN.
+    row-major order whatever its memory format. Weights outside `among`, and those with a score of -inf, cannot be
+    chosen. `at_least` gives every layer that many of its best weights first, or all that it has.
 
     >>> dict(keep_top({"a": torch.tensor([0.0, 3.0, 0.0]), "b": torch.tensor([2.0, 0.0])}, keep=3))
     {'a': tensor([ True,  True, False]), 'b': tensor([ True, False])}
     """
     refuse_shards("scores", scores)
     refuse_shards("masks", prefer, among)
+    if unknown := [name for name, score in scores.items() if score.isnan().any()]:
+        raise ValueError(f"the scores of {shortened(unknown)} are not numbers (NaN); check how they are computed")
     total = sum(score.numel() for score in scores.values())
     if not 0 <= keep <= total:
         raise ValueError(f"cannot keep {keep} of {total} weights; choose a number from 0 to {total}")
+    allowed = [score > -torch.inf if among is None else among[n] & (score > -torch.inf) for n, score in scores.items()]
+    sizes = [int(mask.count_nonzero()) for mask in allowed]
+    if keep > sum(sizes):
+        raise ValueError(f"cannot keep {keep} weights among {sum(sizes)}; keep fewer, or let `among` contain more")
+    return top_masks(scores, keep, prefer, among, at_least, sizes)
+
+
+Given = Mapping[str, Tensor] | None
+
+
+def top_masks(
+    scores: Scores, keep: int, prefer: Given = None, among: Given = None, at_least: int = 0, sizes: Sequence[int] = ()
+) -> Masks:
+    """Return the same without a check, so that the host waits for no device: there must be enough weights to choose.
+
+    `sizes` says how many of each layer can be chosen, if some have fewer than `at_least`.
+    """
     flat = comparable(scores)
     preferred, allowed = ([m[name].reshape(-1) for name in scores] if m is not None else None for m in (prefer, among))
-    if at_least:
-        chosen = _top_with_floor(flat, keep, preferred, allowed, at_least)
-    else:
-        chosen = _top(flat, keep, preferred, allowed)
+    floors = [min(at_least, size) for size in sizes or map(len, flat)]
+    if sum(floors) > keep:
+        raise ValueError(f"at_least={at_least} asks for {sum(floors)} weights, but only {keep} are kept; lower it")
+    found = flat, keep, preferred, allowed
+    chosen = _top_with_floors(*found, floors) if at_least else _top(*found)
     return Masks({name: mask.view(s.shape) for (name, s), mask in zip(scores.items(), chosen, strict=True)})
 
 
@@ -67,14 +87,8 @@ def comparable(scores: Scores) -> Flat:
     return [score.detach().reshape(-1).to(dtype) for score in scores.values()]
 
 
-def _top_with_floor(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None, floor: int) -> Flat:
+def _top_with_floors(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None, floors: list[int]) -> Flat:
     """Choose the best of each layer first, then the best of the rest."""
-    sizes = [score.numel() for score in scores]
-    if allowed is not None and allowed[0].device.type == "cpu":  # elsewhere counting would wait
-        sizes = [int(mask.count_nonzero()) for mask in allowed]
-    floors = [min(floor, size) for size in sizes]
-    if sum(floors) > keep:
-        raise ValueError(f"at_least={floor} asks for {sum(floors)} weights in all, but only {keep} are kept; lower it")
     best = [
         _top([score], count, preferred and preferred[i : i + 1], allowed and allowed[i : i + 1])[0]
         for i, (score, count) in enumerate(zip(scores, floors, strict=True))
@@ -100,8 +114,6 @@ def _top(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None) 
 def _by_threshold(scores: Tensor, keep: int, prefer: Tensor | None, among: Tensor | None) -> Tensor:
     """Return the mask of all scores above the threshold, and of as many equal ones as there is room for."""
     if among is not None:
-        if among.device.type == "cpu" and (most := int(among.count_nonzero())) < keep:  # elsewhere counting would wait
-            raise ValueError(f"cannot keep {keep} weights among {most}; keep fewer, or let `among` contain more")
         scores = scores.masked_fill(~among, -torch.inf)
     fewest = scores.numel() - keep + 1
     if keep < fewest:
@@ -112,7 +124,7 @@ def _by_threshold(scores: Tensor, keep: int, prefer: Tensor | None, among: Tenso
     chosen, tied = scores > threshold, scores == threshold
     turns = [tied] if prefer is None else [tied & prefer, tied & ~prefer]
     if among is not None:  # others are tied, too, if the threshold is -inf
-        turns = [*(turn & among for turn in turns), tied & ~among]
+        turns = [turn & among for turn in turns]
     room = keep - (highest > threshold).sum()
     for turn in turns:
         stays, room = _first(turn, room)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..masks import Masks, Scores
 from ..messages import shortened
 from ..running.chunks import CHUNK
-from ..running.digest import MIX, text
+from ..running.digest import MIX, of_tensors, text
 from ..running.shards import first_row, is_sharded, local, own_rows, sharded_like
 from .selection import Flat, comparable
 
@@ -87,6 +87,12 @@ class Shards:
                 total += ((part ^ (part >> 29)) * factors).sum()
             terms.append(total * (text(name, tuple(tensor.shape)) | 1))
         return self.sums(torch.stack(terms)).sum()
+
+    def copies_differ(self) -> bool:
+        """Tell all processes whether any of them holds other values than the first process with the same rows."""
+        own = torch.stack([of_tensors([local(parameter)]) for parameter in self.parameters.values()])
+        first = self._gathered(own)[self._owner, range(len(own))]
+        return bool(self.over_ranks((first != own.cpu()).any().long().to(self.device), largest=True))
 
     def keep_top(
         self, scores: Scores, keep: int, prefer: Masks | None, among: Mapping[str, Tensor] | None, at_least: int

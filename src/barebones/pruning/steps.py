@@ -13,7 +13,7 @@ from ..messages import shortened
 from .methods import Method
 from .probe import Probe
 from .round_stats import by_output, changes, check_finite, not_finite
-from .selection import keep_top
+from .selection import top_masks
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Steps:
         prefer, among = None, masks  # pruned weights cannot return
         if self.method.revives(self.index) and masks is not None:
             prefer, among = masks, None if self.method.revive_empty else _in_used_channels(masks, self.transposed)
-        return keep_top(scores, self.keep, prefer=prefer, among=among, at_least=self.method.at_least)
+        return top_masks(scores, self.keep, prefer, among, self.method.at_least)
 
     def changes(self, before: Masks | None, after: Masks) -> Tensor:
         """Count what was pruned, recovered and kept; see `round_stats.changes`."""

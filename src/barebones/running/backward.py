@@ -16,30 +16,33 @@ from .precision import computing
 from .rng import forked
 
 PROJECTION = 1  # the seed of the random factors of the outputs
-# Torch's gradient of such a group-norm reads memory that is not there, and the process ends.
-UNSAFE = (
-    "torch has no gradient of a group-norm for an input with channels last that needs none; pass contiguous images, "
-    "or let the layer in front of the norm train"
-)
 
 
-def guarded(ends: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    """Return a context in which the backward pass of these tensors raises an error where torch would crash."""
+def guarded(ends: Sequence[Tensor], unaided: bool = False) -> AbstractContextManager[Any]:
+    """Return a context in which the backward pass of these tensors does not end the process.
+
+    Torch's gradient of a group-norm reads memory that is not there if the input has channels last and its own gradient
+    is not wanted. A copy of the input helps; `unaided` raises an error instead.
+    """
     on_cpu = any(end.device.type == "cpu" for end in ends)
-    norms = (node for node in nodes(ends) if node.name() == "NativeGroupNormBackward0") if on_cpu else ()
-    return _Guard() if any(node.next_functions[0][0] is None for node in norms) else nullcontext()
+    return _Guard(unaided) if on_cpu and any("GroupNorm" in node.name() for node in nodes(ends)) else nullcontext()
 
 
 class _Guard(TorchDispatchMode):
+    def __init__(self, unaided: bool) -> None:
+        super().__init__()
+        self.unaided = unaided
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # to skip it, torch would import its compiler, which takes a second
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.native_group_norm_backward.default:
-            x, wanted = args[1], args[9]
-            if not wanted[0] and not x.is_contiguous():
-                raise ValueError(UNSAFE)
+        norm = func is torch.ops.aten.native_group_norm_backward.default
+        if norm and not args[9][0] and not args[1].is_contiguous():
+            if self.unaided:
+                raise ValueError("torch has no gradient of a group-norm whose input has channels last and needs none")
+            args = (args[0].contiguous(), args[1].contiguous(), *args[2:])
         return func(*args, **(kwargs or {}))
 
 
@@ -56,12 +59,12 @@ def nodes(ends: Sequence[Tensor]) -> set[Node]:
 
 
 def gradients(
-    network: nn.Module, example: Any, wanted: Sequence[Tensor], seed: int = 0
+    network: nn.Module, example: Any, wanted: Sequence[Tensor], seed: int = 0, unaided: bool = False
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Return the outputs for an example, and the gradients of a random sum of them with respect to some parameters.
 
     Nothing is stored in the parameters. The gradient of a parameter that the outputs do not use, or that is frozen, is
-    None.
+    None. `unaided` raises an error where training would end the process.
     """
     args, kwargs = mapped(call(example), lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
     device = next((t.device for t in (*network.parameters(), *tensors(call(example)))), torch.device("cpu"))
@@ -73,7 +76,7 @@ def gradients(
         found: dict[int, Tensor | None] = {}
         if ends and trainable:
             factors = [torch.randn(t.shape, generator=generator, dtype=torch.double, device="cpu").to(t) for t in ends]
-            with guarded(ends):
+            with guarded(ends, unaided):
                 flows = torch.autograd.grad(ends, trainable, factors, allow_unused=True)
             found = dict(zip(map(id, trainable), flows, strict=True))
     return [t.detach().clone() for t in returned], [found.get(id(parameter)) for parameter in wanted]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def of_tensors(tensors: Iterable[Tensor]) -> Tensor:
     """
     total: Tensor | None = None
     scale, rest = 1, 0  # the digest so far is total * scale + rest: Python numbers cost no launch
-    for tensor in tensors:
+    for tensor in chain.from_iterable(map(_strided, tensors)):
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         if flat.storage_offset() * flat.element_size() % 8:
             flat = flat.clone()
@@ -44,6 +45,14 @@ def of_tensors(tensors: Iterable[Tensor]) -> Tensor:
     if total is None:
         return torch.zeros((), dtype=torch.int64, device="cpu")
     return total * scale + rest
+
+
+def _strided(tensor: Tensor) -> list[Tensor]:
+    """Return the tensor, or the indices and values of a sparse one."""
+    if tensor.layout == torch.strided:
+        return [tensor]
+    sparse = tensor if tensor.layout == torch.sparse_coo else tensor.to_sparse_coo()
+    return [sparse.coalesce().indices(), sparse.coalesce().values()]
 
 
 def hexadecimal(tensors: Iterable[Tensor]) -> str:

@@ -111,7 +111,8 @@ class Copies:
     """Copies of the values of some tensors, which `put_back` writes back; on a GPU with few launches."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        groups = by_kind(map(_once, tensors))
+        groups = by_kind(_once(tensor) for tensor in tensors if tensor.layout == torch.strided)
+        self._sparse = [(tensor, tensor.clone()) for tensor in tensors if tensor.layout != torch.strided]
         self._groups = [(group, [torch.empty_like(tensor) for tensor in group]) for group in groups]
         for group, values in self._groups:
             torch._foreach_copy_(values, group)
@@ -120,6 +121,8 @@ class Copies:
         """Write the values back, in place."""
         for group, values in self._groups:
             torch._foreach_copy_(group, values)
+        for tensor, value in self._sparse:
+            tensor.copy_(value)
 
 
 def _once(tensor: Tensor) -> Tensor:

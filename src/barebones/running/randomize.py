@@ -22,8 +22,8 @@ def randomize_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Par
     Weights are normal, with a variance that keeps the size of signals with the weights that are left. Scales, and other
     parameters of one dimension, are between 0.5 and 1.5; biases and shifts are normal. Pruned weights are zero:
     `masked` has the masks of the network's parameters, as `scope.matched` returns them. A zero in a buffer, or what is
-    nearly zero, may be a scale that a schedule raises later. Other values of buffers, and integers, do not change. The
-    global random numbers are not used.
+    nearly zero, may be a scale that a schedule raises later. Other values of buffers, sparse ones and integers do not
+    change. The global random numbers are not used.
 
     >>> layer = randomize_(nn.Linear(2, 2), seed=0)
     >>> bool(torch.equal(layer.weight, randomize_(nn.Linear(2, 2), seed=0).weight))
@@ -41,7 +41,7 @@ def randomize_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Par
                 buffer.copy_(_normal(buffer, generator))
             elif name.endswith("running_var"):
                 buffer.copy_(_uniform(buffer, generator))
-            elif buffer.is_floating_point() and (hidden := buffer.abs() < NEARLY_ZERO).any():
+            elif buffer.is_floating_point() and not buffer.is_sparse and (hidden := buffer.abs() < NEARLY_ZERO).any():
                 buffer.copy_(torch.where(hidden, _uniform(buffer, generator).to(buffer), buffer))
     return network
 

@@ -40,7 +40,7 @@ def numbered(model: nn.Module, new_biases: Mapping[str, Tensor]) -> nn.Module:
     """
     indices: dict[int, Any] = {}  # by the id of a tensor: deepcopy uses these instead of a copy
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and tensor.layout == torch.strided:
             index = torch.arange(tensor.numel(), dtype=torch.double, device="cpu").view(tensor.shape)
             indices[id(tensor)] = nn.Parameter(index) if isinstance(tensor, nn.Parameter) else index
     copy = deepcopy(model, indices)
@@ -157,7 +157,7 @@ def fill(small: nn.Module, source: nn.Module, added: Mapping[str, Tensor]) -> di
     for path, module in small.named_modules():
         for last, buffer in module._buffers.items():
             name = f"{path}.{last}" if path else last
-            if buffer is None or not buffer.is_floating_point():
+            if buffer is None or not buffer.is_floating_point() or buffer.layout != torch.strided:
                 continue
             origin[name] = buffer.long()
             values = buffers[name]

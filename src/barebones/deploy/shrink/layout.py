@@ -48,7 +48,8 @@ def _check_backward(network: nn.Module, changed: nn.Module, comparison: Comparis
 
     def train(network: nn.Module) -> None:
         with comparison.random_numbers():
-            gradients(copy_sharing_parameters(network).train(), comparison.inputs[1], list(network.parameters()))
+            copy, wanted = copy_sharing_parameters(network).train(), list(network.parameters())
+            gradients(copy, comparison.inputs[1], wanted, unaided=True)
 
     try:
         train(network)

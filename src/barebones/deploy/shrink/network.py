@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -133,13 +135,14 @@ def find_cuts(
         def observe() -> list[ChannelReader]:
             return _observe(exact, cpu_masks, exact_example, coupling, comparison, reasons)
 
-        if before_training:
-            reading, zeroed, shifts = prune_shifts(coupling, observe, exact)
-        else:
-            reading = observe()
-        of_flags, other_values = flags(exact, comparison)
-        trials = Trials(exact, cpu_masks, coupling, reading, comparison, multiple_of, of_flags)
-        trial, layout = trials.best(), ""
+        with _named_failure():
+            if before_training:
+                reading, zeroed, shifts = prune_shifts(coupling, observe, exact)
+            else:
+                reading = observe()
+            of_flags, other_values = flags(exact, comparison)
+            trials = Trials(exact, cpu_masks, coupling, reading, comparison, multiple_of, of_flags)
+            trial, layout = trials.best(), ""
         if channels_last:
             _, layout = channels_last_if_possible(_restored(trial.small, model), comparison.cast(example))
         untelling = "" if trial.telling or comparison.unchecked else UNTELLING
@@ -235,6 +238,23 @@ def _observe(
     runs = [(False, inputs) for inputs in (*comparison.other_sizes, *comparison.scaled[: 4 * tokens], random)]
     runs += [(True, random)] * comparison.trains
     return readers(coupling, model, masks, arrives, constants(copy, runs, layers))
+
+
+@contextmanager
+def _named_failure() -> Iterator[None]:
+    """Name the module of a network that runs on the example, but not on other inputs or a second time."""
+    try:
+        yield
+    except (RuntimeError, IndexError) as error:
+        found = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+        modules = [module for module in found if isinstance(module, nn.Module)]
+        if not modules:
+            raise
+        name = {id(module): name for name, module in modules[0].named_modules()}.get(id(modules[-1])) or "itself"
+        raise ValueError(
+            f"{type(modules[0]).__name__} cannot be shrunk: its module {name} runs on the example but not on random "
+            f"values ({first_line(error)}); give a table its indices as integers, and keep no state between two calls"
+        ) from error
 
 
 def _restored(small: nn.Module, model: nn.Module) -> nn.Module:

@@ -64,7 +64,7 @@ def laid_out(model: nn.Module, images: Tensor) -> nn.Module:
     """Put the model's channels last in memory if it can be trained with them, and return it."""
     trial = with_channels_last(deepcopy(model)).train()
     try:
-        gradients(trial, images, list(trial.parameters()))
+        gradients(trial, images, list(trial.parameters()), unaided=True)
     except (RuntimeError, ValueError):  # its memory format matters, as to a `view`; other errors will show in training
         return model
     return with_channels_last(model)
