@@ -39,7 +39,7 @@ def test_whatever_returns_masks_returns_this_kind(network, tmp_path):
     others = [
         masks | {}, {} | masks, masks.copy(), copied(masks), copy.copy(masks), copy.deepcopy(masks),
         tree_map(torch.clone, masks), effective(model, masks, example), keep_top({"w": torch.rand(3)}, 1),
-        bb.load_masks(tmp_path / "masks")[0], bb.load_masks(tmp_path / "masks", model)[0],
+        bb.load_masks(tmp_path / "masks"), bb.load_masks(tmp_path / "masks", model),
         bb.load_weights(tmp_path / "weights").masks, bb.load_weights(tmp_path / "weights", model).masks,
         bb.shrink(model, masks, example).masks, result.last.masks,
     ]  # fmt: skip

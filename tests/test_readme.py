@@ -20,8 +20,8 @@ def test_the_example_runs_as_written(tmp_path):
     assert not done.stderr
     assert "300×64" in done.stdout
     assert "Sparsity 95.00 %" in done.stdout
-    masks, about = bb.load_masks(tmp_path / "masks.safetensors")
-    assert sum(int(m.sum()) for m in masks.values()) == round(0.05 * (64 * 300 + 300 * 10)) == about["kept"]
+    masks = bb.load_masks(tmp_path / "masks.safetensors")
+    assert sum(int(m.sum()) for m in masks.values()) == round(0.05 * (64 * 300 + 300 * 10)) == masks.about["kept"]
 
 
 def snippets(page: str) -> list[str]:

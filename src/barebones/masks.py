@@ -24,7 +24,8 @@ Scores = dict[str, Tensor]  # the keys and shapes of masks; a weight with a high
 class Masks(dict[str, Tensor]):
     """A dict from the names of parameters to bool tensors of their shapes, True for weights to keep.
 
-    It prints as counts. Wherever the library takes masks, a plain dict of such tensors will do.
+    It prints as counts. `about` is what the file of loaded masks says about them. Wherever the library takes masks, a
+    plain dict of such tensors will do.
 
     >>> masks = Masks({"a": torch.tensor([[True, False]]), "b": torch.tensor([True])})
     >>> masks
@@ -36,6 +37,10 @@ class Masks(dict[str, Tensor]):
     >>> masks | {"b": torch.tensor([False])}
     Masks(2 layers, 1 of 3 weights kept)
     """
+
+    def __init__(self, *masks: Any, **named: Tensor) -> None:
+        super().__init__(*masks, **named)
+        self.about: dict[str, Any] = dict(masks[0].about) if masks and isinstance(masks[0], Masks) else {}
 
     def __repr__(self) -> str:
         layers = "1 layer" if len(self) == 1 else f"{len(self):,} layers"

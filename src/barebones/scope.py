@@ -30,6 +30,10 @@ ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 
 def bare(module: nn.Module) -> nn.Module:
     """Return the module without its compile, data-parallel or checkpoint wrappers."""
+    if not isinstance(module, nn.Module):
+        is_class = isinstance(module, type)
+        what = f"the class {module.__name__}; make an object of it" if is_class else f"a {type(module).__name__}"
+        raise ValueError(f"the model must be an nn.Module, not {what}")
     while inner := WRAPPERS.get(type(module).__name__):
         if inner not in module._modules:
             break
@@ -248,7 +252,7 @@ def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
 
 def refuse_sharded(model: nn.Module, purpose: str, remedy: str = "do that before you shard it") -> None:
     """Refuse a network of which each process holds a part."""
-    if any(map(is_sharded, model.parameters())):
+    if any(map(is_sharded, bare(model).parameters())):
         raise ValueError(f"the model is sharded, and no process can {purpose}; {remedy}")
 
 

@@ -195,9 +195,9 @@ def mask(command, tiny) -> Path:
 
 
 def test_train_trains_the_masks_of_prune_as_run_does(mask, command, tiny):
-    masks, about = load_masks(mask)
+    masks = load_masks(mask)
     assert sum(int(mask.sum()) for mask in masks.values()) == 119
-    assert about["experiment"]["method"] == "force"
+    assert masks.about["experiment"]["method"] == "force"
     trained = command("train", "--mask", mask, "--trust", "--device", "cpu")
     assert trained.code == 0
     assert "Test accuracy after the last epoch" in trained.out
@@ -246,12 +246,12 @@ def test_inspect_shows_a_mask_file(mask, command):
     save_masks({"a": torch.zeros(2, 3, dtype=torch.bool), "b": torch.ones((), dtype=torch.bool)}, "without history")
     shown = command("inspect", "without history").out
     assert all(text in shown for text in ("0.0000%", "100.0000%"))
-    masks, about = load_masks(mask)
+    masks = load_masks(mask)
     shown = command("inspect", mask)
     assert (shown.code, shown.err) == (0, "")
     assert all(text in shown.out for text in ("force", "0.weight", "4.weight", "6×1×3×3", "10×54", "119", "594"))
     content = json.loads(command("inspect", mask, "--json").out)
-    assert content["about"] == about
+    assert content["about"] == masks.about
     assert content["layers"] == {
         name: {"shape": list(mask.shape), "total": mask.numel(), "kept": int(mask.sum())}
         for name, mask in masks.items()

@@ -47,7 +47,7 @@ def test_prune_knows_it(recipe):
 def test_the_command_line_knows_it(recipe, command, monkeypatch):
     done = command("prune", "--model", "nets_for_cli:tiny", "--data", "digits", "--method", METHOD, "-o", "mask")
     assert done.code == 0, done.err
-    assert bb.load_masks("mask")[1]["method"] == METHOD
+    assert bb.load_masks("mask").about["method"] == METHOD
     assert "did you mean 'smallest'?" in command("run", "--method", "smalest").err
     monkeypatch.setenv("_BAREBONES_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "barebones run --method smal")

@@ -117,5 +117,5 @@ def test_the_library_asks_too(run):
     with pytest.raises(ValueError, match=WAYS):
         recipes.experiments("grid.toml")
     assert not ran()
-    assert bb.load_masks("mask")[1]["experiment"]["model"] == NAME
+    assert bb.load_masks("mask").about["experiment"]["model"] == NAME
     assert json.loads((run / "experiment.json").read_text())["experiment"]["model"] == NAME

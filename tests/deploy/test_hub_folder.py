@@ -52,10 +52,10 @@ def test_the_folder_of_a_run(finished, command):
         assert file.metadata() == {"format": "pt"}  # other libraries ask for it
 
     example = loading.example(experiment, finished)[:1]
-    loaded, about = bb.load_masks("hub/masks.safetensors", model)
+    loaded = bb.load_masks("hub/masks.safetensors", model)
     assert bb.account(model, loaded, example) == bb.account(model, masks, example)
-    assert about["experiment"] == experiment.to_dict()
-    assert not {"run", "metrics"} & about.keys()
+    assert loaded.about["experiment"] == experiment.to_dict()
+    assert not {"run", "metrics"} & loaded.about.keys()
 
     config = json.loads(Path("hub/config.json").read_text())
     counts = bb.account(model, masks, example)
@@ -113,7 +113,7 @@ def test_the_card_says_how_to_load_the_network(finished, command, monkeypatch):
     [code] = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
     names: dict = {}
     exec(code, names)
-    assert bb.account(names["model"], names["masks"]).kept == names["about"]["kept"]
+    assert bb.account(names["model"], names["masks"]).kept == names["masks"].about["kept"]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_masks_of_a_file_are_exported_and_named(command, tmp_path):
     text = Path("hub/README.md").read_text()
     assert "| test accuracy | not trained |" in text
     assert "model-index" not in text
-    loaded, _ = bb.load_masks("hub/masks.safetensors")
+    loaded = bb.load_masks("hub/masks.safetensors")
     assert all(torch.equal(loaded[name], mask) for name, mask in masks.items())
 
 

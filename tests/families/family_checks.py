@@ -151,7 +151,7 @@ def check_files(model: nn.Module, example: Any, folder: Path) -> None:
     """Save and load the masks, and the masked weights."""
     masks = draw_masks(model)
     bb.save_masks(masks, folder / "masks")
-    assert equal(bb.load_masks(folder / "masks", model)[0], masks)
+    assert equal(bb.load_masks(folder / "masks", model), masks)
     bb.save_weights(model, masks, folder / "weights")
     state, expected = bb.load_weights(folder / "weights").state, masked_copy(model, masks).state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())

@@ -23,6 +23,6 @@ def test_an_example_runs_as_written(name, tmp_path):
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
     assert losses[-1] < losses[0] / 2
-    masks, about = bb.load_masks(tmp_path / f"{name}_masks.safetensors")
-    assert about["sparsity"] == pytest.approx(0.8, abs=1e-3)
-    assert sum(int(mask.sum()) for mask in masks.values()) == about["kept"]
+    masks = bb.load_masks(tmp_path / f"{name}_masks.safetensors")
+    assert masks.about["sparsity"] == pytest.approx(0.8, abs=1e-3)
+    assert sum(int(mask.sum()) for mask in masks.values()) == masks.about["kept"]

@@ -41,10 +41,10 @@ def test_any_masks_and_header_come_back(tmp_path_factory: Any, shapes: dict, den
     path = tmp_path_factory.getbasetemp() / "masks"
     masks = {name: torch.rand(shape) < density for name, shape in shapes.items()}
     save_masks(masks, path, **about)
-    loaded, loaded_about = load_masks(path)
+    loaded = load_masks(path)
     assert equal(masks, loaded)
     assert masks_digest(masks) == masks_digest(loaded)
-    assert about.items() <= loaded_about.items()
+    assert about.items() <= loaded.about.items()
 
 
 @pytest.mark.parametrize("name", zoo.ZOO)
@@ -52,14 +52,14 @@ def test_masks_of_every_network_of_the_zoo(path: Path, name: str) -> None:
     model, _ = zoo.build(name)
     for density in (0.02, 0.4):
         save_masks(masks := zoo.draw_masks(name, model, density), path)
-        assert equal(masks, load_masks(path)[0])
-        assert equal(masks, load_masks(path, nn.DataParallel(model), scope=list(masks))[0])
+        assert equal(masks, load_masks(path))
+        assert equal(masks, load_masks(path, nn.DataParallel(model), scope=list(masks)))
 
 
 def test_the_header(path: Path) -> None:
     masks = {"b.weight": torch.arange(1000) < 4, "a.weight": torch.zeros(2, 500, dtype=torch.bool)}
     save_masks(masks, path, method="force", seed=3, weights="ab12")
-    _, about = load_masks(path)
+    about = load_masks(path).about
     assert about == {
         "method": "force", "seed": 3, "weights": "ab12", "sparsity": 0.998, "prunable": 2000, "kept": 4,
         "fingerprint": fingerprint(masks), "library": about["library"],
@@ -70,7 +70,7 @@ def test_the_header(path: Path) -> None:
         assert expected.items() <= file.metadata().items()
     save_masks(masks, path, sparsity=0.9979, account={"effective": 2}, collapsed=["b.weight"])  # as a run says more
     told = {"sparsity": 0.9979, "account": {"effective": 2}, "collapsed": ["b.weight"]}
-    assert told.items() <= load_masks(path)[1].items()
+    assert told.items() <= load_masks(path).about.items()
 
 
 def test_the_fingerprint_is_of_names_and_shapes_alone() -> None:
@@ -81,9 +81,9 @@ def test_the_fingerprint_is_of_names_and_shapes_alone() -> None:
 
 def test_what_was_loaded_can_be_saved_again_and_what_the_masks_tell_is_not_taken_from_the_caller(path: Path) -> None:
     save_masks(EYE, path, method="force")
-    masks, about = load_masks(path)
+    masks = load_masks(path)
     content = path.read_bytes()
-    save_masks(masks, path, **about | dict.fromkeys(("kept", "prunable", "fingerprint", "library"), "wrong"))
+    save_masks(masks, path, **masks.about | dict.fromkeys(("kept", "prunable", "fingerprint", "library"), "wrong"))
     assert path.read_bytes() == content
 
 
@@ -91,7 +91,7 @@ def test_masks_that_keep_none_of_many_weights_are_read(path: Path) -> None:
     masks = {"w": torch.zeros(10**8, dtype=torch.bool)}
     save_masks(masks, path)
     assert path.stat().st_size < 1000
-    assert equal(masks, load_masks(path)[0])
+    assert equal(masks, load_masks(path))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_masks_of_fewer_or_more_weights(path: Path) -> None:
     with pytest.raises(ValueError, match=r"0.weight .not in the file"):
         load_masks(path, model)
     for choice in (dict(exclude="0.*"), dict(scope="1.*"), dict(scope=["1.weight"])):
-        assert equal(masks, load_masks(path, model, **choice)[0])
+        assert equal(masks, load_masks(path, model, **choice))
 
 
 @pytest.mark.gpu
@@ -133,7 +133,7 @@ def test_masks_of_and_for_a_gpu(path: Path) -> None:
     model = net(40, 50, 60).cuda()
     masks = {name: mask.cuda() for name, mask in zoo.random_masks(model, 0.02).items()}
     save_masks(masks, path)
-    loaded, _ = load_masks(path, model)
+    loaded = load_masks(path, model)
     assert equal(masks, loaded)
     assert all(mask.is_cuda for mask in loaded.values())
-    assert not any(mask.is_cuda for mask in load_masks(path)[0].values())
+    assert not any(mask.is_cuda for mask in load_masks(path).values())

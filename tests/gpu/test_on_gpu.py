@@ -393,7 +393,7 @@ def test_a_pruning_that_was_stopped_ends_with_the_same_masks(after, tmp_path):
     with pytest.raises(Stopped):
         run(experiment, stopped, stopping=lambda: next(counter) >= after, until="prune")
     run(experiment, stopped, until="prune")
-    one, other = (bb.load_masks(p.folder(experiment) / "mask.safetensors")[0] for p in (whole, stopped))
+    one, other = (bb.load_masks(p.folder(experiment) / "mask.safetensors") for p in (whole, stopped))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 

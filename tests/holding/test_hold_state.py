@@ -101,7 +101,7 @@ def test_masks_that_do_not_fit_change_nothing(model, masks):
 
 def test_the_state_is_a_mask_file(model, masks, tmp_path):
     save_masks(hold(model, masks, sgd(model)).state_dict(), tmp_path / "masks.safetensors")
-    assert equal(dict(load_masks(tmp_path / "masks.safetensors", model)[0]), masks)
+    assert equal(dict(load_masks(tmp_path / "masks.safetensors", model)), masks)
 
 
 class AcceleratedOptimizer(optim.Optimizer):

@@ -55,7 +55,7 @@ def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
     others = {name: ~mask for name, mask in found(Classifier()).items()}
     resumed = trained(tmp_path / "resumed", others, seed=2, resume=tmp_path / "cut" / "1")
     assert equal(whole.state_dict(), resumed.state_dict())
-    masks, _ = bb.load_masks(tmp_path / "resumed" / "3" / "masks.safetensors", resumed)
+    masks = bb.load_masks(tmp_path / "resumed" / "3" / "masks.safetensors", resumed)
     assert equal(dict(masks), dict(found(Classifier())))
     bb.audit(resumed, masks)
     assert all(resumed.get_parameter(name)[mask].all() for name, mask in masks.items())

@@ -44,7 +44,7 @@ def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
     never = lambda model: pytest.fail("a resumed run prunes nothing")
     resumed = trained(tmp_path / "cut", never, seed=2, resume=True)
     assert equal(whole.state_dict(), resumed.state_dict())
-    masks, _ = bb.load_masks(tmp_path / "cut" / "checkpoint-6" / "masks.safetensors", resumed)
+    masks = bb.load_masks(tmp_path / "cut" / "checkpoint-6" / "masks.safetensors", resumed)
     assert equal(dict(masks), dict(found(Classifier())))
     bb.audit(resumed, masks)
     assert all(resumed.get_parameter(name)[mask].all() for name, mask in masks.items())

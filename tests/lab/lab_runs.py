@@ -106,10 +106,10 @@ def timeless(lines: list[dict]) -> list[dict]:
 
 def assert_same_run(expected: Path, other: Path) -> None:
     """Check that two run folders agree in all that does not depend on the clock."""
-    (a, about), (b, other_about) = (load_masks(folder / "mask.safetensors") for folder in (expected, other))
+    a, b = (load_masks(folder / "mask.safetensors") for folder in (expected, other))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert {**about, **UNLIKE} == {**other_about, **UNLIKE}
+    assert {**a.about, **UNLIKE} == {**b.about, **UNLIKE}
     a, b = tensors(expected / "weights.safetensors"), tensors(other / "weights.safetensors")
     assert a.keys() == b.keys()
     assert not [name for name in a if a[name].dtype != b[name].dtype or not torch.equal(a[name], b[name])]

@@ -24,7 +24,7 @@ CHANGED = [control for control in CONTROLS if control != "none"]
 
 
 def masks_of(folder):
-    return load_masks(folder / "mask.safetensors")[0]
+    return load_masks(folder / "mask.safetensors")
 
 
 def test_a_control_changes_the_name_of_a_run_only_if_there_is_one(short):

@@ -42,7 +42,7 @@ def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
     assert result["test"]["loss"] == pytest.approx(anew.loss)
     assert result["weights"] == digest.hexadecimal(network.model.parameters())
 
-    masks, about = load_masks(folder / "mask.safetensors", network.model)
+    masks = load_masks(folder / "mask.safetensors", network.model)
     bb.audit(network.model, masks)
     kept = sum(int(mask.sum()) for mask in masks.values())
     total = sum(mask.numel() for mask in masks.values())
@@ -51,8 +51,8 @@ def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
     assert result["sparsity"] == 1 - kept / total
     assert result["effective"] <= kept
     assert result["effective_sparsity"] == pytest.approx(1 - result["effective"] / total)
-    assert about["experiment"] == short.to_dict()
-    assert about["method"] == "force"
+    assert masks.about["experiment"] == short.to_dict()
+    assert masks.about["method"] == "force"
 
     lines = read(folder / "metrics.jsonl")
     epochs = [line for line in lines if line["stage"] == "train"]
@@ -72,9 +72,9 @@ def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short
     expected = bb.prune(
         network.model, network.data.train.scoring(128, 1), 0.7, "force", rounds=4, seed=1, on_collapse="ignore"
     )
-    masks, about = load_masks(folder / "mask.safetensors")
+    masks = load_masks(folder / "mask.safetensors")
     assert all(torch.equal(masks[name], mask) for name, mask in expected.masks.items())
-    assert about["weights"] == expected.about["weights"]
+    assert masks.about["weights"] == expected.about["weights"]
     before = stamps(folder)["mask.safetensors"]
     run(short, options)  # goes on from these masks
     assert stamps(folder)["mask.safetensors"] == before
@@ -96,7 +96,7 @@ def test_no_epochs_test_the_network_as_it_was_pruned(short, options):
     experiment = replace(short, epochs=0)
     result = run(experiment, options)
     network = Network(experiment, options, CPU)
-    masks, _ = load_masks(options.folder(experiment) / "mask.safetensors")
+    masks = load_masks(options.folder(experiment) / "mask.safetensors")
     for name, mask in masks.items():
         network.model.get_parameter(name).data[~mask] = 0
     assert result["test"]["top1"] == evaluate(network.model, network.data.test, 512, "fp32", 10).top1
@@ -136,7 +136,7 @@ def trained_from(path: Path, maker: Experiment, **changes) -> Experiment:
     finding = dict.fromkeys(
         ["scoring_precision", "rounds", "batches_per_round", "schedule", "revive_until", "at_least"]
     )
-    content = {"method": "file", "mask": maskfile.masks_digest(load_masks(path)[0])}
+    content = {"method": "file", "mask": maskfile.masks_digest(load_masks(path))}
     return replace(maker, **finding, **content, **changes)
 
 
@@ -149,10 +149,10 @@ def test_the_masks_of_a_file_train_as_in_the_run_that_made_them(short, options, 
     assert result["weights"] == first["weights"]
     assert (result["test"], result["kept"], result["effective"]) == (first["test"], first["kept"], first["effective"])
     assert result["found_for_these_weights"] is True
-    (masks, about), (copied, other_about) = load_masks(mask), load_masks(file_options.folder(experiment) / mask.name)
+    masks, copied = load_masks(mask), load_masks(file_options.folder(experiment) / mask.name)
     assert all(torch.equal(masks[name], copied[name]) for name in masks)
-    assert other_about["run"] == f"{experiment.folder}/mask.safetensors"
-    assert about | dict.fromkeys(("run", "metrics")) == other_about | dict.fromkeys(("run", "metrics"))
+    assert copied.about["run"] == f"{experiment.folder}/mask.safetensors"
+    assert masks.about | dict.fromkeys(("run", "metrics")) == copied.about | dict.fromkeys(("run", "metrics"))
     other = run(trained_from(mask, short, seed=2, epochs=1), file_options)
     assert other["found_for_these_weights"] is False
     assert other["kept"] == first["kept"]

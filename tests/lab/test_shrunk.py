@@ -52,7 +52,7 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
     folder = options.folder(experiment)
     network = Network(experiment, options, torch.device("cpu"))
     load_weights(folder / "weights.safetensors", network.model)
-    masks, _ = bb.load_masks(folder / "mask.safetensors", network.model)
+    masks = bb.load_masks(folder / "mask.safetensors", network.model)
     bb.audit(network.model, masks)
     evaluated = evaluate(network.model, network.data.test, 256, "fp32", 10)
     assert evaluated.top1 == pytest.approx(small["test"]["top1"], abs=0.01)  # other shapes round differently
@@ -90,7 +90,7 @@ def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
     options = RunOptions(tmp_path, mask=path)
     weights = bb.prunable(Network(experiment, options, torch.device("cpu")).model)
     bb.save_masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in weights.items()}, path)
-    content = maskfile.masks_digest(bb.load_masks(path)[0])
+    content = maskfile.masks_digest(bb.load_masks(path))
     empty = Experiment("small-resnet", "digits", "file", mask=content, epochs=0, shrink=True).resolved()
     result = run(empty, options)
     assert result["kept"] == 0

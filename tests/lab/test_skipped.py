@@ -64,7 +64,9 @@ def test_a_cut_network_is_tested_as_it_is(cut, skip, trains_nothing):
     assert {line["stage"] for line in [*lines, *read(folder / "metrics.jsonl")]} == {"prune"}
     assert {path.name for path in folder.iterdir()} == ALWAYS
 
-    masks, weights = load_masks(folder / "mask.safetensors")[0], tensors(folder / "weights.safetensors")
+    masks = load_masks(folder / "mask.safetensors"), tensors(folder / "weights.safetensors")
+
+    weights = masks.about
     expected = {name: w * masks[name] if name in masks else w for name, w in network.model.state_dict().items()}
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
     network.model.load_state_dict(weights)
@@ -199,7 +201,7 @@ def test_a_sweep_records_cut_networks_and_trains_the_others(cut, short, skip, fo
 @pytest.mark.parametrize("plan", ["mine", {"lr": 1}, {"epochs": 0}])
 def test_a_plan_in_the_metadata_of_a_mask_file_is_the_users_own(plan, cut, options, tmp_path):
     run(cut, options, until="prune")
-    masks, _ = load_masks(options.folder(cut) / "mask.safetensors")
+    masks = load_masks(options.folder(cut) / "mask.safetensors")
     save_masks(masks, path := tmp_path / "mask", plan=plan)
     trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches_per_round=None).resolved()
     lines = []

@@ -74,7 +74,7 @@ def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_on
     experiment = experiment.resolved()
     run(experiment, options)
     folder = options.folder(experiment)
-    masks, _ = load_masks(folder / "mask.safetensors")
+    masks = load_masks(folder / "mask.safetensors")
     initial = dict(Network(experiment, options, torch.device("cpu")).model.state_dict())
     pretrained, start = tensors(folder / "pretrained.safetensors"), tensors(folder / "weights.safetensors")
     assert any(not torch.equal(initial[name], pretrained[name]) for name in masks)
@@ -97,7 +97,7 @@ def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(netwo
     assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.1, 0.01, 0.001])
     network = Network(experiment, options, torch.device("cpu"))
     load_weights(folder / "pretrained.safetensors", network.model)
-    masks, _ = load_masks(folder / "mask.safetensors")
+    masks = load_masks(folder / "mask.safetensors")
     for _ in Training(network.model, network.data, experiment.plan(), masks).steps():
         pass
     weights = tensors(folder / "weights.safetensors")

@@ -40,7 +40,7 @@ def test_a_collapse_is_told_between_pruning_and_training(cut, options):
     assert warning["warning"].startswith(f"{CUT}: ")
     assert f"{len(result['empty'])} of 3 layers keep" in warning["warning"]
     assert warning["short"] == f"collapsed, {len(result['empty'])} of 3 layers empty"
-    masks = load_masks(options.folder(cut) / MASK)[0]
+    masks = load_masks(options.folder(cut) / MASK)
     assert result["empty"] == [name for name, mask in masks.items() if not mask.any()] != []
     told = " ".join(summary(result, options.folder(cut)))
     assert CUT in told
@@ -73,7 +73,7 @@ def test_a_collapse_stops_a_run_before_the_first_epoch_if_asked(cut, options):
 
 def test_masks_of_a_file_that_cut_the_network_stop_a_run_too(cut, options, tmp_path):
     run(cut, options, until="prune")
-    masks, _ = load_masks(options.folder(cut) / MASK)
+    masks = load_masks(options.folder(cut) / MASK)
     save_masks(masks, tmp_path / "mask")
     trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches_per_round=None).resolved()
     with pytest.raises(ValueError, match=CUT):

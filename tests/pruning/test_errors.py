@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import prune as torch_prune
 
+import barebones as bb
 from barebones import METHODS, Method, Probe, agreement, hold, prunable, prune, rounds
 
 IMAGES = BATCHES[0][0]
@@ -74,12 +76,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"scope='conv\*' matches no parameter; names look like '0\.weight'", dict(scope="conv*")),
     ("exclude='head' matches no parameter", dict(exclude=["0.*", "head"])),
     ("synflow needs a floating-point", dict(model=nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)), **TOKENS)),
-    *(("pass objective=", dict(batches=[batch])) for batch in (IMAGES, {"x": 1}, (1, 2, 3), (IMAGES,))),
+    *(("or objective=", dict(batches=[batch])) for batch in (IMAGES, {"x": 1}, (1, 2, 3), (IMAGES,))),
+    (r"pairs such as \[\(x, y\)\]", dict(batches=BATCHES[0])),
+    ("batch 1 of round 1 has no samples", dict(batches=[(IMAGES[:0], BATCHES[0][1][:0])])),
     # losses
     (r"loss=CrossEntropyLoss is a class; .*CrossEntropyLoss\(\)", dict(loss=nn.CrossEntropyLoss)),
     ("loss='mse': choose one of cross-entropy, nll-on-logits", dict(loss="mse")),
     (r"scalar tensor, not \(8,\)", dict(loss=lambda output, y: F.cross_entropy(output, y, reduction="none"))),
-    ("scalar tensor, not float", dict(loss=lambda output, y: F.cross_entropy(output, y).item())),
+    (r"not float; return it without \.item\(\)", dict(loss=lambda output, y: F.cross_entropy(output, y).item())),
     ("scalar tensor, not NoneType", dict(loss=lambda output, y: None, method="grasp")),
     ("does not depend on the weights", dict(loss=lambda output, y: F.cross_entropy(output.detach(), y))),
     ("does not depend on any prunable", dict(loss=lambda output, y: torch.tensor(1.0, requires_grad=True))),
@@ -112,6 +116,10 @@ MISTAKES: list[tuple[str, Callable[[nn.Module], object]]] = [
     ("keep=115", lambda m: next(rounds(Probe(m, BATCHES), FORCE, 115))),
     (r"pass result\.masks", lambda m: hold(m, prune(m, BATCHES, 0.5, "snip"), torch.optim.SGD(m.parameters()))),
     (r"pass result\.masks", lambda m: agreement(prune(m, BATCHES, 0.5, "snip"), {})),
+    (r"pass result\.masks", lambda m: bb.save_masks("masks", bb.Masks())),
+    ("must be an nn.Module, not a Masks", lambda m: bb.save_weights(bb.Masks(), m, "weights")),
+    ("not the class Linear; make an object of it", lambda m: prune(nn.Linear, BATCHES, 0.5)),
+    ("the scores of a are no tensors", lambda m: bb.keep_top({"a": numpy.ones(3)}, 1)),
     ("inference_mode", torch.inference_mode()(lambda m: prune(m, BATCHES, 0.5))),
     (  # the weights are looked at before a collapse
         "weights were changed while it was pruned",

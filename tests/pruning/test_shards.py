@@ -159,10 +159,10 @@ def held(kind: str) -> dict[str, Tensors]:
         bb.save_masks(whole(result.masks), path.with_name(f"whole-{dist.get_rank()}"))
         assert alike.read_bytes() == path.with_name(f"whole-{dist.get_rank()}").read_bytes()
         assert any(len(data) for data in pack(result.masks)[0].values()) == first  # others do not have the file's bytes
-        loaded, about = bb.load_masks(path, model)
-        assert about["kept"] == counts.kept
+        loaded = bb.load_masks(path, model)
+        assert loaded.about["kept"] == counts.kept
         assert all(torch.equal(local(loaded[name]), local(mask)) for name, mask in result.masks.items())
-        bb.audit(model, bb.load_masks(path)[0])  # whole masks are cut to the rows
+        bb.audit(model, bb.load_masks(path))  # whole masks are cut to the rows
         with torch.no_grad():
             local(model[0].weight).add_(1)
         with pytest.raises(ValueError, match=r"pruned weights are not zero: 0.weight"):

@@ -171,7 +171,7 @@ def _accuracy(path: Path, split: Split) -> float:
 def _to_hub_folder(source: Path, folder: Path, replace: bool, model: str | None, data: str | None, trust: bool) -> None:
     check_hub_folder(folder, replace)
     experiment, network, masks = _load(source, model, data, trust)
-    about = load_masks(source / MASK if source.is_dir() else source)[1]
+    about = load_masks(source / MASK if source.is_dir() else source).about
     result = finished(source) if source.is_dir() else None
     inputs = loading.inputs_of(experiment, source, [data], trust)
     counts = card.counted(network, masks, inputs.example(1))

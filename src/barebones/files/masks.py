@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..masks import Masks, size
+from ..masks import Masks, check_masks, size
 from ..messages import shortened
 from ..running.shards import by_one
 from ..scope import Pattern, parameters, placed, prunable
@@ -37,10 +37,11 @@ def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_masks({"w": torch.eye(2) > 0}, f"{folder}/masks", method="force")
-    ...     masks, about = load_masks(f"{folder}/masks")
-    >>> masks["w"].tolist(), about["method"], about["sparsity"], about["kept"]
+    ...     masks = load_masks(f"{folder}/masks")
+    >>> masks["w"].tolist(), masks.about["method"], masks.about["sparsity"], masks.about["kept"]
     ([[True, False], [False, True]], 'force', 0.5, 2)
     """
+    check_masks(masks)
     tensors, layout = pack(masks)
     total, kept = size(masks), sum(entry["kept"] for entry in layout.values())
     counts = {"prunable": total, "kept": kept, "fingerprint": fingerprint(masks), "library": __version__}
@@ -50,8 +51,8 @@ def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) 
 
 def load_masks(
     path: container.Path, model: nn.Module | None = None, scope: Pattern | None = None, exclude: Pattern = ()
-) -> tuple[Masks, dict[str, Any]]:
-    """Return the masks of a file and its `about`; with a model, the masks are on the devices of its parameters.
+) -> Masks:
+    """Return the masks of a file; with a model, on the devices of its parameters. Their `about` is that of the file.
 
     If the model does not match, a `ValueError` says where: every mask needs a parameter of the same name and shape,
     and every prunable weight needs a mask. `scope` and `exclude` define what is prunable, as for `prune`.
@@ -59,14 +60,15 @@ def load_masks(
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_masks({"weight": torch.eye(2) > 0}, f"{folder}/masks")
-    ...     masks, about = load_masks(f"{folder}/masks", nn.Linear(2, 2))
-    >>> about["prunable"], about["kept"]
-    (4, 2)
+    ...     load_masks(f"{folder}/masks", nn.Linear(2, 2)).about["kept"]
+    2
     """
     tensors, about = container.read(path, KIND, VERSION)
     layout = about.pop("layout")
     if model is None:
-        return unpack(tensors, layout), about
+        masks = unpack(tensors, layout)
+        masks.about = about
+        return masks
     stored = layers(layout)
     weights, named = prunable(model, scope, exclude), parameters(model)
     if differing := container.differences(stored, named, required=weights):
@@ -75,7 +77,9 @@ def load_masks(
             f"{path} does not match the model; {len(differing)} of the parameters differ: {shortened(differing)}{hint}"
         )
     one = {name: {name: entry} for name, entry in layout.items()}  # at a time: of a sharded model, some rows are kept
-    return Masks({name: placed(unpack(tensors, one[name])[name], named[name]) for name in layout}), about
+    masks = Masks({name: placed(unpack(tensors, one[name])[name], named[name]) for name in layout})
+    masks.about = about
+    return masks
 
 
 def masks_digest(masks: Mapping[str, Tensor]) -> str:

@@ -26,7 +26,7 @@ def masks_for(model: nn.Module, source: Source) -> Mapping[str, Tensor]:
     {'weight': tensor([[False, False]])}
     """
     if isinstance(source, str | PathLike):
-        return load_masks(source)[0]
+        return load_masks(source)
     if not callable(source):
         return source
     masks = source(model)
@@ -51,4 +51,4 @@ def load_from(checkpoint: Path) -> Masks:
             f"{checkpoint} has no {MASKS}, so it is no checkpoint of a run that held masks; "
             "load its weights yourself, and start a new run with them"
         )
-    return load_masks(checkpoint / MASKS)[0]
+    return load_masks(checkpoint / MASKS)

@@ -148,13 +148,14 @@ class Gradients:
             else:
                 if not _is_pair(batch):
                     raise ValueError(
-                        f"a batch is a pair (input, target), but this one is a {type(batch).__name__}; pass "
-                        "objective=lambda model, batch: ... for batches of another form"
+                        f"a batch is a pair (input, target), but this one is a {type(batch).__name__}; pass a list of "
+                        "pairs such as [(x, y)], or objective=lambda model, batch: ... for batches of another form"
                     )
                 value = self.loss(self.model(batch[0]), batch[1])
         if not _is_scalar(value):
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"the loss must be a scalar tensor, not {shape}; reduce it with mean() or sum()")
+            hint = "return it without .item()" if isinstance(value, float) else "reduce it with mean() or sum()"
+            raise ValueError(f"the loss must be a scalar tensor, not {shape}; {hint}")
         if not value.requires_grad:
             raise ValueError("the loss does not depend on the weights: it carries no gradient (detached, or no_grad?)")
         return value.reshape(())

@@ -17,7 +17,7 @@ from ..gpu.graphs import Captured
 from ..masks import Masks, everything
 from ..running import digest
 from ..running.chunks import chunks
-from ..running.inputs import first_sample, tensors
+from ..running.inputs import first_sample, samples, tensors
 from ..running.modes import (
     batch_norms,
     by_kind,
@@ -90,6 +90,7 @@ class Probe:
             raise ValueError(f"loss={loss!r}: choose one of {', '.join(LOSSES)}, or pass a function")
         if torch.is_inference_mode_enabled():
             raise ValueError("scoring needs gradients; leave torch.inference_mode() first")
+        bare(model)  # refuses what is no module
         self.user_model, self.model = model, ranks.to_call(model)
         reshard(model)
         self.parameters = prunable(model, scope, exclude)
@@ -267,6 +268,8 @@ class Probe:
         split = self.shared and (together or self.batches.single(self._count))
         number = 0
         for batch in self.batches.in_round(self.index, self._count):
+            if samples(batch) == 0:
+                raise ValueError(f"batch {number + 1} of round {self.index + 1} has no samples; leave it out")
             self.batches_digest = so_far = self._chained(so_far, batch)
             places = [(rank, self.ranks) for rank in range(self.ranks)] if split else [(0, 1)]
             parts = [list(micro_batches(batch, norms, self.micro_batch, *place)) for place in places]

@@ -45,6 +45,8 @@ def keep_top(
     """
     refuse_shards("scores", scores)
     refuse_shards("masks", prefer, among)
+    if wrong := [name for name, score in scores.items() if not isinstance(score, Tensor)]:
+        raise ValueError(f"the scores of {shortened(wrong)} are no tensors; turn them into tensors first")
     if unknown := [name for name, score in scores.items() if score.isnan().any()]:
         raise ValueError(f"the scores of {shortened(unknown)} are not numbers (NaN); check how they are computed")
     total = sum(score.numel() for score in scores.values())

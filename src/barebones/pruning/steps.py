@@ -62,8 +62,9 @@ class Steps:
 
 def _checked(scores: Scores, weights: dict[str, Tensor]) -> Scores:
     """Return the scores in the weights' order. Raise a ValueError if a weight has none, or the shape is wrong."""
-    if not isinstance(scores, Mapping) or not all(isinstance(score, Tensor) for score in scores.values()):
-        raise ValueError(f"the criterion must return a dict from names to tensors, not {type(scores).__name__}")
+    values = scores.values() if isinstance(scores, Mapping) else [scores]
+    if kinds := {type(value).__name__ for value in values if not isinstance(value, Tensor)}:
+        raise ValueError(f"the criterion must return a dict from names to tensors, not {' or '.join(sorted(kinds))}")
     if scores.keys() != weights.keys() or any(scores[name].shape != w.shape for name, w in weights.items()):
         wrong = sorted(scores.keys() ^ weights.keys()) or [n for n, w in weights.items() if scores[n].shape != w.shape]
         raise ValueError(

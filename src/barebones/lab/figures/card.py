@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 
 model = build({model!r}, classes={classes}, size={size}, channels={channels})
 model.load_state_dict(load_file("{weights}"))
-masks, about = bb.load_masks("{masks}", model)
+masks = bb.load_masks("{masks}", model)  # masks.about says how they were made
 bb.audit(model, masks)  # raises an error if a pruned weight is not zero"""
 
 

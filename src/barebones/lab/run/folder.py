@@ -189,11 +189,12 @@ def recorded(folder: Path) -> tuple[dict[str, Any], str]:
     return settings, folder_of(settings)
 
 
-def load_mask(folder: Path, run: str, model: nn.Module | None = None) -> tuple[Masks, dict[str, Any]]:
-    """Return the masks of a run and what their file says about them; they must belong to this run."""
+def load_mask(folder: Path, run: str, model: nn.Module | None = None) -> Masks:
+    """Return the masks of a run, with what their file says about them; they must belong to this run."""
     with reading(folder / MASK, run):
-        found, about = masks.load_masks(folder / MASK, model)
-    return found, about | {"empty": empty(found), "layers": len(found)}
+        found = masks.load_masks(folder / MASK, model)
+    found.about |= {"empty": empty(found), "layers": len(found)}
+    return found
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def load(
         return trained(source, model, data, trust)
     experiment = experiment_for_mask(source, {k: v for k, v in (("model", model), ("data", data)) if v}, trust)
     network = initial(experiment, inputs_of(experiment, source, [data], trust))
-    return experiment, network, load_masks(source, network)[0]
+    return experiment, network, load_masks(source, network)
 
 
 def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False) -> Experiment:
@@ -49,8 +49,8 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
     """
     inside = path.name == MASK and (path.parent / EXPERIMENT).exists()  # masks in a run's folder are those of the run
     with reading(path, recorded(path.parent)[1]) if inside else nullcontext():
-        masks, about = load_masks(path)
-    record = about.get("experiment") or {}
+        masks = load_masks(path)
+    record = masks.about.get("experiment") or {}
     if not record and not {"model", "data"} <= changes.keys():
         raise ValueError(f"{path} does not name its network and data set; pass --model and --data")
     finder = Experiment.settings(record)
@@ -62,7 +62,7 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
             f"{path} was found after pretraining; use barebones run, which repeats the pretraining and then trains"
         )
     method = finder["method"] if record and finder["method"] in METHODS else FILE
-    settings = {"method": method, "mask": masks_digest(masks), "sparsity": float(about["sparsity"])}
+    settings = {"method": method, "mask": masks_digest(masks), "sparsity": float(masks.about["sparsity"])}
     if changes.get("optimizer", finder["optimizer"]) != finder["optimizer"]:
         finder |= {"lr": None, "weight_decay": None}  # those of the file are for its optimizer
     unset = {name: getattr(Experiment, name) for name in FINDING}
@@ -89,7 +89,7 @@ def trained(
             "for the network before training"
         )
     network, path = initial(experiment, inputs_of(experiment, folder, [data], trust)), folder / WEIGHTS
-    masks, _ = load_mask(folder, run, network)
+    masks = load_mask(folder, run, network)
     with reading(path, run):
         stored = load_weights(path, network).masks
         if digest.hexadecimal(network.parameters()) != result["weights"]:
@@ -113,7 +113,7 @@ def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None
     """
     if (known := known_inputs(experiment)) is not None:
         return known
-    about = load_masks(source / MASK if source.is_dir() else source)[1]
+    about = load_masks(source / MASK if source.is_dir() else source).about
     found = about.get("inputs")
     if found is not None and (source.is_dir() or (about.get("experiment") or {}).get("data") == experiment.data):
         return Inputs(**found | {"shape": tuple(found["shape"])})

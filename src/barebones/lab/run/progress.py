@@ -203,12 +203,12 @@ def shrunk(small: dict[str, Any]) -> Iterator[str]:
 
 def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
     """Return what a mask file contains: a table of how it was made, one of its layers, and both as plain values."""
-    masks, about = load_masks(path)
+    masks = load_masks(path)
     layers: dict[str, dict[str, Any]] = {
         name: {"shape": list(m.shape), "total": m.numel(), "kept": int(m.count_nonzero())} for name, m in masks.items()
     }
     header = Table("what", "value", title=escape(str(path)), title_justify="left")
-    for name, value in about.items():
+    for name, value in masks.about.items():
         if name == "experiment":
             with suppress(ValueError):  # its method may not be registered here
                 value = Experiment.from_dict(value).folder
@@ -222,7 +222,7 @@ def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
         density = f"{layer['kept'] / max(layer['total'], 1):.4%}"
         style = "red" if layer["kept"] == 0 else None
         table.add_row(_plain(name), shape, f"{layer['total']:,}", f"{layer['kept']:,}", density, style=style)
-    return header, table, {"about": about, "layers": layers}
+    return header, table, {"about": masks.about, "layers": layers}
 
 
 def _plain(text: str) -> str:

@@ -80,7 +80,7 @@ def _ending(path: Path, experiment: Experiment, until: str) -> dict[str, Any] | 
     """Return what the run leaves in its folder at the end; None if it has not come to that. Nothing is locked."""
     result = finished(path, experiment)
     if until == "prune":
-        return load_mask(path, experiment.folder)[1] if (path / MASK).exists() else None
+        return load_mask(path, experiment.folder).about if (path / MASK).exists() else None
     if result is not None:
         with suppress(OSError):  # the folder may be read-only
             (path / CHECKPOINT).unlink(missing_ok=True)  # if the run was killed just before deleting it

@@ -106,7 +106,8 @@ class Stages:
                 self._save_masks(everything(prunable(self.model)), [], 0.0, method=DENSE)
             else:
                 self._prune(after)
-        masks, about = load_mask(self.folder.path, self.folder.run, self.model)
+        masks = load_mask(self.folder.path, self.folder.run, self.model)
+        about = masks.about
         self._passed(about["metrics"])
         self.folder.delete(ROUND)
         if experiment.mask is not None or about.get("account") is None:  # what a file says is counted here again
@@ -181,10 +182,10 @@ class Stages:
         """Take the masks of a file as those of this run."""
         if source is None:
             raise ValueError("the run has no masks yet; name their file with --mask FILE")
-        masks, about = maskfile.load_masks(source, self.model)  # raises if they do not match the model
+        masks = maskfile.load_masks(source, self.model)  # raises if they do not match the model
         if maskfile.masks_digest(masks) != self.experiment.mask:
             raise ValueError(f"{source} has changed since it was read; start again")
-        about |= {"inputs": asdict(self.data.inputs)}
+        about = masks.about | {"inputs": asdict(self.data.inputs)}
         with self._writing(MASK) as stamp:
             maskfile.save_masks(masks, self.folder.path / MASK, **about | stamp)
 

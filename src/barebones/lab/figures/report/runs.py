@@ -196,7 +196,7 @@ def _mask(folder: Path, owner: str | None, settings: Row | None, effective: bool
     """Return the metadata of the mask file, and how many weights its masks keep in each layer."""
     if not (folder / MASK).exists():
         return {}
-    masks, about = load_masks(folder / MASK) if owner is None else load_mask(folder, owner)
+    masks = load_masks(folder / MASK) if owner is None else load_mask(folder, owner)
     layers = [LayerAccount(name, tuple(m.shape), m.numel(), int(m.count_nonzero())) for name, m in masks.items()]
     note = None
     if effective and settings is not None:
@@ -209,13 +209,13 @@ def _mask(folder: Path, owner: str | None, settings: Row | None, effective: bool
     if layers and all(layer.effective is not None for layer in layers):
         on_path = sum(layer.effective or 0 for layer in layers)
         counted |= {"effective": on_path, "effective_sparsity": (total - on_path) / max(total, 1)}
-    stated = about.get("account")
+    stated = masks.about.get("account")
     stated = stated if isinstance(stated, dict) else {}
     return {
         "stated": stated,
         "counted": counted,
-        "collapsed": about.get("collapsed"),
-        "seconds": _number(about.get("seconds")),
+        "collapsed": masks.about.get("collapsed"),
+        "seconds": _number(masks.about.get("seconds")),
         "note": note or stated.get("not_followed"),
         "layers": [[la.name, list(la.shape), la.total, la.kept, la.effective] for la in layers],
     }
