@@ -163,7 +163,7 @@ def test_no_flipped_bit_of_a_finished_run_goes_unnoticed(staged, tmp_path):
         "experiment.json": lambda path: recorded(folder),
         "result.json": lambda path: finished(folder),
         "metrics.jsonl": lambda path: lines(folder),
-        "mask.safetensors": lambda path: load_mask(folder, run)[1],
+        "mask.safetensors": lambda path: load_mask(folder, run).about,
         "weights.safetensors": lambda path: loading.trained(folder, trust=True) and None,
     }
     assert readers.keys() == {*names(folder)} - {"pretrained.safetensors"}

@@ -64,9 +64,7 @@ def test_a_cut_network_is_tested_as_it_is(cut, skip, trains_nothing):
     assert {line["stage"] for line in [*lines, *read(folder / "metrics.jsonl")]} == {"prune"}
     assert {path.name for path in folder.iterdir()} == ALWAYS
 
-    masks = load_masks(folder / "mask.safetensors"), tensors(folder / "weights.safetensors")
-
-    weights = masks.about
+    masks, weights = load_masks(folder / "mask.safetensors"), tensors(folder / "weights.safetensors")
     expected = {name: w * masks[name] if name in masks else w for name, w in network.model.state_dict().items()}
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
     network.model.load_state_dict(weights)
