@@ -213,6 +213,16 @@ def test_an_earlier_export_is_replaced_on_request(finished, command, mistake, tm
     assert sorted(os.listdir()) == ["hub"]
 
 
+@pytest.mark.parametrize("theirs", ["README.md", "config.json", "README.md/thesis.txt", "masks.safetensors/mine"])
+def test_the_files_of_somebody_else_are_not_replaced(theirs, tmp_path):
+    path = tmp_path / "hub" / theirs
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(ValueError, match="no earlier export"):
+        to_hub_folder(nn.Linear(2, 2), {"weight": torch.eye(2) > 0}, tmp_path / "hub", {}, "card", replace=True)
+    assert path.read_text() == "mine"
+
+
 def test_an_error_leaves_what_was_there(tmp_path, monkeypatch):
     model, masks = nn.Linear(2, 2), {"weight": torch.eye(2) > 0}
     to_hub_folder(model, masks, tmp_path / "hub", {}, "first")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -34,6 +35,17 @@ def test_a_folder_has_one_owner_and_nothing_stays_behind(tmp_path):
     assert names(tmp_path) == []
     with leased(tmp_path) as again:
         assert again.attempt == 1
+
+
+def test_a_lease_that_cannot_be_written_is_not_left_behind(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # like a full disk
+    try:
+        with pytest.raises(OSError, match=r"cannot write .*lease-1"), leased(tmp_path):
+            pytest.fail("it says nothing about its owner")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("change", [{"process": 2**22 + 1}, {"began": "1"}])

@@ -180,3 +180,11 @@ def test_the_summary_tells_alike_groups_apart(tmp_path):
         written(tmp_path, seeded(0, epochs=epochs))
     lines = shown(records.records(tmp_path))
     assert sorted(line.split("│")[-2].strip() for line in lines) == ["epochs 1", "epochs 5"]
+
+
+def test_a_number_that_is_too_large_makes_a_run_unreadable(tmp_path, monkeypatch):
+    monkeypatch.setattr("barebones.lab.records.records.finished", lambda *_: {})
+    monkeypatch.setattr("barebones.lab.records.records._result", lambda _: {"top1": 10**400})
+    row = records.record(tmp_path)
+    assert row["status"] == "unreadable"
+    assert "too large" in row["reason"]

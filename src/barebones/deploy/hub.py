@@ -37,7 +37,7 @@ def to_hub_folder(
 
     `config` takes values that JSON can represent, `card` is the text of README.md, and `about` is stored with the masks
     (see `save_masks`). The files are written beside the folder and moved there at the end. A folder that is not empty
-    is an error, unless `replace` allows it and it holds nothing but files of these names.
+    is an error, unless `replace` allows it and it is an earlier export: files of these names and no others.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -79,6 +79,8 @@ def check_hub_folder(folder: str | os.PathLike[str], replace: bool = False) -> N
         raise ValueError(f"{folder} is not empty; name another folder, or replace its files with --replace")
     if others := [name for name in inside if name not in FILES]:
         raise ValueError(f"{folder} also holds {shortened(others)}, which would be lost; name another folder")
+    if inside and (MASKS not in inside or not all((path / name).is_file() for name in inside)):
+        raise ValueError(f"{folder} is no earlier export, and its files would be lost; name another folder")
 
 
 def _put(new: Path, target: Path) -> None:

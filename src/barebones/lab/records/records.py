@@ -104,7 +104,7 @@ def record(folder: Path, experiment: Experiment | None = None) -> Row | None:
             return blank | Experiment.settings(result["experiment"]) | values
         if (failure := failed(folder)) is not None:
             return blank | Experiment.settings(failure["experiment"]) | {"status": FAILED, "reason": failure["reason"]}
-    except (ValueError, OSError) as error:
+    except (ValueError, OverflowError, OSError) as error:
         reason = str(error).replace(f"{folder}{os.sep}", "")[:300]
         return blank | _settings_of(folder) | {"status": UNREADABLE, "reason": reason}
     return None

@@ -121,7 +121,12 @@ def _taken(folder: Path) -> Lease:
         file = open(path, "xb", buffering=0)  # noqa: SIM115 (the lease keeps it open)
     except FileExistsError:
         raise _busy(folder) from None
-    file.write(json.dumps(_here() | {"renewed_every": RENEWED_EVERY}).encode())
+    try:
+        file.write(json.dumps(_here() | {"renewed_every": RENEWED_EVERY}).encode())
+    except OSError as error:  # for example a full disk; an empty lease would look like that of a running process
+        file.close()
+        path.unlink(missing_ok=True)
+        raise OSError(error.errno, f"cannot write ({error.strerror})", str(path)) from None
     return Lease(folder, attempt + 1, file, os.stat(folder))
 
 

@@ -43,7 +43,7 @@ MARKS = {  # Plotly's name of each of Matplotlib's markers, and a letter that lo
     "h": ("hexagon", "⬢"), "<": ("triangle-left", "◀"), ">": ("triangle-right", "▶"),
 }  # fmt: skip
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OSError, RuntimeError, RecursionError)
+UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OSError, RuntimeError, OverflowError)
 
 Stamp = tuple[tuple[str, int, int], ...]
 Known = dict[Path, tuple[Stamp, Row]]  # what was read of a folder, and the stamp that the folder had then
