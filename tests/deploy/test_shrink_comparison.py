@@ -374,6 +374,7 @@ GROUP_NORMS: dict[str, str] = {
 }
 
 
+@pytest.mark.slow
 def test_no_group_norm_ends_the_process():
     """Torch crashes in the gradient of a group-norm for an input with channels last that needs none."""
     lines = ["import torch, barebones as bb", "from torch import nn", "x = torch.randn(2, 2, 8, 8)"]
