@@ -55,7 +55,7 @@ def keep_top(
     allowed = [score > -torch.inf if among is None else among[n] & (score > -torch.inf) for n, score in scores.items()]
     sizes = [int(mask.count_nonzero()) for mask in allowed]
     if keep > sum(sizes):
-        raise ValueError(f"cannot keep {keep} weights among {sum(sizes)}; keep fewer, or let `among` contain more")
+        raise ValueError(f"cannot keep {keep} weights among {sum(sizes)}: those in `among` with a score above -inf")
     return top_masks(scores, keep, prefer, among, at_least, sizes)
 
 
