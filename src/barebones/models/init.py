@@ -20,8 +20,10 @@ SCHEMES: dict[str, Callable[..., Tensor]] = {
     "orthogonal": nn.init.orthogonal_,  # one row per output; rows, or columns if fewer, are orthonormal
 }
 
-
-NORM_SCALES = ("ones", "uniform")  # of batch-norms; torch drew them from U(0, 1) before its version 1.2
+NORM_SCALES: dict[str, Callable[..., Tensor]] = {  # the scales of one batch-norm
+    "ones": lambda scales, generator: nn.init.ones_(scales),
+    "uniform": nn.init.uniform_,  # U(0, 1), as torch drew them before its version 1.2
+}
 
 
 def initialize(
@@ -55,8 +57,7 @@ def initialize(
                 nn.init.zeros_(module.bias)
         elif isinstance(module, _BatchNorm):
             module.reset_parameters()
-    if norm_scale == "uniform":  # after all weights, so that these do not depend on it
-        for module in model.modules():
-            if isinstance(module, _BatchNorm) and module.affine:
-                nn.init.uniform_(module.weight, generator=generator)
+    for module in model.modules():  # after all weights, so that these do not depend on it
+        if isinstance(module, _BatchNorm) and module.affine:
+            NORM_SCALES[norm_scale](module.weight, generator=generator)
     return model
