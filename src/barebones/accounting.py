@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .files.encoding import encode
 from .masks import everything
-from .messages import disconnected_outputs, plain_text, shape_of
+from .messages import disconnected_outputs, html_bars, plain_text, shape_of
 from .paths import Use, cuts, silenced, trace
 from .running.shards import count
 from .scope import matched, parameters
@@ -163,6 +163,11 @@ class Account:
 
     def __str__(self) -> str:
         return plain_text(self)
+
+    def _repr_html_(self) -> str:
+        """Return a bar per layer, for notebooks; kept weights on no path are pale."""
+        counts = ((x.name, x.total, x.kept, x.kept if x.effective is None else x.effective) for x in self.layers)
+        return html_bars("\n".join(self._sentences()), counts)
 
 
 def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) -> Account:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from html import escape
 from io import StringIO
 from typing import Any
 
@@ -110,6 +111,26 @@ def plain_text(table: Any) -> str:
     with console.capture() as text:
         console.print(table)
     return "\n".join(line.rstrip() for line in text.get().splitlines())
+
+
+def html_bars(text: str, layers: Iterable[tuple[str, int, int, int]]) -> str:
+    """Return a text and a bar for each layer as HTML, for notebooks.
+
+    A layer has a name, its weights, the kept ones and the effective ones; the bar is pale where these last two differ.
+
+    >>> html_bars("Pruned", [("fc", 8, 4, 2)]).count("<tr>"), "50 %" in html_bars("Pruned", [("fc", 8, 4, 2)])
+    (1, True)
+    """
+    rows = []
+    for name, total, kept, effective in layers:
+        parts = ((effective, "#d55e00"), (kept - effective, "#f2c9ad"))
+        widths = ((f"{12 * part / max(total, 1):.3f}em", colour) for part, colour in parts)
+        bar = "".join(f'<i style="display:inline-block;height:.8em;width:{w};background:{c}"></i>' for w, c in widths)
+        share = f"{100 * kept / max(total, 1):.3g} %" if kept else "empty"
+        frame = f'<div style="width:12em;background:#8883;white-space:nowrap;line-height:1">{bar}</div>'
+        cells = (escape(name), f"{kept:,} of {total:,}", share, frame)
+        rows.append("<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>")
+    return f'<pre style="white-space:pre-wrap">{escape(text)}</pre><table>{"".join(rows)}</table>'
 
 
 def shown(value: Any) -> str:

@@ -251,7 +251,7 @@ def inspect(
         typer.echo(json.dumps(content, indent=2))
         return
     if tables:
-        Console().print(*tables)
+        Console().print(*tables, sep="\n")
         return
     for name, value in content["experiment"].items():
         say(f"{name:18} {value}")

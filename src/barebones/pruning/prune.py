@@ -13,12 +13,14 @@ from torch import nn
 
 from ..files import masks as maskfile
 from ..masks import Masks, empty, everything, kept, size
-from ..messages import disconnected_outputs, empty_layers, shortened
+from ..messages import disconnected_outputs, empty_layers, html_bars, shortened
 from ..paths import cuts, silenced, trace
+from ..running.shards import count
 from ..scope import Pattern
 from .batches import Source
 from .gradients import Loss, Objective
 from .methods import Method, resolved
+from .picture import draw
 from .probe import Probe
 from .resuming import check_same_ranks, check_unchanged, function_name, plan_of
 from .round import Record, Round, on_host
@@ -56,6 +58,18 @@ class Pruned:
             f"  rounds: {len(self.rounds)}, layers: {len(self.masks)}{none}\n"
             f"  collapsed layers: {shortened(self.collapsed) or 'none'}"
         )
+
+    def _repr_html_(self) -> str:
+        """Return a bar per layer, for notebooks."""
+        counts = {name: count(mask) for name, mask in self.masks.items()}
+        return html_bars(repr(self), ((n, m.numel(), counts[n], counts[n]) for n, m in self.masks.items()))
+
+    def plot(self) -> Any:
+        """Draw what each layer keeps and, if there were several rounds, what each round changed.
+
+        It returns matplotlib's axes, so `result.plot()[0].figure.savefig("layers.png")` writes the picture.
+        """
+        return draw(self.masks, self.rounds)
 
 
 def prune(

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from ...files.masks import load_masks
 from ...messages import counted, printable
@@ -201,13 +202,15 @@ def shrunk(small: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
-    """Return what a mask file contains: a table of how it was made, one of its layers, and both as plain values."""
+def mask_file(path: Path) -> tuple[Text, Table, Table, dict[str, Any]]:
+    """Return what a mask file contains: a sentence, tables of its layers and how it was made, and plain values."""
     masks = load_masks(path)
     layers: dict[str, dict[str, Any]] = {
         name: {"shape": list(m.shape), "total": m.numel(), "kept": int(m.count_nonzero())} for name, m in masks.items()
     }
-    header = Table("what", "value", title=escape(str(path)), title_justify="left")
+    kept, total = (sum(layer[name] for layer in layers.values()) for name in ("kept", "total"))
+    sentence = f"{path}: {kept:,} of {total:,} weights kept ({_share(kept, total)})"
+    header = Table("how it was made", "")
     for name, value in masks.about.items():
         if name == "experiment":
             with suppress(ValueError):  # its method may not be registered here
@@ -216,13 +219,18 @@ def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
             inner = {key.replace("flops_", "FLOPs per image, "): each for key, each in value.items()}
             value = ", ".join(f"{key} {each}" for key, each in inner.items() if each is not None)
         header.add_row(_plain(name), "none" if value == [] else _plain(str(value)))
-    table = Table("layer", "shape", "weights", "kept", "density", title_justify="left")
+    table = Table()
+    for name in ("layer", "shape", "weights", "kept", "share"):
+        table.add_column(name, justify="left" if name == "layer" else "right", overflow="fold")
     for name, layer in layers.items():
         shape = "×".join(map(str, layer["shape"]))
-        density = f"{layer['kept'] / max(layer['total'], 1):.4%}"
-        style = "red" if layer["kept"] == 0 else None
-        table.add_row(_plain(name), shape, f"{layer['total']:,}", f"{layer['kept']:,}", density, style=style)
-    return header, table, {"about": masks.about, "layers": layers}
+        share, style = _share(layer["kept"], layer["total"]), "red" if layer["kept"] == 0 else None
+        table.add_row(_plain(name), shape, f"{layer['total']:,}", f"{layer['kept']:,}", share, style=style)
+    return Text(printable(sentence)), table, header, {"about": masks.about, "layers": layers}
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.3g} %"
 
 
 def _plain(text: str) -> str:
