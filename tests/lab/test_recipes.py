@@ -124,7 +124,7 @@ def test_what_is_wrong_with_a_recipe_is_said(tmp_path, monkeypatch, recipe, cont
         recipes.experiments(recipe)
 
 
-@pytest.mark.parametrize(("name", "runs"), [("smoke", 8), ("cifar10", 258), ("early-pruning", 36)])
+@pytest.mark.parametrize(("name", "runs"), [("smoke", 10), ("cifar10", 258), ("early-pruning", 36)])
 def test_the_built_in_recipes(name, runs):
     experiments = {experiment.resolved("cuda") for experiment in recipes.experiments(name)}
     assert len(experiments) == runs

@@ -250,15 +250,6 @@ def test_the_command_writes_pictures_and_tables(x: str, runs: Path, command):
         assert Path("again", name).read_bytes() == Path("out", name).read_bytes(), name
 
 
-@pytest.mark.parametrize(("data", "cautions"), [("digits", 1), ("cifar10", 0)])
-def test_a_picture_of_digits_says_what_it_is_worth(data: str, cautions: int, tmp_path: Path, command, monkeypatch):
-    seen: list[str] = []
-    monkeypatch.setattr(plots, "caution", lambda figure, text: seen.append(text))
-    run(tmp_path / "runs", replace(BASE, data=data))
-    assert command("figure", "accuracy").code == 0
-    assert len(seen) == cautions
-
-
 def test_one_run_is_drawn_by_its_folder(tmp_path: Path, command):
     run(tmp_path, BASE)
     folder = tmp_path / BASE.resolved().folder

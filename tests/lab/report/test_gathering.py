@@ -100,6 +100,7 @@ def test_outputs_that_no_signal_reaches_are_called_out_unless_none_is_reached(tm
     files.write_json(folder / files.RESULT, {**result, **silent}, files.recorded(folder)[1])
     [run] = gather(tmp_path, effective=False)["runs"]
     assert ("No signal reaches 6 of 10 outputs." in words_of(run)) == (not dead)
+    assert "a signal passes" not in words_of(run)
 
 
 def test_dead_layers_and_collapse_are_called_out_in_words(content: dict[str, Any]) -> None:

@@ -27,13 +27,15 @@ MOST = 100_000  # experiments of a grid; a few short lists would otherwise fill 
 
 
 def smoke() -> Iterator[Experiment]:
-    """Four methods on digits, with the settings of the demo, to check that everything works.
+    """Three methods at three sparsities on digits, with the settings of the demo, to check that everything works.
 
-    `barebones sweep smoke`; 8 runs, about a minute on two cores.
+    `barebones sweep smoke`; 10 runs, about a minute on two cores.
     """
-    methods = {DENSE: (None, None), "random": (None, None), "snip": (None, None), "force": (20, 4)}  # rounds, batches
-    for seed, (method, (rounds, batches)) in product(range(2), methods.items()):
-        yield Experiment("small-vgg", "digits", method, 0.99, seed, rounds=rounds, batches_per_round=batches, epochs=20)
+    common = dict(model="small-vgg", data="digits", epochs=20)
+    yield Experiment(method=DENSE, **common)
+    for sparsity, method in product((0.9, 0.97, 0.99), ("random", "snip", "force")):
+        rounds = dict(rounds=20, batches_per_round=4) if method == "force" else {}
+        yield Experiment(method=method, sparsity=sparsity, **common, **rounds)
 
 
 def cifar10() -> Iterator[Experiment]:
@@ -75,7 +77,7 @@ def experiments(recipe: str, named: Collection[str] = (), trust: bool = False) -
       networks and data sets must be in `MODELS`, `DATA` or `named`, unless the file is trusted: others are code.
 
     >>> len(experiments("smoke"))
-    8
+    10
     """
     if recipe in RECIPES:
         listed = list(RECIPES[recipe]())

@@ -20,7 +20,6 @@ __all__ = ["ABOUT", "AXES", "NAME", "write"]
 
 NAME = "accuracy"
 ABOUT = "Accuracy of your own runs against sparsity, or against what --x names. It runs nothing."
-CAUTION = "Digits only: this shows nothing about the methods."
 NEEDED = ("data", "model", "method", "sparsity", "seed", "top1")  # columns of a table that can be drawn
 
 
@@ -38,8 +37,6 @@ def write(folder: Path, x: str, out: Path) -> tuple[list[Path], list[str]]:
     written = []
     with plots.styled():
         for number, picture in enumerate(draw(panels, AXES[x]), 1):
-            if {row["data"] for row in shown} == {"digits"}:
-                plots.caution(picture, CAUTION)
             written += plots.save(picture, out / (NAME if number == 1 else f"{NAME}-{number}"))
     tables.write(shown, out / f"{NAME}.csv")
     return [*written, out / f"{NAME}.csv"], left_out

@@ -42,15 +42,15 @@ function panels() {
   $("panels").replaceChildren(...[...byPanel.values()].map(panel), byPanel.size ? "" : h("p", { class: "hint" }, "None of these runs is finished, so there is nothing to draw yet."));
 }
 function panel(rows) {
-  const pruned = rows.filter((row) => !row.dense), shares = [...new Set(pruned.map((row) => row.sparsity))], range = [Math.min(1, ...shares.map(nines)) - 0.1, Math.max(3, ...shares.map(nines)) + 0.1];
+  const pruned = rows.filter((row) => !row.dense), shares = [...new Set(pruned.map((row) => row.sparsity))], at = shares.map(nines), range = at.length ? [Math.min(...at) - 0.15, Math.max(...at) + 0.15] : [0, 1];
   const nameOf = (row) => row.method + (row.line ? `, ${row.line}` : "");
   const point = (row, x) => ({ x, y: 100 * row.accuracy, off: 100 * (row.deviation ?? 0), symbol: row.collapsed ? `${row.symbol}-open` : row.symbol,
     says: `${titleOf(row)}\naccuracy ${accuracyText(row)} %\neffective sparsity ${sparse(row.effective)} %\n${plural(row.seeds, "seed")}${row.collapsed ? `, ${row.collapsed} collapsed` : ""}` });
   const lineOf = ([first], points) => ({ name: nameOf(first), look: lookOf(first.method), dash: first.dash, symbol: first.symbol, points });
-  const lines = [...Map.groupBy(pruned, nameOf).values()].map((line, at, { length }) => lineOf(line, line.map((row) => point(row, nines(row.sparsity) + (shares.length > 1 ? 0 : 0.03 * (at - (length - 1) / 2))))));
+  const lines = [...Map.groupBy(pruned, nameOf).values()].map((line, place, { length }) => lineOf(line, line.map((row) => point(row, nines(row.sparsity) + (shares.length > 1 ? 0 : 0.03 * (place - (length - 1) / 2))))));
   /* With a single sparsity the marks stand side by side; the dense line goes from side to side. */
-  const dense = rows.filter((row) => row.dense).map((row) => ({ ...lineOf([row], range.map((at) => point(row, at))), dash: "dash", symbol: null }));
-  const x = { title: { text: "sparsity: prunable weights removed, %" }, range, tickvals: shares.map(nines), ticktext: shares.map(nominal) };
+  const dense = rows.filter((row) => row.dense).map((row) => ({ ...lineOf([row], range.map((end) => point(row, end))), dash: "dash", symbol: null }));
+  const x = { title: { text: "sparsity: prunable weights removed, %" }, range, tickvals: at, ticktext: shares.map(nominal) };
   return h("div", { class: "card" }, h("h3", {}, placeOf(rows[0])), chart(`Accuracy against sparsity, ${placeOf(rows[0])}`, x, { title: { text: "test accuracy, %" } }, [...lines, ...dense]));
 }
 

@@ -61,7 +61,7 @@ def _layers(run: Row) -> Iterator[tuple[str, str]]:
         yield "plain", f"{kept:,} of {int(run['prunable'] or 0):,} prunable weights are left."
         if kept and run["effective"] is not None:
             yield _effective(kept, int(run["effective"]))
-    if layers and not (empty or apart or run["collapsed"]):
+    if layers and not (empty or apart or run["collapsed"] or run["disconnected_outputs"]):
         yield "good", "Every layer keeps weights" + (", and a signal passes." if run["effective"] else ".")
 
 
