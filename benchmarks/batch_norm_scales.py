@@ -9,17 +9,21 @@ not trained: what counts is whether SNIP-MB leaves it connected.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
+from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import barebones as bb
+from barebones.data import load
 from barebones.lab.experiment.experiment import Experiment
-from barebones.models import NORM_SCALES
+from barebones.models import NORM_SCALES, build, initialize
 
 NORM_SCALES["half"] = lambda scales, generator: torch.nn.init.constant_(scales, 0.5)
 NORM_SCALES["layers"] = lambda scales, generator: torch.nn.init.constant_(
@@ -61,3 +65,37 @@ def variants() -> Iterator[Experiment]:
             yield Experiment(method=method, norm_scale=norm_scale, **common)
         yield Experiment(method=f"{method}-scored-ones", norm_scale="uniform", **common)
         yield Experiment(method=f"{method}-scored-uniform", norm_scale="ones", **common)
+
+
+def scores(norm_scale: str, batches: list[bb.Batch], seed: int) -> dict[str, torch.Tensor]:
+    """Return SNIP's scores of ResNet-50 with these scales."""
+    generator = torch.Generator().manual_seed(seed)
+    model = initialize(build("resnet50", 10, 32), generator=generator, norm_scale=norm_scale)
+    probe = bb.Probe(model, batches)
+    with probe.at(None, 0, 1, len(batches)):
+        return {name: score.flatten() for name, score in bb.METHODS["snip"].criterion(probe).items()}
+
+
+def main(data_root: Path, count: int = 4, seeds: int = 3, sparsity: float = 0.995) -> None:
+    """Print how SNIP's scores spread within the layers and over them, and how many layers fall below the threshold."""
+    print("scales   within a layer   between layers   starved layers of", end="")
+    for index, norm_scale in enumerate(("ones", "half", "layers", "uniform")):
+        rows = []
+        for seed in range(seeds):
+            batches = list(islice(load("cifar10", data_root).train.scoring(128, seed), count))
+            found = scores(norm_scale, batches, seed)
+            alive = {name: score[score > 0].log10() for name, score in found.items()}
+            every = torch.cat(list(found.values()))
+            threshold = every.kthvalue(round(sparsity * every.numel())).values
+            kept = torch.stack([(score > threshold).float().mean() for score in found.values()])
+            within = torch.stack([score.std() for score in alive.values()]).mean()
+            between = torch.stack([score.median() for score in alive.values()]).std()
+            rows.append([float(within), float(between), float((kept < 1e-5).sum())])
+        if not index:
+            print(f" {len(found)}")
+        within, between, starved = map(fmean, zip(*rows, strict=True))
+        print(f"{norm_scale:8} {within:14.2f} {between:16.2f} {starved:16.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
