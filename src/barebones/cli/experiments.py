@@ -28,7 +28,6 @@ from ..lab.run.run import run as run_experiment
 from ..lab.sweep.sweep import LOCAL
 from ..lab.sweep.sweep import sweep as run_sweep
 from ..messages import counted
-from ..pruning.methods import METHODS
 from .options import (
     DryRun,
     EngineName,
@@ -61,8 +60,8 @@ def prune(
     """
     settings, run_options = split(options, overwrite)
     requested = Experiment(**settings)
-    if requested.method not in METHODS:
-        raise ValueError(f"method {requested.method} prunes nothing; choose another, or use barebones train")
+    if requested.method == DENSE:
+        raise ValueError("method dense prunes nothing; choose another, or use barebones run")
     if run_options.on_collapse == SKIP:
         raise ValueError("barebones prune trains nothing, so it cannot skip training; use --on-collapse warn or raise")
     if out is not None:
@@ -188,6 +187,9 @@ def sweep(
     data: Annotated[
         list[str] | None, typer.Option(help="Data set of your own that a grid may name; repeat the option for several.")
     ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Method of your own that a grid may name; repeat the option for several.")
+    ] = None,
     trust: Trust = False,
     jobs: Jobs = None,
     devices: Annotated[
@@ -215,7 +217,7 @@ def sweep(
     _, run_options = split(options, here=engine == LOCAL)
     if recipe == "smoke":
         run_options = run_options.for_smoke()
-    named = [*(model or ()), *(data or ())]
+    named = [*(model or ()), *(data or ()), *(method or ())]
     import_from_working_folder(recipe, *named, trust=trust)
     listed = from_recipe(recipe, named, trust)
     experiments = dict.fromkeys(experiment.resolved(run_options.device) for experiment in listed)

@@ -148,6 +148,7 @@ def split(options: dict[str, Any], overwrite: bool = False, here: bool = True) -
         tracking.check(run_options["track"])
     if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):
         raise ValueError("method dense prunes nothing, so it takes no --sparsity; leave it out")
+    import_from_working_folder(options.get("method"))
     return options, RunOptions(**run_options, overwrite=overwrite)
 
 
@@ -199,7 +200,7 @@ def check_folder(path: Path) -> None:
 
 
 def import_from_working_folder(*names: str | None, trust: bool = False) -> None:
-    """Let models and recipes of the user be imported from the working folder, as `python -m` does.
+    """Let models, methods and recipes of the user be imported from the working folder, as `python -m` does.
 
     It does nothing unless one of the names is code, or with `trust`: in the folder of a stranger, any import could
     otherwise find a file of his.

@@ -210,7 +210,7 @@ def mask_file(path: Path) -> tuple[Table, Table, dict[str, Any]]:
     header = Table("what", "value", title=escape(str(path)), title_justify="left")
     for name, value in masks.about.items():
         if name == "experiment":
-            with suppress(ValueError):  # its method may not be registered here
+            with suppress(ValueError):  # of another version
                 value = Experiment.from_dict(value).folder
         if isinstance(value, dict):
             inner = {key.replace("flops_", "FLOPs per image, "): each for key, each in value.items()}
