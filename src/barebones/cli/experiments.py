@@ -84,8 +84,7 @@ def prune(
 @with_options(unset=True)
 def train(
     mask: Annotated[
-        Path | None,
-        typer.Option(help="Mask file whose pruned weights stay zero; without one, the dense network is trained."),
+        Path | None, typer.Option(help="Mask file whose pruned weights stay zero; train needs one.")
     ] = None,
     trust: Trust = False,
     overwrite: Overwrite = False,
@@ -100,16 +99,13 @@ def train(
     settings = {name: value for name, value in settings.items() if value is not None}
     if "method" in settings:
         raise ValueError("train does not prune, so --method has no effect; use barebones run")
-    if mask is not None:
-        if not mask.exists():
-            raise ValueError(f"there is no file {mask}; name a mask file, as barebones prune -o writes it")
-        experiment, run_options = experiment_for_mask(mask, settings, trust), replace(run_options, mask=mask)
-        check_trusted(experiment.data, mask, [settings.get("data")], trust, "--data")
-    elif "sparsity" in settings:
-        raise ValueError("without --mask the dense network is trained: leave out --sparsity, or use barebones run")
-    else:
-        experiment = Experiment(**settings, method=DENSE)
-    _conclude(experiment, run_options, dry_run, settings if mask is not None else None)
+    if mask is None:
+        raise ValueError("name a mask file with --mask; barebones run --method dense trains the dense network")
+    if not mask.exists():
+        raise ValueError(f"there is no file {mask}; name a mask file, as barebones prune -o writes it")
+    experiment = experiment_for_mask(mask, settings, trust)
+    check_trusted(experiment.data, mask, [settings.get("data")], trust, "--data")
+    _conclude(experiment, replace(run_options, mask=mask), dry_run, settings)
 
 
 @with_options()

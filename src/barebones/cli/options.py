@@ -82,7 +82,10 @@ RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and def
         help="What to do if no signal passes from input to output after pruning: "
         "warn, and train; raise, and stop; or skip the training, and test."
     ),
-    "track": _run_option(help=f"Also send the metrics to a tracker: {', '.join(tracking.TRACKERS)}."),
+    "track": _run_option(
+        metavar="NAME",
+        help=f"Also send the metrics to a tracker: {', '.join(tracking.TRACKERS)}; repeat the option for several.",
+    ),
 }  # fmt: skip
 
 
@@ -144,8 +147,8 @@ def split(options: dict[str, Any], overwrite: bool = False, here: bool = True) -
     """
     run_options = {name: options.pop(name) for name in RUN_OPTIONS}
     run_options["device"] = check_device(run_options["device"], here)
-    if run_options["track"] is not None:
-        tracking.check(run_options["track"])
+    for name in run_options["track"] or ():
+        tracking.check(name)
     if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):
         raise ValueError("method dense prunes nothing, so it takes no --sparsity; leave it out")
     import_from_working_folder(options.get("method"))
@@ -189,8 +192,12 @@ def check_output(path: Path) -> None:
     """Check that a file can be written here, before the work begins."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file")
-    if not path.parent.is_dir():
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is a device; name a file")
+    if not (folder := path.resolve().parent).is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} into; create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{path} cannot be written: you may not write into {folder}; name another file")
 
 
 def check_folder(path: Path) -> None:
