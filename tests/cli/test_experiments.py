@@ -39,13 +39,14 @@ def origins(out: str) -> dict[str, str]:
 def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
     told = origins(command("run", "--data", "digits", "--model", "small-vgg", "--epochs", "3", "--dry-run").out)
     assert [told[name] for name in ("epochs", "seed", "rounds", "model")] == [
-        "you", "default", "data set and method", "you",
+        "you", "", "the method and the data set's protocol", "you",
     ]  # fmt: skip
+    assert (told["scoring_precision"], told["schedule"], told["lr"]) == ("", "the method", "the data set's protocol")
     told = origins(command("run", "--data", "digits", "--model", "small-vgg", "--method", "dense", "--dry-run").out)
-    assert told["sparsity"] == "data set and method"
+    assert told["sparsity"] == "the method"
     command("prune", "--data", "digits", "--model", "small-vgg", "--method", "random", "--seed", "3", "-o", "mask")
     told = origins(command("train", "--mask", "mask", "--epochs", "1", "--dry-run").out)
-    assert [told[name] for name in ("epochs", "seed", "data", "sparsity")] == ["you", *["mask file"] * 3]
+    assert [told[name] for name in ("epochs", "seed", "data", "sparsity")] == ["you", *["the mask file"] * 3]
     assert not told.keys() & {"revive_empty", "scoring_bn", "rounds"}  # how the masks were found is not set here
 
 
@@ -53,7 +54,7 @@ def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
     ("words", "expected"),
     [
         (["run", *FORCE], ["594 prunable weights; 119 would be left", "Training: 1 epoch on cpu",
-                           "sparsity .* you", "weight_decay .* data set and method", "momentum .* default"]),
+                           "sparsity .* you", "weight_decay .* the data set's protocol"]),
         (["prune", *FORCE], ["Pruning: 3 rounds, each with 1 batch of 256 images"]),
         (["run", "--model", "vgg19", "--data", "cifar100", "--method", "snip-mb"], ["600", "350"]),
         (["run", *TINY, "--method", "dense"], ["dense", "Training: 20 epochs"]),

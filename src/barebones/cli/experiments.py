@@ -37,6 +37,7 @@ from .options import (
     RetryFailed,
     Trust,
     check_output,
+    completion,
     engine_options,
     import_from_working_folder,
     split,
@@ -174,7 +175,8 @@ def sweep(
     recipe: Annotated[
         str,
         typer.Argument(
-            help=f"A recipe: {', '.join(RECIPES)}; file.py:function; package.module:function; or a .toml or .json grid."
+            help=f"A recipe: {', '.join(RECIPES)}; file.py:function, package.module:function; a .toml or .json grid.",
+            autocompletion=completion([RECIPES]),
         ),
     ],
     model: Annotated[

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -128,15 +128,15 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
             shown = field.metadata["shown"] if default is None else True
             option = typer.Option(
                 help=help, rich_help_panel=panel, show_default="as in the mask file" if unset else shown,
-                autocompletion=_completion(field.metadata["known"]),
+                autocompletion=completion(field.metadata["known"]),
             )  # fmt: skip
         kind, default = (kind | None, None) if unset else (kind, default)
         options.append(_parameter(field.name, Annotated[kind, option], default))
     return options
 
 
-def _completion(known: tuple[Iterable[str], ...]) -> Callable[[str], list[str]] | None:
-    """Return the function that completes the values of an option in the shell, if they have names."""
+def completion(known: Sequence[Iterable[str]]) -> Callable[[str], list[str]] | None:
+    """Return the function that completes a value in the shell, if there are names for it."""
     return (lambda incomplete: [n for names in known for n in names if n.startswith(incomplete)]) if known else None
 
 

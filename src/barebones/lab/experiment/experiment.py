@@ -52,8 +52,8 @@ def _option(
     return field(default=default, metadata=about | {"roles": roles.split()})
 
 
-_pruning = partial(_option, panel="Pruning", shown="set by the method and the data set")
-_training = partial(_option, panel="Training", shown="set by the data set")
+_pruning = partial(_option, panel="Pruning", shown="set by the method and the data set's protocol")
+_training = partial(_option, panel="Training", shown="set by the data set's protocol")
 
 
 @dataclass(frozen=True)

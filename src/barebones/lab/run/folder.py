@@ -129,7 +129,7 @@ def check_initial(path: Path, experiment: Experiment, initial: str) -> None:
         same_data = known.partition("+")[2] == initial.partition("+")[2]
         raise ValueError(
             f"{experiment.model if same_data else experiment.data} has changed since {path} was written; "
-            "delete that folder, or pass --overwrite to run anew, or give it another name"
+            "delete that folder, or pass --overwrite to run anew; to keep it, choose another folder with --runs"
         )
 
 
