@@ -32,6 +32,9 @@ def commands() -> dict[str, Any]:
 def test_every_command_explains_itself(name, command):
     done, subject = command(name, "--help"), commands()[name]
     assert "<bool>" not in done.out
+    arguments = [each for each in subject.params if each.param_type_name == "argument"]
+    usage = [each.name.upper() if each.required else f"[{each.name.upper()}]" for each in arguments]
+    assert done.out.split("[OPTIONS]")[1].split("\n")[0].split() == usage
     assert (done.code, done.err) == (0, "")
     assert subject.help.splitlines()[0] in done.out
     for option in (each for each in subject.params if not getattr(each, "hidden", False)):
@@ -102,6 +105,8 @@ def test_nothing_at_all_shows_the_help_and_version_shows_the_version(command):
         ("prune --data tiny", "tiny-imagenet"),
         ("run --schedule lin", "linear"),
         ("run --init xav", "xavier"),
+        ("sweep early", "early-pruning"),
+        ("figure acc", "accuracy accuracy-vs-rounds"),
         ("", "complete -o default -F _barebones_completion barebones"),  # the end of the script for the shell
     ],
 )
@@ -142,7 +147,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU he
         (f"{PRUNE} --method force -o no/where/mask", "there is no folder no/where"),
         (f"{PRUNE} --method force -o .", "folder"),
         ("train --method force", "--method has no effect; use barebones run"),
-        ("train --sparsity 0.5", "sparsity"),
+        ("train --sparsity 0.5", "name a mask file with --mask"),
         ("train --mask nowhere", "there is no file nowhere; name a mask file"),
         ("train --mask nets_for_cli.py", "nets_for_cli.py is not a safetensors file"),
         ("train --mask .", "folder"),

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -38,13 +39,14 @@ def origins(out: str) -> dict[str, str]:
 def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
     told = origins(command("run", "--data", "digits", "--model", "small-vgg", "--epochs", "3", "--dry-run").out)
     assert [told[name] for name in ("epochs", "seed", "rounds", "model")] == [
-        "you", "default", "data set and method", "you",
+        "you", "", "the method and the data set's protocol", "you",
     ]  # fmt: skip
+    assert (told["scoring_precision"], told["schedule"], told["lr"]) == ("", "the method", "the data set's protocol")
     told = origins(command("run", "--data", "digits", "--model", "small-vgg", "--method", "dense", "--dry-run").out)
-    assert told["sparsity"] == "data set and method"
+    assert told["sparsity"] == "the method"
     command("prune", "--data", "digits", "--model", "small-vgg", "--method", "random", "--seed", "3", "-o", "mask")
     told = origins(command("train", "--mask", "mask", "--epochs", "1", "--dry-run").out)
-    assert [told[name] for name in ("epochs", "seed", "data", "sparsity")] == ["you", *["mask file"] * 3]
+    assert [told[name] for name in ("epochs", "seed", "data", "sparsity")] == ["you", *["the mask file"] * 3]
     assert not told.keys() & {"revive_empty", "scoring_bn", "rounds"}  # how the masks were found is not set here
 
 
@@ -52,10 +54,10 @@ def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
     ("words", "expected"),
     [
         (["run", *FORCE], ["594 prunable weights; 119 would be left", "Training: 1 epoch on cpu",
-                           "sparsity .* you", "weight_decay .* data set and method", "momentum .* default"]),
+                           "sparsity .* you", "weight_decay .* the data set's protocol"]),
         (["prune", *FORCE], ["Pruning: 3 rounds, each with 1 batch of 256 images"]),
         (["run", "--model", "vgg19", "--data", "cifar100", "--method", "snip-mb"], ["600", "350"]),
-        (["train", *TINY], ["dense", "Training: 20 epochs"]),
+        (["run", *TINY, "--method", "dense"], ["dense", "Training: 20 epochs"]),
         (["run", *TINY, "--method", "magnitude", "--pretrain", "1", "--rewind"], ["pretrain", "rewind"]),
         (["sweep", "smoke", "--device", "cpu"], ["experiments in smoke-runs"]),
     ],
@@ -121,6 +123,19 @@ def test_a_dry_run_of_a_sweep_names_a_damaged_file_and_goes_on(command):
     done = command(*words)
     assert (done.code, done.out.count("not begun")) == (0, len(names) - 1)
     assert "metrics.jsonl is damaged in line 1; delete its folder" in done.out
+
+
+def test_prune_checks_where_it_will_write_before_its_rounds(mistake, tiny, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda folder, mode: Path(folder).name != "locked")  # root may write everywhere
+    (tiny / "locked").mkdir()
+    for out, expected in {
+        "locked/mask": f"locked/mask cannot be written: you may not write into {tiny}/locked; name another file",
+        "nowhere/mask": "there is no folder nowhere to write mask into; create it first",
+        "/dev/null": "/dev/null is a device; name a file",
+        ".": ". is a folder; name a file",
+    }.items():
+        mistake(expected, "prune", *FORCE, "-o", out)
+    assert not Path("runs").exists()
 
 
 # what the commands do
@@ -230,14 +245,30 @@ def test_masks_of_the_library_are_trained_once_it_is_said_on_what(command, mista
     assert "found for other initial weights" in done.out
 
 
+@pytest.mark.parametrize("method", [name for name, row in bb.METHODS.items() if not row.needs_data])
+def test_a_method_without_data_finds_the_same_masks_where_the_data_is_missing(method, command, tiny, monkeypatch):
+    words = (*TINY, "--method", method, "--sparsity", "0.8")
+    assert command("run", *words, "--epochs", "0", "--runs", "read").code == 0
+    cached_data.cache_clear()
+    monkeypatch.setitem(DATA, "digits", replace(DATA["digits"], load=lambda request: pytest.fail("it reads data")))
+    done = command("prune", *words, "--epochs", "0", "--runs", "unread")
+    assert done.code == 0, done.err
+    read, unread = (load_masks(next(Path(runs).glob("*/mask.safetensors"))) for runs in ("read", "unread"))
+    assert all(torch.equal(read[name], unread[name]) for name in read)
+    assert all(read.about[name] == unread.about[name] for name in ("account", "inputs", "collapsed", "run"))
+
+
 def test_masks_found_after_pretraining_are_not_trained_by_mistake(command, mistake, tiny):
     assert command("prune", *TINY, "--method", "magnitude", "--pretrain", "1", "-o", "mask").code == 0
     problem = "mask was found after pretraining; use barebones run, which repeats the pretraining"
     mistake(problem, "train", "--mask", "mask")
 
 
-def test_train_without_masks_trains_the_dense_network(command, tiny):
-    assert "594 of 594 prunable weights are left: sparsity 0.000%" in command("train", *TINY, "--epochs", "1").out
+def test_train_without_masks_says_how_to_train_the_dense_network(command, mistake, tiny):
+    problem = "name a mask file with --mask; barebones run --method dense trains the dense network"
+    mistake(problem, "train", *TINY)
+    words = problem.partition("; barebones ")[2].split()[:3]
+    assert "594 of 594 prunable weights are left: sparsity 0.000%" in command(*words, *TINY, "--epochs", "1").out
     (result,) = (json.loads(p.read_text()) for p in tiny.rglob("result.json"))
     assert (result["experiment"]["method"], result["sparsity"]) == ("dense", 0)
 

@@ -18,7 +18,7 @@ from barebones.lab.run.folder import Folder, reserved
 from barebones.lab.run.metrics import read
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import run
-from barebones.lab.run.tracking import PROJECT, TRACKERS, Tracking
+from barebones.lab.run.tracking import PROJECT, TRACKERS, Tracked, Tracking
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages of the trackers
 
@@ -143,7 +143,7 @@ def folder(tmp_path):
 
 def test_a_resumed_run_continues_its_tracked_run(tracker, networks, tmp_path):
     experiment = Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=2, batch_size=256).resolved()
-    options = RunOptions(tmp_path / "runs", track=tracker, save_every=0)
+    options = RunOptions(tmp_path / "runs", track=[tracker], save_every=0)
     for stop in (7, 2):
         interrupted(experiment, options, stop)
     run(experiment, options)
@@ -152,6 +152,16 @@ def test_a_resumed_run_continues_its_tracked_run(tracker, networks, tmp_path):
     assert len(lines) == 6
     assert_shows(tracker, place, lines)
     assert experiment.folder == replace(experiment).folder == place.name  # tracking is not part of the experiment
+
+
+def test_a_run_may_have_several_trackers(networks, tmp_path, monkeypatch):
+    seen: dict[str, list] = {"tensorboard": [], "wandb": []}
+    for name, events in seen.items():
+        fake = Tracked(lambda index, *_, events=events: events.append(index), events.append)
+        monkeypatch.setitem(TRACKERS, name, lambda run, fake=fake: fake)
+    experiment = Experiment(networks, "digits", "random", 0.5, epochs=1, batch_size=256).resolved()
+    run(experiment, RunOptions(tmp_path / "runs", track=["tensorboard", "wandb", "wandb"]))
+    assert seen == {name: [0, 1, True] for name in seen}  # the round, the epoch, and the end
 
 
 def test_lines_that_a_killed_run_writes_again_are_not_tracked_twice(tracker, folder):

@@ -34,7 +34,7 @@ COMMANDS = {  # the panel and the module of each command; the module is imported
 
 
 class Plain:
-    """A command whose help shows no type beside its flags, which take no value."""
+    """A command whose help shows no type beside its flags, which take no value, and its arguments as NAME."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options and arguments."""
@@ -42,7 +42,13 @@ class Plain:
         for parameter in parameters:
             if getattr(parameter, "is_flag", False):
                 parameter.metavar = ""
+            elif parameter.param_type_name == "argument":
+                parameter.metavar = parameter.name.upper()
         return parameters
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the usage line without the braces around arguments that must be there."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]  # type: ignore[misc]
 
 
 class Command(Plain, TyperCommand):

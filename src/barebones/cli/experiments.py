@@ -28,7 +28,6 @@ from ..lab.run.run import run as run_experiment
 from ..lab.sweep.sweep import LOCAL
 from ..lab.sweep.sweep import sweep as run_sweep
 from ..messages import counted
-from ..pruning.methods import METHODS
 from .options import (
     DryRun,
     EngineName,
@@ -38,6 +37,7 @@ from .options import (
     RetryFailed,
     Trust,
     check_output,
+    completion,
     engine_options,
     import_from_working_folder,
     split,
@@ -61,8 +61,8 @@ def prune(
     """
     settings, run_options = split(options, overwrite)
     requested = Experiment(**settings)
-    if requested.method not in METHODS:
-        raise ValueError(f"method {requested.method} prunes nothing; choose another, or use barebones train")
+    if requested.method == DENSE:
+        raise ValueError("method dense prunes nothing; choose another, or use barebones run")
     if run_options.on_collapse == SKIP:
         raise ValueError("barebones prune trains nothing, so it cannot skip training; use --on-collapse warn or raise")
     if out is not None:
@@ -85,8 +85,7 @@ def prune(
 @with_options(unset=True)
 def train(
     mask: Annotated[
-        Path | None,
-        typer.Option(help="Mask file whose pruned weights stay zero; without one, the dense network is trained."),
+        Path | None, typer.Option(help="Mask file whose pruned weights stay zero; train needs one.")
     ] = None,
     trust: Trust = False,
     overwrite: Overwrite = False,
@@ -101,16 +100,13 @@ def train(
     settings = {name: value for name, value in settings.items() if value is not None}
     if "method" in settings:
         raise ValueError("train does not prune, so --method has no effect; use barebones run")
-    if mask is not None:
-        if not mask.exists():
-            raise ValueError(f"there is no file {mask}; name a mask file, as barebones prune -o writes it")
-        experiment, run_options = experiment_for_mask(mask, settings, trust), replace(run_options, mask=mask)
-        check_trusted(experiment.data, mask, [settings.get("data")], trust, "--data")
-    elif "sparsity" in settings:
-        raise ValueError("without --mask the dense network is trained: leave out --sparsity, or use barebones run")
-    else:
-        experiment = Experiment(**settings, method=DENSE)
-    _conclude(experiment, run_options, dry_run, settings if mask is not None else None)
+    if mask is None:
+        raise ValueError("name a mask file with --mask; barebones run --method dense trains the dense network")
+    if not mask.exists():
+        raise ValueError(f"there is no file {mask}; name a mask file, as barebones prune -o writes it")
+    experiment = experiment_for_mask(mask, settings, trust)
+    check_trusted(experiment.data, mask, [settings.get("data")], trust, "--data")
+    _conclude(experiment, replace(run_options, mask=mask), dry_run, settings)
 
 
 @with_options()
@@ -179,7 +175,8 @@ def sweep(
     recipe: Annotated[
         str,
         typer.Argument(
-            help=f"A recipe: {', '.join(RECIPES)}; file.py:function; package.module:function; or a .toml or .json grid."
+            help=f"A recipe: {', '.join(RECIPES)}; file.py:function, package.module:function; a .toml or .json grid.",
+            autocompletion=completion([RECIPES]),
         ),
     ],
     model: Annotated[
@@ -187,6 +184,9 @@ def sweep(
     ] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="Data set of your own that a grid may name; repeat the option for several.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Method of your own that a grid may name; repeat the option for several.")
     ] = None,
     trust: Trust = False,
     jobs: Jobs = None,
@@ -215,7 +215,7 @@ def sweep(
     _, run_options = split(options, here=engine == LOCAL)
     if recipe == "smoke":
         run_options = run_options.for_smoke()
-    named = [*(model or ()), *(data or ())]
+    named = [*(model or ()), *(data or ()), *(method or ())]
     import_from_working_folder(recipe, *named, trust=trust)
     listed = from_recipe(recipe, named, trust)
     experiments = dict.fromkeys(experiment.resolved(run_options.device) for experiment in listed)

@@ -16,14 +16,20 @@ from ..lab.figures.report import write as write_report
 from ..lab.figures.sources import SCALES
 from ..paper.figures import FIGURES, FigureContext, listed, named
 from ..paper.figures import figure as draw
-from .options import Jobs, RetryFailed, check_folder, split, with_options
+from .options import Jobs, RetryFailed, check_folder, completion, split, with_options
 from .output import say
 from .stopping import stoppable
 
 
 @with_options(experiment=False)
 def figure(
-    name: Annotated[str | None, typer.Argument(help="The name of a figure (see --list), or all.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="The name of a figure (see --list), or all.",
+            autocompletion=completion([(accuracy.NAME, *FIGURES, "all")]),
+        ),
+    ] = None,
     list_all: Annotated[
         bool, typer.Option("--list", help="List all figures, with what each shows and how long it takes.")
     ] = False,

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -82,7 +82,10 @@ RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and def
         help="What to do if no signal passes from input to output after pruning: "
         "warn, and train; raise, and stop; or skip the training, and test."
     ),
-    "track": _run_option(help=f"Also send the metrics to a tracker: {', '.join(tracking.TRACKERS)}."),
+    "track": _run_option(
+        metavar="NAME",
+        help=f"Also send the metrics to a tracker: {', '.join(tracking.TRACKERS)}; repeat the option for several.",
+    ),
 }  # fmt: skip
 
 
@@ -125,15 +128,15 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
             shown = field.metadata["shown"] if default is None else True
             option = typer.Option(
                 help=help, rich_help_panel=panel, show_default="as in the mask file" if unset else shown,
-                autocompletion=_completion(field.metadata["known"]),
+                autocompletion=completion(field.metadata["known"]),
             )  # fmt: skip
         kind, default = (kind | None, None) if unset else (kind, default)
         options.append(_parameter(field.name, Annotated[kind, option], default))
     return options
 
 
-def _completion(known: tuple[Iterable[str], ...]) -> Callable[[str], list[str]] | None:
-    """Return the function that completes the values of an option in the shell, if they have names."""
+def completion(known: Sequence[Iterable[str]]) -> Callable[[str], list[str]] | None:
+    """Return the function that completes a value in the shell, if there are names for it."""
     return (lambda incomplete: [n for names in known for n in names if n.startswith(incomplete)]) if known else None
 
 
@@ -144,10 +147,11 @@ def split(options: dict[str, Any], overwrite: bool = False, here: bool = True) -
     """
     run_options = {name: options.pop(name) for name in RUN_OPTIONS}
     run_options["device"] = check_device(run_options["device"], here)
-    if run_options["track"] is not None:
-        tracking.check(run_options["track"])
+    for name in run_options["track"] or ():
+        tracking.check(name)
     if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):
         raise ValueError("method dense prunes nothing, so it takes no --sparsity; leave it out")
+    import_from_working_folder(options.get("method"))
     return options, RunOptions(**run_options, overwrite=overwrite)
 
 
@@ -188,8 +192,12 @@ def check_output(path: Path) -> None:
     """Check that a file can be written here, before the work begins."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file")
-    if not path.parent.is_dir():
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is a device; name a file")
+    if not (folder := path.resolve().parent).is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} into; create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{path} cannot be written: you may not write into {folder}; name another file")
 
 
 def check_folder(path: Path) -> None:
@@ -199,7 +207,7 @@ def check_folder(path: Path) -> None:
 
 
 def import_from_working_folder(*names: str | None, trust: bool = False) -> None:
-    """Let models and recipes of the user be imported from the working folder, as `python -m` does.
+    """Let models, methods and recipes of the user be imported from the working folder, as `python -m` does.
 
     It does nothing unless one of the names is code, or with `trust`: in the folder of a stranger, any import could
     otherwise find a file of his.

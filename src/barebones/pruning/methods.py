@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..imports import named
 from ..masks import Scores
 from ..messages import unknown
 from . import criteria
@@ -15,6 +16,7 @@ from .schedules import SCHEDULES, Schedule, exponential
 
 Criterion = Callable[[Probe], Scores]
 GREY = "#888888"  # the colour of a method that names none
+MARKERS = tuple(".,ov^<>12348spP*hH+xXDd|_")  # of Matplotlib
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Method:
     batch. `protocol_rounds` says whether a data set's protocol sets the number of rounds (T) and of batches per
     round (B); a method of one round over several batches then reads T x B batches.
 
-    A method of your own needs one function; add a row to `METHODS` if the command line is to know it:
+    A method of your own needs one function. The command line takes it as `--method file.py:name`, or as a row that you
+    add to `METHODS`:
 
     >>> Method(lambda probe: {name: w.square() for name, w in probe.weights.items()}, rounds=3).rounds
     3
@@ -44,7 +47,7 @@ class Method:
     protocol_rounds: bool = True
     label: str = ""  # in plots and tables; if empty, the name of the row
     colour: str = GREY
-    marker: str = "."  # one of Matplotlib's
+    marker: str = "."  # one of `MARKERS`
 
     def __post_init__(self) -> None:
         for name in ("rounds", "batches_per_round", "at_least"):
@@ -60,6 +63,8 @@ class Method:
             raise ValueError(f"revive_until={self.revive_until!r}: it is a fraction of the rounds, from 0 to 1")
         if not re.fullmatch("#[0-9A-Fa-f]{6}", self.colour):
             raise ValueError(f"colour={self.colour!r}: it must be six hexadecimal digits, such as {GREY!r}")
+        if self.marker not in MARKERS:
+            raise ValueError(f"marker={self.marker!r}: it must be one of Matplotlib's, {' '.join(MARKERS)}")
         if self.at_least < 0:
             raise ValueError(f"at_least={self.at_least}: a layer cannot keep fewer than 0 weights")
 
@@ -113,15 +118,22 @@ def as_method(method: str | Method) -> Method:
     return METHODS[method]
 
 
+def imported(name: str) -> Method:
+    """Import a method of the user's own, a `Method` or its criterion, and register it in `METHODS` under this name."""
+    found = named(name, "method")
+    if not isinstance(found, Method) and (isinstance(found, type) or not callable(found)):
+        raise ValueError(f"{name} is not a function; name one that takes a probe and returns scores, or a bb.Method")
+    METHODS[name] = found if isinstance(found, Method) else Method(found)
+    return METHODS[name]
+
+
 def resolved(method: str | Method, **changes: Any) -> Method:
     """Return the method with the settings that the caller changed; None leaves a setting as it is."""
     row = as_method(method)
     changes = {name: value for name, value in changes.items() if value is not None}
     rounds, schedule = changes.get("rounds", 1), changes.get("schedule")
     if isinstance(method, str) and row.rounds == 1 and rounds != 1:
-        raise ValueError(
-            f"{method} is one round by definition, not {rounds}; choose an iterative method, or pass a Method"
-        )
+        raise ValueError(f"{method} is one round by definition, not {rounds}; choose an iterative method")
     if isinstance(schedule, str):
         if schedule not in SCHEDULES:
             raise ValueError(unknown("schedule", schedule, SCHEDULES))

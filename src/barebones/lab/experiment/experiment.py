@@ -15,12 +15,14 @@ from typing import Any
 
 from ...data import DATA, check_name
 from ...files.typed import typed
+from ...imports import is_code
 from ...messages import counted, did_you_mean, unknown
 from ...models import MODELS, NORM_SCALES, SCHEMES
 from ...pruning.controls import CONTROLS, NONE
 from ...pruning.gradients import LOSSES
 from ...pruning.gradients import PRECISIONS as SCORING_PRECISIONS
-from ...pruning.methods import METHODS, Method, as_method
+from ...pruning.methods import METHODS, Method
+from ...pruning.methods import imported as imported_method
 from ...pruning.methods import resolved as resolved_method
 from ...pruning.probe import STATISTICS
 from ...pruning.schedules import SCHEDULES
@@ -28,10 +30,10 @@ from ..experiment.plan import OPTIMIZERS, PRECISIONS, TrainingPlan
 from .plan import LR_SCHEDULES
 from .protocols import protocol
 
-DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a known method
+DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a method
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
 
-LONGEST = 80  # characters of a network's or data set's name in the name of a folder
+LONGEST = 80  # characters of a network's, data set's or method's name in the name of a folder
 
 
 def _option(
@@ -50,8 +52,8 @@ def _option(
     return field(default=default, metadata=about | {"roles": roles.split()})
 
 
-_pruning = partial(_option, panel="Pruning", shown="set by the method and the data set")
-_training = partial(_option, panel="Training", shown="set by the data set")
+_pruning = partial(_option, panel="Pruning", shown="set by the method and the data set's protocol")
+_training = partial(_option, panel="Training", shown="set by the data set's protocol")
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,9 @@ class Experiment:
         known=(DATA,),
     )  # fmt: skip
     method: str = _option(
-        "force", f"Pruning method: {', '.join(METHODS)}; or dense, for no pruning.", "key",
-        kind="method", known=(METHODS, (DENSE,)),
+        "force",
+        f"Pruning method: {', '.join(METHODS)}; file.py:function for your own; or dense, for no pruning.", "key",
+        known=(METHODS, (DENSE,)),
     )  # fmt: skip
     sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.", "key settled")
     seed: int = _option(
@@ -165,7 +168,7 @@ class Experiment:
                 typed(_option_name(option.name), value, str(option.type))
         for option in fields(self):
             value, kind, least = getattr(self, option.name), option.metadata["kind"], option.metadata["least"]
-            choices = [*chain(*option.metadata["known"]), *([FILE] if option.name == "method" else ())]
+            choices = [*chain(*option.metadata["known"])]
             if kind and value is not None and value not in choices:
                 raise ValueError(unknown(kind, value, choices))
             if least is not None and value is not None and value < least:
@@ -231,7 +234,7 @@ class Experiment:
         takes T x B batches, so that both read equally much data. All others keep the values of their row, and so
         does every method with `protocol_rounds=False`.
         """
-        row = as_method(self.method)
+        row = method_named(self.method)
         iterative = row.rounds > 1 and row.protocol_rounds
         if rounds is not None and batches_per_round is not None and row.protocol_rounds:
             if iterative:
@@ -239,7 +242,7 @@ class Experiment:
             elif row.batches_per_round > 1:
                 row = replace(row, batches_per_round=rounds * batches_per_round)
         return resolved_method(
-            row if iterative else self.method, rounds=self.rounds,
+            row if iterative or is_code(self.method) else self.method, rounds=self.rounds,
             batches_per_round=self.batches_per_round or row.batches_per_round, schedule=self.schedule,
             revive_until=self.revive_until, revive_empty=None if self.revive_empty else False, at_least=self.at_least,
         )  # fmt: skip
@@ -270,10 +273,7 @@ class Experiment:
 
     @classmethod
     def settings(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return recorded values with the default of each missing field; check the names and types alone.
-
-        Unlike `from_dict`, it accepts a method that is not registered in this process.
-        """
+        """Return recorded values with the default of each missing field; check the names and types alone."""
         known = {option.name: option for option in fields(cls)}
         for name in values:
             if name not in known:
@@ -281,6 +281,15 @@ class Experiment:
                 raise ValueError(f"an experiment has no {name!r}{hint} It has {', '.join(known)}")
         checked = {name: typed(_option_name(name), value, str(known[name].type)) for name, value in values.items()}
         return {name: checked.get(name, option.default) for name, option in known.items()}
+
+
+def method_named(name: str) -> Method:
+    """Return the row of a method; one of the user's own is imported, so only pruning may ask for it."""
+    if is_code(name):
+        return imported_method(name)
+    if name not in METHODS:
+        raise ValueError(f"{unknown('method', name, [*METHODS, DENSE])}; or name a file.py:function of your own")
+    return METHODS[name]
 
 
 def with_role(*roles: str) -> tuple[str, ...]:
@@ -292,16 +301,16 @@ FINDING, PRUNING, SETTLED = with_role("finding"), with_role("finding", "pruning"
 
 
 def folder_of(settings: Mapping[str, Any]) -> str:
-    """Return the name of the folder of a run from all its settings, also with a method that is not registered here."""
+    """Return the name of the folder of a run from all its settings."""
     id = sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:10]
-    data, model = (_in_file_name(settings[name]) for name in ("data", "model"))
+    data, model, method = (_in_file_name(settings[name]) for name in ("data", "model", "method"))
     control = "" if settings["control"] == NONE else f"-{settings['control']}"
     sparsity = "" if settings["method"] == DENSE else f"-{100 * settings['sparsity']:g}"
-    return f"{data}-{model}-{settings['method']}{control}{sparsity}-s{settings['seed']}-{id}"
+    return f"{data}-{model}-{method}{control}{sparsity}-s{settings['seed']}-{id}"
 
 
 def _in_file_name(name: str) -> str:
-    """Return the name of a network or data set for a file name; of a long one, such as a path, the end."""
+    """Return the name of a network, data set or method for a file name; of a long one, such as a path, the end."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[-LONGEST:]
 
 

@@ -12,10 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from ... import imports
-from ...imports import check_trusted
+from ...imports import check_trusted, is_code
 from ...messages import unknown
-from ...pruning.methods import METHODS
-from .experiment import DENSE, PRUNING, Experiment
+from .experiment import DENSE, PRUNING, Experiment, method_named
 
 Recipe = Callable[[], Iterable[Experiment]]
 
@@ -74,7 +73,8 @@ def experiments(recipe: str, named: Collection[str] = (), trust: bool = False) -
       Its file may register methods of its own in `METHODS`; the workers of a sweep import it as well;
     - a `.toml` or `.json` file whose keys are fields of `Experiment`. A list stands for several values, and all
       combinations are run. Each table `[[grid]]` is a grid of its own, which adds to the keys above all tables. Its
-      networks and data sets must be in `MODELS`, `DATA` or `named`, unless the file is trusted: others are code.
+      networks, data sets and methods must be in `MODELS`, `DATA`, `METHODS` or `named`, unless the file is trusted:
+      others are code.
 
     >>> len(experiments("smoke"))
     10
@@ -82,10 +82,7 @@ def experiments(recipe: str, named: Collection[str] = (), trust: bool = False) -
     if recipe in RECIPES:
         listed = list(RECIPES[recipe]())
     elif Path(recipe).suffix.lower() in (".toml", ".json"):
-        listed = list(_from_file(Path(recipe)))
-        for experiment in listed:
-            check_trusted(experiment.model, recipe, named, trust)
-            check_trusted(experiment.data, recipe, named, trust, "--data")
+        listed = list(_from_file(Path(recipe), named, trust))
     elif ":" in recipe:
         listed = _called(recipe)
     else:
@@ -128,11 +125,9 @@ def _not_taken(method: str, revive_until: float | None = None, **_: Any) -> set[
     """Return the settings that a method does not take, which a grid may have for the others."""
     if method == DENSE:
         return {"sparsity", *PRUNING}
-    if method not in METHODS:
-        return set()
-    row = METHODS[method]
+    row = method_named(method)
     unused = {
-        "rounds": row.rounds == 1,
+        "rounds": row.rounds == 1 and not is_code(method),
         "revive_empty": not (row.revive_until if revive_until is None else revive_until),
         "scoring_bn": not row.needs_data,
     }
@@ -148,7 +143,7 @@ def imported(source: str) -> ModuleType:
     return module
 
 
-def _from_file(path: Path) -> Iterator[Experiment]:
+def _from_file(path: Path, named: Collection[str], trust: bool) -> Iterator[Experiment]:
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
@@ -161,6 +156,10 @@ def _from_file(path: Path) -> Iterator[Experiment]:
     grids = content.pop("grid", [{}])
     if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
         raise ValueError(f"grid in the recipe {path} is not a list of tables; begin each with [[grid]]")
+    for values, name in product([content | grid for grid in grids], ("model", "data", "method")):
+        choices = values.get(name)
+        for choice in choices if isinstance(choices, list) else [choices]:
+            check_trusted(str(choice), path, named, trust, f"--{name}")
     try:
         for grid in grids:
             yield from crossed(content | grid)

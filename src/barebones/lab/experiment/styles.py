@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from ...pruning.controls import CONTROLS
-from ...pruning.methods import GREY, METHODS
+from ...pruning.methods import GREY, METHODS, Method
 from .experiment import DENSE, FILE
 
 
@@ -17,7 +18,7 @@ class Look(NamedTuple):
     marker: str  # one of Matplotlib's
 
 
-LAB_METHODS = {  # the two "methods" of experiments that have no row in METHODS, because they do not prune
+LOOKS = {  # of methods that have no row in METHODS: two that do not prune, and those of the runs that were read
     DENSE: Look("Dense", "#000000", "o"),
     FILE: Look("Mask file", "#999999", "P"),
 }
@@ -29,10 +30,17 @@ def look(method: str) -> Look:
     >>> look("iter-snip"), look("dense").label, look("not-registered").label
     (Look(label='Iter SNIP', colour='#0072B2', marker='s'), 'Dense', 'not-registered')
     """
-    if method in LAB_METHODS:
-        return LAB_METHODS[method]
-    row = METHODS.get(method)
-    return Look(row.label or method, row.colour, row.marker) if row else Look(method, GREY, ".")
+    if row := METHODS.get(method):
+        return Look(row.label or method, row.colour, row.marker)
+    return LOOKS.get(method, Look(method, GREY, "."))
+
+
+def remember(method: str, stored: Any) -> None:
+    """Show a method that has no row here as a file says; what is no look is ignored."""
+    with suppress(ValueError, TypeError):
+        row = Method(METHODS["random"].criterion, **stored)  # which checks the values
+        if method not in METHODS:
+            LOOKS.setdefault(method, Look(str(row.label or method), row.colour, row.marker))
 
 
 def titled(name: str, control: str) -> str:
@@ -45,5 +53,5 @@ def titled(name: str, control: str) -> str:
 
 
 def looks() -> dict[str, Look]:
-    """Return how to show every method that is known now, including those that were registered at run time."""
-    return {method: look(method) for method in (*METHODS, *LAB_METHODS)}
+    """Return how to show every method that is known now, including those that were registered or read at run time."""
+    return {method: look(method) for method in (*METHODS, *LOOKS)}

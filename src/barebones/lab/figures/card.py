@@ -16,6 +16,7 @@ from ...deploy.hub import MASKS, WEIGHTS
 from ...masks import Masks
 from ...messages import printable, shortened
 from ...models import MODELS
+from ...pruning.methods import METHODS
 from ...version import __version__
 from ..experiment.experiment import DENSE, SETTLED, Experiment
 from ..experiment.styles import look
@@ -163,7 +164,8 @@ def _chosen(experiment: Experiment) -> dict[str, Any]:
     if experiment.method == DENSE:
         main.remove("sparsity")
     chosen = {name: getattr(experiment, name) for name in main}
-    plain = Experiment(**chosen).resolved().to_dict()
+    known = experiment.method if experiment.method in METHODS else DENSE  # code is not imported for a card
+    plain = Experiment(**chosen | {"method": known}).resolved().to_dict()
     settings = experiment.to_dict()
     return chosen | {name: v for name, v in settings.items() if name not in main and v not in (None, plain[name])}
 

@@ -14,6 +14,7 @@ from torch import nn
 from ...files import container, masks
 from ...masks import Masks, empty
 from ..experiment.experiment import Experiment, folder_of
+from ..experiment.styles import look, remember
 from . import checksums
 from .checksums import check_stamp, stamp
 from .checksums import write as write_json
@@ -98,7 +99,8 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
                 unfinished.unlink(missing_ok=True)
             folder = Folder(path, experiment.folder, lease)
             if not (path / EXPERIMENT).exists():
-                folder.write(EXPERIMENT, {"experiment": experiment.to_dict(), "initial": initial})
+                about = {"experiment": experiment.to_dict(), "look": look(experiment.method)._asdict()}
+                folder.write(EXPERIMENT, about | {"initial": initial})
             check_initial(path, experiment, initial)
             yield folder
         except Exception as error:
@@ -127,7 +129,7 @@ def check_initial(path: Path, experiment: Experiment, initial: str) -> None:
         same_data = known.partition("+")[2] == initial.partition("+")[2]
         raise ValueError(
             f"{experiment.model if same_data else experiment.data} has changed since {path} was written; "
-            "delete that folder, or pass --overwrite to run anew, or give it another name"
+            "delete that folder, or pass --overwrite to run anew; to keep it, choose another folder with --runs"
         )
 
 
@@ -183,9 +185,11 @@ def _ending(path: Path, experiment: Experiment | None) -> dict[str, Any] | None:
 def recorded(folder: Path) -> tuple[dict[str, Any], str]:
     """Return the settings in the experiment.json of a run's folder, and the name of the run, which they give."""
     try:
-        settings = Experiment.settings(read_json(folder / EXPERIMENT)["experiment"])
+        content = read_json(folder / EXPERIMENT)
     except FileNotFoundError:
         raise ValueError(f"{folder} is not the folder of a run: it has no {EXPERIMENT}") from None
+    settings = Experiment.settings(content["experiment"])
+    remember(settings["method"], content.get("look"))
     return settings, folder_of(settings)
 
 

@@ -15,9 +15,9 @@ from ...files.weights import load_weights
 from ...imports import check_trusted
 from ...masks import Masks
 from ...messages import printable
-from ...pruning.methods import METHODS
 from ...running import digest
 from ..experiment.experiment import DENSE, FILE, FINDING, SETTLED, Experiment
+from ..experiment.styles import remember
 from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, check_initial, finished, load_mask, progress, reading, recorded
 from .network import beginning, data_of, initial_network, known_inputs
 from .network import inputs_of as network_inputs
@@ -61,7 +61,8 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
         raise ValueError(
             f"{path} was found after pretraining; use barebones run, which repeats the pretraining and then trains"
         )
-    method = finder["method"] if record and finder["method"] in METHODS else FILE
+    method = finder["method"] if record and finder["method"] != DENSE else FILE
+    remember(method, masks.about.get("look"))
     settings = {"method": method, "mask": masks_digest(masks), "sparsity": float(masks.about["sparsity"])}
     if changes.get("optimizer", finder["optimizer"]) != finder["optimizer"]:
         finder |= {"lr": None, "weight_decay": None}  # those of the file are for its optimizer

@@ -42,10 +42,10 @@ class Metrics:
         path: Path,
         run: str,
         report: Callable[[Line], None] = lambda line: None,
-        track: Track | None = None,
+        tracks: Sequence[Track] = (),
         owned: Callable[[], None] = lambda: None,
     ) -> None:
-        self.path, self.report, self.track = path, report, track
+        self.path, self.report, self.tracks = path, report, tracks
         self.owned = owned  # raises if the folder of the run belongs to another process now
         self.file: BinaryIO | None = None  # kept open: what is written never gets into a file that replaced it
         self.rows = _rows(path, run) or [_text({"run": stamp(run, METRICS)})]
@@ -85,8 +85,8 @@ class Metrics:
                 rest = rest[self.file.write(rest) :]
         except OSError as error:  # a full disk does not name the file
             raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
-        if self.track is not None:
-            self.track.log(len(self.rows) - 2, finite(line))
+        for track in self.tracks:
+            track.log(len(self.rows) - 2, finite(line))
         self.report(line)
 
     def close(self) -> None:
@@ -100,8 +100,8 @@ class Metrics:
         with files.put_only_if(self.owned), files.atomically(self.path) as file:
             file.write(b"".join(self.rows))
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open until the run ends)
-        if self.track is not None:
-            self.track.begin(self.lines)
+        for track in self.tracks:
+            track.begin(self.lines)
 
 
 def read(path: Path, run: str | None = None, mark: Mark | None = None) -> list[Line]:

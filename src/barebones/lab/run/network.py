@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...data import DATA, Batch, Data, Inputs
+from ...data import DATA, Batch, Data, Inputs, TensorSplit
 from ...data import load as load_data
+from ...data.normalization import Normalization
 from ...files.weights import dense_bytes
 from ...imports import is_code
 from ...masks import Scores
@@ -32,15 +33,20 @@ from .options import RunOptions
 
 
 class Network:
-    """The experiment's data and its network at initial weights, both on the device."""
+    """The experiment's data and its network at initial weights, both on the device.
 
-    def __init__(self, experiment: Experiment, options: RunOptions, device: torch.device) -> None:
+    `without_data` reads no data set of the library, if only methods that need none are to run.
+    """
+
+    def __init__(
+        self, experiment: Experiment, options: RunOptions, device: torch.device, without_data: bool = False
+    ) -> None:
         self.experiment, self.device = experiment, device
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here; use --device cpu")
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)
-        self.data = data_of(experiment, options)
+        self.data = _unread(experiment, device) if without_data else data_of(experiment, options)
         self.model = self.initial()
         self.digest = beginning(self.model, self.data.digest)
         self._check()
@@ -190,6 +196,16 @@ def beginning(model: nn.Module, data: str) -> str:
     """Return what a run begins with: the digest of the initial weights and, for data of the user's own, of the data."""
     weights = digest.hexadecimal(model.parameters())
     return f"{weights}+{data}" if data else weights
+
+
+def _unread(experiment: Experiment, device: torch.device) -> Data:
+    """Return random inputs in the place of a data set that nobody has to read."""
+    inputs = known_inputs(experiment)
+    assert inputs is not None
+    images = inputs.example(experiment.plan().batch_size)
+    plain = Normalization((), (), device=device, channels_last=device.type == "cuda")
+    split = TensorSplit(images, torch.zeros(len(images)), plain, pad=0, flip=False)
+    return Data(experiment.data, inputs.classes, inputs.shape, split, None, split)
 
 
 def data_of(experiment: Experiment, options: RunOptions) -> Data:

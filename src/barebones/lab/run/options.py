@@ -27,7 +27,7 @@ class RunOptions:
     micro_batch: int | None = None  # images that go through the network at once; None: whole batches
     sync_bn: bool = False  # with several processes, batch-norms share the statistics of their parts of a batch
     save_every: float = 30.0  # seconds between checkpoints
-    track: str | None = None  # the name of a tracker, see `tracking`
+    track: list[str] | None = None  # the names of trackers, see `tracking`
     on_collapse: str = WARN  # if no signal passes from input to output: "raise" stops before training, "skip" tests
     overwrite: bool = False  # delete what an earlier run of the same experiment has left, and run anew
     mask: Path | None = None  # the mask file to train, for the method "file"

@@ -144,12 +144,13 @@ def settings(experiment: Experiment, requested: Experiment, given: Collection[st
 
 
 def _source(option: Field[Any], value: Any, requested: Any, given: Collection[str] | None) -> str:
-    """Say where the value of a setting comes from."""
+    """Say where the value of a setting comes from; nothing about one that is always the same unless it is set."""
     if value != requested:
-        return "data set and method"
+        rule = (option.metadata["shown"] or "the method").removeprefix("set by ")
+        return rule if rule != value else ""
     if given is not None:
-        return "you" if option.name in given else "mask file"
-    return "default" if value == option.default else "you"
+        return "you" if option.name in given else "the mask file"
+    return "" if value == option.default else "you"
 
 
 def run_folder(folder: Path) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def mask_file(path: Path) -> tuple[Text, Table, Table, dict[str, Any]]:
     header = Table("how it was made", "")
     for name, value in masks.about.items():
         if name == "experiment":
-            with suppress(ValueError):  # its method may not be registered here
+            with suppress(ValueError):  # of another version
                 value = Experiment.from_dict(value).folder
         if isinstance(value, dict):
             inner = {key.replace("flops_", "FLOPs per image, "): each for key, each in value.items()}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...data import DATA
+from ...pruning.methods import METHODS
 from ..experiment.experiment import Experiment
 from . import connectivity
 from .distributed import ALONE, Team, check_norms
@@ -53,17 +55,20 @@ def run(
     if options.download:
         with team.after_first():
             data_of(experiment, options)
-    network = Network(experiment, options, torch.device(options.device))
+    unread = until == "prune" and not experiment.pretrain and experiment.data in DATA and _needs_no_data(experiment)
+    network = Network(experiment, options, torch.device(options.device), without_data=unread)
     check_norms(network.model, experiment, options, team, until)
     with (
         reserved(path, experiment, network.digest, network.bytes) as folder,
-        tracking(options.track, folder, experiment) as track,
+        ExitStack() as stack,
     ):
+        names = dict.fromkeys(options.track or ())
+        tracks = [stack.enter_context(tracking(name, folder, experiment)) for name in names]
         team.copy_from_first(path)
         if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
             return ending
         held()
-        metrics = Metrics(path / METRICS, folder.run, report, track, folder.check)
+        metrics = Metrics(path / METRICS, folder.run, report, tracks, folder.check)
         try:
             stages = Stages(
                 experiment, options, folder, network, metrics, report, lambda: team.any(stopping()), team
@@ -74,6 +79,10 @@ def run(
             return about if until == "prune" else stages.train(masks, about)
         finally:
             metrics.close()
+
+
+def _needs_no_data(experiment: Experiment) -> bool:
+    return experiment.method in METHODS and not METHODS[experiment.method].needs_data
 
 
 def _ending(path: Path, experiment: Experiment, until: str) -> dict[str, Any] | None:

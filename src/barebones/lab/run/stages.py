@@ -27,6 +27,7 @@ from ...running import digest
 from ...scope import prunable
 from ..experiment.experiment import DENSE, Experiment
 from ..experiment.plan import TrainingPlan
+from ..experiment.styles import look
 from . import connectivity
 from .distributed import ALONE, Team
 from .folder import (
@@ -175,6 +176,7 @@ class Stages:
         about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
         cutting = [] if numbers["not_followed"] else collapsed or dead  # a signal may pass around empty layers
         about |= {"collapsed": cutting, "account": numbers, "inputs": asdict(self.data.inputs)}
+        about["look"] = look(self.experiment.method)._asdict()
         with self._writing(MASK) as stamp:
             maskfile.save_masks(masks, self.folder.path / MASK, **about, **stamp)
 

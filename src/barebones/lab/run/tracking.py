@@ -93,11 +93,8 @@ def check(name: str) -> None:
 
 
 @contextmanager
-def tracking(name: str | None, folder: Folder, experiment: Experiment) -> Iterator[Tracking | None]:
-    """Track a run while the block is executed; without a name, do nothing."""
-    if name is None:
-        yield None
-        return
+def tracking(name: str, folder: Folder, experiment: Experiment) -> Iterator[Tracking]:
+    """Track a run while the block is executed."""
     track, finished = Tracking(name, folder, experiment), False
     try:
         yield track

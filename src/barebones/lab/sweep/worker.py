@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ...imports import is_code
 from ...pruning.methods import METHODS, Method
 from ..experiment import recipes
 from ..experiment.experiment import Experiment
@@ -61,7 +62,8 @@ class Worker:
         with _without_ctrl_c():
             self.process.start()
         other_end.close()  # so that either side notices when the other is gone
-        self._send({name: row for name in methods if (row := METHODS.get(name)) and _can_be_sent(row)})
+        known = {name: METHODS[name] for name in methods if name in METHODS and not is_code(name)}  # it imports code
+        self._send({name: row for name, row in known.items() if _can_be_sent(row)})
         self.place, self.folder = options.device, ""  # the device, and the folder of the running experiment
         self.ending = False  # its process has said that it ends
 

@@ -17,6 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from ....files.container import atomically
+from ....imports import is_code
 from ....version import __version__
 from ...experiment.experiment import DENSE
 from ...experiment.styles import look, looks
@@ -117,10 +118,14 @@ def _plotly() -> tuple[str, str]:
 
 
 def _looks() -> dict[str, dict[str, str]]:
-    """Return the colours and glyph of every method; those under the empty name are for runs without one."""
+    """Return the colours and glyph of every method; those under the empty name are for runs without one.
+
+    A method of the library is called by its name, as on the command line, one of the user's own by its label.
+    """
     return {
         name: {"light": colour, "dark": DARK_DENSE if name == DENSE else _lighter(colour), "glyph": mark(marker)[1]}
-        for name, (_, colour, marker) in (looks() | {"": look("")}).items()
+        | ({"label": label} if is_code(name) else {})
+        for name, (label, colour, marker) in (looks() | {"": look("")}).items()
     }
 
 

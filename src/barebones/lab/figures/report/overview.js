@@ -27,7 +27,7 @@ function select() {
 }
 
 /* Names. */
-const titleOf = (row) => (known(row.method) ? [row.method + (row.dense ? "" : ` ${nominal(row.sparsity)} %`), row.line].filter(Boolean).join(", ") : runs[row.runs[0]].folder);
+const titleOf = (row) => (known(row.method) ? [labelOf(row.method) + (row.dense ? "" : ` ${nominal(row.sparsity)} %`), row.line].filter(Boolean).join(", ") : runs[row.runs[0]].folder);
 const placeOf = (row) => (known(row.model) ? [`${row.model} on ${row.data}`, row.protocol].filter(Boolean).join(", ") : "");
 function describe(run) {
   const g = groupOf[run.index];
@@ -43,11 +43,11 @@ function panels() {
 }
 function panel(rows) {
   const pruned = rows.filter((row) => !row.dense), shares = [...new Set(pruned.map((row) => row.sparsity))], at = shares.map(nines), range = at.length ? [Math.min(...at) - 0.15, Math.max(...at) + 0.15] : [0, 1];
-  const nameOf = (row) => row.method + (row.line ? `, ${row.line}` : "");
+  const nameOf = (row) => labelOf(row.method) + (row.line ? `, ${row.line}` : "");
   const point = (row, x) => ({ x, y: 100 * row.accuracy, off: 100 * (row.deviation ?? 0), symbol: row.collapsed ? `${row.symbol}-open` : row.symbol,
     says: `${titleOf(row)}\naccuracy ${accuracyText(row)} %\neffective sparsity ${sparse(row.effective)} %\n${plural(row.seeds, "seed")}${row.collapsed ? `, ${row.collapsed} collapsed` : ""}` });
   const lineOf = ([first], points) => ({ name: nameOf(first), look: lookOf(first.method), dash: first.dash, symbol: first.symbol, points });
-  const lines = [...Map.groupBy(pruned, nameOf).values()].map((line, place, { length }) => lineOf(line, line.map((row) => point(row, nines(row.sparsity) + (shares.length > 1 ? 0 : 0.03 * (place - (length - 1) / 2))))));
+  const lines = [...Map.groupBy(pruned, (row) => row.method + nameOf(row)).values()].map((line, place, { length }) => lineOf(line, line.map((row) => point(row, nines(row.sparsity) + (shares.length > 1 ? 0 : 0.03 * (place - (length - 1) / 2))))));
   /* With a single sparsity the marks stand side by side; the dense line goes from side to side. */
   const dense = rows.filter((row) => row.dense).map((row) => ({ ...lineOf([row], range.map((end) => point(row, end))), dash: "dash", symbol: null }));
   const x = { title: { text: "sparsity: prunable weights removed, %" }, range, tickvals: at, ticktext: shares.map(nominal) };

@@ -60,4 +60,5 @@ const dark = () => !matchMedia("print").matches && (document.documentElement.dat
 /* How a method looks, as Python says: one colour for light pages, one for dark ones. A group has its own marker and dashes. */
 const looks = new Map(Object.entries(data.looks));
 const lookOf = (method) => looks.get(method) ?? looks.get("");
-const swatch = (g, text = g.method ?? "unknown") => h("span", { class: "swatch" }, h("span", { class: "glyph", "data-mark": g.glyph, "--c": lookOf(g.method).light, "--d": lookOf(g.method).dark }), h("span", {}, text));
+const labelOf = (method) => lookOf(method).label || method;
+const swatch = (g, text = labelOf(g.method) ?? "unknown") => h("span", { class: "swatch" }, h("span", { class: "glyph", "data-mark": g.glyph, "--c": lookOf(g.method).light, "--d": lookOf(g.method).dark }), h("span", {}, text));
