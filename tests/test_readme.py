@@ -60,6 +60,7 @@ AFTER = {  # what it promises
     ): "assert all(map(torch.equal, torch.load('whole.pt').values(), model.state_dict().values()))\n",
 }
 PAGES = [page for page in sorted(Path(__file__).parents[1].glob("docs/*.md")) if snippets(page.read_text("utf-8"))]
+PAGES = [page for page in PAGES if page.name != "coming-from.md"]  # tests/docs/test_coming_from.py runs it
 
 
 @pytest.mark.nightly
