@@ -93,6 +93,6 @@ def test_the_table_lists_the_methods():
 
 def test_links_to_files_work():
     root = Path(__file__).parents[1]
-    for page in [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.md")]:
+    for page in [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.md")]:
         for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             assert ":" in link or (page.parent / link).exists(), f"{page.name}: {link}"
