@@ -14,7 +14,7 @@ import griffe
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build/pages"
-PAGES = ("README.md", "CHANGELOG.md", "docs/*.md", "docs/findings/*.md", "benchmarks/*.md", "results/README.md")
+PAGES = ("*.md", "docs/*.md", "docs/findings/*.md", "benchmarks/*.md", "results/README.md")
 NOTEBOOK = "docs/tutorial.ipynb"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .files.masks import load_masks, save_masks
     from .files.weights import Weights, load_weights, save_weights
     from .holding import Hold, audit, hold
+    from .integrations.torch_prune import from_torch_prune
     from .masks import Agreement, Masks, Scores, agreement
     from .paths import effective
     from .pruning.controls import inverted, reinitialized, shuffled
@@ -36,6 +37,7 @@ _HOMES = {  # of public names: modules that are imported when one is used, so th
     "files.masks": ("load_masks", "save_masks"),
     "files.weights": ("Weights", "load_weights", "save_weights"),
     "holding": ("Hold", "audit", "hold"),
+    "integrations.torch_prune": ("from_torch_prune",),
     "masks": ("Agreement", "Masks", "Scores", "agreement"),
     "paths": ("effective",),
     "pruning.controls": ("inverted", "reinitialized", "shuffled"),
@@ -72,6 +74,7 @@ __all__ = [
     "audit",
     "effective",
     "exponential",
+    "from_torch_prune",
     "hold",
     "inverted",
     "keep_top",

@@ -18,6 +18,7 @@ from ..imports import is_code
 from ..lab.experiment.experiment import DENSE, Experiment
 from ..lab.run import tracking
 from ..lab.run.options import RunOptions
+from ..running.devices import accelerator, check_here
 
 RUN_PANEL = "Run options"  # the panel of the options that are not part of an experiment
 
@@ -60,7 +61,7 @@ def _run_option(*flags: str, **settings: Any) -> Any:
 
 RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and defaults are those of the fields
     "runs": _run_option(help="Folder that contains one folder per run."),
-    "device": _run_option(help="cpu, cuda or cuda:N; auto is a GPU if there is one."),
+    "device": _run_option(help="cpu, cuda, cuda:N, mps or xpu; auto is a GPU if there is one."),
     "data_root": _run_option(help="Folder with the data set.", show_default="$BAREBONES_DATA, or a cache folder"),
     "download": _run_option("--download", help="Download the data set if it is missing."),
     "compiled": _run_option(
@@ -156,17 +157,15 @@ def split(options: dict[str, Any], overwrite: bool = False, here: bool = True) -
 
 
 def check_device(name: str, here: bool = True) -> str:
-    """Return the name of a device that must be available `here`; "auto" becomes a GPU if there is one."""
+    """Return the name of a device that must be available `here`; "auto" becomes the accelerator if there is one."""
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return accelerator()
     try:
-        kind = torch.device(name).type
+        torch.device(name)
     except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"device {name!r} is unknown; choose cpu, cuda, cuda:N or auto")
-    if here and kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device here; use --device cpu")
+        raise ValueError(f"device {name!r} is unknown; choose auto, cpu, cuda, cuda:N, mps or xpu") from None
+    if here:
+        check_here(name)
     return name
 
 

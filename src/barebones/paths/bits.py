@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..running.precision import widest
 from .calls import Call
 from .tables import selection
 
@@ -285,7 +286,7 @@ class Bits(TorchFunctionMode):
                 times = uses(result)
             else:
                 ones = [torch.ones_like(t, dtype=torch.float, requires_grad=False) for t in operands]
-                times = round(float(f(*ones).sum(dtype=torch.double)) / weight.numel())
+                times = round(float(f(*ones).sum(dtype=widest(result.device))) / weight.numel())
             reached = torch.stack([(operands[i].sum() != 0).to(result.device) for i in signals]).any()
             counts = torch.stack([weight.count_nonzero().to(result.device), (result.sum() == 0) & reached])
             self._used.append((self.weights[weight], times, weight.numel(), counts))

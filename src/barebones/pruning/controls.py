@@ -84,7 +84,7 @@ def _drawn(weight: Tensor, init: str | None, generator: torch.Generator) -> Tens
     empty = torch.empty(weight.shape, device="cpu")
     if init is not None:
         return SCHEMES[init](empty, generator=generator)
-    values = weight[weight != 0].double()
+    values = weight[weight != 0].cpu().double()
     if not values.numel():
         return weight
     return empty.normal_(float(values.mean()), float(values.std(correction=0)), generator=generator)

@@ -14,6 +14,7 @@ from ..masks import Masks, Scores
 from ..running.backward import guarded
 from ..running.chunks import chunks
 from ..running.inputs import call, mapped, tensors
+from ..running.precision import widest
 from ..scope import bare
 from .probe import Probe
 from .selection import top_masks
@@ -73,7 +74,8 @@ def magnitude(probe: Probe) -> Scores:
 
 def random(probe: Probe) -> Scores:
     """Return uniform random numbers: every weight is as likely to stay as any other."""
-    return {name: probe.own(name, _uniform(shape, probe.generator)) for name, shape in probe.shapes.items()}
+    drawn = {name: _uniform(shape, probe.generator) for name, shape in probe.shapes.items()}
+    return {name: probe.own(name, numbers.to(widest(probe.device))) for name, numbers in drawn.items()}
 
 
 def erk(probe: Probe) -> Scores:
@@ -108,7 +110,7 @@ def synflow(probe: Probe) -> Scores:
     if not any(t.is_floating_point() for t in tensors([list(args), kwargs])):
         raise ValueError("synflow needs a floating-point input of ones; this model takes only integers")
     values = {
-        f"model.{name}": value.detach().abs().double() if value.is_floating_point() else value
+        f"model.{name}": value.detach().abs().to(widest(value.device)) if value.is_floating_point() else value
         for name, value in [*model.named_parameters(), *model.named_buffers()]
     }
     names = {id(parameter): f"model.{name}" for name, parameter in model.named_parameters()}
@@ -131,7 +133,7 @@ class _Flow(nn.Module):
 
     def forward(self, weights: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         output = self.model(*args, **kwargs)
-        total = torch.stack([t.double().sum() for t in tensors(output) if t.is_floating_point()]).sum()
+        total = torch.stack([t.to(widest(t.device)).sum() for t in tensors(output) if t.is_floating_point()]).sum()
         with guarded([total]):
             return torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
 
@@ -168,5 +170,5 @@ def _uniform(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 def _ones(leaf: Any) -> Any:
     if isinstance(leaf, Tensor) and leaf.is_floating_point():
-        return torch.ones_like(leaf, dtype=torch.float64)
+        return torch.ones_like(leaf, dtype=widest(leaf.device))
     return leaf

@@ -18,6 +18,7 @@ from ..messages import first_line
 from ..running.backward import guarded, nodes
 from ..running.inputs import cut, first_sample, mapped, samples, taken_apart, tensors
 from ..running.modes import restored
+from ..running.precision import widest
 from ..running.shards import is_sharded, local
 
 Loss = Callable[[Any, Any], Tensor]
@@ -57,7 +58,7 @@ class Gradients:
     def plain(self, batch: Any, temperature: float) -> tuple[Tensor, list[Tensor]]:
         """Return the loss and its gradients, in memory of their own."""
         value = self.value(batch, temperature)
-        return value.detach().double(), self._sharded(value) if self._is_sharded else self._first(value)
+        return value.detach().to(widest(value.device)), self._sharded(value) if self._is_sharded else self._first(value)
 
     def captured(self, batch: Any, temperature: float) -> tuple[Tensor, list[Tensor]]:
         """Return the same from a CUDA graph. The next replay overwrites it."""

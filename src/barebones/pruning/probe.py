@@ -27,7 +27,7 @@ from ..running.modes import (
     uncompiled,
     without_reentrant_checkpoints,
 )
-from ..running.precision import computing
+from ..running.precision import computing, widest
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
 from ..scope import Pattern, bare, prunable
@@ -189,7 +189,7 @@ class Probe:
             total: list[Tensor] = []
             for part, weight in self._read():
                 value = self._gradients.value(part, temperature)
-                self.loss_value += _times(weight, [value.detach().double()])[0]
+                self.loss_value += _times(weight, [value.detach().to(widest(self.device))])[0]
                 gradients = self._gradients.with_graph(value)
                 if not vector:
                     vector = [gradient.detach() for gradient in gradients]
@@ -261,7 +261,7 @@ class Probe:
 
         Each batch has its own seed, so that dropout repeats when a batch is read again.
         """
-        self.loss_value = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.loss_value = torch.zeros((), dtype=widest(self.device), device=self.device)
         self.batches_digest = so_far = torch.zeros((), dtype=torch.int64, device=self.device)
         norms = batch_norms(bare(self.user_model)) if self.shared or self.micro_batch is not None else {}
         together = any(isinstance(norm, nn.SyncBatchNorm) for norm in norms.values())  # all ranks call them at once
@@ -315,7 +315,7 @@ class Probe:
         if self.device.type == "cuda":  # a few launches for all layers
             totals = torch.stack(torch._foreach_norm(torch._foreach_mul(weights, gradients), 1)).double()
         else:
-            totals = torch.zeros(len(gradients), dtype=torch.float64, device=self.device)
+            totals = torch.zeros(len(gradients), dtype=widest(self.device), device=self.device)
             for total, *pair in zip(totals, weights, gradients, strict=True):
                 for weight, g in chunks(*pair):
                     if g.dim() == 1:  # |w| |g| is w with the sign of g, times g: one pass
@@ -331,7 +331,7 @@ class Probe:
         return [value * mask for value, mask in zip(values, self._masks.values(), strict=True)]
 
     def _forget(self) -> None:
-        not_a_number = torch.full((), torch.nan, dtype=torch.float64, device=self.device)
+        not_a_number = torch.full((), torch.nan, dtype=widest(self.device), device=self.device)
         self.saliency, self.loss_value = not_a_number, not_a_number
         self.batches_digest = None
         self._batches_read = 0

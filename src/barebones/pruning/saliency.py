@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..masks import Masks
+from ..running.precision import widest
 from ..scope import matched
 from .batches import Source
 from .gradients import Loss, Objective
@@ -60,7 +61,7 @@ def saliency(
         gradient = probe.gradient()
         if over == "kept":
             return float(probe.saliency)
-        terms = ((g * probe.weights[name]).abs().sum(dtype=torch.float64) for name, g in gradient.items())
+        terms = ((g * probe.weights[name]).abs().sum(dtype=widest(g.device)) for name, g in gradient.items())
         totals = torch.stack(list(terms))
         return sum((totals if probe.shards is None else probe.shards.sums(totals)).tolist())
 

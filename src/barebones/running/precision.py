@@ -11,6 +11,12 @@ import torch
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The integer type for each number of bytes per element: floats that are seen as integers keep every bit.
 INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WITHOUT_FLOAT64 = {"mps"}
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the type in which to add many numbers: float64, or float32 on a device that has no other."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 @contextmanager

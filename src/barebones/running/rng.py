@@ -83,7 +83,8 @@ def _numpy_random() -> Any:
 
 def generators(device: torch.device) -> list[torch.Generator]:
     """Return torch's global generators: that of the CPU, and that of the device."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return [torch.default_generator, torch.cuda.default_generators[index]]
-    return [torch.default_generator]
+    module: Any = getattr(torch, device.type, None)
+    if hasattr(module, "default_generators"):  # torch.cuda, torch.xpu
+        index = module.current_device() if device.index is None else device.index
+        return [torch.default_generator, module.default_generators[index]]
+    return [torch.default_generator, *([torch.mps._get_default_mps_generator()] if device.type == "mps" else [])]

@@ -143,6 +143,8 @@ def joined(options: RunOptions) -> Iterator[tuple[Team, RunOptions]]:
     if size == 1:
         yield ALONE, options
         return
+    if not options.on_gpu and options.device != "cpu":
+        raise ValueError(f"several processes train on --device cpu or cuda, not on {options.device}; start only one")
     if options.on_gpu:
         options = replace(options, device=_own_gpu(options.device, local, on_node))
         torch.cuda.set_device(local)

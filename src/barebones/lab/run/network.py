@@ -25,6 +25,7 @@ from ...pruning.probe import Probe
 from ...pruning.prune import Pruned, prune
 from ...pruning.round import Round
 from ...running import digest
+from ...running.devices import check_here
 from ...running.modes import restored
 from ...running.rng import forked
 from ..experiment.experiment import Experiment
@@ -42,8 +43,7 @@ class Network:
         self, experiment: Experiment, options: RunOptions, device: torch.device, without_data: bool = False
     ) -> None:
         self.experiment, self.device = experiment, device
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("there is no CUDA device here; use --device cpu")
+        check_here(str(device))
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)
         self.data = _unread(experiment, device) if without_data else data_of(experiment, options)
@@ -58,9 +58,8 @@ class Network:
         model = initial_network(experiment, self.data.inputs)
         if reinitialize is not None:
             model = reinitialized(model, experiment.seed, reinitialize)
-        if self.device.type == "cuda":
-            return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return model
+        layout = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
+        return model.to(self.device, memory_format=layout)  # type: ignore[call-overload]
 
     def scored(self, experiment: Experiment) -> nn.Module:
         """Return the network that the experiment's scores are computed on."""

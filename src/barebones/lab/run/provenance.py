@@ -24,12 +24,16 @@ def environment(options: RunOptions, epochs: int) -> dict[str, Any]:
         "barebones": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _other(device.type),
         "threads": torch.get_num_threads(),
         "compiled": options.compiles(epochs),
         "captured": options.captured and device.type == "cuda",
         "micro_batch": options.micro_batch,
     }
+
+
+def _other(kind: str) -> str:
+    return platform.machine() if kind == "cpu" else f"{kind} of {platform.machine()}"
 
 
 def made() -> dict[str, Any]:

@@ -113,5 +113,5 @@ def _returned(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

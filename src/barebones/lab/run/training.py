@@ -22,7 +22,7 @@ from ...holding import hold
 from ...masks import Masks
 from ...messages import shortened
 from ...running import digest
-from ...running.precision import autocast, computing
+from ...running.precision import autocast, computing, widest
 from ...running.rng import reseed
 from ...scope import parameters
 from ..experiment.plan import OPTIMIZERS, TrainingPlan
@@ -106,7 +106,7 @@ class Training:
         self.best: Best | None = None
         self.last: Epoch | None = None
         self.seconds, self.began = 0.0, perf_counter()  # of this epoch: seconds before the last resume, and since
-        self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # sums of this epoch: loss, hits, images
+        self.tally = torch.zeros(3, dtype=widest(self.device), device=self.device)  # of this epoch: loss, hits, images
         self.rate = torch.full((), plan.lr, device=self.device) if on_gpu else None  # for the CUDA graph
         self.rate_now = plan.lr
         rate = plan.lr if self.rate is None else self.rate
@@ -179,7 +179,7 @@ class Training:
                     self.scaler.scale(loss if weight == 1 else loss * weight).backward()
                 hits = (output.detach().argmax(1) == targets).sum()
                 count = torch.full_like(hits, len(targets))
-                sums += torch.stack([loss.detach().double() * len(targets), hits.double(), count.double()])
+                sums += torch.stack([loss.detach().to(sums) * len(targets), hits.to(sums), count.to(sums)])
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.tally += self.team.sum(sums if split else sums / self.team.size)
@@ -302,7 +302,7 @@ def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes
     Each process of a team tests its part of the images.
     """
     device = next(model.parameters()).device
-    total = torch.zeros(4, dtype=torch.float64, device=device)
+    total = torch.zeros(4, dtype=widest(device), device=device)
     model.eval()
     with torch.no_grad(), computing(device, precision), autocast(precision, device):
         own = torch.arange(team.rank, len(split), team.size, device="cpu")
@@ -310,7 +310,7 @@ def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes
             output = model(images).float()
             loss = F.cross_entropy(output, labels, reduction="sum")
             five = output.topk(min(5, output.shape[1])).indices == labels[:, None]
-            total += torch.stack([five[:, 0].sum(), five.sum(), loss, torch.full_like(loss, len(labels))]).double()
+            total += torch.stack([five[:, 0].sum(), five.sum(), loss, torch.full_like(loss, len(labels))]).to(total)
     model.train()
     first, five_best, loss_sum, count = team.sum(total).tolist()
     return Accuracy(first / count, five_best / count if classes >= TOP5_FROM else None, loss_sum / count)

@@ -109,7 +109,7 @@ class Pool:
         """Return the device of each worker, in the order in which they start: every GPU gets its first one first."""
         if self.options.on_gpu:
             return (list(self.devices) or [self.options.device]) * (self.most or ON_A_GPU)
-        return [self.options.device] * (self.most or processors())
+        return [self.options.device] * (self.most or (processors() if self.options.device == "cpu" else 1))
 
     def sharing(self) -> AbstractContextManager[bool]:
         """Return a context that lets workers share a GPU; it says whether they can."""

@@ -16,6 +16,7 @@ from rich.console import Console
 from ...data import DATA, load
 from ...messages import unknown
 from ...models import MODELS, check_name, wanted
+from ...running.devices import check_here
 from ..experiment.experiment import Experiment
 from ..records import records
 from ..run.folder import FAILURE
@@ -176,8 +177,8 @@ def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -
     """Raise at once the errors that would make every run fail: a missing device, an unknown network, missing data."""
     if not experiments:
         return
-    if here and options.on_gpu and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device here; use --device cpu")
+    if here:
+        check_here(options.device)
     for model in dict.fromkeys(experiment.model for experiment in experiments):
         check_name(model)
     for data, wish in dict.fromkeys((experiment.data, wanted(experiment.model)) for experiment in experiments):

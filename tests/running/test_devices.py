@@ -1,0 +1,76 @@
+"""Other devices than the CPU and NVIDIA's: none is here, so stand-ins take their place."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import barebones as bb
+from barebones.running import devices, precision, rng
+
+ONLY_ON_THE_CPU = {"random", "erk"}  # they draw float64 numbers there, whatever the device
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """Makes a tensor of float64 an error, as on MPS."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        assert all(getattr(leaf, "dtype", None) != torch.float64 for leaf in tree_leaves(result)), func
+        return result
+
+
+@pytest.mark.parametrize("method", sorted(set(bb.METHODS) - ONLY_ON_THE_CPU))
+def test_a_device_without_float64_prunes(method, monkeypatch):
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {"cpu"})
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    batches = [(torch.randn(9, 6), torch.arange(9) % 3) for _ in range(2)]
+    with WithoutFloat64():
+        masks = bb.prune(model, batches, 0.5, bb.METHODS[method], rounds=2).masks
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with bb.hold(model, masks, optimizer):
+            model(batches[0][0]).sum().backward()
+            optimizer.step()
+        bb.account(model, masks, batches[0][0])
+    bb.audit(model, masks)
+
+
+def test_random_numbers_of_a_device_are_put_back(monkeypatch):
+    own = [torch.Generator(), torch.Generator()]
+    module = SimpleNamespace(default_generators=own, current_device=lambda: 1)
+    monkeypatch.setattr(torch, "xpu", module)
+    monkeypatch.setattr(torch.mps, "_get_default_mps_generator", lambda: own[0])
+    for name, used in {"xpu": 1, "xpu:0": 0, "mps": 0}.items():
+        before = own[used].get_state()
+        with rng.forked(torch.device(name), seed=3):
+            assert own[used].initial_seed() == 3
+            torch.rand(1, generator=own[used])
+        assert torch.equal(own[used].get_state(), before)
+    assert rng.generators(torch.device("meta")) == rng.generators(torch.device("cpu")) == [torch.default_generator]
+
+
+@pytest.mark.parametrize(
+    ("here", "count", "name", "problem"),
+    [
+        ("mps", 1, "mps", None),
+        ("mps", 1, "mps:0", None),
+        ("xpu", 2, "xpu:1", None),
+        ("xpu", 2, "xpu:2", "there is no device xpu:2 here; use --device xpu"),
+        ("mps", 1, "cuda", "there is no device cuda here; use --device mps"),
+        (None, 0, "mps", "there is no device mps here; use --device cpu"),
+        (None, 0, "cpu", None),
+    ],
+)
+def test_a_device_must_be_here(here, count, name, problem, monkeypatch):
+    found = here and torch.device(here)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    assert devices.accelerator() == (here or "cpu")
+    if problem is None:
+        devices.check_here(name)
+    else:
+        with pytest.raises(ValueError, match=problem):
+            devices.check_here(name)
