@@ -23,7 +23,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import barebones as bb
 from barebones.data import load
 from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.records.tables import read
 from barebones.models import NORM_SCALES, build, initialize
+from barebones.scope import prunable
 
 NORM_SCALES["half"] = lambda scales, generator: torch.nn.init.constant_(scales, 0.5)
 NORM_SCALES["layers"] = lambda scales, generator: torch.nn.init.constant_(
@@ -97,5 +99,27 @@ def main(data_root: Path, count: int = 4, seeds: int = 3, sparsity: float = 0.99
         print(f"{norm_scale:8} {within:14.2f} {between:16.2f} {starved:16.1f}", flush=True)
 
 
+def picture(results: Path, out: Path) -> None:
+    """Draw the share of weights that SNIP-MB keeps in each layer of ResNet-50, from the records; seed 0."""
+    import matplotlib.pyplot as plt
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(results / "rounds.parquet").to_pylist()
+    kept = {row["run"]: row["layers"] for row in rows if row["layers"]}
+    sizes = [p.numel() for p in prunable(build("resnet50", 10, 32)).values()]
+    figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+    styles = {"ones": ("#0072B2", "s", "scales of 1"), "uniform": ("#D55E00", "o", "U(0, 1) per channel")}
+    for row in read(results / "batch-norm-scales.csv"):
+        if row["model"] == "resnet50" and row["seed"] == 0 and row["norm_scale"] in styles:
+            colour, marker, label = styles[row["norm_scale"]]
+            shares = [count / size for count, size in zip(kept[row["folder"]], sizes, strict=True)]
+            axes.plot([share or float("nan") for share in shares], marker, color=colour, markersize=3.5, label=label)
+            empty = [layer for layer, share in enumerate(shares) if not share]
+            axes.plot(empty, [3e-6] * len(empty), "x", color=colour, label=f"empty, {label}" if empty else None)
+    axes.set(yscale="log", xlabel="layer of ResNet-50, from input to output", ylabel="share of weights kept")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(out, dpi=160)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    picture(Path(sys.argv[2]), Path(sys.argv[3])) if sys.argv[1] == "picture" else main(Path(sys.argv[1]))
