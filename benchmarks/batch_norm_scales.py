@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import barebones as bb
@@ -69,7 +70,7 @@ def variants() -> Iterator[Experiment]:
         yield Experiment(method=f"{method}-scored-uniform", norm_scale="ones", **common)
 
 
-def scores(norm_scale: str, batches: list[bb.Batch], seed: int) -> dict[str, torch.Tensor]:
+def scores(norm_scale: str, batches: list[tuple[Tensor, Tensor]], seed: int) -> dict[str, torch.Tensor]:
     """Return SNIP's scores of ResNet-50 with these scales."""
     generator = torch.Generator().manual_seed(seed)
     model = initialize(build("resnet50", 10, 32), generator=generator, norm_scale=norm_scale)

@@ -187,7 +187,7 @@ def test_a_network_and_data_of_the_users_own(command, tmp_path, monkeypatch):
     [
         ("--to-hub-folder hub -o x.onnx", "leave out --out, --format, --shrink"),
         ("--to-hub-folder hub --shrink", "leave out --out, --format, --shrink"),
-        ("--to-hub-folder full", "full is not empty; name another folder, or replace its files with --replace"),
+        ("--to-hub-folder full", "full is not empty; name another folder, or allow --replace"),
         ("--to-hub-folder full --replace", "full also holds notes.txt, which would be lost"),
         ("--to-hub-folder full/notes.txt", "is a file; name a folder"),
         ("--to-hub-folder no/hub", "to write hub into; create it first"),
@@ -221,6 +221,21 @@ def test_the_files_of_somebody_else_are_not_replaced(theirs, tmp_path):
     with pytest.raises(ValueError, match="no earlier export"):
         to_hub_folder(nn.Linear(2, 2), {"weight": torch.eye(2) > 0}, tmp_path / "hub", {}, "card", replace=True)
     assert path.read_text() == "mine"
+
+
+def test_the_plain_card_of_a_model_of_ones_own_loads_it(tmp_path, monkeypatch):
+    model, masks = nn.Linear(4, 3), {"weight": torch.eye(3, 4) > 0}
+    to_hub_folder(model, masks, tmp_path / "hub")
+    assert json.loads((tmp_path / "hub" / "config.json").read_text()) == {
+        "architecture": "Linear", "prunable": 12, "kept": 3
+    }  # fmt: skip
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "# Linear, 3 of 12 prunable weights" in card
+    monkeypatch.chdir(tmp_path / "hub")
+    other = nn.Linear(4, 3)
+    code = card.partition("```python\n")[2].partition("```")[0]
+    exec(code, {"model": other, "optimizer": torch.optim.SGD(other.parameters(), lr=0.1)})
+    assert torch.equal(other.weight, model.weight * masks["weight"])
 
 
 def test_an_error_leaves_what_was_there(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -30,11 +31,11 @@ def smoke() -> Iterator[Experiment]:
 
     `barebones sweep smoke`; 10 runs, about a minute on two cores.
     """
-    common = dict(model="small-vgg", data="digits", epochs=20)
-    yield Experiment(method=DENSE, **common)
+    base = Experiment("small-vgg", "digits", epochs=20)
+    yield replace(base, method=DENSE, sparsity=0.0)
     for sparsity, method in product((0.9, 0.97, 0.99), ("random", "snip", "force")):
-        rounds = dict(rounds=20, batches_per_round=4) if method == "force" else {}
-        yield Experiment(method=method, sparsity=sparsity, **common, **rounds)
+        rounds = 20 if method == "force" else None
+        yield replace(base, method=method, sparsity=sparsity, rounds=rounds, batches_per_round=rounds and 4)
 
 
 def cifar10() -> Iterator[Experiment]:

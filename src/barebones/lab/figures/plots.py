@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COLUMN, PAGE = 3.5, 7.0  # widths in inches: one column, and two
 TALLEST = 9.2  # inches: what a printed page has room for, above a caption
 LOWEST = 1.3  # inches: of a panel with its title and labels
-SPAN = (0.9, 0.999)  # every axis of sparsities shows at least these
+SPAN = (0.9, 0.98)  # every axis of sparsities shows at least these
 DPI = 220
 INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#b22222"
 ORDERED = "viridis"  # colours of ordered values, such as layers and sparsities
