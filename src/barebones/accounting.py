@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .files.encoding import encode
 from .masks import everything
-from .messages import disconnected_outputs, html_bars, plain_text, shape_of
+from .messages import Dotted, disconnected_outputs, html_bars, plain_text, shape_of
 from .paths import Use, cuts, silenced, trace
 from .running.shards import count
 from .scope import matched, parameters
@@ -116,10 +116,10 @@ class Account:
         return asdict(self) | {"layers": layers} | {name: getattr(self, name) for name in derived}
 
     def __rich__(self) -> Group:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_footer=True)
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True)
         traced = self.effective is not None  # with an example
         flops = ("dense", "effective", "shrunk") if traced else ()
-        table.add_column("layer", "all", overflow="fold")
+        table.add_column("layer", "all")
         table.add_column("shape", _count(self.total), justify="right")
         table.add_column("kept", _count(self.kept), justify="right")
         table.add_column("%", _percent(1 - self.sparsity), justify="right")
@@ -133,7 +133,7 @@ class Account:
             note = "empty" if layer.empty else "disconnected" if layer.disconnected else ""
             note = "collapsed" if collapsed else note
             table.add_row(
-                layer.name.removesuffix(".weight"),
+                Dotted(layer.name.removesuffix(".weight")),
                 shape_of(layer.shape),
                 _count(layer.kept),
                 _percent(layer.kept / max(layer.total, 1)),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from io import StringIO
 from typing import Any
 
 from rich.console import Console
+from rich.containers import Lines
+from rich.text import Text
 
 WIDTH = 100  # columns of tables as plain text
 LONGEST = 60  # characters of a wrong value that an error shows
@@ -99,6 +102,19 @@ def first_line(error: BaseException) -> str:
     ('no such file', 'StopIteration')
     """
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+class Dotted(Text):
+    """A name in a table, broken after its dots where the column is too narrow for it.
+
+    >>> [line.plain for line in Dotted("encoder.layer.0.query").wrap(Console(), 16)]
+    ['encoder.layer.0.', 'query']
+    """
+
+    def wrap(self, console: Console, width: int, *args: Any, **options: Any) -> Lines:
+        """Return the lines; a part that is too long by itself is folded."""
+        lines = re.findall(rf".{{1,{width}}}(?:(?<=\.)|$)|[^.]+\.?", self.plain)
+        return Text("\n".join(lines), self.style).wrap(console, width, *args, **options | {"overflow": "fold"})
 
 
 def plain_text(table: Any) -> str:

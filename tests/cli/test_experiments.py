@@ -19,9 +19,11 @@ from barebones.data import DATA
 from barebones.files.masks import load_masks, save_masks
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.figures import demo
+from barebones.lab.run import network
 from barebones.lab.run.folder import finished, write_json
 from barebones.lab.run.network import cached_data
 from barebones.lab.sweep.sweep import SweepResult
+from barebones.models.from_timm import Wanted
 
 TINY = ["--model", "nets_for_cli:tiny", "--data", "digits", "--batch-size", "256", "--device", "cpu"]
 FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--epochs", "1"]
@@ -71,6 +73,15 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(words, expected, comm
     assert (done.code, done.err) == (0, "")
     assert all(re.search(text, done.out) for text in ("not begun", *expected))
     assert {path.name for path in tiny.iterdir()} <= {"nets_for_cli.py", "__pycache__"}
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_images_that_are_resized_for_a_network_are_told(size, command, tiny, monkeypatch):
+    monkeypatch.setattr(network, "wanted", lambda name: Wanted(size, (0.5,), (0.5,)))
+    for words in (["run", "--dry-run"], ["prune", "--method", "random"]):
+        done = command(*words, "--data", "digits", "--model", "small-vgg", "--device", "cpu")
+        assert done.code == 0
+        assert done.out.count("The images of digits, 8 x 8, are resized to 16 x 16 for small-vgg.\n") == (size == 16)
 
 
 def test_a_sweep_without_time_is_a_sentence(command, tiny):

@@ -105,6 +105,21 @@ def test_what_cannot_be_exported_is_one_line(example, problem, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # transformers' own
+def test_a_decoder_is_exported_without_its_cache_and_the_error_says_how(tmp_path, onnx_packages):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_attention_heads=2, **sizes))
+    example = {"input_ids": torch.zeros(2, 5, dtype=torch.long)}
+    for export_to in (to_onnx, to_program):
+        with pytest.raises(ValueError, match=r"model.config.use_cache = False, or pass use_cache=False in the example"):
+            export_to(model, {}, example, tmp_path / "network")
+    assert to_onnx(model, {}, example | {"use_cache": False}, tmp_path / "network").difference < 1e-5
+    model.config.use_cache = False
+    assert to_program(model, {}, example, tmp_path / "network").difference < 1e-5
+
+
 def test_exporting_leaves_no_trace(tmp_path):
     levels = [logging.getLogger(name).level for name in export.CHATTY]
     model, masks, example = built("flatten")

@@ -32,6 +32,7 @@ from ..scope import masked_copy
 
 CHATTY = ("torch", "onnxscript", "onnx_ir")  # loggers that report a lot even if an export succeeds
 NARROWEST = 1e-3  # range in int8: onnxruntime gives rows without weights a range of 255, which rounds their bias away
+CACHE = "it returns a cache; set model.config.use_cache = False, or pass use_cache=False in the example"
 ONNX_BYTES = 2**31 - 2**20  # of weights in an ONNX file, at most: protobuf allows 2 GiB, and the graph needs some of it
 
 
@@ -299,7 +300,8 @@ def _explained(problem: str) -> Iterator[None]:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        raise ValueError(f"{problem} ({type(error).__name__}: {first_line(error)})") from error
+        reason = CACHE if "Cache'>" in str(error) else f"{type(error).__name__}: {first_line(error)}"
+        raise ValueError(f"{problem} ({reason})") from error
 
 
 def _required(package: str) -> Any:

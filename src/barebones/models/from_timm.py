@@ -71,6 +71,6 @@ def _timm() -> ModuleType:
     except Exception as error:  # a torchvision for another torch raises errors of several classes
         found = "" if isinstance(error, ModuleNotFoundError) and error.name == "timm" else f" ({first_line(error)})"
         raise ImportError(
-            f"networks of timm need timm and torchvision: pip install 'barebones[timm]'{found}"
+            f"networks of timm need timm: pip install 'barebones[timm]', with the torchvision of your torch{found}"
         ) from error
     return timm

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from ...messages import plain_text
+from ...messages import Dotted, plain_text
 from .cut import RemovedChannels
 
 
@@ -47,7 +47,8 @@ class ShrinkPlan:
         for title in ("layer", "inputs", "outputs", ""):
             table.add_column(title, justify="left" if title in ("layer", "") else "right")
         for layer in self.layers:
-            table.add_row(layer.name, _change(layer.inputs), _change(layer.outputs), "blank" if layer.blank else "")
+            blank = "blank" if layer.blank else ""
+            table.add_row(Dotted(layer.name), _change(layer.inputs), _change(layer.outputs), blank)
         return Group(*([table] if self.layers else []), Text("\n".join(self._sentences())))
 
     def _sentences(self) -> list[str]:

@@ -191,6 +191,15 @@ def known_inputs(experiment: Experiment) -> Inputs | None:
     return replace(inputs, shape=(inputs.channels, wish.size, wish.size)) if wish else inputs
 
 
+def resized(experiment: Experiment) -> str:
+    """Say that the images of a data set of the library are resized for the network; an empty string if they are not."""
+    name, inputs = experiment.data, known_inputs(experiment)
+    if inputs is None or inputs == DATA[name].inputs:
+        return ""
+    before, after = (" x ".join(map(str, each.shape[1:])) for each in (DATA[name].inputs, inputs))
+    return f"The images of {name}, {before}, are resized to {after} for {experiment.model}."
+
+
 def beginning(model: nn.Module, data: str) -> str:
     """Return what a run begins with: the digest of the initial weights and, for data of the user's own, of the data."""
     weights = digest.hexadecimal(model.parameters())

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ...files.masks import load_masks
-from ...messages import counted, printable
+from ...messages import Dotted, counted, printable
 from ...pruning.methods import METHODS
 from ...scope import prunable
 from ..experiment.experiment import FINDING, Experiment
@@ -226,7 +226,7 @@ def mask_file(path: Path) -> tuple[Text, Table, Table, dict[str, Any]]:
     for name, layer in layers.items():
         shape = "×".join(map(str, layer["shape"]))
         share, style = _share(layer["kept"], layer["total"]), "red" if layer["kept"] == 0 else None
-        table.add_row(_plain(name), shape, f"{layer['total']:,}", f"{layer['kept']:,}", share, style=style)
+        table.add_row(Dotted(printable(name)), shape, f"{layer['total']:,}", f"{layer['kept']:,}", share, style=style)
     return Text(printable(sentence)), table, header, {"about": masks.about, "layers": layers}
 
 
