@@ -3,7 +3,10 @@
 import io
 import re
 import sys
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,11 +20,13 @@ import core
 import cost
 import dead
 import lab
+import settling
 import sharded
 import speed
 
 import barebones as bb
 from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.figures.analyses import networks
 from barebones.lab.records import tables
 from barebones.lab.run import loading
 from barebones.lab.run.options import RunOptions
@@ -159,3 +164,41 @@ def test_the_script_about_dead_channels_takes_as_many_images_as_it_is_told():
     batches = [(torch.arange(4) + start, torch.zeros(4)) for start in (0, 4, 8)]
     for images in (1, 4, 6, 12, 20):
         assert torch.cat(list(dead.first(images, iter(batches)))).tolist() == list(range(min(images, 12)))
+
+
+def test_the_script_about_settling_follows_the_masks_and_draws_a_table_that_is_there(monkeypatch, tmp_path):
+    monkeypatch.setitem(settling.SETTINGS["smoke"], "rounds", 4)
+    table, picture = tmp_path / "settling.csv", tmp_path / "settling.png"
+    settling.main(table, picture, "smoke")
+    rows, stored = tables.read(table), tables.read(Path(__file__).parents[2] / "results" / "settling.csv")
+    assert list(rows[0]) == list(stored[0])
+    assert [(row["statistics"], row["scored_on"], row["round"]) for row in rows] == list(
+        product(("batch", "eval"), ("new batches", "one batch"), (3, 4))
+    )
+    assert all((row["gradients"] is None) == (row["round"] == 3) for row in rows)
+    [network] = networks(settling.SETTINGS["smoke"], RunOptions())
+    masks = []
+    bb.prune(
+        network.model, network.data.train.scoring(64, 0), 0.98, "force", rounds=4, schedule="settle", bn="eval",
+        on_collapse="ignore", on_round=lambda step: masks.append(step.masks),
+    )  # fmt: skip
+    returned = sum(int((mask & ~masks[2][name]).sum()) for name, mask in masks[3].items())
+    [row] = [row for row in rows if (row["statistics"], row["scored_on"], row["round"]) == ("eval", "new batches", 4)]
+    assert row["recovered_share"] == returned / row["keep"]
+    picture.unlink()
+    settling.main(table, picture, "smoke", device="none")
+    assert picture.exists()
+
+
+def test_channels_are_compared_by_what_they_keep():
+    mask = torch.tensor([[1, 1], [0, 0], [1, 0]], dtype=torch.bool)
+    now, turned, full = (bb.Masks({"0.weight": each}) for each in (mask, mask[[1, 0, 2]], torch.ones_like(mask)))
+    expected = {"moved_share": 2 / 3, "channels_one_before": -1.0, "channels_two_before": 1.0}
+    assert settling.compared(now, turned, now) == expected
+    assert list(settling.compared(full, full, full).values()) == [0.0, None, None]
+    assert settling.ranks(torch.tensor([5, 1, 5])).tolist() == [2.5, 1.0, 2.5]
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 0, 0]], dtype=torch.bool)
+    gradient = torch.tensor([100.0, 1.0, 2.0, 50.0]).view(4, 1) * torch.tensor([1.0, 0.0, 0.0])
+    probe = SimpleNamespace(at=lambda *round: nullcontext(), gradient=lambda: {"w": gradient})
+    step = SimpleNamespace(masks={"w": mask}, index=0, keep=6)
+    assert settling.gradient_correlation(probe, step) == -0.5  # of the ranks 1, 2, 3 and 3, 1, 2

@@ -29,7 +29,6 @@ TINY: dict[str, dict[str, Any]] = {  # settings of the analyses that take about 
     "saliency-scatter": {**PAIR, "batches": 2, "rounds": 2, "sparsities": [0.5, 0.9, 0.99]},
     "layers": {**PAIR, "sparsity": 0.99, "methods": ["snip", "force"], "changes": {"force": {"rounds": 3}}},
     "evolution": {**PAIR, "sparsity": 0.98, "rounds": 5, "methods": ["iter-snip", "force"]},
-    "settling": {**PAIR, "sparsity": 0.98, "rounds": 6},
     "consistency": {
         **PAIR, "seeds": [0, 1], "one_shot": ["grasp", "snip"], "densities": [0.5, 0.05],
         "iterated": ["grasp-taylor", "iter-snip"], "rounds": 8, "to": 0.01, "iterated_seed": 0,

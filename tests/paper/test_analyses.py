@@ -5,8 +5,6 @@ from dataclasses import replace
 from itertools import pairwise, product
 from math import log, nan
 from pathlib import Path
-from statistics import correlation, fmean
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +18,9 @@ from barebones.lab.figures.sources import Analysis
 from barebones.lab.records import tables
 from barebones.lab.records.statistics import spread
 from barebones.lab.run.run import Stopped
-from barebones.masks import Masks, everything
 from barebones.models import build, parameter_table
-from barebones.paper.figures import FIGURES, figure, saliency_vs_rounds, settling
+from barebones.paper.figures import FIGURES, figure, saliency_vs_rounds
 from barebones.paper.theory import gaps_by_step, tanh_network
-from barebones.pruning.probe import Probe
 from barebones.pruning.prune import prune
 from barebones.pruning.saliency import saliency
 
@@ -245,75 +241,6 @@ def test_evolution_adds_up(rows_of: Callable[[str], tables.Rows], network: Any) 
         assert total - changed == rounds[-1]["keep"] == round(0.02 * total)
         assert all(row["pruned_share"] == row["pruned"] / total for row in rounds)
         assert any(row["recovered"] for row in rounds) == (method == "force")
-
-
-def test_settling_follows_the_masks(rows_of: Callable[[str], tables.Rows], network: Any) -> None:
-    sources = {
-        "new batches": network.data.train.scoring(64, 0),
-        "one batch": analyses.evaluation_batches(network, 1) * 6,
-    }
-    for bn, (name, source) in product(("batch", "eval"), sources.items()):
-        masks: list[dict[str, torch.Tensor]] = []
-        prune(
-            network.model, source, 0.98, "force", rounds=6, schedule="settle", bn=bn, on_collapse="ignore",
-            on_round=lambda step, masks=masks: masks.append(step.masks),
-        )  # fmt: skip
-        rows = [row for row in rows_of("settling") if (row["statistics"], row["scored_on"]) == (bn, name)]
-        assert [row["round"] for row in rows] == [3, 4, 5, 6]
-        for row, after, before, earlier in zip(rows, masks[2:], masks[1:], masks, strict=False):
-            returned = sum(int((after[layer] & ~before[layer]).sum()) for layer in after)
-            assert row["recovered_share"] == returned / row["keep"]
-            counts = [by_channel(each) for each in (after, before, earlier)]
-            used = [{key for key, kept in each.items() if kept} for each in counts]
-            lost = sum(max(counts[1][key] - counts[0][key], 0) for key in counts[0])
-            assert row["moved_share"] == pytest.approx(lost / row["keep"])
-            one, two = (centered_correlation(counts[0], other, set.union(*used)) for other in counts[1:])
-            assert row["channels_one_before"] == pytest.approx(one, abs=1e-5)
-            assert row["channels_two_before"] == pytest.approx(two, abs=1e-5)
-        assert [row["gradients"] for row in rows[:-1]] == [None, None, None]
-        probe = Probe(network.model, source, bn=bn)
-        with probe.at(masks[-1], 5, 1):  # type: ignore[arg-type]
-            assert rows[-1]["gradients"] == pytest.approx(of_gradients(masks[-1], probe.gradient()), abs=1e-5)
-
-
-Channels = dict[tuple[str, int], int]
-
-
-def by_channel(masks: Mapping[str, torch.Tensor]) -> Channels:
-    return {(name, n): int(channel.sum()) for name, mask in masks.items() for n, channel in enumerate(mask)}
-
-
-def centered_correlation(first: Channels, second: Channels, used: set[tuple[str, int]]) -> float:
-    """The correlation over these channels of how many weights they keep, less the mean of those of the layer."""
-
-    def deviations(kept: Channels) -> list[float]:
-        means = {layer: fmean(kept[key] for key in used if key[0] == layer) for layer, _ in used}
-        return [kept[key] - means[key[0]] for key in sorted(used)]
-
-    return correlation(deviations(first), deviations(second))
-
-
-def test_numbers_about_equal_channels_are_unknown() -> None:
-    masks = Masks({"w": torch.ones(3, 2, dtype=torch.bool)})
-    known = settling.compared(masks, masks, masks, {})
-    assert known == {"moved_share": 0.0, "channels_one_before": None, "channels_two_before": None}
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
-    probe = Probe(model, [(torch.ones(4, 2), torch.arange(4) % 2)])
-    none = Masks({"0.weight": torch.eye(3, 2, dtype=torch.bool), "1.weight": torch.zeros(2, 3, dtype=torch.bool)})
-    for masks in (everything(probe.weights), none):  # equal channels, and gradients of 0 before an empty layer
-        assert settling.gradient_correlation(probe, SimpleNamespace(masks=masks, index=0, keep=1), 1, {}) is None
-
-
-def of_gradients(masks: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]) -> float:
-    """The mean over the layers of Spearman's correlation of kept weights and gradient norms, by channel."""
-    found = []
-    for mask, gradient in zip(masks.values(), gradients.values(), strict=True):
-        pairs = [(int(kept.sum()), float(g.norm())) for kept, g in zip(mask, gradient, strict=True) if kept.any()]
-        columns = ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-        ranks = [[sorted(values).index(v) + (values.count(v) + 1) / 2 for v in values] for values in columns]
-        if len(set(ranks[0])) > 1:
-            found.append(correlation(*ranks))
-    return sum(found) / len(found)
 
 
 @pytest.mark.nightly

@@ -38,7 +38,7 @@ def test_all_figures_of_the_paper_are_there() -> None:
     assert set(FIGURES) >= {
         "cifar10", "cifar100", "tiny-imagenet", "mobilenet", "early-pruning", "iter-grasp", "saliency-vs-rounds",
         "accuracy-vs-rounds", "cost", "saliency-scatter", "layers", "evolution", "consistency", "parameters",
-        "imagenet", "theory", "controls", "settling",
+        "imagenet", "theory", "controls",
     }  # fmt: skip
     assert TINY.keys() <= ANALYSES.keys()
     for each in FIGURES.values():

@@ -18,9 +18,7 @@ from ...messages import shortened
 Row = dict[str, Any]
 Rows = list[Row]
 LARGEST = 2**28  # bytes of a table, unpacked
-TEXTS = (  # columns that hold text
-    "source", "data", "model", "method", "control", "kind", "widths", "statistics", "scored_on",
-)  # fmt: skip
+TEXTS = ("source", "data", "model", "method", "control", "kind", "widths")  # columns that hold text
 FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@＝＋－＠]")  # the beginning of a cell that a spreadsheet may compute
 QUOTED = re.compile(rf"'+({FORMULA.pattern})")
 
