@@ -8,6 +8,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Collection, Mapping
+from functools import cache
 from hashlib import sha256
 from operator import attrgetter
 from pathlib import Path
@@ -53,6 +54,17 @@ def _from_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def source_digest(name: str) -> str:
+    """Return a digest of the file that "source:attribute" is in; empty if the module has none."""
+    return _file_digest(imported(name.rpartition(":")[0]))
+
+
+@cache  # as the module is imported once: what is edited later does not run
+def _file_digest(module: ModuleType) -> str:
+    path = Path(getattr(module, "__file__", None) or "")
+    return sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def named(name: str, kind: str) -> Any:

@@ -83,6 +83,21 @@ def test_a_finished_run_needs_no_code(run, command):
 
 
 @pytest.mark.slow
+def test_an_edited_method_is_another_one(file, command, mistake):
+    words = (*LINES[1], *QUICK, "--rounds", "1")
+    grid = f"model = 'small-vgg'\ndata = 'digits'\nmethod = '{NAME}'\nsparsity = 0.9\nrounds = 1\nepochs = 0\n"
+    Path("grid.toml").write_text(grid)
+    assert command(*words).code == 0
+    assert command(*words).code == 0  # nothing has changed
+    file.write_text(CODE.replace("square()", "abs()"), encoding="utf-8")
+    forget()
+    for each in (words, ("sweep", "grid.toml", "--method", NAME, "--device", "cpu")):
+        mistake(f"{NAME} has changed since", *each)
+    assert command(*words, "--overwrite").code == 0
+    assert command(*words).code == 0
+
+
+@pytest.mark.slow
 def test_it_looks_the_same_everywhere_without_its_code(run, command):
     command("train", "--mask", "mask", "--epochs", "0", "--device", "cpu", "--runs", "trained")
     for folder in ("runs", "trained"):

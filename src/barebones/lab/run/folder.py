@@ -87,7 +87,7 @@ class Folder:
 def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int) -> Iterator[Folder]:
     """Make the run's folder and own it; check that the disk has room for what a run writes.
 
-    `initial` is the digest of the initial weights, and of data of the user's own, which must be those of the folder.
+    `initial` has the digests of the initial weights, and of data and a method of the user's own: those of the folder.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -123,13 +123,15 @@ def _check_space(path: Path, weight_bytes: int) -> None:
 
 
 def check_initial(path: Path, experiment: Experiment, initial: str) -> None:
-    """Raise a `ValueError` unless the run in this folder began with these initial weights and this data."""
+    """Raise a `ValueError` unless the run in this folder began with these initial weights, data and method."""
     known = read_json(path / EXPERIMENT, experiment.folder)["initial"]
     if known != initial:
-        same_data = known.partition("+")[2] == initial.partition("+")[2]
+        names = (experiment.model, experiment.data, experiment.method)
+        parts = zip(names, *(f"{each}++".split("+")[:3] for each in (known, initial)), strict=True)
+        *_, changed = (name for name, before, now in parts if before != now)  # other data may have another network
         raise ValueError(
-            f"{experiment.model if same_data else experiment.data} has changed since {path} was written; "
-            "delete that folder, or pass --overwrite to run anew; to keep it, choose another folder with --runs"
+            f"{changed} has changed since {path} was written; delete that folder, or pass --overwrite to run anew; "
+            "to keep it, rename what you have changed, or choose another folder with --runs"
         )
 
 

@@ -123,10 +123,10 @@ def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None
 
 
 def check_unchanged(folder: Path, experiment: Experiment, options: RunOptions) -> None:
-    """Raise a `ValueError` if the experiment's network or data is not what the run in this folder began with."""
+    """Raise a `ValueError` if the experiment's network, data or method is not what this folder's run began with."""
     data = "" if experiment.data in DATA else data_of(experiment, options).digest
     network = initial(experiment, network_inputs(experiment, options))
-    check_initial(folder, experiment, beginning(network, data))
+    check_initial(folder, experiment, beginning(experiment, network, data))
 
 
 def example(experiment: Experiment, source: Path, batch: int = 2) -> Tensor:

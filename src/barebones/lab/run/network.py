@@ -16,7 +16,7 @@ from ...data import DATA, Batch, Data, Inputs, TensorSplit
 from ...data import load as load_data
 from ...data.normalization import Normalization
 from ...files.weights import dense_bytes
-from ...imports import is_code
+from ...imports import is_code, source_digest
 from ...masks import Scores
 from ...messages import shape_of
 from ...models import build, initialize, wanted
@@ -48,7 +48,7 @@ class Network:
             torch.cuda.set_device(device)
         self.data = _unread(experiment, device) if without_data else data_of(experiment, options)
         self.model = self.initial()
-        self.digest = beginning(self.model, self.data.digest)
+        self.digest = beginning(experiment, self.model, self.data.digest)
         self._check()
         self.bytes = dense_bytes(self.model)  # raises for a network whose weights cannot be saved
 
@@ -200,10 +200,10 @@ def resized(experiment: Experiment) -> str:
     return f"The images of {name}, {before}, are resized to {after} for {experiment.model}."
 
 
-def beginning(model: nn.Module, data: str) -> str:
-    """Return what a run begins with: the digest of the initial weights and, for data of the user's own, of the data."""
-    weights = digest.hexadecimal(model.parameters())
-    return f"{weights}+{data}" if data else weights
+def beginning(experiment: Experiment, model: nn.Module, data: str) -> str:
+    """Return what a run begins with: digests of the initial weights, and of data and a method of the user's own."""
+    method = source_digest(experiment.method) if is_code(experiment.method) and experiment.mask is None else ""
+    return f"{digest.hexadecimal(model.parameters())}+{data}+{method}".rstrip("+")
 
 
 def _unread(experiment: Experiment, device: torch.device) -> Data:

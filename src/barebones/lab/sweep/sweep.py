@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from ...data import DATA, load
+from ...imports import is_code
 from ...messages import unknown
 from ...models import MODELS, check_name, wanted
 from ...running.devices import check_here
@@ -165,7 +166,7 @@ def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed
     jobs = [Job(resolved) for resolved in dict.fromkeys(each.resolved(options.device) for each in experiments)]
     for job in jobs:
         row = job.look(options.runs)
-        own = job.experiment.model not in MODELS or job.experiment.data not in DATA
+        own = job.experiment.model not in MODELS or job.experiment.data not in DATA or is_code(job.experiment.method)
         if job.state == SKIPPED and own:  # its code or data may have changed since
             check_unchanged(options.runs / job.folder, job.experiment, options)
         if retry_failed and row is not None and row["status"] == records.FAILED:
