@@ -1,6 +1,6 @@
 """Prune a small language model of transformers at initialization, train what is left, and save the masks.
 
-Run it with `pip install 'barebones[families]'` and `python examples/language_model.py`. It takes seconds.
+Run it with `pip install 'barebones[transformers]'` and `python examples/language_model.py`. It takes seconds.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Prune a GPT-2 that is sharded over several processes, train it a little, and write its masks.
 
-    pip install 'barebones[families]'
+    pip install 'barebones[transformers]'
     torchrun --nproc-per-node 2 examples/sharded_language_model.py masks.safetensors
 
 The network is built from its configuration, and the text is random, so nothing is downloaded. With GPUs the same

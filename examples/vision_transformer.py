@@ -1,6 +1,6 @@
 """Prune a small vision transformer of transformers at initialization, train what is left, and save the masks.
 
-Run it with `pip install 'barebones[families,demo]'` and `python examples/vision_transformer.py`. It takes seconds.
+Run it with `pip install 'barebones[transformers,demo]'` and `python examples/vision_transformer.py`. It takes seconds.
 """
 
 import torch

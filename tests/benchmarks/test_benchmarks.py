@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from warnings import catch_warnings
 
 import pytest
 import torch
@@ -97,6 +98,17 @@ def test_the_benchmark_of_costs_has_the_cases_of_the_paper_and_prints_its_table(
     cost.main("cpu", small=True)
     text = capsys.readouterr().out
     assert re.search(r"small-vgg │ FORCE +│ 2 +│ 1 +│ fp32 +│ \d+\.\d\d +│ \d+\.\d\d", text)
+
+
+@pytest.mark.parametrize(("way", "empty"), [("snip", 4), ("snip, at_least", 0), ("erk", 0)])
+def test_a_transformer_keeps_its_queries_and_keys_only_with_a_minimum_for_each_layer(way, empty, monkeypatch):
+    attention = pytest.importorskip("attention", reason="needs transformers", exc_type=ImportError)
+    monkeypatch.setattr(attention, "STEPS", {"BERT": 10, "Llama": 10})
+    with catch_warnings():
+        for network in attention.NETWORKS:
+            accuracy, empties, effective = attention.case(network, 0.9, way, seed=0)
+            assert (empties, effective) == (empty, pytest.approx(90.5, abs=1))
+            assert 0 < accuracy < 100
 
 
 def test_dead_channels_are_on_a_path_and_the_same_for_all_images():
