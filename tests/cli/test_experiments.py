@@ -34,8 +34,8 @@ FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--ep
 
 def origins(out: str) -> dict[str, str]:
     """Return where a dry run says that the value of each setting comes from."""
-    rows = [line.strip("│ ").split("│") for line in out.splitlines() if line.startswith("│")]
-    return {row[0].strip(): row[2].strip() for row in rows}
+    rows = [line.split("│") for line in out.splitlines() if line.startswith("│")]
+    return {row[1].strip(): row[3].strip() for row in rows}
 
 
 def test_a_dry_run_says_where_each_value_comes_from(command, tiny):

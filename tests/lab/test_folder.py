@@ -57,12 +57,12 @@ def test_a_run_whose_folder_is_gone_stops_and_writes_nothing_more(stage, fate, s
 
 
 def test_a_run_that_another_process_has_finished_meanwhile_is_not_repeated(short, options, monkeypatch):
-    def slow(*arguments) -> Network:
+    def slow(*arguments, **more) -> Network:
         monkeypatch.undo()
         run(short, options)  # while this process builds its network
         monkeypatch.setattr(stages, "pruned", lambda *args: pytest.fail("work is done again"))
         monkeypatch.setattr(stages, "Training", lambda *args, **more: pytest.fail("work is done again"))
-        return Network(*arguments)
+        return Network(*arguments, **more)
 
     monkeypatch.setattr(lab, "Network", slow)
     assert run(short, options) == finished(options.folder(short))
