@@ -1,8 +1,8 @@
 """The commands for experiments: dry runs do nothing, and prune, train, run and inspect fit together."""
 
 import importlib
+import io
 import json
-import os
 import re
 import shutil
 import signal
@@ -137,10 +137,15 @@ def test_a_dry_run_of_a_sweep_names_a_damaged_file_and_goes_on(command):
 
 
 def test_prune_checks_where_it_will_write_before_its_rounds(mistake, tiny, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda folder, mode: Path(folder).name != "locked")  # root may write everywhere
+    def temporary(dir: Path) -> io.BytesIO:  # root may write everywhere
+        if dir.name == "locked":
+            raise OSError(13, "Permission denied")
+        return io.BytesIO()
+
+    monkeypatch.setattr("barebones.cli.options.TemporaryFile", temporary)
     (tiny / "locked").mkdir()
     for out, expected in {
-        "locked/mask": f"locked/mask cannot be written: you may not write into {tiny}/locked; name another file",
+        "locked/mask": f"locked/mask cannot be written into {tiny}/locked (Permission denied); name another file",
         "nowhere/mask": "there is no folder nowhere to write mask into; create it first",
         "/dev/null": "/dev/null is a device; name a file",
         ".": ". is a folder; name a file",

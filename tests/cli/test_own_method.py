@@ -145,6 +145,8 @@ def test_the_workers_of_a_sweep_import_it(file, command, forkserver):
     done = command("sweep", "grid.toml", "--method", NAME, "--device", "cpu", "--jobs", "1")
     assert done.code == 0, done
     assert "1 done" in done.out
+    (stored,) = Path("runs").glob("*/experiment.json")  # a worker that has not pruned yet knows the method's look
+    assert json.loads(stored.read_text())["look"] == {"label": LABEL, "colour": COLOUR, "marker": "*"}
 
 
 @pytest.mark.parametrize(

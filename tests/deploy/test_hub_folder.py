@@ -229,6 +229,9 @@ def test_the_plain_card_of_a_model_of_ones_own_loads_it(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "hub" / "config.json").read_text()) == {
         "architecture": "Linear", "prunable": 12, "kept": 3
     }  # fmt: skip
+    for wrong, problem in (((model, object()), "masks must be a dict"), ((masks, model), "must be")):
+        with pytest.raises(ValueError, match=problem):
+            to_hub_folder(*wrong, tmp_path / "other")
     card = (tmp_path / "hub" / "README.md").read_text()
     assert "# Linear, 3 of 12 prunable weights" in card
     monkeypatch.chdir(tmp_path / "hub")

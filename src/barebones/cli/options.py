@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any, get_type_hints
 
 import torch
@@ -195,8 +196,10 @@ def check_output(path: Path) -> None:
         raise ValueError(f"{path} is a device; name a file")
     if not (folder := path.resolve().parent).is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} into; create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"{path} cannot be written: you may not write into {folder}; name another file")
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written into {folder} ({error.strerror}); name another file") from None
 
 
 def check_folder(path: Path) -> None:

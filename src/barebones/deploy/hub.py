@@ -18,7 +18,7 @@ from ..files.container import atomically
 from ..files.masks import save_masks
 from ..masks import kept, size
 from ..messages import shortened
-from ..scope import masked_copy
+from ..scope import masked_copy, matched
 
 CONFIG, WEIGHTS, MASKS, CARD = "config.json", "model.safetensors", "masks.safetensors", "README.md"
 FILES = (CONFIG, WEIGHTS, MASKS, CARD)
@@ -63,6 +63,7 @@ def to_hub_folder(
     ...     sorted(os.listdir(f"{folder}/hub"))
     ['README.md', 'config.json', 'masks.safetensors', 'model.safetensors']
     """
+    matched(model, masks)  # whether they fit, before anything else is looked at
     check_hub_folder(folder, replace)
     target = Path(os.path.realpath(folder))
     counts = {"architecture": type(model).__name__, "prunable": size(masks), "kept": kept(masks)}

@@ -24,6 +24,7 @@ def draw(masks: Masks, rounds: Sequence[Record]) -> Any:
     layers.plot(*zip(*filled, strict=True), "o-", color="#D55E00", markersize=3)
     layers.set(yscale="log", xlabel="layer, from input to output", ylabel="share of weights left")
     layers.minorticks_off()
+    layers.xaxis.get_major_locator().set_params(integer=True)
     if empty := [place for place, share in enumerate(shares, 1) if not share]:
         layers.plot(empty, [min(share for _, share in filled) / 2] * len(empty), "x", color="#B22222", label="empty")
         layers.legend(frameon=False)

@@ -28,7 +28,7 @@ from ...running import digest
 from ...running.devices import check_here
 from ...running.modes import restored
 from ...running.rng import forked
-from ..experiment.experiment import Experiment
+from ..experiment.experiment import Experiment, method_named
 from .distributed import ALONE, Team, splits_scoring
 from .options import RunOptions
 
@@ -202,7 +202,10 @@ def resized(experiment: Experiment) -> str:
 
 def beginning(experiment: Experiment, model: nn.Module, data: str) -> str:
     """Return what a run begins with: digests of the initial weights, and of data and a method of the user's own."""
-    method = source_digest(experiment.method) if is_code(experiment.method) and experiment.mask is None else ""
+    method = ""
+    if is_code(experiment.method) and experiment.mask is None:
+        method = source_digest(experiment.method)
+        method_named(experiment.method)  # so that the folder of the run tells how to show it
     return f"{digest.hexadecimal(model.parameters())}+{data}+{method}".rstrip("+")
 
 
