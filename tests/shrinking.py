@@ -1,7 +1,5 @@
 """What the tests of shrinking share: masks, widths, training, and the checks that every shrunk network must pass."""
 
-from __future__ import annotations
-
 import itertools
 from copy import deepcopy
 from typing import Any

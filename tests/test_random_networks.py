@@ -3,8 +3,6 @@
 `BAREBONES_FUZZ=2000` tries as many networks. A network that fails is printed as code, see `generator.py`.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Accounting: how many weights masks keep, how many of these are on a path to the output, and what they cost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Code of the user's own, by its name: package.module:function, or path/to/file.py:function."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """Phrases that several messages share, and tables as plain text."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Sequence

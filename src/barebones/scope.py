@@ -1,7 +1,5 @@
 """Scope: the names of a model's parameters, and which of them may be pruned."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """A table of small networks, each pruned in one special way, and how wide its layers must be afterwards."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from copy import deepcopy

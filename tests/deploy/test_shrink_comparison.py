@@ -1,7 +1,5 @@
 """The comparison sees every difference: behind zeros, in random networks, for other tokens; and it leaves no trace."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """A table of functions between two layers: which keep channels apart, so that some can go, and which do not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

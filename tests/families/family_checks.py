@@ -3,8 +3,6 @@
 The example is a dict of arguments, or a tensor. Models must not draw random numbers: their dropout is zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The example of a sharded language model runs as its first lines say."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Small networks of a dozen families of timm, with random weights and without downloads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

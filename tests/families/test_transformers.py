@@ -1,7 +1,5 @@
 """Small networks of a dozen families of Hugging Face's transformers, with random weights and without downloads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

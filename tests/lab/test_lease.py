@@ -1,7 +1,5 @@
 """Leases: one owner at a time, on any node; who lost its lease writes nothing more."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

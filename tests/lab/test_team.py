@@ -1,7 +1,5 @@
 """Several processes prune and train one experiment: the result is that of one process, whatever happens to them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Silent outputs: columns of the outputs that no signal reaches, counted by a plain computation and by the account."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

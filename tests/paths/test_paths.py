@@ -1,7 +1,5 @@
 """Paths: effective weights and collapse, for all networks of the zoo; and no trace is left."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

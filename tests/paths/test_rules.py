@@ -1,7 +1,5 @@
 """Rules, one by one: what each torch function passes on, mixes or cuts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

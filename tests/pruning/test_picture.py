@@ -1,7 +1,5 @@
 """The pictures of a result: bars for notebooks, and a plot."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

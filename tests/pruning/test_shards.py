@@ -1,7 +1,5 @@
 """Sharded networks in two and four processes: the same masks as on one device, and nobody holds all of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Gradients of a network on an example: they are those of autograd, and nothing is left behind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

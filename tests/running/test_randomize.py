@@ -1,7 +1,5 @@
 """Randomized networks: every path carries a signal, and nothing else changes."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

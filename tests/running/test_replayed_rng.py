@@ -1,7 +1,5 @@
 """Replayed random numbers: networks of different widths see the same ones, and dropout drops nothing."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The command line: which commands there are, and errors in one line."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from importlib import import_module

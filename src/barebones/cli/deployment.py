@@ -1,7 +1,5 @@
 """Commands for small and fast networks: shrink, export."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from itertools import islice

@@ -1,7 +1,5 @@
 """Commands for experiments: prune, train, run, sweep, inspect, demo."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from dataclasses import replace

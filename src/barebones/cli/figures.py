@@ -1,7 +1,5 @@
 """Commands that show results: figure, report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The options of the command line: those of an experiment, made from its fields, and those of how to run it."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

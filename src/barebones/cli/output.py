@@ -1,7 +1,5 @@
 """Output: lines of plain text for people and for pipes."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 from ..messages import printable

@@ -1,7 +1,5 @@
 """Stopping: Ctrl-C and SIGTERM ask a command to save its work and exit; a second signal ends it at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

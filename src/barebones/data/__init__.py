@@ -1,7 +1,5 @@
 """Data sets: those of the paper, and digits, all read in the same way."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

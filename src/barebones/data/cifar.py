@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100 from the official binary files: 50,000 training and 10,000 test images of 32x32 pixels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data of the user's own: what a factory returns becomes splits (docs/your-data.md is the recipe)."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any

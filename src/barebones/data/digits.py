@@ -1,7 +1,5 @@
 """Digits: 1,797 images of handwritten digits with 8x8 pixels, which are part of scikit-learn."""
 
-from __future__ import annotations
-
 import torch
 
 from .split import Data, Request, held_out

@@ -1,7 +1,5 @@
 """Downloads: archives are downloaded by pooch, checked by SHA-256, and unpacked completely or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tarfile

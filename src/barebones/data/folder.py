@@ -1,7 +1,5 @@
 """Folder splits: image files that worker processes decode and augment when they are needed."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence

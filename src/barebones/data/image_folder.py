@@ -1,7 +1,5 @@
 """A folder of images of the user's own: images:PATH, with train and test, each with one folder per class."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """ImageNet, from the folders train and val with one folder per class: crops of 224x224 pixels."""
 
-from __future__ import annotations
-
 from .folder import FolderSplit, listed
 from .split import Data, Request
 

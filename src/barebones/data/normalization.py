@@ -1,7 +1,5 @@
 """Normalization: from bytes to floats of mean 0 and standard deviation 1, on the training device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

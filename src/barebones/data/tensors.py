@@ -1,7 +1,5 @@
 """Tensor splits: images that stay on the training device as bytes, and are augmented and normalized there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Tiny-ImageNet from the official folder: 200 classes, 100,000 training and 10,000 test images of 64x64 pixels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Export: masked networks as files for other programs, checked against the network before they are written."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import io

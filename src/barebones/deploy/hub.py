@@ -1,7 +1,5 @@
 """Hub folders: a sparse network as the files that the Hugging Face Hub expects, complete or not there at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """The container of all our files: safetensors, written atomically, with a checksum that is verified on reading."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

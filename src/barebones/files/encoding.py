@@ -1,7 +1,5 @@
 """Encodings: a mask as few bytes, one bit per weight or the gaps between kept weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

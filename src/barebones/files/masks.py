@@ -1,7 +1,5 @@
 """Mask files: compact masks, with a header that says how they were made."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Types of plain values, as JSON, TOML and headers of files hold them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..messages import shown

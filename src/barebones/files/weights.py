@@ -1,7 +1,5 @@
 """Weight files: the weights and buffers of a network, sparse or dense; of pruned weights only what is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 

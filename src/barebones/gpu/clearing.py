@@ -3,8 +3,6 @@
 It is written in Triton, which torch's CUDA builds include. Where that is missing, `triton` is None.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Graphs: a function of tensors, recorded once as a CUDA graph and replayed without Python in between."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """MPS: NVIDIA's service by which several processes run on a GPU at the same time. Without it, they take turns."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Accelerate: keeps a network sparse in a loop of your own, also when `load_state` resumes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

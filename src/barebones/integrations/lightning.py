@@ -1,7 +1,5 @@
 """Lightning: a callback that keeps a network sparse under `Trainer.fit`, also when it resumes."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sources of masks: what a callback may be given instead of masks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path

@@ -1,7 +1,5 @@
 """torch.nn.utils.prune: its masks as ours, and a model without its hooks."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune

@@ -1,7 +1,5 @@
 """Transformers: a callback that keeps a network sparse under `Trainer.train`, also when it resumes."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Networks: plain modules by name, their initialization, and a table of their parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """Networks of timm: timm:NAME, or timm:NAME@SIZE for another input size, from their configuration, without weights."""
 
-from __future__ import annotations
-
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Initialization of a whole network, as an explicit step before pruning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """MobileNet-v2 in its usual version for CIFAR, and for ImageNet."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

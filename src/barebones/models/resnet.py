@@ -1,7 +1,5 @@
 """ResNet-18, 34 and 50 for CIFAR and Tiny-ImageNet, and for ImageNet with torchvision's parameter names."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

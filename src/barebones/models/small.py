@@ -1,7 +1,5 @@
 """A small VGG and a small ResNet for 8x8 images, deep enough to show the effects of extreme sparsity."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

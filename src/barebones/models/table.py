@@ -1,7 +1,5 @@
 """The paper's table of parameters per layer type, for any model."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import nn

@@ -1,7 +1,5 @@
 """VGG-16 and 19 with batch-norm for CIFAR and Tiny-ImageNet, and for ImageNet with torchvision's parameter names."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 WIDTHS = (64, 128, 256, 512, 512)

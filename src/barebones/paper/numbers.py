@@ -8,8 +8,6 @@ Accuracies are fractions of 1, as everywhere in the lab, and networks have the l
 larger data sets read T x B batches, so they are our "-mb" rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

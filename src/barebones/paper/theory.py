@@ -1,7 +1,5 @@
 """The theory: how far from a local optimum a pruning step ends, on networks small enough to try every mask."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ A tensor is live if it comes from the input or from a parameter, which is what a
 A live tensor is a weight (computed from parameters alone), a share (computed from softmaxes alone) or an activation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce

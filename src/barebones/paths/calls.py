@@ -1,7 +1,5 @@
 """Calls: what a call of a torch function says of itself: its name, its tensors, and whether it writes in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from inspect import signature

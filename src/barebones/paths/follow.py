@@ -5,8 +5,6 @@ it. The gradient of the outputs with respect to a mask is then positive exactly 
 and whose output reaches an output of the model.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections import OrderedDict

@@ -14,8 +14,6 @@
 - A function that is not in the table mixes everything: each output depends on each input.
 """
 
-from __future__ import annotations
-
 import inspect
 from functools import reduce
 from typing import Any

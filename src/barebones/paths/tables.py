@@ -4,8 +4,6 @@ The rows of an embedding that the example's tokens do not use, and the positions
 much in use as the others: they are selected for other inputs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Batches: the data of each round. A round that is read again gets the same batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

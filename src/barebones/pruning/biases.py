@@ -6,8 +6,6 @@ that lead nowhere would have the highest scores of all. With b = 0 the rounding 
 groups of channels, this holds for groups in which no channel keeps a weight.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -4,8 +4,6 @@ A mask may be good because of its weights, or only because of how many of them e
 it keeps the counts and changes the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

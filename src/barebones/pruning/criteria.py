@@ -1,7 +1,5 @@
 """Criteria: functions from a probe of the network to a score for every weight. Weights with high scores stay."""
 
-from __future__ import annotations
-
 import math
 from contextlib import ExitStack
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients: the loss of a model on one batch, and its derivatives with respect to the prunable weights."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

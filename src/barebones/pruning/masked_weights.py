@@ -3,8 +3,6 @@
 To put masks on the model means to multiply its weights by the masks; to take them off restores the dense weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Methods: each is a row of data. It names a criterion, the rounds, the batches per round and the rule of revival."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace

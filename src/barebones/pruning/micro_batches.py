@@ -1,7 +1,5 @@
 """Micro-batches: a batch is differentiated whole, or in parts, by several ranks or one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

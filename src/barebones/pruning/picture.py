@@ -1,7 +1,5 @@
 """The picture of a result: the share of weights that each layer keeps, and what each round changed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

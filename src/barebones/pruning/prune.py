@@ -1,7 +1,5 @@
 """Pruning a model: from its weights and some batches to the masks of the weights that stay."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

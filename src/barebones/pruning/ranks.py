@@ -1,7 +1,5 @@
 """Ranks: with several processes, the gradients are summed over the ranks before anything is scored."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Resuming: the settings that a run writes into its rounds, and the checks that rounds and ranks have the same ones."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

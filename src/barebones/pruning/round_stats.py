@@ -1,7 +1,5 @@
 """Round statistics: what one round of pruning counts, as tensors that stay on the device until somebody reads them."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable

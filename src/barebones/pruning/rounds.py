@@ -1,7 +1,5 @@
 """The loop: score all weights, keep the best, repeat. Every method of this library is this loop with other settings."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from itertools import pairwise

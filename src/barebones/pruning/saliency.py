@@ -1,7 +1,5 @@
 """Saliency: the FORCE objective S(theta, c), which says how sensitive the loss is to the kept connections."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Schedules: how many weights stay after each round. They are pure functions from numbers to numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

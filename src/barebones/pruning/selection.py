@@ -9,8 +9,6 @@ Two algorithms give the same masks:
   are equal, it gives up.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The steps of a round on a sharded network: each process works on the rows that it holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

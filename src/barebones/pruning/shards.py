@@ -5,8 +5,6 @@ the scores' bits, 16 at a time, which are added over all processes. Ties go to t
 process learns how many ties the others have. Rows that several processes hold, as under hybrid sharding, count once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The five steps of one round: masks on, scores, a check that they are finite, selection, counting."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

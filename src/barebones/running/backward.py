@@ -1,7 +1,5 @@
 """Backward passes: the gradients of a network on an example, without a trace on the network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Chunks: large tensors in parts that fit into the cache, so that several operations read memory once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Devices: what torch can compute on here."""
 
-from __future__ import annotations
-
 import torch
 
 

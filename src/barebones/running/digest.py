@@ -1,7 +1,5 @@
 """Digests: one number for the content of tensors, computed on their device and equal on every device."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Inputs: what a model is called with, and the tensors in a batch or an output."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Importing torch takes seconds, and nothing can be saved yet. The package imports
 command calls `started` when its own module is imported. It does nothing in programs that use the package as a library.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Launch: what torchrun tells each of the processes that it starts."""
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Modes: the train flags, buffers and gradients of a model, changed for a while and then put back bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

@@ -7,8 +7,6 @@ values, which magnifies rounding. Where large values cancel, rounding explains m
 network runs once more with weights and inputs that differ by one rounding.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from copy import deepcopy

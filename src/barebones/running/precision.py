@@ -1,7 +1,5 @@
 """Precision: the number formats in which matrix products and convolutions are computed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The processors of this machine."""
 
-from __future__ import annotations
-
 import os
 
 

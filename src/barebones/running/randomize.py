@@ -4,8 +4,6 @@ A branch that is multiplied by zero, as many are at initialization, hides whatev
 values every path carries a signal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -4,8 +4,6 @@ With the same seed, torch draws other numbers for tensors of other shapes. So a 
 with the same network without some of its channels, unless the draws are replayed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Randomness: the global random number generators and those of a network, seeded for a while and put back."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import sys

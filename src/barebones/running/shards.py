@@ -3,8 +3,6 @@
 Nothing here imports torch's distributed package unless a tensor is sharded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from tempfile import NamedTemporaryFile
 

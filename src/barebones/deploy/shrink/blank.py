@@ -1,7 +1,5 @@
 """Blank layers: they replace layers that have lost all their inputs, or all their outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 With the present values a wrong cut may not show: a branch may be multiplied by zero until training has begun.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial

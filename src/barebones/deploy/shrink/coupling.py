@@ -6,8 +6,6 @@ inputs of every layer that reads it. These channels form one coupled group. The 
 numbers of the channels, finds the groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy

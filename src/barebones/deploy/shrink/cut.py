@@ -5,8 +5,6 @@ value. `cut` removes channels from it. `fill` then replaces the remaining indice
 the indices, `scatter` can also write the values of the small network back into the large one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """Cuts: all that a network must lose to be shrunk."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

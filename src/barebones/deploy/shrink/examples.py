@@ -1,7 +1,5 @@
 """Inputs for comparisons: random values of several sizes, random tokens, and other shapes, made from one example."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

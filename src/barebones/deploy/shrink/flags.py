@@ -1,7 +1,5 @@
 """Flags: buffers that Python code reads, as in an `if`. With another value of one, a network may do something else."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The order of weights in memory: channels last is faster, if the network runs and trains with it."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import torch

@@ -1,7 +1,5 @@
 """The small network: made from the masked one, and expanded back into the large one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy

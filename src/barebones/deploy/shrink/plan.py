@@ -1,7 +1,5 @@
 """The plan of a shrinking: the size of each layer before and after, as a table, in sentences and for JSON."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any
 

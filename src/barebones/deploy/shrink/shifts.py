@@ -1,7 +1,5 @@
 """Shifts of channels without input, which count as pruned before training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

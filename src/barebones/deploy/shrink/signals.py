@@ -4,8 +4,6 @@ A channel carries a constant signal if no path of kept weights leads to it from 
 made of biases and shifts alone, the same for every input and at every position.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

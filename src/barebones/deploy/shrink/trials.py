@@ -1,7 +1,5 @@
 """Trials: cut the network, compare it with the masked one, and keep the channels whose removal changes an output."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The plan of a training: its optimizer, its precision and its learning rate, a pure function of the step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Protocols: how the paper prunes and trains on each data set, all its numbers in one table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

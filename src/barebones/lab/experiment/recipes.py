@@ -1,7 +1,5 @@
 """Recipes: lists of experiments, from a built-in function, a function of yours, or a grid in a TOML or JSON file."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

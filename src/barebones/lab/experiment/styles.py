@@ -1,7 +1,5 @@
 """Looks: the label, colour and marker of each method, the same in every plot and on every page."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Functions that analyses share: networks at their initial weights, their masks, and rows about their layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import islice, product
 from typing import Any

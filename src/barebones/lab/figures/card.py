@@ -1,7 +1,5 @@
 """Model cards: what a sparse network is, what it costs, how good it is, and the commands that make it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator, Mapping

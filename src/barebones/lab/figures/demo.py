@@ -1,7 +1,5 @@
 """The demo: a small network pruned to the bone by several methods, trained on digits, compared in a table."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from itertools import product

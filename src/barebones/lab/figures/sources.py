@@ -1,7 +1,5 @@
 """Sources of a figure's rows: either runs, of which a sweep makes the missing ones, or an analysis without training."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

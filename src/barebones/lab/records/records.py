@@ -1,7 +1,5 @@
 """Records: one row per run, from folders or a table, with mean and deviation over seeds; CSV, Parquet, short table."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Mean and standard deviation over seeds, for records, figures and the report."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from statistics import fmean, stdev
 from typing import NamedTuple

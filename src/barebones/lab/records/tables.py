@@ -1,7 +1,5 @@
 """Tidy rows: the numbers behind a figure, written to a CSV file and read back."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Checksums: every file of a run says which run it belongs to, and carries a digest that its reader verifies."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from hashlib import sha256

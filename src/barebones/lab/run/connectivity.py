@@ -1,7 +1,5 @@
 """Trouble: what to tell about masks that disconnect a network or its outputs, or keep weights on no path."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import log
 from typing import Any

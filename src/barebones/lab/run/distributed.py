@@ -5,8 +5,6 @@ The first one has the run's folder. The others have folders of their own, which 
 the end, so that a run may resume with any number of processes, and nobody reads what another one is writing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

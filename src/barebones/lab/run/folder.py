@@ -1,7 +1,5 @@
 """A run's folder: the names of its files, its owner, its record and result, and the progress of the run."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A heartbeat: where output is no terminal, a line now and then says how far a long command is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread

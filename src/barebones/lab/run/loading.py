@@ -1,7 +1,5 @@
 """Stored networks: the trained network of a finished run, or an experiment's initial one, without reading any data."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path

@@ -7,8 +7,6 @@ higher one beside it, no longer owns the folder and must not write. The age of a
 file system alone, so that the clocks of nodes may differ.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Metrics: one line of JSON per round and epoch. The lines do not depend on how often a run was interrupted."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

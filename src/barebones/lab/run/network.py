@@ -1,7 +1,5 @@
 """An experiment's network at its initial weights, and its data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

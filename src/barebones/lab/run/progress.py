@@ -1,7 +1,5 @@
 """Text about a run for the user: its settings, its progress, its result; and the content of a mask file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import Field, fields

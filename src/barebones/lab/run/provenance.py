@@ -1,7 +1,5 @@
 """Provenance: how a result was made: versions, device and modes; when, where and by which command."""
 
-from __future__ import annotations
-
 import platform
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """A run: one experiment in one folder. Finished stages are skipped; an interrupted stage resumes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path

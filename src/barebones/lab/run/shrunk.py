@@ -1,7 +1,5 @@
 """Shrunk networks in the lab: what shrinking removed, and how much faster the network trains."""
 
-from __future__ import annotations
-
 import statistics
 from copy import deepcopy
 from time import perf_counter

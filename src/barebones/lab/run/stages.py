@@ -1,7 +1,5 @@
 """The stages of a run: pretrain, prune, shrink, train. Each writes a file; a stage whose file exists is skipped."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tracking: the lines of metrics go to TensorBoard, wandb or mlflow too, each line once."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The pool of a sweep: its jobs, the processes that run them, and what happens when one fails or dies."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress

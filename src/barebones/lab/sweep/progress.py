@@ -3,8 +3,6 @@
 Rich cuts a table that is higher than the terminal.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import Any

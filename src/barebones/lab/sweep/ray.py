@@ -1,7 +1,5 @@
 """Sweeps on a Ray cluster: one worker per GPU or node. They share the folder of the runs, which is the queue."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

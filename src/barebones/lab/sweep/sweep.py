@@ -1,7 +1,5 @@
 """A sweep: many experiments, several at a time. Failures are recorded, and the other experiments continue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Workers: processes that a sweep starts. Each runs one experiment at a time and sends events about it."""
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import os

@@ -1,7 +1,5 @@
 """Figures and tables of the paper: each file in this folder holds one, or a family of them, in its `FIGURES`."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figure 4 (right): the time to a mask and the accuracy it leads to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Table 1: top-1 and top-5 accuracy on ImageNet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 

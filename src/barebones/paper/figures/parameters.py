@@ -1,7 +1,5 @@
 """Table 2: the weights of each layer type, and the share of them that is prunable."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Rules for functions along dimensions, as a softmax, a sum or a pool: they fix the channels that vary along these."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Rules for functions that compute each value from the values at its place: they couple what they combine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

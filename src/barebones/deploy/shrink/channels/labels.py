@@ -9,8 +9,6 @@ itself pass the numbers on. A function that mixes channels, or that is not in th
 0 belongs to no channel (a padded border), and 1 is the model's input, which cannot lose anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import reduce

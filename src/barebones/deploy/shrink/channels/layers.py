@@ -1,7 +1,5 @@
 """Rules for layers: each reads the channels of its input and writes channels of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

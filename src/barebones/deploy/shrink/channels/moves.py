@@ -5,8 +5,6 @@ can only be removed together. Where all sizes are numbers, it is uncertain wheth
 the shape of the tensor or always uses the same: only a trial can tell.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

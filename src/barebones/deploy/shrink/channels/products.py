@@ -1,7 +1,5 @@
 """Rules for matrix products of activations: they keep the channels of rows and columns, and fix those they sum over."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

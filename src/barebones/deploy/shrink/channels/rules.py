@@ -3,8 +3,6 @@
 A function that is not in the table mixes everything.
 """
 
-from __future__ import annotations
-
 from .dimensions import along, extreme, glu, pad, pool
 from .elementwise import alias, cast, comparison, fill, fresh, meeting, passing
 from .labels import Rule, as_it_is

@@ -1,7 +1,5 @@
 """The figure "accuracy": accuracy of any runs, against sparsity, effective sparsity, FLOPs left or pruning time."""
 
-from __future__ import annotations
-
 from math import isfinite
 from pathlib import Path
 

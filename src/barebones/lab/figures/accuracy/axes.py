@@ -1,7 +1,5 @@
 """What accuracy is drawn against: a column of the records, and where its values stand on a logarithmic axis."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from .. import plots

@@ -1,7 +1,5 @@
 """Lines: any runs, grouped by what differs between them into panels, lines and points."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, NamedTuple
 

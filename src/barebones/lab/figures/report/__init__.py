@@ -1,7 +1,5 @@
 """The report: one self-contained page about all runs in a folder, which works without a network."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import html

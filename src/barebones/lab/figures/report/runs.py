@@ -1,7 +1,5 @@
 """Gathering: collect the data of the page about each run folder, as plain values, and report unreadable files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Sentences about a run: whether it failed, what its masks keep, and whether a signal still passes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
