@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -83,15 +82,17 @@ def paper() -> Iterator[list[str]]:
             continue
         rounds = {"rounds": each.rounds} if each.rounds and each.method in ("force", "iter-snip") else {}
         scales = sorted(NORM_SCALES, key=lambda scale: scale != protocol(each.data, each.model).norm_scale)
-        for epochs, scale in product((350, SHORT[each.model]), scales):
-            if found := runs(each.model, each.method, each.sparsity, epochs, norm_scale=scale, **rounds):
+        rows = {epochs: [(scale, runs(each.model, each.method, each.sparsity, epochs, norm_scale=scale, **rounds))
+                         for scale in scales] for epochs in (350, SHORT[each.model])}  # fmt: skip
+        longest = next((epochs for epochs, found in rows.items() if any(runs for _, runs in found)), 350)
+        for scale, found in rows[longest]:
+            if found:
                 label = look(each.method).label + (f", {each.rounds} rounds" if rounds else "")
                 said = {ABOUT: "about ", ABOVE: "over "}.get(each.says, "") + f"{100 * each.top1:.1f}"
                 difference = 100 * (fmean(row["top1"] for row in found) - each.top1)
                 network = f"{NAMES[each.model]}, {100 * each.sparsity:g} %" + f", {scale}" * (scale != "ones")
-                numbers = [str(epochs), str(len(found)), mean(found), said, f"{difference:+.1f}"]
+                numbers = [str(longest), str(len(found)), mean(found), said, f"{difference:+.1f}"]
                 yield [network, label, *numbers, _verdict(each.top1, difference)]
-                break
 
 
 def _verdict(said: float, difference: float) -> str:
