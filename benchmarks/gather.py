@@ -26,9 +26,8 @@ def round_of(run: str, line: dict) -> dict:
 
 
 def epoch_of(run: str, line: dict) -> dict:
-    tests = {
-        f"{part}_{name}": (line[part] or {}).get(name) for part in ("validation", "test") for name in ("top1", "loss")
-    }
+    measured = {part: line[part] or {} for part in ("validation", "test")}
+    tests = {f"{part}_{name}": found.get(name) for part, found in measured.items() for name in ("top1", "loss")}
     return {"run": run, **{name: line[name] for name in ("epoch", "lr", "loss", "accuracy")}, **tests}
 
 
@@ -45,7 +44,8 @@ def main(runs: Path) -> None:
     names = {row["folder"] for row in new}
     rows = [row for row in records(RESULTS) if row["folder"] not in names] + new
     write(arranged(rows), RESULTS / CSV, COLUMNS)
-    lines = [(name, json.loads(text)) for name in sorted(names) for text in open(runs / name / "metrics.jsonl")]
+    texts = {name: (runs / name / "metrics.jsonl").read_text().splitlines() for name in sorted(names)}
+    lines = [(name, json.loads(text)) for name, found in texts.items() for text in found]
     add(RESULTS / "rounds.parquet", [round_of(*line) for line in lines if line[1].get("stage") == "prune"])
     add(RESULTS / "epochs.parquet", [epoch_of(*line) for line in lines if line[1].get("stage") == "train"])
     for name in sorted(names):
