@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,11 @@ from torch.utils._pytree import tree_map
 from ...messages import first_line
 from ...running.inputs import tensors
 from ...running.outputs import difference, mismatch, outputs, rounded, tolerance
+from ...running.randomize import randomize_
 from ...running.replayed_rng import Replayed
 from ...running.rng import forked
+from ...scope import matched
+from .cut import cut_masks, scatter, sever
 from .examples import other_sizes, random_inputs
 
 
@@ -40,15 +43,14 @@ class Run:
 class Comparison:
     """The inputs and modes in which networks are compared. If they are random, their random numbers are replayed.
 
-    The modes are eval, train, and eval again with the statistics that batch-norms collected in train mode. Eval
-    is the only mode for a network that does not run in train mode; `unchecked` then says why. A network whose outputs
-    differ even if random numbers are replayed does not `repeat`.
+    A network that does not run in train mode is compared in eval mode only; `unchecked` then says why. A network whose
+    outputs differ even if random numbers are replayed does not `repeat`.
     """
 
     inputs: list[Any]  # the example, and random values of its shape, as a larger batch if the network accepts that
     scaled: list[Any]  # random values of several sizes, for a few samples
     other_sizes: list[Any]  # one sample, larger images and longer sequences, if the network accepts them
-    modes: tuple[bool, ...]
+    trains: bool
     unchecked: str
     repeats: bool
     replayed: bool
@@ -68,8 +70,7 @@ class Comparison:
                 return outputs(copy_sharing_parameters(model).train(train), inputs)
 
         replayed(False, example)
-        modes: tuple[bool, ...] = (False,)
-        unchecked, repeats = "", True
+        trains, unchecked, repeats = False, "", True
         # Batch-norms need more than one value for each channel, but some networks accept only the example's batch size.
         for inputs in (wide, same_size):
             try:
@@ -77,28 +78,11 @@ class Comparison:
             except Exception as error:
                 unchecked = f"in train mode: it does not run in train mode ({first_line(error)})"
                 continue
-            modes = (False, True, False) if repeats else modes
-            unchecked = "" if repeats else "in train mode: its outputs are random"
+            trains, unchecked = repeats, "" if repeats else "in train mode: its outputs are random"
             break
         with forked(device, seed=1):
             sizes = other_sizes(inputs, partial(accepts, probe))
-        return Comparison([example, inputs], scaled, sizes, modes, unchecked, repeats, any(r.used for r in replays))
-
-    @property
-    def trains(self) -> bool:
-        """Whether the networks are compared in train mode."""
-        return True in self.modes
-
-    def cast(self, like: Any) -> Comparison:
-        """Return the same comparison with inputs of the types of an example."""
-
-        def cast(trees: list[Any]) -> Any:
-            return [
-                tree_map(lambda value, t: t.to(value.dtype) if isinstance(t, Tensor) else t, like, tree)
-                for tree in trees
-            ]
-
-        return replace(self, inputs=cast(self.inputs), scaled=cast(self.scaled), other_sizes=cast(self.other_sizes))
+        return Comparison([example, inputs], scaled, sizes, trains, unchecked, repeats, any(r.used for r in replays))
 
     def run(self, network: nn.Module, inputs: Any) -> list[Tensor]:
         """Return the tensors among the outputs of a network."""
@@ -115,10 +99,10 @@ class Comparison:
         return Replayed(seed=0) if self.replayed else nullcontext()
 
     def runs(self, model: nn.Module) -> list[Run]:
-        """Run a network in all modes on all inputs, and return the runs."""
+        """Run a network on all inputs: in eval mode, in train mode, and in eval mode with the statistics of that."""
         network = copy_sharing_parameters(model)
         result: list[Run] = []
-        for train in self.modes:
+        for train in (False, True, False) if self.trains else (False,):
             for inputs in self.inputs[1:] if result else (*self.inputs, *self.other_sizes):
                 returned = self.run(network.train(train), inputs)
                 result.append(
@@ -137,6 +121,53 @@ class Comparison:
                 returned = self.run(network.train(known.train), known.inputs)
             if reason := mismatch(known.returned, returned, known.limit, known.rounded if self.repeats else None):
                 raise Unusable(f"{change}, in {'train' if known.train else 'eval'} mode, {reason}")
+
+    def check_randomized(
+        self,
+        large: nn.Module,
+        small: nn.Module,
+        masks: Mapping[str, Tensor],
+        origin: Mapping[str, Tensor],
+        severed: Mapping[str, Tensor],
+        rests_on_values: bool,
+    ) -> bool:
+        """Raise `Unusable` unless a cut network and the large one agree for random values, as after training.
+
+        With the present values a wrong cut may not show: a branch may be multiplied by zero until training has begun.
+        The values of the cut network are in the large one, at the indices of `origin`, and the `severed` connections
+        are zero. If the large network computes constants from removed channels (`rests_on_values`), these and what is
+        frozen keep their values. Return whether this tells anything: whether outputs differ at all.
+        """
+        change, telling = "without them, with other values", False
+        large, small, kept = deepcopy(large), deepcopy(small), cut_masks(masks, origin, small)
+        frozen = [(p, p.detach().clone()) for p in small.parameters() if rests_on_values and not p.requires_grad]
+        if not rests_on_values:
+            randomize_(large, len(self.scaled), matched(large, masks))
+        sever(large, severed)
+        for seed, inputs in enumerate(self.scaled):
+            randomize_(small, seed, matched(small, kept))
+            with torch.no_grad():
+                for parameter, value in frozen:
+                    parameter.copy_(value)
+            scatter(large, small, origin)
+            if next(large.parameters()).device.type != "cpu" and not accepts(deepcopy(large).cpu(), inputs):
+                continue  # it computes indices from its values, and these are out of range
+            for train in (False, True) if self.trains and seed < 2 else (False,):
+                try:
+                    expected = self.run(large.train(train), inputs)
+                except Exception:  # it does not run with these values
+                    continue
+                floats = [t for t in expected if t.is_floating_point() or t.is_complex()]
+                if any(bool(t.isnan().any()) for t in floats):
+                    continue
+                with runnable(change):
+                    returned = self.run(small.train(train), inputs)
+                again = partial(self.rounded, large, train, inputs)
+                if reason := mismatch(expected, returned, tolerance(large, train), again):
+                    raise Unusable(f"{change}, in {'train' if train else 'eval'} mode, {reason}")
+                finite = [t[t.isfinite()] for t in floats]
+                telling |= any(bool((values != values[:1]).any()) for values in finite)
+        return telling
 
 
 def accepts(network: nn.Module, inputs: Any) -> bool:
