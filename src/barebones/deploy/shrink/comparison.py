@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -26,17 +26,6 @@ from .examples import other_sizes, random_inputs
 
 class Unusable(Exception):
     """A changed network cannot replace the original: it does not run, or it computes something else."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of a network: its mode and inputs, what it returned, and the tolerance for another network's outputs."""
-
-    train: bool
-    inputs: Any
-    returned: list[Tensor]
-    limit: float
-    rounded: Callable[[], list[Tensor]]  # returns the same up to rounding, to measure how much that matters
 
 
 @dataclass(frozen=True)
@@ -89,38 +78,36 @@ class Comparison:
         with self.random_numbers():
             return [t.clone() for t in tensors(outputs(network, inputs))]  # a later run may overwrite the originals
 
-    def rounded(self, model: nn.Module, train: bool, inputs: Any) -> list[Tensor]:
-        """Return the outputs of a network whose weights and inputs differ by one rounding."""
-        with self.random_numbers():
-            return list(tensors(rounded(copy_sharing_parameters(model).train(train), inputs)))
-
     def random_numbers(self) -> AbstractContextManager[Any]:
         """Return a context in which every network gets the same random numbers."""
         return Replayed(seed=0) if self.replayed else nullcontext()
 
-    def runs(self, model: nn.Module) -> list[Run]:
-        """Run a network on all inputs: in eval mode, in train mode, and in eval mode with the statistics of that."""
-        network = copy_sharing_parameters(model)
-        result: list[Run] = []
-        for train in (False, True, False) if self.trains else (False,):
-            for inputs in self.inputs[1:] if result else (*self.inputs, *self.other_sizes):
-                returned = self.run(network.train(train), inputs)
-                result.append(
-                    Run(train, inputs, returned, tolerance(model, train), partial(self.rounded, model, train, inputs))
-                )
-        return result
+    def check(self, large: nn.Module, small: nn.Module, change: str) -> None:
+        """Raise `Unusable` unless two networks return the same in eval mode, in train mode, and in eval mode after it.
 
-    def check(self, network: nn.Module, expected: list[Run], change: str) -> None:
-        """Raise `Unusable` unless the network returns the expected outputs.
-
-        `change` names the change that was made to the network, for the error message: "with channels last".
+        `change` names what makes the second one different, for the error message: "with channels last".
         """
-        network = copy_sharing_parameters(network)
-        for known in expected:
-            with runnable(change):
-                returned = self.run(network.train(known.train), known.inputs)
-            if reason := mismatch(known.returned, returned, known.limit, known.rounded if self.repeats else None):
-                raise Unusable(f"{change}, in {'train' if known.train else 'eval'} mode, {reason}")
+        large, small = copy_sharing_parameters(large), copy_sharing_parameters(small)
+        runs = [(False, inputs) for inputs in (*self.inputs, *self.other_sizes)]
+        runs += [(train, self.inputs[1]) for train in (True, False) if self.trains]
+        for train, inputs in runs:
+            before = copy_sharing_parameters(large.train(train))
+            self._check_run(before, self.run(large, inputs), small.train(train), inputs, change)
+
+    def _check_run(self, large: nn.Module, expected: list[Tensor], small: nn.Module, inputs: Any, change: str) -> None:
+        """Raise `Unusable` unless the small network returns what the large one is expected to return."""
+        try:
+            returned = self.run(small, inputs)
+        except Exception as error:
+            raise Unusable(f"it does not run {change} ({first_line(error)})") from error
+
+        def again() -> list[Tensor]:  # with weights and inputs that differ by one rounding
+            with self.random_numbers():
+                return list(tensors(rounded(large, inputs)))
+
+        limit = tolerance(large, large.training)
+        if reason := mismatch(expected, returned, limit, again if self.repeats else None):
+            raise Unusable(f"{change}, in {'train' if large.training else 'eval'} mode, {reason}")
 
     def check_randomized(
         self,
@@ -138,7 +125,7 @@ class Comparison:
         are zero. If the large network computes constants from removed channels (`rests_on_values`), these and what is
         frozen keep their values. Return whether this tells anything: whether outputs differ at all.
         """
-        change, telling = "without them, with other values", False
+        telling = False
         large, small, kept = deepcopy(large), deepcopy(small), cut_masks(masks, origin, small)
         frozen = [(p, p.detach().clone()) for p in small.parameters() if rests_on_values and not p.requires_grad]
         if not rests_on_values:
@@ -153,20 +140,16 @@ class Comparison:
             if next(large.parameters()).device.type != "cpu" and not accepts(deepcopy(large).cpu(), inputs):
                 continue  # it computes indices from its values, and these are out of range
             for train in (False, True) if self.trains and seed < 2 else (False,):
+                before = copy_sharing_parameters(large.train(train))
                 try:
-                    expected = self.run(large.train(train), inputs)
+                    expected = self.run(large, inputs)
                 except Exception:  # it does not run with these values
                     continue
                 floats = [t for t in expected if t.is_floating_point() or t.is_complex()]
-                if any(bool(t.isnan().any()) for t in floats):
-                    continue
-                with runnable(change):
-                    returned = self.run(small.train(train), inputs)
-                again = partial(self.rounded, large, train, inputs)
-                if reason := mismatch(expected, returned, tolerance(large, train), again):
-                    raise Unusable(f"{change}, in {'train' if train else 'eval'} mode, {reason}")
-                finite = [t[t.isfinite()] for t in floats]
-                telling |= any(bool((values != values[:1]).any()) for values in finite)
+                if not any(bool(t.isnan().any()) for t in floats):
+                    self._check_run(before, expected, small.train(train), inputs, "without them, with other values")
+                    finite = [t[t.isfinite()] for t in floats]
+                    telling |= any(bool((values != values[:1]).any()) for values in finite)
         return telling
 
 
@@ -177,15 +160,6 @@ def accepts(network: nn.Module, inputs: Any) -> bool:
     except Exception:  # of any class, since it is the user's forward pass: the network does not take such inputs
         return False
     return True
-
-
-@contextmanager
-def runnable(change: str) -> Iterator[None]:
-    """Raise `Unusable` if a changed network does not run in this context."""
-    try:
-        yield
-    except Exception as error:
-        raise Unusable(f"it does not run {change} ({first_line(error)})") from error
 
 
 def copy_sharing_parameters(network: nn.Module) -> nn.Module:

@@ -137,8 +137,8 @@ def choose(
 ) -> Removal:
     """Return the largest set of groups that can be removed while the `pinned` groups are kept.
 
-    Every layer keeps a multiple of `multiple_of` channels (or all that it has), and `at_least` channels; a layer in
-    front of a pool keeps one at least. The groups of a grouped convolution keep equally many channels.
+    Every layer keeps a multiple of `multiple_of` channels (or all that it has), and `at_least` channels. The groups of
+    a grouped convolution keep equally many channels.
     """
     pinned, fillers = pinned | coupling.fixed, torch.zeros_like(pinned)
     while True:
@@ -253,8 +253,7 @@ def _missing(coupling: Coupling, removal: Removal, multiple_of: int, at_least: i
         groups = coupling.groups(slot)
         gone = removal.gone[groups] & ~kept[groups]
         width = slot.size - int(gone.sum())
-        smallest_width = max(at_least, int(coupling.pooled[groups].any()))
-        required_width = max(-(-width // multiple_of) * multiple_of, smallest_width)
+        required_width = max(-(-width // multiple_of) * multiple_of, at_least)
         _keep(kept, groups[gone], min(required_width, slot.size) - width, unread)
     for (name, side), slot in coupling.slots.items():
         blocks = getattr(slot.layer, "groups", 1)  # of a grouped convolution

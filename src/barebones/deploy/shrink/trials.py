@@ -42,11 +42,11 @@ class Trials:
     ) -> None:
         self.model, self.masks, self.coupling, self.reading = model, masks, coupling, reading
         self.comparison, self.multiple_of = comparison, multiple_of
-        self.versions = [("", model, comparison, comparison.runs(model))]  # as it is, and with each flag flipped
+        self.versions = [("", model, comparison)]  # as it is, and with each flag flipped
         for flag in flags(model):
             with suppress(Exception):  # it may not run with the other value
-                of_flag = Comparison.for_network(other := flipped(model, flag), comparison.inputs[0])
-                self.versions.append((flag, other, of_flag, of_flag.runs(other)))
+                other = flipped(model, flag)
+                self.versions.append((flag, other, Comparison.for_network(other, comparison.inputs[0])))
         self.left: dict[str, str] = {}  # by layer: why channels without a signal are kept
 
     def best(self) -> Trial:
@@ -111,9 +111,9 @@ class Trials:
             raise Unusable(f"it cannot be cut ({first_line(error)})") from error
         cells = severed(self.coupling, self.reading, removal)
         telling = True
-        for flag, model, comparison, expected in self.versions:
+        for flag, model, comparison in self.versions:
             cut = flipped(small, flag) if flag else small
-            comparison.check(cut, expected, f"without them{flag and f', with another {flag}'}")
+            comparison.check(model, cut, f"without them{flag and f', with another {flag}'}")
             if removal.gone.any():
                 rests = rests_on_values(self.coupling, self.reading, removal)
                 telling &= comparison.check_randomized(model, cut, self.masks, origin, cells, rests)
