@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,11 @@ from torch.utils._pytree import tree_map
 from ...messages import first_line
 from ...running.inputs import tensors
 from ...running.outputs import difference, mismatch, outputs, rounded, tolerance
+from ...running.randomize import randomize_
 from ...running.replayed_rng import Replayed
 from ...running.rng import forked
+from ...scope import matched
+from .cut import cut_masks, scatter, sever
 from .examples import other_sizes, random_inputs
 
 
@@ -26,29 +29,17 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run of a network: its mode and inputs, what it returned, and the tolerance for another network's outputs."""
-
-    train: bool
-    inputs: Any
-    returned: list[Tensor]
-    limit: float
-    rounded: Callable[[], list[Tensor]]  # returns the same up to rounding, to measure how much that matters
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The inputs and modes in which networks are compared. If they are random, their random numbers are replayed.
 
-    The modes are eval, train, and eval again with the statistics that batch-norms collected in train mode. Eval
-    is the only mode for a network that does not run in train mode; `unchecked` then says why. A network whose outputs
-    differ even if random numbers are replayed does not `repeat`.
+    A network that does not run in train mode is compared in eval mode only; `unchecked` then says why. A network whose
+    outputs differ even if random numbers are replayed does not `repeat`.
     """
 
     inputs: list[Any]  # the example, and random values of its shape, as a larger batch if the network accepts that
     scaled: list[Any]  # random values of several sizes, for a few samples
     other_sizes: list[Any]  # one sample, larger images and longer sequences, if the network accepts them
-    modes: tuple[bool, ...]
+    trains: bool
     unchecked: str
     repeats: bool
     replayed: bool
@@ -68,8 +59,7 @@ class Comparison:
                 return outputs(copy_sharing_parameters(model).train(train), inputs)
 
         replayed(False, example)
-        modes: tuple[bool, ...] = (False,)
-        unchecked, repeats = "", True
+        trains, unchecked, repeats = False, "", True
         # Batch-norms need more than one value for each channel, but some networks accept only the example's batch size.
         for inputs in (wide, same_size):
             try:
@@ -77,66 +67,90 @@ class Comparison:
             except Exception as error:
                 unchecked = f"in train mode: it does not run in train mode ({first_line(error)})"
                 continue
-            modes = (False, True, False) if repeats else modes
-            unchecked = "" if repeats else "in train mode: its outputs are random"
+            trains, unchecked = repeats, "" if repeats else "in train mode: its outputs are random"
             break
         with forked(device, seed=1):
             sizes = other_sizes(inputs, partial(accepts, probe))
-        return Comparison([example, inputs], scaled, sizes, modes, unchecked, repeats, any(r.used for r in replays))
-
-    @property
-    def trains(self) -> bool:
-        """Whether the networks are compared in train mode."""
-        return True in self.modes
-
-    def cast(self, like: Any) -> Comparison:
-        """Return the same comparison with inputs of the types of an example."""
-
-        def cast(trees: list[Any]) -> Any:
-            return [
-                tree_map(lambda value, t: t.to(value.dtype) if isinstance(t, Tensor) else t, like, tree)
-                for tree in trees
-            ]
-
-        return replace(self, inputs=cast(self.inputs), scaled=cast(self.scaled), other_sizes=cast(self.other_sizes))
+        return Comparison([example, inputs], scaled, sizes, trains, unchecked, repeats, any(r.used for r in replays))
 
     def run(self, network: nn.Module, inputs: Any) -> list[Tensor]:
         """Return the tensors among the outputs of a network."""
         with self.random_numbers():
             return [t.clone() for t in tensors(outputs(network, inputs))]  # a later run may overwrite the originals
 
-    def rounded(self, model: nn.Module, train: bool, inputs: Any) -> list[Tensor]:
-        """Return the outputs of a network whose weights and inputs differ by one rounding."""
-        with self.random_numbers():
-            return list(tensors(rounded(copy_sharing_parameters(model).train(train), inputs)))
-
     def random_numbers(self) -> AbstractContextManager[Any]:
         """Return a context in which every network gets the same random numbers."""
         return Replayed(seed=0) if self.replayed else nullcontext()
 
-    def runs(self, model: nn.Module) -> list[Run]:
-        """Run a network in all modes on all inputs, and return the runs."""
-        network = copy_sharing_parameters(model)
-        result: list[Run] = []
-        for train in self.modes:
-            for inputs in self.inputs[1:] if result else (*self.inputs, *self.other_sizes):
-                returned = self.run(network.train(train), inputs)
-                result.append(
-                    Run(train, inputs, returned, tolerance(model, train), partial(self.rounded, model, train, inputs))
-                )
-        return result
+    def check(self, large: nn.Module, small: nn.Module, change: str) -> None:
+        """Raise `Unusable` unless two networks return the same in eval mode, in train mode, and in eval mode after it.
 
-    def check(self, network: nn.Module, expected: list[Run], change: str) -> None:
-        """Raise `Unusable` unless the network returns the expected outputs.
-
-        `change` names the change that was made to the network, for the error message: "with channels last".
+        `change` names what makes the second one different, for the error message: "with channels last".
         """
-        network = copy_sharing_parameters(network)
-        for known in expected:
-            with runnable(change):
-                returned = self.run(network.train(known.train), known.inputs)
-            if reason := mismatch(known.returned, returned, known.limit, known.rounded if self.repeats else None):
-                raise Unusable(f"{change}, in {'train' if known.train else 'eval'} mode, {reason}")
+        large, small = copy_sharing_parameters(large), copy_sharing_parameters(small)
+        runs = [(False, inputs) for inputs in (*self.inputs, *self.other_sizes)]
+        runs += [(train, self.inputs[1]) for train in (True, False) if self.trains]
+        for train, inputs in runs:
+            before = copy_sharing_parameters(large.train(train))
+            self._check_run(before, self.run(large, inputs), small.train(train), inputs, change)
+
+    def _check_run(self, large: nn.Module, expected: list[Tensor], small: nn.Module, inputs: Any, change: str) -> None:
+        """Raise `Unusable` unless the small network returns what the large one is expected to return."""
+        try:
+            returned = self.run(small, inputs)
+        except Exception as error:
+            raise Unusable(f"it does not run {change} ({first_line(error)})") from error
+
+        def again() -> list[Tensor]:  # with weights and inputs that differ by one rounding
+            with self.random_numbers():
+                return list(tensors(rounded(large, inputs)))
+
+        limit = tolerance(large, large.training)
+        if reason := mismatch(expected, returned, limit, again if self.repeats else None):
+            raise Unusable(f"{change}, in {'train' if large.training else 'eval'} mode, {reason}")
+
+    def check_randomized(
+        self,
+        large: nn.Module,
+        small: nn.Module,
+        masks: Mapping[str, Tensor],
+        origin: Mapping[str, Tensor],
+        severed: Mapping[str, Tensor],
+        rests_on_values: bool,
+    ) -> bool:
+        """Raise `Unusable` unless a cut network and the large one agree for random values, as after training.
+
+        With the present values a wrong cut may not show: a branch may be multiplied by zero until training has begun.
+        The values of the cut network are in the large one, at the indices of `origin`, and the `severed` connections
+        are zero. If the large network computes constants from removed channels (`rests_on_values`), these and what is
+        frozen keep their values. Return whether this tells anything: whether outputs differ at all.
+        """
+        telling = False
+        large, small, kept = deepcopy(large), deepcopy(small), cut_masks(masks, origin, small)
+        frozen = [(p, p.detach().clone()) for p in small.parameters() if rests_on_values and not p.requires_grad]
+        if not rests_on_values:
+            randomize_(large, len(self.scaled), matched(large, masks))
+        sever(large, severed)
+        for seed, inputs in enumerate(self.scaled):
+            randomize_(small, seed, matched(small, kept))
+            with torch.no_grad():
+                for parameter, value in frozen:
+                    parameter.copy_(value)
+            scatter(large, small, origin)
+            if next(large.parameters()).device.type != "cpu" and not accepts(deepcopy(large).cpu(), inputs):
+                continue  # it computes indices from its values, and these are out of range
+            for train in (False, True) if self.trains and seed < 2 else (False,):
+                before = copy_sharing_parameters(large.train(train))
+                try:
+                    expected = self.run(large, inputs)
+                except Exception:  # it does not run with these values
+                    continue
+                floats = [t for t in expected if t.is_floating_point() or t.is_complex()]
+                if not any(bool(t.isnan().any()) for t in floats):
+                    self._check_run(before, expected, small.train(train), inputs, "without them, with other values")
+                    finite = [t[t.isfinite()] for t in floats]
+                    telling |= any(bool((values != values[:1]).any()) for values in finite)
+        return telling
 
 
 def accepts(network: nn.Module, inputs: Any) -> bool:
@@ -146,15 +160,6 @@ def accepts(network: nn.Module, inputs: Any) -> bool:
     except Exception:  # of any class, since it is the user's forward pass: the network does not take such inputs
         return False
     return True
-
-
-@contextmanager
-def runnable(change: str) -> Iterator[None]:
-    """Raise `Unusable` if a changed network does not run in this context."""
-    try:
-        yield
-    except Exception as error:
-        raise Unusable(f"it does not run {change} ({first_line(error)})") from error
 
 
 def copy_sharing_parameters(network: nn.Module) -> nn.Module:

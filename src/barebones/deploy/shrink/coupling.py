@@ -31,14 +31,12 @@ WHOLE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.MultiheadAttention, nn.RNNBa
 class Coupling:
     """All channels of a model and the coupled group of each.
 
-    A group is known by the smallest number of its channels. `fixed`, `uncertain` and `pooled` hold one bool per group.
+    A group is known by the smallest number of its channels.
     """
 
     slots: dict[tuple[str, str], ChannelSlot]  # by (layer, side)
     group: Tensor  # of each channel
-    fixed: Tensor  # cannot be removed
-    uncertain: Tensor  # only a trial can tell
-    pooled: Tensor  # inputs of functions that refuse tensors without channels
+    fixed: Tensor  # one bool per group: whether it cannot be removed
 
     def groups(self, slot: ChannelSlot) -> Tensor:
         """Return the group of each channel of a slot."""
@@ -74,7 +72,7 @@ def find_coupling(model: nn.Module, example: Any, modes: tuple[bool, ...] = (Fal
         return torch.zeros(labels.size, dtype=torch.bool).index_fill(0, group[torch.cat(channels)], True)
 
     fixed = of_groups(labels.fixed) | ~of_groups(labels.written)  # no layer writes them: the model's input, for example
-    return Coupling(labels.slots, group, fixed, of_groups(labels.uncertain), of_groups(labels.pooled))
+    return Coupling(labels.slots, group, fixed)
 
 
 def _copy(labels: Labels, value: Any) -> Any:

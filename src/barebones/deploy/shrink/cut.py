@@ -5,15 +5,16 @@ value. `cut` removes channels from it. `fill` then replaces the remaining indice
 the indices, `scatter` can also write the values of the small network back into the large one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...masks import Masks
 from ...scope import layers, parameters
-from .blank import Blank
 from .coupling import dimension
 
 RemovedChannels = dict[tuple[str, str], Tensor]  # (layer, side) -> one bool per channel
@@ -185,6 +186,20 @@ def scatter(large: nn.Module, small: nn.Module, origin: Mapping[str, Tensor]) ->
                 target.copy_(value)
 
 
+def sever(large: nn.Module, cells: Mapping[str, Tensor]) -> None:
+    """Set the connections between removed and kept channels to zero, by layer as (outputs, inputs)."""
+    with torch.no_grad():
+        for name, reads in cells.items():
+            layer: Any = large.get_submodule(name)
+            layer.weight.masked_fill_(kernels(reads, layer).to(layer.weight.device), 0)
+
+
+def cut_masks(masks: Mapping[str, Tensor], origin: Mapping[str, Tensor], small: nn.Module) -> Masks:
+    """Return the masks of the weights that are left."""
+    named = parameters(small)
+    return Masks({n: masks[n].flatten()[origin[n]].to(named[n].device) for n in named if n in masks})
+
+
 def connections(mask: Tensor, layer: Any) -> Tensor:
     """Return which inputs each output of a layer reads through any weight of the kernel, as (outputs, inputs)."""
     reads = mask.flatten(2).any(2) if mask.dim() > 2 else mask
@@ -199,3 +214,43 @@ def kernels(reads: Tensor, layer: Any) -> Tensor:
     blocks = torch.stack([blocks[g, :, g] for g in range(groups)])
     bits = (blocks.transpose(1, 2) if getattr(layer, "transposed", False) else blocks).flatten(0, 1)
     return bits.view(*bits.shape, *[1] * (layer.weight.dim() - 2))
+
+
+class Blank(nn.Module):
+    """A layer without weights: it returns its bias at every position, or zeros, in the shape of its original."""
+
+    def __init__(self, layer: nn.Module, channels: int, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.channels, self.bias = channels, bias
+        self.geometry = None if isinstance(layer, nn.Linear) else _geometry(layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return zeros plus the bias."""
+        if self.geometry is None:
+            return self._filled(x, x.shape[:-1])
+        dims = len(self.geometry)
+        pairs = zip(self.geometry, x.shape[-dims:], strict=True)
+        sizes = [(size * before + offset) // after + 1 for (before, offset, after), size in pairs]
+        # Contiguous: torch crashes in the gradient of a group-norm for a constant input with channels last.
+        return self._filled(x, (*x.shape[: -dims - 1], *sizes)).movedim(-1, -dims - 1).contiguous()
+
+    def _filled(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """Apply a linear layer to no inputs, which gives its bias."""
+        return F.linear(x.new_zeros((*shape, 0)), x.new_zeros((self.channels, 0)), self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the width and whether there is a bias."""
+        return f"{self.channels}, bias={self.bias is not None}"
+
+
+def _geometry(conv: Any) -> list[tuple[int, int, int]]:
+    """Return (a, b, c) for each dimension: the output of a convolution has the size (a * size + b) // c + 1."""
+    result = []
+    for d, stride in enumerate(conv.stride):
+        reach = conv.dilation[d] * (conv.kernel_size[d] - 1)
+        padding = {"same": reach, "valid": 0}[conv.padding] if isinstance(conv.padding, str) else 2 * conv.padding[d]
+        if conv.transposed:
+            result.append((stride, reach + conv.output_padding[d] - padding - stride, 1))
+        else:
+            result.append((1, padding - reach - 1, stride))
+    return result

@@ -18,7 +18,6 @@ SCALES: tuple[Draw, ...] = (
     lambda like: 255 * torch.rand_like(like),
     lambda like: 1000 * torch.randn_like(like),
 )
-SAMPLES, IMAGES = 4, 2  # in an input of each scale: enough for batch-norms
 
 
 def random_inputs(model: nn.Module, example: Any, accepts: Callable[[Any], bool]) -> Iterator[Any]:
@@ -41,17 +40,15 @@ def random_inputs(model: nn.Module, example: Any, accepts: Callable[[Any], bool]
             new = [_values(leaf, draw, None) for leaf in base]
         return tree_unflatten(new, form)
 
+    def few(leaf: Tensor) -> Tensor:
+        return torch.cat([leaf] * samples)[:samples]
+
     yield drawn(torch.randn_like, lambda leaf: torch.cat([leaf, leaf]))
     yield drawn(torch.randn_like, torch.clone)
-    one_batch = len({(len(leaf), leaf.dim() > 3) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}) == 1
-    rows = _few if one_batch and accepts(drawn(torch.randn_like, _few)) else torch.clone
+    samples = 2 if any(leaf.dim() > 3 for leaf in tensors(leaves)) else 4  # enough for batch-norms
+    rows = few if accepts(drawn(torch.randn_like, few)) else torch.clone
     for draw in SCALES:
         yield drawn(draw, rows)
-
-
-def _few(leaf: Tensor) -> Tensor:
-    count = IMAGES if leaf.dim() > 3 else SAMPLES
-    return torch.cat([leaf] * count)[:count]
 
 
 def _values(leaf: Any, draw: Draw, limit: int | None) -> Any:

@@ -1,6 +1,8 @@
 """The order of weights in memory: channels last is faster, if the network runs and trains with it."""
 
+from contextlib import suppress
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,28 +23,14 @@ def with_channels_last(network: nn.Module) -> nn.Module:
     return network
 
 
-def channels_last_if_possible(network: nn.Module, comparison: Comparison) -> tuple[nn.Module, str]:
-    """Return a copy with channels last and "", or the network itself and the reason why it must keep its order.
+def reason_against_channels_last(network: nn.Module, example: Any) -> str:
+    """Say why a network must keep its order: it does not compute or train with channels last. Else return "".
 
-    The copy must compute and train in the precision of the network: in float64, GPUs ignore the order.
+    It must do so in its own precision: in float64, GPUs ignore the order.
     """
     if all(p.dim() != 4 for p in network.parameters()):
-        return network, ""
+        return ""
     changed = with_channels_last(deepcopy(network))
-    try:
-        expected = comparison.runs(network)
-    except Exception as error:
-        return network, f"it does not run in its own precision ({first_line(error)})"
-    try:
-        comparison.check(changed, expected, "with channels last")
-        _check_backward(network, changed, comparison)
-    except Unusable as error:
-        return network, str(error)
-    return changed, ""
-
-
-def _check_backward(network: nn.Module, changed: nn.Module, comparison: Comparison) -> None:
-    """Raise `Unusable` if the network can be trained, but not with channels last."""
 
     def train(network: nn.Module) -> None:
         with comparison.random_numbers():
@@ -50,10 +38,16 @@ def _check_backward(network: nn.Module, changed: nn.Module, comparison: Comparis
             gradients(copy, comparison.inputs[1], wanted, unaided=True)
 
     try:
-        train(network)
-    except Exception:  # it cannot be trained in any order
-        return
-    try:
-        train(changed)
+        comparison = Comparison.for_network(network, example)
+        comparison.check(network, changed, "with channels last")
+    except Unusable as error:
+        return str(error)
     except Exception as error:
-        raise Unusable(f"it does not train with channels last ({first_line(error)})") from error
+        return f"it does not run in its own precision ({first_line(error)})"
+    with suppress(Exception):  # it cannot be trained in any order
+        train(network)
+        try:
+            train(changed)
+        except Exception as error:
+            return f"it does not train with channels last ({first_line(error)})"
+    return ""

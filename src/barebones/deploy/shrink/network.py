@@ -1,10 +1,8 @@
 """The small network: made from the masked one, and expanded back into the large one."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
-from traceback import walk_tb
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,16 +14,12 @@ from ...messages import first_line
 from ...running.inputs import call, tensors
 from ...running.outputs import outputs
 from ...scope import bare, masked_copy, matched
-from .check_randomized import cut_masks, sever
 from .comparison import Comparison, copy_sharing_parameters
 from .coupling import Coupling, find_coupling
-from .cut import scatter, without
-from .cuts import Cuts, Notes
-from .flags import flags
-from .layout import channels_last_if_possible, with_channels_last
-from .plan import ShrinkPlan, smaller_layers
-from .removal import ChannelReader, readers
-from .shifts import prune_shifts, zero_shifts
+from .cut import cut_masks, scatter, sever, without
+from .layout import reason_against_channels_last, with_channels_last
+from .plan import Cuts, ShrinkPlan, smaller_layers
+from .removal import ChannelReader, prune_shifts, readers, zero_shifts
 from .signals import constants, reached
 from .trials import Trials
 
@@ -72,9 +66,9 @@ def shrink(
 
     The small network is a plain `nn.Module`. It returns what the masked model returns, in train and in eval mode. This
     is checked on the example and on random inputs of its shape, with the present values and with random ones. Random
-    values replace those of parameters, and zeros in buffers; a scale that is a Python number keeps its value. A flag in
-    a buffer that Python code reads gets its other value, too; `plan.unchecked` names what has more values. A channel
-    whose removal fails the check is kept, and `plan.left` says why. If a network fails the check with all its channels,
+    values replace those of parameters, and zeros in buffers; a scale that is a Python number keeps its value. A flag, a
+    buffer that holds a single 0 or 1, gets its other value, too. A channel whose removal fails the check is kept, and
+    `plan.left` says why. If a network fails the check with all its channels,
     a `ValueError` is raised. The model and the random state do not change.
 
     - A channel that nothing reads is removed. A channel that nothing writes is constant: it holds a bias or the shift
@@ -98,17 +92,13 @@ def shrink(
     >>> small
     Shrunk(parameters 50 → 20, 18 weights kept)
     """
-    cuts = find_cuts(
-        model, masks, example, multiple_of=multiple_of, before_training=before_training, channels_last=channels_last
-    )
-    return apply_cuts(model, masks, cuts)
+    return apply_cuts(model, masks, find_cuts(model, masks, example, multiple_of, before_training, channels_last))
 
 
 def find_cuts(
     model: nn.Module,
     masks: Mapping[str, Tensor],
     example: Any,
-    *,
     multiple_of: int = 1,
     before_training: bool = False,
     channels_last: bool = True,
@@ -116,6 +106,7 @@ def find_cuts(
     """Return what `shrink` removes from the network, and all else that it changes; this is nearly all of its work."""
     if type(multiple_of) is not int or multiple_of < 1:
         raise ValueError(f"multiple_of must be a whole number of channels, 1 or more, not {multiple_of}")
+    name = type(model).__name__
     with torch.inference_mode(False):
         model = bare(model)
         _refuse_without_values(model, example)
@@ -125,7 +116,7 @@ def find_cuts(
         try:
             coupling = find_coupling(exact, exact_example, (False, True) if comparison.trains else (False,))
         except Exception as error:
-            raise ValueError(f"could not find the coupled channels of {type(model).__name__}: {error}") from error
+            raise ValueError(f"could not find the coupled channels of {name}: {error}") from error
         reasons: dict[str, str] = {}
         zeroed: dict[str, Tensor] = {}
         shifts: dict[str, int] = {}
@@ -133,26 +124,31 @@ def find_cuts(
         def observe() -> list[ChannelReader]:
             return _observe(exact, cpu_masks, exact_example, coupling, comparison, reasons)
 
-        with _named_failure():
+        try:
             if before_training:
                 reading, zeroed, shifts = prune_shifts(coupling, observe, exact)
             else:
                 reading = observe()
-            of_flags, other_values = flags(exact, comparison)
-            trials = Trials(exact, cpu_masks, coupling, reading, comparison, multiple_of, of_flags)
-            trial, layout = trials.best(), ""
-        if channels_last:
-            _, layout = channels_last_if_possible(_restored(trial.small, model), comparison.cast(example))
+            trials = Trials(exact, cpu_masks, coupling, reading, comparison, multiple_of)
+            trial = trials.best()
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(
+                f"{name} cannot be shrunk: it runs on the example but not on random values ({first_line(error)}); "
+                "give a table its indices as integers, and keep no state between two calls"
+            ) from error
+        layout = reason_against_channels_last(_restored(trial.small, model), example) if channels_last else ""
         untelling = "" if trial.telling or comparison.unchecked else UNTELLING
-        notes = Notes(
+        plan = ShrinkPlan(
+            layers=smaller_layers(trial.removed, large),
+            parameters=(_size(model), _size(trial.small)),
+            weights=(kept(cpu_masks), kept(cut_masks(cpu_masks, trial.origin, trial.small))),
             folded=trial.folded,
             shifts=shifts,
             left=reasons | trials.left,
-            unchecked="; ".join(filter(None, (comparison.unchecked, untelling, other_values))),
+            unchecked=comparison.unchecked or untelling,
             layout=layout,
-            channels_last=channels_last and not layout,
         )
-        return Cuts(trial.removed, trial.added, zeroed, trial.severed, notes)
+        return Cuts(trial.removed, trial.added, zeroed, trial.severed, channels_last and not layout, plan)
 
 
 def apply_cuts(model: nn.Module, masks: Mapping[str, Tensor], cuts: Cuts) -> Shrunk:
@@ -164,19 +160,10 @@ def apply_cuts(model: nn.Module, masks: Mapping[str, Tensor], cuts: Cuts) -> Shr
             zero_shifts(large.get_submodule(name), channels)
         small, origin = without(large, cuts.removed, cuts.added)
         small = _restored(small, model)
-        if cuts.notes.channels_last:
+        if cuts.channels_last:
             with_channels_last(small)
-        small_masks = cut_masks(cpu_masks, origin, small)
         sever(large, cuts.severed)
-        said = asdict(cuts.notes)
-        del said["channels_last"]
-        plan = ShrinkPlan(
-            layers=smaller_layers(cuts.removed, large),
-            parameters=(_size(model), _size(small)),
-            weights=(kept(cpu_masks), kept(small_masks)),
-            **said,
-        )
-        return Shrunk(small, small_masks, plan, large, origin)
+        return Shrunk(small, cut_masks(cpu_masks, origin, small), cuts.plan, large, origin)
 
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Masks, nn.Module]:
@@ -236,23 +223,6 @@ def _observe(
     runs = [(False, inputs) for inputs in (*comparison.other_sizes, *comparison.scaled[: 4 * tokens], random)]
     runs += [(True, random)] * comparison.trains
     return readers(coupling, model, masks, arrives, constants(copy, runs, layers))
-
-
-@contextmanager
-def _named_failure() -> Iterator[None]:
-    """Name the module of a network that runs on the example, but not on other inputs or a second time."""
-    try:
-        yield
-    except (RuntimeError, IndexError) as error:
-        found = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
-        modules = [module for module in found if isinstance(module, nn.Module)]
-        if not modules:
-            raise
-        name = {id(module): name for name, module in modules[0].named_modules()}.get(id(modules[-1])) or "itself"
-        raise ValueError(
-            f"{type(modules[0]).__name__} cannot be shrunk: its module {name} runs on the example but not on random "
-            f"values ({first_line(error)}); give a table its indices as integers, and keep no state between two calls"
-        ) from error
 
 
 def _restored(small: nn.Module, model: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The plan of a shrinking: the size of each layer before and after, as a table, in sentences and for JSON."""
+"""What a network loses when it is shrunk: the cuts, and their plan as a table, in sentences and for JSON."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from torch import nn
+from torch import Tensor, nn
 
 from ...messages import Dotted, plain_text
 from .cut import RemovedChannels
@@ -71,6 +71,18 @@ class ShrinkPlan:
 
     def __str__(self) -> str:
         return plain_text(self)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What shrinking changes in a network, by layer."""
+
+    removed: RemovedChannels
+    added: dict[str, Tensor]  # to the bias: what constant inputs that are removed contribute
+    zeroed: dict[str, Tensor]  # bool: the channels whose shift counts as pruned
+    severed: dict[str, Tensor]  # bool, as (outputs, inputs): the connections that `expand` sets to zero
+    channels_last: bool
+    plan: ShrinkPlan
 
 
 def smaller_layers(removed: RemovedChannels, large: nn.Module) -> list[LayerPlan]:

@@ -9,7 +9,7 @@ A group can be removed if one of these holds for each layer that has one of its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,8 +137,8 @@ def choose(
 ) -> Removal:
     """Return the largest set of groups that can be removed while the `pinned` groups are kept.
 
-    Every layer keeps a multiple of `multiple_of` channels (or all that it has), and `at_least` channels; a layer in
-    front of a pool keeps one at least. The groups of a grouped convolution keep equally many channels.
+    Every layer keeps a multiple of `multiple_of` channels (or all that it has), and `at_least` channels. The groups of
+    a grouped convolution keep equally many channels.
     """
     pinned, fillers = pinned | coupling.fixed, torch.zeros_like(pinned)
     while True:
@@ -253,8 +253,7 @@ def _missing(coupling: Coupling, removal: Removal, multiple_of: int, at_least: i
         groups = coupling.groups(slot)
         gone = removal.gone[groups] & ~kept[groups]
         width = slot.size - int(gone.sum())
-        smallest_width = max(at_least, int(coupling.pooled[groups].any()))
-        required_width = max(-(-width // multiple_of) * multiple_of, smallest_width)
+        required_width = max(-(-width // multiple_of) * multiple_of, at_least)
         _keep(kept, groups[gone], min(required_width, slot.size) - width, unread)
     for (name, side), slot in coupling.slots.items():
         blocks = getattr(slot.layer, "groups", 1)  # of a grouped convolution
@@ -277,3 +276,41 @@ def _keep(kept: Tensor, groups: Tensor, count: int, unread: Tensor) -> None:
     if count > 0:
         order = torch.argsort((~unread[groups]).int(), stable=True)
         kept[groups[order][:count]] = True
+
+
+def prune_shifts(
+    coupling: Coupling, observe: Callable[[], list[ChannelReader]], network: nn.Module
+) -> tuple[list[ChannelReader], dict[str, Tensor], dict[str, int]]:
+    """Set to zero each shift whose channel could be removed if the shift were zero.
+
+    This is repeated until no such shift is left. `observe` returns the readers of the network, with what arrives at
+    each of them. Return its last result, the channels of each layer whose shift is now zero, and how many were not.
+    """
+    no_group, layers = torch.zeros_like(coupling.fixed), dict(network.named_modules())
+    zeroed: dict[str, Tensor] = {}
+    pruned: dict[str, int] = {}
+    while True:
+        reading, before = observe(), sum(pruned.values())
+        removable = choose(coupling, reading, no_group, 1, 0).idle
+        without_shifts = choose(coupling, [reader.without_shifts() for reader in reading], no_group, 1, 0).idle
+        for (name, side), slot in coupling.slots.items():
+            bias = getattr(layers.get(name), "bias", None)
+            if side == "in" or not isinstance(bias, Tensor):
+                continue
+            channels = (without_shifts & ~removable)[coupling.groups(slot)].to(bias.device)
+            count = int((channels & (bias != 0)).sum())
+            if count:
+                zero_shifts(layers[name], channels)
+                zeroed[name] = zeroed.get(name, torch.zeros_like(channels)) | channels
+                pruned[name] = pruned.get(name, 0) + count
+        if sum(pruned.values()) == before:
+            return reading, zeroed, pruned
+
+
+def zero_shifts(layer: Any, channels: Tensor) -> None:
+    """Set the shifts of these channels to zero, and so the statistics that they would correct."""
+    channels = channels.to(layer.bias.device)
+    with torch.no_grad():
+        layer.bias[channels] = 0
+        if getattr(layer, "running_mean", None) is not None:
+            layer.running_mean[channels] = 0

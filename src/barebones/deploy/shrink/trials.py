@@ -1,6 +1,7 @@
 """Trials: cut the network, compare it with the masked one, and keep the channels whose removal changes an output."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -8,11 +9,9 @@ from torch import Tensor, nn
 
 from ...masks import Masks
 from ...messages import first_line
-from .check_randomized import check_randomized
-from .comparison import Comparison, Unusable
+from .comparison import Comparison, Unusable, copy_sharing_parameters
 from .coupling import ChannelSlot, Coupling
 from .cut import RemovedChannels, without
-from .flags import flipped
 from .removal import ChannelReader, Removal, choose, folded_constants, rests_on_values, severed
 
 
@@ -21,6 +20,7 @@ class Trial:
     """A cut network that computes what the masked one computes, in the precision of the comparison."""
 
     small: nn.Module
+    origin: dict[str, Tensor]
     removed: RemovedChannels
     added: dict[str, Tensor]  # to the bias of each layer
     severed: dict[str, Tensor]
@@ -39,27 +39,26 @@ class Trials:
         reading: list[ChannelReader],
         comparison: Comparison,
         multiple_of: int,
-        flags: Mapping[str, Comparison],
     ) -> None:
         self.model, self.masks, self.coupling, self.reading = model, masks, coupling, reading
         self.comparison, self.multiple_of = comparison, multiple_of
-        self.versions = [("", model, comparison, comparison.runs(model))]  # as it is, and with each flag flipped
-        for flag, of_flag in flags.items():
-            self.versions.append((flag, other := flipped(model, flag), of_flag, of_flag.runs(other)))
+        self.versions = [("", model, comparison)]  # as it is, and with each flag flipped
+        for flag in flags(model):
+            with suppress(Exception):  # it may not run with the other value
+                other = flipped(model, flag)
+                self.versions.append((flag, other, Comparison.for_network(other, comparison.inputs[0])))
         self.left: dict[str, str] = {}  # by layer: why channels without a signal are kept
 
     def best(self) -> Trial:
         """Return the trial that removes the most channels and still passes the comparison.
 
-        The first trial removes all removable groups, and almost always passes. If it fails, the next trials keep one
-        channel in every layer, or the uncertain groups, or both, and the last one keeps all groups. Then the groups
-        that were kept are removed again, of half of the layers, of a quarter, and so on, where the comparison still
-        passes. So only a layer whose width is fixed elsewhere, as in a view, keeps its channels.
+        The first trial removes all removable groups, and almost always passes. If it fails, the next one keeps one
+        channel in every layer, and the last one keeps all groups. Then the groups that were kept are removed again, of
+        half of the layers, of a quarter, and so on, where the comparison still passes. So only a layer whose width is
+        fixed elsewhere, as in a view, keeps its channels.
         """
-        no_group, uncertain = torch.zeros_like(self.coupling.fixed), self.coupling.uncertain
-        steps = [(no_group, 0), (no_group, 1)]
-        steps += [(uncertain, 0), (uncertain, 1)] if uncertain.any() else []
-        steps += [(~no_group, 1)]
+        no_group = torch.zeros_like(self.coupling.fixed)
+        steps = [(no_group, 0), (no_group, 1), (~no_group, 1)]
         if not self.comparison.repeats:
             self.left["every layer"] = "its outputs are random in train mode, so they cannot be compared"
             steps = steps[-1:]
@@ -112,13 +111,13 @@ class Trials:
             raise Unusable(f"it cannot be cut ({first_line(error)})") from error
         cells = severed(self.coupling, self.reading, removal)
         telling = True
-        for flag, model, comparison, expected in self.versions:
+        for flag, model, comparison in self.versions:
             cut = flipped(small, flag) if flag else small
-            comparison.check(cut, expected, f"without them{flag and f', with another {flag}'}")
+            comparison.check(model, cut, f"without them{flag and f', with another {flag}'}")
             if removal.gone.any():
                 rests = rests_on_values(self.coupling, self.reading, removal)
-                telling &= check_randomized(model, cut, self.masks, origin, cells, rests, comparison)
-        return Trial(small, removed, added, cells, counts, telling)
+                telling &= comparison.check_randomized(model, cut, self.masks, origin, cells, rests)
+        return Trial(small, origin, removed, added, cells, counts, telling)
 
     def _coupled_layers(self) -> Iterator[tuple[ChannelSlot, Tensor]]:
         """Yield each layer with the groups that it writes and no earlier layer writes."""
@@ -129,3 +128,26 @@ class Trials:
             if slot.side != "in" and len(groups):
                 done[groups] = True
                 yield slot, groups
+
+
+def flags(network: nn.Module) -> list[str]:
+    """Return the names of the flags of the user's own modules: buffers that hold one value, true, false, 0 or 1.
+
+    A Python `if` may read it, so that the network does something else with its other value.
+    """
+    of_torch = {name for name, module in network.named_modules() if type(module).__module__.startswith("torch.")}
+    return [
+        name
+        for name, buffer in network.named_buffers()
+        if name.rpartition(".")[0] not in of_torch  # the count of a batch-norm
+        and buffer.numel() == 1
+        and not buffer.is_floating_point()
+        and buffer.item() in (0, 1)
+    ]
+
+
+def flipped(network: nn.Module, flag: str) -> nn.Module:
+    """Return a copy that shares the network's parameters, with the other value of a flag."""
+    copy = copy_sharing_parameters(network)
+    copy.get_buffer(flag).copy_(copy.get_buffer(flag) == 0)
+    return copy

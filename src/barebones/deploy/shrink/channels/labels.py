@@ -51,7 +51,7 @@ class ChannelSlot:
 
 
 class Labels(TorchFunctionMode):
-    """The mode. It records slots, and which channels are coupled, fixed, written, pooled, or perhaps fixed.
+    """The mode. It records slots, and which channels are coupled, fixed or written.
 
     A tensor of numbers requires a gradient, which tells it from a constant. Its groups are found with `of`.
     """
@@ -61,8 +61,7 @@ class Labels(TorchFunctionMode):
         self.rules, self.of_layers, self.device = rules, of_layers, device  # rules of layers run for constants too
         self.slots: dict[tuple[str, str], ChannelSlot] = {}
         self.size = 2  # channels so far
-        none = torch.empty(0, dtype=torch.long)
-        self.fixed, self.written, self.uncertain, self.pooled = [torch.tensor([INPUT])], [none], [none], [none]
+        self.fixed, self.written = [torch.tensor([INPUT])], [torch.empty(0, dtype=torch.long)]
         self.running: list[tuple[str, nn.Module]] = []  # the layers that are running, with their names
         self._examined: set[int] = set()  # the arguments of the running function whose groups were asked for
         self._group = torch.arange(self.size)

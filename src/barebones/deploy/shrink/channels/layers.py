@@ -1,7 +1,12 @@
-"""Rules for layers: each reads the channels of its input and writes channels of its own."""
+"""Rules for layers and for matrix products.
+
+A layer reads the channels of its input and writes channels of its own. A product of activations keeps the channels of
+rows and columns, and fixes those that it sums over.
+"""
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ....paths.calls import Call
@@ -77,3 +82,67 @@ def _per_channel(labels: Labels, x: Tensor, layer: tuple[str, Any]) -> Tensor:
     slot = labels.slot(*layer, "both", x.shape[dim])
     labels.read(labels.of(x), slot, dim)
     return labels.numbered(slot.numbers.view(-1, *[1] * (x.dim() - dim - 1)).expand(x.shape))
+
+
+def product(labels: Labels, call: Call) -> Tensor:
+    """Matrix products of activations, perhaps plus a first argument: rows and columns stay apart, and sums fix."""
+    *start, a, b = call.tensors
+    if call.name == "rmatmul":
+        a, b = b, a
+    if a.dim() < 2 or b.dim() < 2:
+        return mixed(labels, call)
+    joined = labels.join(_summed(labels, a, -1), _summed(labels, b, -2))
+    return labels.numbered(labels.join(joined, *map(labels.shape_or_groups, start)))
+
+
+def einsum(labels: Labels, call: Call) -> Tensor:
+    """Einstein sums with letters only."""
+    equation, *operands = call.args
+    operands = list(operands[0]) if isinstance(operands[0], list | tuple) else operands
+    if not isinstance(equation, str) or "..." in equation or "->" not in equation:
+        return mixed(labels, call)
+    inputs, output = equation.replace(" ", "").split("->")
+    known: list[Any] = []
+    for letters, operand in zip(inputs.split(","), operands, strict=True):
+        if len(set(letters)) < len(letters):
+            return mixed(labels, call)
+        summed = [d for d, letter in enumerate(letters) if letter not in output]
+        one = _summed(labels, operand, *summed)
+        order = [letters.index(letter) for letter in output if letter in letters]
+        if isinstance(one, tuple):
+            sizes = iter([one[d] for d in order])
+            known.append(tuple(next(sizes) if letter in letters else 1 for letter in output))
+        else:
+            moved = one.permute(*order, *summed).flatten(len(order)) if summed else one.permute(order)
+            moved = moved[..., 0] if summed else moved
+            known.append(moved[tuple(slice(None) if letter in letters else None for letter in output)])
+    return labels.numbered(labels.join(*known))
+
+
+def attention(labels: Labels, call: Call) -> Tensor:
+    """Scaled dot-product attention: heads are channels, if their channels can only be removed together."""
+    arguments = call.named("query", "key", "value", "attn_mask")
+    if arguments.get("enable_gqa"):
+        return mixed(labels, call)
+    q, k = (_summed(labels, arguments[name], -1) for name in ("query", "key"))
+    k, v = (_summed(labels, t, -2) for t in (k, arguments["value"]))
+    mask = arguments.get("attn_mask")
+    known = [q, k, v] if mask is None else [q, k, v, _summed(labels, mask, -1)]
+    return labels.numbered(labels.join(*known))
+
+
+def _summed(labels: Labels, value: Any, *dims: int) -> Any:
+    """Return the groups of an operand that a product sums over some dimensions, or its shape if it has none left."""
+    groups = value if isinstance(value, tuple) or value.dtype == torch.long else labels.shape_or_groups(value)
+    if isinstance(groups, tuple):
+        sizes = list(groups)
+        for d in dims:
+            sizes[d] = 1
+        return tuple(sizes)
+    if not dims:
+        return groups
+    one = groups.amax(dims, keepdim=True)
+    if not any(varies(groups, d) for d in dims):
+        return one
+    labels.fix(groups)
+    return tuple(one.shape)

@@ -1,8 +1,8 @@
 """Rules for functions that only move values: they run on the numbers as they are.
 
 A size or a place that is given as a number binds channels. In `view(batch, length, -1, 64)` the 64 channels of a head
-can only be removed together. Where all sizes are numbers, it is uncertain whether the network has computed them from
-the shape of the tensor or always uses the same: only a trial can tell.
+can only be removed together. Where all sizes are numbers, the network may have computed them from the shape of the
+tensor or may always use the same: a trial will tell.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ....paths.calls import Call
-from .dimensions import dims_of
+from .functions import dims_of
 from .labels import Labels, couple_parts, mixed, plain, varies
 
 
@@ -28,11 +28,9 @@ def view(labels: Labels, call: Call) -> Tensor:
     if bound and len(bound) < len(varying):
         for d in bound:
             labels.couple(result, result.amax(d, keepdim=True))
-    elif bound:
-        labels.uncertain.append(result.unique())
-        if len(varying) > sum(varies(groups, d) for d in range(groups.dim())):  # one dimension became several
-            for d in varying[:-1]:
-                labels.couple(result, result.amax(d, keepdim=True))
+    elif bound and len(varying) > sum(varies(groups, d) for d in range(groups.dim())):  # one dimension became several
+        for d in varying[:-1]:
+            labels.couple(result, result.amax(d, keepdim=True))
     return call.func(*call.args, **call.kwargs)
 
 
@@ -60,8 +58,6 @@ def expand(labels: Labels, call: Call) -> Any:
     sizes = (1,) * (result.dim() - x.dim()) + tuple(x.shape)
     if len(groups.unique()) == 1 and any(a == 1 < b for a, b in zip(sizes, result.shape, strict=True)):
         labels.fix(groups)
-    elif any(varies(groups, d) for d in range(groups.dim())):
-        labels.uncertain.append(groups.unique())
     return result
 
 
@@ -71,27 +67,21 @@ def concatenation(labels: Labels, call: Call) -> Tensor:
     dim = call.named("tensors", "dim").get("dim", call.kwargs.get("axis", 0))
     parts = [t for t in parts if t.dim() > 1 or t.numel()]  # torch allows empty tensors of one dimension
     dim = dim % parts[0].dim()
-    known = [(t.shape, labels.of(t)) for t in parts]
+    known = [labels.shape_or_groups(t) for t in parts]
     others = [d for d in range(parts[0].dim()) if d != dim]
-    across = {d for _, groups in known if groups is not None for d in others if varies(groups, d)}
-    if across:
-        first = None
-        for _, groups in known:
-            if groups is None or not all(varies(groups, d) for d in across):
-                for _, fixed in known:
-                    labels.fix(fixed)
-                break
-            one = groups.select(dim, 0)
-            if varies(groups, dim):
-                one = groups.amax(dim)
-                labels.couple(groups, one.unsqueeze(dim))
-            if first is not None:
-                labels.couple(first, one)
-            first = one
-    device = labels.device
+
+    def one_of(groups: Tensor | tuple[int, ...]) -> Tensor | tuple[int, ...]:
+        if isinstance(groups, tuple):
+            return (*groups[:dim], 1, *groups[dim + 1 :])
+        one = groups.amax(dim, keepdim=True)
+        labels.couple(groups, one)
+        return one
+
+    if any(varies(groups, d) for groups in known if isinstance(groups, Tensor) for d in others):
+        labels.join(*map(one_of, known))
     numbers = [
-        t if groups is not None else torch.zeros(t.shape, dtype=torch.double, device=device)
-        for t, (_, groups) in zip(parts, known, strict=True)
+        torch.zeros(t.shape, dtype=torch.double, device=labels.device) if isinstance(groups, tuple) else t
+        for t, groups in zip(parts, known, strict=True)
     ]
     return torch.cat(numbers, dim)
 
@@ -115,8 +105,6 @@ def parts(labels: Labels, call: Call) -> Any:
             labels.fix(groups)
         else:
             couple_parts(labels, groups, dim, sizes.pop())
-            if call.name != "chunk":
-                labels.uncertain.append(groups.unique())
     return call.func(*call.args, **call.kwargs)
 
 
@@ -183,13 +171,9 @@ def _judge_index(labels: Labels, groups: Tensor, index: Any) -> None:
                 continue
             if isinstance(i, slice) and i.step in (None, 1):
                 start, stop, _ = i.indices(size)
-                if (start, stop) == (0, size):
-                    labels.uncertain.append(groups.unique())
-                    continue
                 length = stop - start
                 if length > 0 and size % length == 0 and start % length == 0:
                     couple_parts(labels, groups, d, length)
-                    labels.uncertain.append(groups.unique())
                     continue
             labels.fix(groups)
         dim += width

@@ -3,12 +3,10 @@
 A function that is not in the table mixes everything.
 """
 
-from .dimensions import along, extreme, glu, pad, pool
-from .elementwise import alias, cast, comparison, fill, fresh, meeting, passing
+from .functions import alias, along, cast, comparison, extreme, fill, fresh, glu, meeting, pad, passing, pool
 from .labels import Rule, as_it_is
-from .layers import channel_norm, convolution, embedding, linear, prelu
+from .layers import attention, channel_norm, convolution, einsum, embedding, linear, prelu, product
 from .moves import concatenation, expand, item, parts, set_item, shuffle, stack, taking, view
-from .products import added_product, attention, einsum, product
 
 TABLE: dict[Rule, str] = {
     as_it_is: """
@@ -55,8 +53,7 @@ TABLE: dict[Rule, str] = {
     item: "getitem",
     set_item: "setitem",
     shuffle: "channel_shuffle pixel_shuffle",
-    product: "matmul rmatmul mm bmm",
-    added_product: "addmm baddbmm",
+    product: "matmul rmatmul mm bmm addmm baddbmm",
     einsum: "einsum",
     attention: "scaled_dot_product_attention",
     linear: "linear",

@@ -1,4 +1,8 @@
-"""Rules for functions along dimensions, as a softmax, a sum or a pool: they fix the channels that vary along these."""
+"""Rules for functions that compute values.
+
+Elementwise functions couple what they combine. Functions along dimensions, as a softmax, a sum or a pool, fix the
+channels that vary along these.
+"""
 
 from typing import Any
 
@@ -7,11 +11,58 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ....paths.calls import Call
-from .elementwise import meeting
 from .labels import INPUT, NOTHING, Labels, couple_parts, mixed, plain, varies
 
 DIM_IS_THIRD = ("topk", "norm", "linalg_norm", "linalg_vector_norm", "roll", "normalize")
 DEFAULT_DIM = {"sort": -1, "argsort": -1, "topk": -1, "normalize": 1, "unbind": 0, "iter": 0}
+
+
+def passing(labels: Labels, call: Call) -> Tensor:
+    """Functions of one value."""
+    groups = labels.groups_of(call.tensors[0])
+    return call.out if call.inplace else labels.numbered(groups)
+
+
+def alias(labels: Labels, call: Call) -> Tensor:
+    """Functions that return the same memory, or a copy of it."""
+    x = call.args[0]
+    labels.of(x)
+    return x.view_as(x) if call.name != "contiguous" or x.is_contiguous() else x.contiguous()
+
+
+def meeting(labels: Labels, call: Call) -> Tensor:
+    """Functions of two or more values at the same place."""
+    return labels.numbered(labels.join(*map(labels.shape_or_groups, call.tensors)))
+
+
+def comparison(labels: Labels, call: Call) -> Any:
+    """The result of a comparison belongs to the channels that are compared."""
+    groups = labels.join(*map(labels.shape_or_groups, call.tensors))
+    result = plain(call)
+    return labels.remember(result, groups) if isinstance(result, Tensor) else result
+
+
+def cast(labels: Labels, call: Call) -> Any:
+    """Another type or device: the numbers stay what they are."""
+    x = call.args[0]
+    groups, result = labels.groups_of(x), plain(call)
+    if not isinstance(result, Tensor):  # a number in Python
+        labels.fix(groups)
+        return result
+    if not result.is_floating_point():
+        return labels.remember(result.clone(), groups)
+    return x.view_as(x) if x.requires_grad else labels.numbered(groups)
+
+
+def fresh(labels: Labels, call: Call) -> Any:
+    """A new tensor, of which its maker gives only the type: what is computed with its channels must keep them."""
+    labels.of(call.args[0])
+    return labels.like_input(plain(call))
+
+
+def fill(labels: Labels, call: Call) -> Tensor:
+    """A constant written over channels leaves them where they are."""
+    return meeting(labels, Call(torch.add, call.args[:2], {})) if len(call.tensors) > 1 else call.args[0]
 
 
 def along(labels: Labels, call: Call) -> Any:
@@ -49,15 +100,13 @@ def glu(labels: Labels, call: Call) -> Tensor:
 
 
 def pool(labels: Labels, call: Call) -> Any:
-    """Pools and interpolations combine values of the last dimensions; torch refuses some inputs without channels."""
+    """Pools and interpolations combine values of the last dimensions."""
     x = call.args[0] if call.args else call.kwargs["input"]
     groups = labels.groups_of(x)
     digits = [int(c) for c in call.name if c in "123"]
     spatial = range(-digits[0], 0) if digits else range(2 - x.dim(), 0)
     if any(varies(groups, d) for d in spatial):
         return mixed(labels, call)
-    if not digits or "avg" in call.name or "max" in call.name:
-        labels.pooled.append(groups.unique())
     one = groups.amax(tuple(spatial), keepdim=True)
     return tree_map(lambda v: labels.numbered(one.expand(v.shape)) if v.is_floating_point() else v, plain(call))
 
