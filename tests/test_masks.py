@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import barebones as bb
-from barebones.masks import copied, everything, row
+from barebones.masks import everything
 from barebones.paths import effective
 from barebones.pruning.selection import keep_top
 
@@ -37,7 +37,7 @@ def test_whatever_returns_masks_returns_this_kind(network, tmp_path):
     bb.save_masks(masks, tmp_path / "masks")
     bb.save_weights(model, masks, tmp_path / "weights")
     others = [
-        masks | {}, {} | masks, masks.copy(), copied(masks), copy.copy(masks), copy.deepcopy(masks),
+        masks.copy(), copy.copy(masks), copy.deepcopy(masks),
         tree_map(torch.clone, masks), effective(model, masks, example), keep_top({"w": torch.rand(3)}, 1),
         bb.load_masks(tmp_path / "masks"), bb.load_masks(tmp_path / "masks", model),
         bb.load_weights(tmp_path / "weights").masks, bb.load_weights(tmp_path / "weights", model).masks,
@@ -45,8 +45,6 @@ def test_whatever_returns_masks_returns_this_kind(network, tmp_path):
     ]  # fmt: skip
     assert all(type(m) is bb.Masks for m in [masks, *others])
     assert list(tree_map(torch.clone, masks)) == list(masks)
-    with pytest.raises(TypeError):
-        masks | 3
 
 
 def test_a_plain_dict_will_do(network, tmp_path):
@@ -81,11 +79,3 @@ def test_torch_save_stores_a_dict_that_loads_without_the_class():
 def test_agreement_of_what_cannot_be_compared(a, b, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         bb.agreement(a, b)
-
-
-def test_a_row_of_masks_is_their_concatenation_wherever_they_lie() -> None:
-    both = torch.tensor([True, False, True, True, False, True])
-    apart = [both[:2].clone(), both[2:].clone()]
-    for masks in ([both[:2], both[2:]], [both[2:], both[:2]], [both.view(2, 3).T], apart, [both[:1], both[2:]]):
-        assert torch.equal(row(masks), torch.cat([mask.reshape(-1) for mask in masks]))
-    assert row([both[:2], both[2:].view(2, 2)]).data_ptr() == both.data_ptr()

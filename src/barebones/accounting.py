@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .files.encoding import encode
 from .masks import everything
 from .messages import Dotted, disconnected_outputs, html_bars, plain_text, shape_of
-from .paths import Use, cuts, silenced, trace
+from .paths import Use, losses, trace
 from .running.shards import count
 from .scope import matched, parameters
 
@@ -67,7 +67,7 @@ class Account:
     flops_kept: int | None = None
     flops_effective: int | None = None
     flops_shrunk: int | None = None
-    collapsed: list[str] | None = None  # layers that disconnect the network, see `paths.collapsed`
+    collapsed: list[str] | None = None  # layers that disconnect the network, see `paths.losses`
     disconnected_outputs: int | None = None  # such as classes: no signal reaches them because of the masks
     outputs: int | None = None  # columns of the outputs with two dimensions; no others are counted
 
@@ -206,10 +206,8 @@ def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) 
         if name in layers:
             layers[name] = LayerAccount(name, layers[name].shape, layers[name].total, kept, effective, *flops)
     dense, kept, effective, shrunk = sums
-    collapsed = cuts(model, masks, example, traced)
-    silent = silenced(model, masks, example, traced)
     costs = (bytes_dense, bytes_stored, dense, kept, effective, shrunk)
-    return Account(list(layers.values()), size, *costs, collapsed, silent, traced.columns)
+    return Account(list(layers.values()), size, *costs, *losses(model, masks, example, traced), traced.columns)
 
 
 def _occupied(mask: Tensor) -> float:

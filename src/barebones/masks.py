@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -34,8 +33,6 @@ class Masks(dict[str, Tensor]):
     Masks(2 layers, 2 of 3 weights kept)
       a: 1×2, 1 of 2 kept
       b: 1, 1 of 1 kept
-    >>> masks | {"b": torch.tensor([False])}
-    Masks(2 layers, 1 of 3 weights kept)
     """
 
     def __init__(self, *masks: Any, **named: Tensor) -> None:
@@ -51,12 +48,6 @@ class Masks(dict[str, Tensor]):
             return repr(self)
         rows = (f"  {n}: {shape_of(m)}, {count(m):,} of {m.numel():,} kept" for n, m in self.items())
         return "\n".join([repr(self), *rows])
-
-    def __or__(self, other: Mapping[str, Tensor]) -> Masks:  # type: ignore[override]
-        return Masks({**self, **other}) if isinstance(other, Mapping) else NotImplemented
-
-    def __ror__(self, other: Mapping[str, Tensor]) -> Masks:  # type: ignore[override]
-        return Masks({**other, **self}) if isinstance(other, Mapping) else NotImplemented
 
     def copy(self) -> Masks:
         """Return other masks with the same tensors."""
@@ -80,17 +71,8 @@ def _unflatten(tensors: Iterable[Any], names: Any) -> Masks:
 register_pytree_node(Masks, lambda masks: (list(masks.values()), list(masks)), _unflatten)
 
 
-def row(masks: Sequence[Tensor]) -> Tensor:
-    """Return masks as one flat tensor; those that lie in a row in memory, as the ones of `keep_top` do, are not copied.
-
-    >>> both = torch.tensor([True, False, True])
-    >>> row([both[:2], both[2:]]).data_ptr() == both.data_ptr()
-    True
-    """
-    places = list(accumulate((mask.numel() for mask in masks), initial=masks[0].data_ptr()))  # a bool has one byte
-    adjacent = all(mask.is_contiguous() and mask.data_ptr() == at for mask, at in zip(masks, places, strict=False))
-    if adjacent and masks[0].untyped_storage().data_ptr() == masks[-1].untyped_storage().data_ptr():
-        return masks[0].as_strided((places[-1] - places[0],), (1,))
+def row(masks: Iterable[Tensor]) -> Tensor:
+    """Return masks as one flat tensor."""
     return torch.cat([mask.reshape(-1) for mask in masks])
 
 
@@ -120,15 +102,6 @@ def empty(masks: Mapping[str, Tensor]) -> list[str]:
     ['b']
     """
     return [name for name, mask in masks.items() if mask.numel() and not count(mask)]
-
-
-def copied(masks: Mapping[str, Tensor]) -> Masks:
-    """Return a copy of the masks that shares no memory with them."""
-    if all(m.device.type == "cuda" for m in masks.values()):  # one kernel launch instead of one per layer
-        flat = torch.cat([m.reshape(-1) for m in masks.values()])
-        parts = flat.split([m.numel() for m in masks.values()])
-        return Masks({name: part.view(m.shape) for (name, m), part in zip(masks.items(), parts, strict=True)})
-    return Masks({name: mask.clone() for name, mask in masks.items()})
 
 
 def check_masks(masks: Mapping[str, Tensor]) -> None:

@@ -1,9 +1,8 @@
 """Scope: the names of a model's parameters, and which of them may be pruned."""
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +106,7 @@ def prunable(model: nn.Module, scope: Pattern | None = None, exclude: Pattern = 
             "the model has no prunable weight: none of its layers is a convolution, a linear layer or an "
             "attention projection within scope; pass scope= with the names to prune"
         )
-    _refuse_shared_memory(weights)
+    _refuse_shared_memory(model, weights)
     return weights
 
 
@@ -175,14 +174,26 @@ def _why_not(parameter: nn.Parameter | None) -> str:
     return ""
 
 
-def _refuse_shared_memory(weights: dict[str, nn.Parameter]) -> None:
-    names: dict[int, str] = {}
-    for name, parameter in weights.items():
-        if parameter.numel() and (first := names.setdefault(local(parameter).data_ptr() or -len(names), name)) != name:
+def _refuse_shared_memory(model: nn.Module, weights: Collection[str]) -> None:
+    """Refuse a weight if another tensor of the model shares its memory, because a mask or copy of it would not."""
+    tensors = {**parameters(model), **dict(model.named_buffers())}
+    reach: tuple[str, int, str] = ("", 0, "")  # device, end and name of the tensor that ends last
+    for device, begin, end, name in sorted((str(t.device), *_extent(t), name) for name, t in tensors.items()):
+        if device == reach[0] and begin < reach[1] and (name in weights or reach[2] in weights):
             raise ValueError(
-                f"{first} and {name} share memory but are two Parameter objects, so their masks would conflict; "
-                "tie them by assigning one Parameter to both modules"
+                f"{reach[2]} and {name} share memory, so pruning changes both; assign one Parameter to both modules, "
+                "or clone() one of them"
             )
+        reach = max(reach, (device, end, name)) if device == reach[0] else (device, end, name)
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return where the memory of a tensor begins and ends; it has none if both are equal."""
+    tensor = local(tensor)
+    if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, nn.Parameter, Tensor]]:
@@ -233,7 +244,8 @@ def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     """
     model = bare(model)
     refuse_sharded(model, "copy it")
-    _refuse_views(model, matched(model, masks))
+    matched(model, masks)
+    _refuse_shared_memory(model, masks)
     # torch does not copy tensors that were computed with gradients, and some networks keep such tensors in attributes.
     attributes = tree_leaves([vars(module) for module in model.modules()])
     computed = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
@@ -258,21 +270,3 @@ def refuse_scripted(model: nn.Module) -> None:
     """Refuse a network with scripted modules: torch cannot follow them, nor copy their parameters as parameters."""
     if scripted := [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]:
         raise ValueError(f"{scripted[0] or 'the model'} is scripted; pass the model before torch.jit.script")
-
-
-def _refuse_views(model: nn.Module, masked: list[tuple[str, nn.Parameter, Tensor]]) -> None:
-    """Refuse a masked weight if another tensor of the model shares its memory, because a copy of it would not."""
-    extents = {name: (t, *_extent(t)) for name, t in chain(model.named_parameters(), model.named_buffers())}
-    for name, parameter, _ in masked:
-        begin, end = _extent(parameter)
-        for other, (tensor, first, last) in extents.items():
-            if tensor is not parameter and first < end and begin < last and tensor.device == parameter.device:
-                raise ValueError(f"{name} and {other} share memory, so pruning changes both; clone() one of them")
-
-
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return where the memory of a tensor begins and ends; it has none if both are equal."""
-    if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
-        return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -1,6 +1,7 @@
-"""Paths: effective weights and collapse, for all networks of the zoo; and no trace is left."""
+"""Paths: effective weights, collapse and silent outputs, for all networks of the zoo; and no trace is left."""
 
 import random
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from zoo import Net, keep_all
 
-from barebones.paths import collapsed, effective
+from barebones.accounting import account
+from barebones.paths import effective
 from barebones.running.inputs import call, tensors
 from barebones.scope import parameters
 
@@ -29,19 +31,25 @@ def none(masks: Masks, *names: str) -> Masks:
     return masks | {name: torch.zeros_like(masks[name]) for name in names}
 
 
+def positive(model: nn.Module, masks: Masks, example: Any) -> tuple[nn.Module, list[Tensor]]:
+    """Return a copy in which no weight is negative and no bias acts, and its outputs for inputs that are not either."""
+    model = zoo.exact(model).eval()
+    with torch.no_grad():
+        for name, p in parameters(model).items():
+            p.copy_((p.abs() + 0.1) * masks.get(name, torch.tensor("bias" not in name and "position" not in name)))
+    args, kwargs = tree_map(lambda t: t.double().abs() if t.is_floating_point() else t, call(example))
+    return model, [t for t in tensors(model(*args, **kwargs)) if t.is_floating_point()]
+
+
 def with_gradients(model: nn.Module, masks: Masks, example: Any) -> Masks:
     """Return the kept weights with a gradient if no weight or input is negative: these are the weights on a path."""
-    model = zoo.exact(model).eval()
     for module in model.modules():
         for name, pool in module.named_children():
             if isinstance(pool, nn.MaxPool1d | nn.MaxPool2d):  # its gradient shows one path only
                 mean = nn.AvgPool1d if isinstance(pool, nn.MaxPool1d) else nn.AvgPool2d
                 setattr(module, name, mean(pool.kernel_size, pool.stride, pool.padding))
-    with torch.no_grad():
-        for name, p in parameters(model).items():
-            p.copy_((p.abs() + 0.1) * masks.get(name, torch.tensor("bias" not in name and "position" not in name)))
-    args, kwargs = tree_map(lambda t: t.double().abs() if t.is_floating_point() else t, call(example))
-    sum(t.sum() for t in tensors(model(*args, **kwargs)) if t.requires_grad).backward()  # type: ignore[union-attr]
+    model, outputs = positive(model, masks, example)
+    sum(t.sum() for t in outputs if t.requires_grad).backward()  # type: ignore[union-attr]
     weights = {name: parameters(model)[name] for name in masks}
     return {n: torch.zeros_like(masks[n]) if w.grad is None else masks[n] & (w.grad != 0) for n, w in weights.items()}
 
@@ -60,7 +68,7 @@ def test_weights_on_paths_are_those_that_matter(name: str) -> None:
         on_paths = effective(model, masks, example)
         assert all((on_paths[n] <= masks[n]).all() for n in masks)
         if name != "layer":  # through its norm, each channel gets a gradient from all others
-            expected = with_gradients(model, masks, example)
+            expected = with_gradients(deepcopy(model), masks, example)
             assert all((expected[n] <= on_paths[n]).all() for n in masks)
             assert name in PRODUCTS or all(expected[n].equal(on_paths[n]) for n in masks)
         removed += sum(int((masks[n] ^ on_paths[n]).sum()) for n in masks)
@@ -76,9 +84,9 @@ def test_a_dense_network_does_not_collapse(name: str) -> None:
     model, example = zoo.build(name)
     before = references.Trace(model)
     masks = {n: torch.ones_like(mask) for n, mask in zoo.random_masks(model, 0.5).items()}
-    assert collapsed(model, masks, example) == []
+    assert account(model, masks, example).collapsed == []
     empty = zoo.ZOO[name].empty
-    assert collapsed(model, none(masks, *empty), example) == list(empty)
+    assert account(model, none(masks, *empty), example).collapsed == list(empty)
     before.check()
 
 
@@ -124,7 +132,7 @@ WEIGHED = Net(lambda net, x: net.a(x) * F.softmax(net.b(x), -1), **linears())
 def test_layers_that_cut_are_named(net: nn.Module, empty: str, expected: str) -> None:
     masks = none(keep_all(net), *(f"{layer}.weight" for layer in empty.split()))
     example = torch.randn(1, 2, 4, 4) if net is IMAGES else x4
-    assert collapsed(net, masks, example) == [f"{layer}.weight" for layer in expected.split()]
+    assert account(net, masks, example).collapsed == [f"{layer}.weight" for layer in expected.split()]
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(-1, [6, 6, 1, 1, 1, 1]), (6, [6, 6, 1, 6, 6, 6])])
@@ -137,7 +145,7 @@ def test_each_empty_layer_is_tried_with_one_sample_where_that_is_enough(rows: in
 
     net = Net(forward, **{name: nn.Linear(4, 4) for name in ("one", "two", "head")})
     masks = none(keep_all(net), "one.weight", "two.weight", "head.weight")
-    assert collapsed(net, masks, torch.randn(6, 4)) == ["head.weight"]
+    assert account(net, masks, torch.randn(6, 4)).collapsed == ["head.weight"]
     assert seen == sizes  # with these masks, with dense ones, with one sample, and without each empty layer
 
 
@@ -145,8 +153,63 @@ def test_where_the_signal_ends_without_an_empty_layer() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     top = torch.tensor([True, True, False, False])
     masks = {"0.weight": (~off) & top[:, None], "2.weight": (~off) & ~top}
-    assert collapsed(net, masks, x4) == ["2.weight"]
+    assert account(net, masks, x4).collapsed == ["2.weight"]
     assert not any(mask.any() for mask in effective(net, masks, x4).values())
+
+
+# ---- silent outputs ----
+
+
+def silent(model: nn.Module, masks: Masks, example: Any) -> tuple[int | None, int | None]:
+    counts = account(model, masks, example)
+    return counts.disconnected_outputs, counts.outputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in zoo.ZOO if name not in PRODUCTS and name not in ("layer", "scale")])
+def test_silent_outputs_are_the_columns_of_zeros_in_a_network_without_negative_values(name: str) -> None:
+    model, example = zoo.build(name, trained=False)
+    for seed, density in enumerate((0.05, 0.2, 0.4, 0.7, 1.0)):
+        masks = zoo.draw_masks(name, model, density, seed)
+        columns = [t for t in positive(model, masks, example)[1] if t.dim() == 2]
+        zeros = sum(int((t == 0).all(0).sum()) for t in columns)
+        assert silent(model, masks, example) == (zeros, sum(t.shape[1] for t in columns))
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        (lambda net, x: net.a(x) * torch.tensor([[1.0], [0.0]]), (2, 4)),  # reached in one sample of two
+        (lambda net, x: {"one": net.a(x), "two": [net.b(x)]}, (2, 8)),
+        (lambda net, x: (net.a(x), net.a(x).argsort(1), torch.zeros(2, 5), torch.ones(2, 5)), (2, 4)),  # no signals
+        (lambda net, x: F.pad(net.a(x), (0, 3)), (2, 7)),  # no signal reaches the padding in the dense network either
+        (lambda net, x: net.a(x)[0], (0, 0)),
+        (lambda net, x: net.a(x).sum(), (0, 0)),
+        (lambda net, x: net.a(x)[:, None], (0, 0)),
+        (lambda net, x: net.a(x)[..., None, None], (0, 0)),
+    ],
+    ids=["one sample", "two", "constants", "padding", "vector", "number", "sequence", "image"],
+)
+def test_which_columns_are_silent(forward: Any, expected: tuple[int, int]) -> None:
+    net = Net(forward, **linears())
+    assert silent(net, {"a.weight": half, "b.weight": eye}, x4) == expected
+    assert silent(net, {"a.weight": ~off, "b.weight": eye}, x4) == (0, expected[1])
+
+
+def test_the_classifier_alone_can_disconnect_classes() -> None:
+    masks = keep_all(IMAGES)
+    masks["5.weight"][1] = False
+    counts = account(IMAGES, masks, torch.zeros(1, 2, 4, 4))
+    assert (counts.disconnected_outputs, counts.outputs, counts.collapsed, counts.empty) == (1, 2, [], [])
+    assert "\nNo signal reaches 1 of 2 outputs." in str(counts)
+    assert (counts.to_dict()["disconnected_outputs"], counts.to_dict()["outputs"]) == (1, 2)
+
+
+def test_a_cut_network_gets_no_second_complaint() -> None:
+    counts = account(IMAGES, none(keep_all(IMAGES), "3.weight"), torch.zeros(1, 2, 4, 4))
+    assert (counts.collapsed, counts.disconnected_outputs, counts.outputs) == (["3.weight"], 2, 2)
+    assert "COLLAPSED" in str(counts)
+    assert "outputs" not in str(counts)
 
 
 # ---- no trace, wrappers, errors ----

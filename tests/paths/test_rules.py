@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from zoo import Net, keep_all, masked
 
 from barebones import METHODS, prune
-from barebones.paths import collapsed, effective, trace
+from barebones.accounting import account
+from barebones.paths import effective, trace
 from barebones.scope import parameters
 
 
@@ -159,7 +160,7 @@ def test_what_mixes(name: str) -> None:
     on_paths = effective(net, {"a.weight": half, "b.weight": ~off}, x4)
     assert on_paths["a.weight"].equal(half)
     assert on_paths["b.weight"].all()
-    assert collapsed(net, {"a.weight": off, "b.weight": ~off}, x4) == ["a.weight"]
+    assert account(net, {"a.weight": off, "b.weight": ~off}, x4).collapsed == ["a.weight"]
 
 
 @pytest.mark.parametrize("name", [*(name for name in NORMS if name != "Gumbel"), "sign"])
@@ -241,7 +242,7 @@ def test_token_ids_are_input_and_positions_are_not() -> None:
     for mask in (ids > 0, (ids > 0).long()):
         example = {"ids": ids, "mask": mask}
         assert effective(net, {"a.weight": eye, "b.weight": eye}, example)["b.weight"].equal(eye)
-        assert collapsed(net, {"a.weight": off, "b.weight": eye}, example) == ["a.weight"]
+        assert account(net, {"a.weight": off, "b.weight": eye}, example).collapsed == ["a.weight"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,6 @@
 """
 
 from .bits import Use
-from .follow import Trace, collapsed, cuts, effective, silenced, trace
+from .follow import effective, losses, trace
 
-__all__ = ["Trace", "Use", "collapsed", "cuts", "effective", "silenced", "trace"]
+__all__ = ["Use", "effective", "losses", "trace"]

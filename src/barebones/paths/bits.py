@@ -23,8 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..running.precision import widest
-from .calls import Call
-from .tables import selection
+from .calls import Call, selection
 
 
 class _Alive(torch.autograd.Function):
@@ -81,11 +80,9 @@ class Bits(TorchFunctionMode):
     computed with them counts as reached, and `peeked` is true if Python code has read a value.
     """
 
-    def __init__(
-        self, weights: Mapping[str, Tensor], rules: Mapping[str, Rule], strict: bool = False, counting: bool = True
-    ) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], rules: Mapping[str, Rule], strict: bool = False) -> None:
         super().__init__()
-        self.rules, self.strict, self.counting, self.peeked = rules, strict, counting, False
+        self.rules, self.strict, self.peeked = rules, strict, False
         # One row per use of a weight: its name, how often each element is used, its size, (kept count, whether it ends)
         self._used: list[tuple[str, int, int, Tensor]] = []
         self._leaves = dict(weights)
@@ -172,7 +169,7 @@ class Bits(TorchFunctionMode):
         """Follow a part of a table that does not come from the input, such as positions.
 
         In a strict run, other inputs may select other parts, so a value is reached if any row has one there. Otherwise
-        only record which values of a parameter are selected, for `unselected`.
+        only record which values of a parameter are selected, for `flow`.
         """
         if self.strict and (table in self.weights or (table in self.stored and bool(table.any()))):
             spread = (table.detach() != 0).to(table.dtype).amax(dims, keepdim=True).expand(table.shape).contiguous()
@@ -185,16 +182,13 @@ class Bits(TorchFunctionMode):
                 self._parts[name] = self._parts.get(name, 0) + selected
         return None
 
-    def unselected(self, name: str, flow: Tensor) -> Tensor:
-        """Return the gradient that the rows of a table would have which the model has not selected: that of the others.
-
-        It is zero for a parameter that is not a table.
-        """
+    def flow(self, name: str, gradient: Tensor) -> Tensor:
+        """Return the gradient of a parameter; rows of a table that the model did not select get that of the others."""
         if name not in self._parts:
-            return torch.zeros_like(flow)
+            return gradient
         selected = self._parts[name] != 0
-        dims = [d for d in range(flow.dim()) if not selected.all(d).equal(selected.any(d))]
-        return (flow.sum(dims, keepdim=True) if dims else flow) * ~selected
+        dims = [d for d in range(gradient.dim()) if not selected.all(d).equal(selected.any(d))]
+        return gradient + (gradient.sum(dims, keepdim=True) if dims else gradient) * ~selected
 
     def _flooded(self, call: Call) -> Any:
         """Return a result whose every value counts as reached, because integers or bools from the input change it."""
@@ -208,10 +202,8 @@ class Bits(TorchFunctionMode):
         if not call.inplace:
             return tree_map(flood, result)
         target = call.args[0]
-        self._note(call, target)
-        if target.is_floating_point():
-            target.copy_(_reached(target))
-        return target
+        flooded = flood(target)
+        return target if flooded is target else target.copy_(flooded)
 
     def _constant(self, call: Call, result: Any) -> Any:
         """Return the result of a call without live tensors.
@@ -279,7 +271,7 @@ class Bits(TorchFunctionMode):
             return silent(t) + 1 if i in moving else (t != 0).float()
 
         result = reduce(torch.add, [f(*(factor(i, s) for i in range(len(operands)))) for s in signals or [-1]])
-        for weight in [operands[i] for i in weights] if signals and self.counting else []:
+        for weight in [operands[i] for i in weights] if signals else []:
             if uses:
                 times = uses(result)
             else:
@@ -291,16 +283,14 @@ class Bits(TorchFunctionMode):
         return result
 
     def uses(self) -> dict[str, Use]:
-        """Return what the forward pass did with each weight; this synchronizes once with each device."""
+        """Return what the forward pass did with each weight."""
         uses: dict[str, Use] = {}
-        for device in {counts.device for *_, counts in self._used}:
-            rows = [row for row in self._used if row[-1].device == device]
-            numbers = torch.stack([counts for *_, counts in rows]).tolist()
-            for (name, times, size, _), (kept, ends) in zip(rows, numbers, strict=True):
-                use = uses.setdefault(name, Use())
-                use.dense += times * size
-                use.kept += times * kept
-                use.ends |= bool(ends)
+        for name, times, size, counts in self._used:
+            kept, ends = counts.tolist()
+            use = uses.setdefault(name, Use())
+            use.dense += times * size
+            use.kept += times * kept
+            use.ends |= bool(ends)
         return uses
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from ..masks import Masks
+from ..masks import Masks, everything
 from ..running.inputs import call, first_sample, tensors
 from ..running.rng import forked, own_generators
 from ..scope import bare, matched, parameters, refuse_scripted, refuse_sharded
@@ -40,18 +40,6 @@ def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Ma
     return trace(model, masks, example).effective
 
 
-def collapsed(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> list[str]:
-    """Return the collapsed layers, which disconnect the network: each is empty, and alone makes an output unreachable.
-
-    If an output cannot be reached but no single layer is the reason, return the layers in which the signal ends.
-
-    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    >>> collapsed(net, {"0.weight": torch.ones(2, 2) > 0, "1.weight": torch.ones(1, 2) < 0}, torch.zeros(1, 2))
-    ['1.weight']
-    """
-    return cuts(model, masks, example, trace(model, masks, example, backward=False, counting=False))
-
-
 @dataclass(frozen=True)
 class Trace:
     """The result of one run: which outputs are reached, the uses of each weight, the kept weights on a path."""
@@ -65,57 +53,45 @@ class Trace:
     columns: int = 0  # of the outputs with two dimensions, which are samples and, for example, classes
 
 
-def cuts(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> list[str]:
-    """Return the same as `collapsed`, from a trace of these masks. If every output is reached, the model is not run."""
-    if all(traced.outputs):
-        return []
-    dense = {name: torch.ones_like(mask) for name, mask in masks.items()}
+def losses(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> tuple[list[str], int]:
+    """Return the collapsed layers, which disconnect the network, and how many columns of the outputs the masks silence.
 
-    def reached(masks: Mapping[str, Tensor], example: Any) -> list[bool]:
-        return trace(model, masks, example, backward=False, counting=False).outputs
+    A layer is collapsed if it is empty, and alone makes an output unreachable. If an output cannot be reached but no
+    single layer is the reason, the layers in which the signal ends are returned. What no signal reaches in the dense
+    network does not count. `traced` is a trace of these masks; if it reaches everything, the model is not run.
 
-    reachable, sample = reached(dense, example), example
-    if not _is_lost(reachable, traced.outputs):
-        return []
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    >>> masks, example = {"0.weight": torch.ones(2, 2) > 0, "1.weight": torch.ones(1, 2) < 0}, torch.zeros(1, 2)
+    >>> losses(net, masks, example, trace(net, masks, example))
+    (['1.weight'], 1)
+    """
+    if all(traced.outputs) and not traced.silent:
+        return [], 0
+    full = everything(masks)
+    dense, sample = trace(model, full, example, backward=False), example
+    silent = max(traced.silent - dense.silent, 0)
+
+    def disconnected(after: Trace) -> bool:
+        return any(was and not still for was, still in zip(dense.outputs, after.outputs, strict=True))
+
+    if not disconnected(traced):
+        return [], silent
     if traced.samples > 1:  # one sample is enough, and faster, except for a model that needs as many as there are
         with suppress(ValueError):
-            if reached(dense, first_sample(example)) == reachable:
+            if trace(model, full, first_sample(example), backward=False).outputs == dense.outputs:
                 sample = first_sample(example)
-    emptied = ((name, dense | {name: torch.zeros_like(mask)}) for name, mask in masks.items() if not mask.any())
-    if alone := [name for name, without in emptied if _is_lost(reachable, reached(without, sample))]:
-        return alone
-    uses = traced.uses or trace(model, masks, example, backward=False).uses
-    return [name for name in masks if name in uses and uses[name].ends]
-
-
-def _is_lost(before: list[bool], after: list[bool]) -> bool:
-    """Return whether an output was reached before and is not any more."""
-    return any(was and not still for was, still in zip(before, after, strict=True))
-
-
-def silenced(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> int:
-    """Return how many columns of the outputs the masks silence; `traced` is a trace of them.
-
-    Columns that no signal reaches in the dense network do not count. If all are reached, the model is not run.
-    """
-    if not traced.silent:
-        return 0
-    dense = {name: torch.ones_like(mask) for name, mask in masks.items()}
-    return max(traced.silent - trace(model, dense, example, backward=False, counting=False).silent, 0)
+    emptied = {name: full | {name: mask} for name, mask in masks.items() if not mask.any()}
+    alone = [name for name, kept in emptied.items() if disconnected(trace(model, kept, sample, backward=False))]
+    return alone or [name for name in masks if name in traced.uses and traced.uses[name].ends], silent
 
 
 def trace(
-    model: nn.Module,
-    masks: Mapping[str, Tensor],
-    example: Any,
-    backward: bool = True,
-    strict: bool = False,
-    counting: bool = True,
+    model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward: bool = True, strict: bool = False
 ) -> Trace:
     """Run the model on bits. The model does not change.
 
-    Without `backward`, `effective` is empty; without `counting`, `uses` is. A `strict` run also follows comparisons
-    and masks among the inputs to the values that are computed with them, in the forward pass only.
+    Without `backward`, `effective` is empty. A `strict` run also follows comparisons and masks among the inputs to the
+    values that are computed with them, in the forward pass only.
     """
     model = bare(model)
     refuse_sharded(model, "follow its paths")
@@ -131,7 +107,7 @@ def trace(
                 for name, p in named.items()
                 if p.is_floating_point()
             }
-            mode = Bits(bits, RULES, strict, counting)
+            mode = Bits(bits, RULES, strict)
             args, kwargs = mode.inputs(call(example), devices[0] if len(devices) == 1 else None)
             stand_ins = {id(named[name]): bit for name, bit in bits.items()}
             with standing_in(model, stand_ins):
@@ -149,13 +125,10 @@ def trace(
             silent = sum(int((t == 0).all(0).count_nonzero()) for t in tables)
             columns = sum(t.shape[1] for t in tables)
             on_paths = Masks()
-            if backward:
-                for name, mask in kept.items():
-                    flow = bits[name].grad
-                    on_path = torch.zeros_like(mask)
-                    if flow is not None:
-                        on_path = mask & (flow + mode.unselected(name, flow) != 0)
-                    on_paths[name] = on_path.to(masks[name].device)
+            for name, mask in kept.items() if backward else ():
+                flow = bits[name].grad
+                on_path = torch.zeros_like(mask) if flow is None else mask & (mode.flow(name, flow) != 0)
+                on_paths[name] = on_path.to(masks[name].device)
             samples = _samples(model, call(example), outputs)
             return Trace(reached, mode.uses(), on_paths, mode.peeked, samples, silent, columns)
     except Exception as error:

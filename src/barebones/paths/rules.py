@@ -21,11 +21,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.utils import _ntuple
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from .bits import Bits, Rule, alive, as_it_is, blank, mixed, pass_on, signal, silent, skip
-from .calls import Call
-from .tables import selection
+from .calls import Call, selection
 
 
 def add(bits: Bits, call: Call) -> Tensor:
@@ -155,33 +155,25 @@ def reduction(bits: Bits, call: Call) -> Any:
 
 
 def window(bits: Bits, call: Call) -> Any:
-    """Max-pooling is a convolution with ones, padded at the end up to its last window (`ceil_mode`)."""
-    arguments = call.named("input", "kernel_size", "stride", "padding", "dilation")
-    like = call.plain()
+    """A max-pool is a convolution with ones; an adaptive one has the windows of adaptive average pooling."""
+    name, like, x = call.name.removesuffix("_with_indices"), call.plain(), call.live[0]
     values = like if isinstance(like, Tensor) else like[0]
-    n = int(call.name.removesuffix("_with_indices")[-2])
-
-    def each(name: str, default: Any) -> list[int]:
-        value = arguments.get(name) or default
-        return list(value) * (n // len(value)) if isinstance(value, tuple | list) else [value] * n
-
-    kernel, padding, dilation = each("kernel_size", 1), each("padding", 0), each("dilation", 1)
-    stride, x = each("stride", kernel), call.live[0]
-    pads: list[int] = []
-    for d in reversed(range(n)):
-        last = (values.shape[d - n] - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + 1
-        pads += [padding[d], last - x.shape[d - n] - padding[d]]
-    x = F.pad(x.reshape(-1, 1, *x.shape[-n:]), pads)
-    ones = torch.ones(1, 1, *kernel, dtype=x.dtype, device=x.device)
-    pooled = (F.conv1d, F.conv2d, F.conv3d)[n - 1](x, ones, stride=stride, dilation=dilation).reshape(values.shape)
-    return pooled if values is like else (pooled, *like[1:])
-
-
-def adaptive(bits: Bits, call: Call) -> Any:
-    """Adaptive max-pooling has the windows of adaptive average pooling."""
-    name, like = call.name.removesuffix("_with_indices"), call.plain()
-    values = like if isinstance(like, Tensor) else like[0]
-    pooled = getattr(F, name.replace("max", "avg"))(call.live[0], values.shape[-int(name[-2]) :])
+    n = int(name[-2])
+    sizes = values.shape[-n:]
+    if name.startswith("adaptive"):
+        pooled = getattr(F, name.replace("max", "avg"))(x, sizes)
+    else:
+        given = call.named("input", "kernel_size", "stride", "padding", "dilation")
+        kernel = _ntuple(n)(given["kernel_size"])
+        stride = given.get("stride") or kernel
+        ends = [0, max(_ntuple(n)(stride))] * n  # in `ceil_mode`, the last windows reach beyond the input
+        x = F.pad(x.reshape(-1, 1, *x.shape[-n:]), ends)
+        ones = torch.ones(1, 1, *kernel, dtype=x.dtype, device=x.device)
+        convolution = (F.conv1d, F.conv2d, F.conv3d)[n - 1]
+        pooled = convolution(x, ones, None, stride, given.get("padding", 0), given.get("dilation", 1))
+        for dim, size in zip(range(-n, 0), sizes, strict=True):
+            pooled = pooled.narrow(dim, 0, size)
+        pooled = pooled.reshape(values.shape)
     return pooled if values is like else (pooled, *like[1:])
 
 
@@ -319,9 +311,9 @@ TABLE: dict[Rule, str] = {
     softmax: "softmax log_softmax softmin gumbel_softmax",
     quotient: "normalize local_response_norm",
     reduction: "max min amax amin topk logsumexp std var norm linalg_norm linalg_vector_norm",
-    window: """max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices
-        max_pool3d_with_indices""",
-    adaptive: """adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d adaptive_max_pool1d_with_indices
+    window: """
+        max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d adaptive_max_pool1d_with_indices
         adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices""",
     pad: "pad constant_pad_nd",
     halves: "glu",

@@ -12,7 +12,7 @@ from torch import nn
 from ..files import masks as maskfile
 from ..masks import Masks, empty, everything, kept, size
 from ..messages import disconnected_outputs, empty_layers, html_bars, shortened
-from ..paths import cuts, silenced, trace
+from ..paths import losses, trace
 from ..running.shards import count
 from ..scope import Pattern
 from .batches import Source
@@ -217,10 +217,10 @@ def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str, str, int | N
         if example is None:
             raise ValueError("there is no example= input")
         model = probe.user_model
-        traced = trace(model, masks, example, counting=False)
-        cutting = cuts(model, masks, example, traced)
-        silent = 0 if cutting else silenced(model, masks, example, traced)
+        traced = trace(model, masks, example)
+        cutting, silent = losses(model, masks, example, traced)
     except ValueError as error:  # the masks are there, and one unusual module must not cost them
         return empty(masks), f"whether a signal passes from input to output was not checked: {error}", "", None
     problem = f"no signal passes from input to output: collapsed at {shortened(cutting)}" if cutting else ""
-    return cutting, problem, disconnected_outputs(silent, traced.columns), kept(traced.effective)
+    lost = "" if cutting else disconnected_outputs(silent, traced.columns)
+    return cutting, problem, lost, kept(traced.effective)
