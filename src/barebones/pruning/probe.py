@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -30,12 +30,11 @@ from ..running.modes import (
 from ..running.precision import computing, widest
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
-from ..scope import Pattern, bare, prunable
+from ..scope import Pattern, bare, prunable, transposed
 from . import ranks
 from .batches import Batches, Source
-from .biases import NormBiases
 from .gradients import LOSSES, PRECISIONS, Gradients, Loss, Objective, added
-from .masked_weights import MaskedWeights
+from .masking import Masking
 from .micro_batches import micro_batches
 from .shards import Shards
 
@@ -94,7 +93,9 @@ class Probe:
         self.user_model, self.model = model, ranks.to_call(model)
         reshard(model)
         self.parameters = prunable(model, scope, exclude)
-        self.shards = Shards(self.parameters) if any(map(is_sharded, self.parameters.values())) else None
+        self.transposed = transposed(model)  # layers whose inputs come first, and their groups
+        is_split = any(map(is_sharded, self.parameters.values()))
+        self.shards = Shards(self.parameters, self.transposed) if is_split else None
         devices = {parameter.device for parameter in self.parameters.values()}
         if len(devices) > 1:
             raise ValueError(f"the prunable weights lie on several devices ({', '.join(map(str, devices))}); use one")
@@ -113,27 +114,26 @@ class Probe:
         self._gradients = Gradients(
             self.model, list(self.parameters.values()), self.loss, objective, precision, example
         )
-        self._masked_weights = MaskedWeights(self.parameters, capture)
+        self._masking = Masking(model, self.parameters, self.transposed, self.shards, capture)
         self._norms = [module for module in model.modules() if isinstance(module, _NormBase)]  # with running statistics
         self._digest: Callable[..., Tensor] = Captured(_digest) if capture else _digest
-        self.norm_biases = NormBiases(model, self.parameters, self.shards)
-        self._silence: Callable[[], None] = lambda: None  # sets the biases of empty channels to zero
         self._masks: Masks | None = None
         self._forget()
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """The dense weights theta, without masks; of a sharded model, the rows that this process holds."""
-        return self._masked_weights.dense
+        return self._masking.dense
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
         """The shapes of the whole weights."""
         return {name: parameter.shape for name, parameter in self.parameters.items()}
 
-    def own(self, name: str, whole: Tensor) -> Tensor:
-        """Return the rows of a whole tensor that `weights` has under this name, on the same device."""
-        return own_rows(whole, self.parameters[name]).to(self.device)
+    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors in the weights' order and on their device; of a sharded model, the rows of this process."""
+        pairs = {name: (tensors[name], parameter) for name, parameter in self.parameters.items()}
+        return {n: (local(t) if is_sharded(t) else own_rows(t, p)).to(self.device) for n, (t, p) in pairs.items()}
 
     @property
     def masks(self) -> Masks:
@@ -212,17 +212,11 @@ class Probe:
     @contextmanager
     def at(self, masks: Masks | None, index: int, keep: int, batches: int = 1) -> Iterator[Probe]:
         """Put the masks on the model for round `index`, and take them off at the end. None is the dense network."""
-        self._masked_weights.check()
         self._masks, self.index, self.keep, self._count = masks, index, keep, batches
         self.generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "scores", index))
         self._forget()
         seed = digest.text(self.seed, "round", index)
-        with (
-            forked(self.device, seed=seed),
-            self._as_configured(),
-            self._masked_weights.under(masks),
-            self.norm_biases.silenced(masks) as self._silence,
-        ):
+        with forked(self.device, seed=seed), self._as_configured(), self._masking.under(masks):
             yield self
 
     def call(self) -> Any:
@@ -276,9 +270,8 @@ class Probe:
             if len(parts) * len(parts[0]) > 1:
                 self._gradients.check_mean(batch, [part for of_rank in parts for part, _ in of_rank])
             own = parts[self.rank] if split else parts[0] if number % self.ranks == self.rank or not self.shared else []
-            if own and self._masks is not None:
-                self.norm_biases.find(partial(self._gradients.value, own[0][0], 1.0), self.device)
-            self._silence()
+            if own:
+                self._masking.silence(partial(self._gradients.value, own[0][0], 1.0))
             seed = digest.text(self.seed, self.index, number, *([self.rank] if split and self.rank else []))
             reseed(self.device, seed)
             yield from own

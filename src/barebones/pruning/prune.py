@@ -20,7 +20,7 @@ from .gradients import Loss, Objective
 from .methods import Method, resolved
 from .picture import draw
 from .probe import Probe
-from .resuming import check_same_ranks, check_unchanged, function_name, plan_of
+from .resuming import check_same_ranks, function_name, plan_of
 from .round import Record, Round, on_host
 from .rounds import run
 from .schedules import Schedule
@@ -151,8 +151,7 @@ def prune(
         check_same_ranks(probe, row, plan_of(probe, row, [total]))
     taken: list[Round] = []
     last = after
-    check_last = on_round is not None or probe.shards is not None  # that is a sum over all processes: all or none
-    for step in run(probe, row, keep, after, check_last) if keep < total else ():
+    for step in run(probe, row, keep, after) if keep < total else ():
         if on_round is not None:
             on_round(step.with_own_masks())
         taken.append(step.without_masks())
@@ -161,12 +160,8 @@ def prune(
         masks = last.with_own_masks().masks
     else:
         masks = everything(probe.weights) if probe.shards is None else probe.shards.whole(everything(probe.weights))
-    digest = probe.weights_digest()
-    cutting, problem, silent, effective = _collapsed(probe, masks)  # meanwhile an accelerator works on the last rounds
+    cutting, problem, silent, effective = _collapsed(probe, masks)
     records = [step.record for step in on_host(taken)]
-    weights_digest = int(digest)
-    if last is not None:
-        check_unchanged(last.weights_digest, weights_digest)
     emptied = empty(masks)
     advice = ADVICE if cutting or emptied else ""
     lost = "" if effective is None or cutting else on_no_path(keep, effective, row.revive_until)
@@ -184,7 +179,7 @@ def prune(
         "revive_until": row.revive_until,
         "at_least": row.at_least,
         "seed": seed,
-        "weights": f"{weights_digest % 2**64:016x}",
+        "weights": f"{int(probe.weights_digest()) % 2**64:016x}",
     }
     return Pruned(masks, records, cutting, emptied, effective, last, about)
 

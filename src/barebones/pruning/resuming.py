@@ -87,12 +87,3 @@ def check_same_run(after: Round, plan: dict[str, Any], weights_digest: int, prob
         raise ValueError("this round was made with other weights; start from the same initialization to continue it")
     if after.batches_digest and after.batches_digest != int(probe.digest_of(after.index, method.batches_per_round)):
         raise ValueError("this round was made with other batches; pass the same data and seed to continue it")
-
-
-def check_unchanged(before: int, after: int) -> None:
-    """Raise a ValueError if the digests say that the model's weights changed during the run."""
-    if before != after:
-        raise ValueError(
-            "the model's weights were changed while it was pruned, by the criterion, the loss or between two rounds; "
-            "change a copy of it instead"
-        )

@@ -52,10 +52,7 @@ def saliency(
         return name in masks
 
     probe = Probe(model, batches, loss=loss, objective=objective, scope=scope, bn=bn, precision=precision, seed=seed)
-    ordered = Masks({name: masks[name].to(probe.device) for name in probe.weights})
-    if probe.shards is not None:
-        ordered = Masks(probe.shards.local(ordered))
-    with probe.at(ordered, 0, 0, number):
+    with probe.at(Masks(probe.placed(masks)), 0, 0, number):
         gradient = probe.gradient()
         if over == "kept":
             return float(probe.saliency)

@@ -15,7 +15,7 @@ from ..masks import Masks, Scores
 from ..messages import shortened
 from ..running.chunks import CHUNK
 from ..running.digest import MIX, of_tensors, text
-from ..running.shards import first_row, is_sharded, local, own_rows, sharded_like
+from ..running.shards import first_row, is_sharded, local, sharded_like
 from .selection import Flat, comparable
 
 DIGIT = 16  # bits of a histogram
@@ -26,7 +26,7 @@ Some = list[Tensor | None]
 class Shards:
     """The rows of the prunable weights that each process holds."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], transposed: Mapping[str, int]) -> None:
         if plain := [name for name, parameter in parameters.items() if not is_sharded(parameter)]:
             raise ValueError(
                 f"the model is sharded, but {shortened(plain)} is not; shard it, too, or leave it out with exclude="
@@ -35,6 +35,10 @@ class Shards:
             raise ValueError(
                 f"{shortened(frozen)} is frozen, and a sharded weight needs requires_grad before fully_shard; set it "
                 "there, or leave the weight out with exclude="
+            )
+        if grouped := [name for name in parameters if transposed.get(name, 1) > 1]:  # they lie across the processes
+            raise ValueError(
+                f"{shortened(grouped)} is a transposed convolution with groups; leave it out with exclude="
             )
         self.parameters = parameters
         self.rank, self.device = dist.get_rank(), local(next(iter(parameters.values()))).device
@@ -48,10 +52,6 @@ class Shards:
         self._owns, self.first = owns, owns[:, self.rank].to(self.device)
         self._owner = [int(((starts[i] == starts[i, self.rank]) & owns[i]).nonzero()) for i in range(len(shapes))]
 
-    def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the rows of this process of whole or sharded tensors."""
-        return {n: local(t) if is_sharded(t) else own_rows(t, self.parameters[n]) for n, t in tensors.items()}
-
     def whole(self, rows: Mapping[str, Tensor]) -> Masks:
         """Return masks as sharded tensors."""
         return Masks({name: sharded_like(mask, self.parameters[name]) for name, mask in rows.items()})
@@ -59,6 +59,10 @@ class Shards:
     def sums(self, counts: Tensor) -> Tensor:
         """Add a vector, one value for each weight, over the processes; rows that several hold count once."""
         return self.over_ranks(torch.where(self.first, counts, torch.zeros_like(counts)))
+
+    def any_rank(self, flags: Tensor) -> Tensor:
+        """Return which flags are set in any process."""
+        return self.over_ranks(flags.int(), largest=True).bool()
 
     def over_ranks(self, values: Tensor, largest: bool = False) -> Tensor:
         """Return the sum over all processes, or the largest value."""
@@ -90,7 +94,7 @@ class Shards:
         """Tell all processes whether any of them holds other values than the first process with the same rows."""
         own = torch.stack([of_tensors([local(parameter)]) for parameter in self.parameters.values()])
         first = self._gathered(own)[self._owner, range(len(own))]
-        return bool(self.over_ranks((first != own.cpu()).any().long().to(self.device), largest=True))
+        return bool(self.any_rank((first != own.cpu()).any().to(self.device)))
 
     def keep_top(
         self, scores: Scores, keep: int, prefer: Masks | None, among: Mapping[str, Tensor] | None, at_least: int
