@@ -26,8 +26,8 @@ from ..running.modes import trainable, uncompiled
 from ..running.rng import forked
 from ..running.shards import local, own_rows
 from ..scope import layers
+from .processes import Shards
 from .round import used_channels
-from .shards import Shards
 
 
 class Masking:

@@ -31,12 +31,10 @@ from ..running.precision import computing, widest
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
 from ..scope import Pattern, bare, prunable, transposed
-from . import ranks
-from .batches import Batches, Source
+from .batches import Batches, Source, micro_batches
 from .gradients import LOSSES, PRECISIONS, Gradients, Loss, Objective, added
 from .masking import Masking
-from .micro_batches import micro_batches
-from .shards import Shards
+from .processes import Shards, sum_over_ranks, unwrapped
 
 STATISTICS = ("batch", "eval")  # that batch-norms use
 
@@ -90,7 +88,8 @@ class Probe:
         if torch.is_inference_mode_enabled():
             raise ValueError("scoring needs gradients; leave torch.inference_mode() first")
         bare(model)  # refuses what is no module
-        self.user_model, self.model = model, ranks.to_call(model)
+        self.user_model = model
+        self.model, self.group = unwrapped(model)
         reshard(model)
         self.parameters = prunable(model, scope, exclude)
         self.transposed = transposed(model)  # layers whose inputs come first, and their groups
@@ -106,7 +105,8 @@ class Probe:
             raise ValueError("capture=True records a CUDA graph, but the model is sharded; leave it out")
         if shared and self.shards is not None:
             raise ValueError("shared=True shares batches out, but every rank of a sharded model reads its own batches")
-        self.rank, self.ranks = ranks.place(model)
+        self.rank: int = self.group.rank() if self.group else 0
+        self.ranks: int = self.group.size() if self.group else 1
         self.micro_batch, self.shared = micro_batch, shared and self.ranks > 1
         self.objective, self.loss = objective, LOSSES[loss] if isinstance(loss, str) else loss
         self.bn, self.precision, self.seed, self.capture = bn, precision, seed, capture
@@ -195,7 +195,7 @@ class Probe:
                     vector = [gradient.detach() for gradient in gradients]
                     if not self.alone:
                         vector = [gradient / self.ranks for gradient in vector]
-                        ranks.sum_over_ranks(self.user_model, vector)
+                        sum_over_ranks(self.group, vector)
                     self._note_saliency(vector)
                     vector = self._restricted(vector)
                 total = added(total, _times(weight, self._gradients.product(gradients, vector)))
@@ -221,7 +221,7 @@ class Probe:
 
     def call(self) -> Any:
         """Return what the model is called with, cut to one sample where possible; None if that is not known."""
-        if self.example is None and self.objective is None and self.batches.repeatable:
+        if self.example is None and self.objective is None and self.batches.source is not None:
             batch = next(self.batches.in_round(0, 1))
             if isinstance(batch, list | tuple) and batch:
                 self._gradients.example = first_sample(((batch[0],), {}))
@@ -291,7 +291,7 @@ class Probe:
         elif not self.alone:
             counted = count if not self.shared or self.rank == 0 else 0
             numbers = torch.stack([self.loss_value, torch.full_like(self.loss_value, counted)])
-            ranks.sum_over_ranks(self.user_model, [*total, numbers])
+            sum_over_ranks(self.group, [*total, numbers])
             self.loss_value, count = numbers
         if not self.alone or count > 1:
             self.loss_value = self.loss_value / count

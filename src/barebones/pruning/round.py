@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from os import PathLike
@@ -17,7 +16,7 @@ from ..files.encoding import pack, unpack
 from ..masks import Masks, Scores, copied, row
 from ..messages import shortened
 from ..running.shards import by_one
-from .shards import Shards
+from .processes import Shards
 
 FORMAT, VERSION = "barebones-round", 1
 
@@ -146,16 +145,6 @@ class Round:
         )  # fmt: skip
 
 
-def on_host(rounds: Sequence[Round]) -> list[Round]:
-    """Return rounds whose numbers were copied to the host, with three transfers for all of them."""
-    rows = [(each.integers, each.floats, each.not_finite) for each in rounds]
-    numbers = zip(*(torch.stack(column).cpu() for column in zip(*rows, strict=True)), strict=True)
-    return [
-        replace(each, integers=integers, floats=floats, not_finite=flags)
-        for each, (integers, floats, flags) in zip(rounds, numbers, strict=True)
-    ]
-
-
 # What a round counts, as tensors that stay on the device until somebody reads them.
 
 
@@ -190,7 +179,7 @@ def changes(
         now = _between(row(masks), channels)
         layers = _between(now, ends)
     else:
-        layers = _summed([mask.count_nonzero() for mask in masks], shards)
+        layers = summed([mask.count_nonzero() for mask in masks], shards)
     kept_now = layers.sum()
     if before is None:  # the difference was pruned
         stayed, recovered_empty = kept_now, torch.zeros_like(kept_now)
@@ -199,14 +188,14 @@ def changes(
         stayed = (row(masks) & was).sum()
         recovered_empty = now.masked_fill(_between(was, channels) > 0, 0).sum()
     else:
-        stayed = _summed([(before[name] & mask).count_nonzero() for name, mask in after.items()], shards).sum()
+        stayed = summed([(before[name] & mask).count_nonzero() for name, mask in after.items()], shards).sum()
         returned = [_in_empty_channels(before[n], mask, transposed.get(n), shards) for n, mask in after.items()]
-        recovered_empty = _summed(returned, shards).sum()
+        recovered_empty = summed(returned, shards).sum()
     return torch.cat([torch.stack([kept_before - stayed, kept_now - stayed, recovered_empty]), layers])
 
 
-def _summed(counts: list[Tensor], shards: Shards | None) -> Tensor:
-    """Return the counts of the layers as one vector, of a sharded network added over the processes."""
+def summed(counts: list[Tensor], shards: Shards | None) -> Tensor:
+    """Return one value for each layer as a vector, of a sharded network added over the processes."""
     return torch.stack(counts) if shards is None else shards.sums(torch.stack(counts))
 
 

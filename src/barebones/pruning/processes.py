@@ -1,11 +1,14 @@
-"""Sharded networks: scores and masks stay where their weights are, and the highest scores of all are found exactly.
+"""Several processes: the ranks of a data-parallel model, and sharded networks.
 
-Each process holds some rows of every weight (FSDP2, column-parallel layers). The threshold is found by histograms of
-the scores' bits, 16 at a time, which are added over all processes. Ties go to the lower index, as on one device: each
-process learns how many ties the others have. Rows that several processes hold, as under hybrid sharding, count once.
+The ranks of a DistributedDataParallel model have whole weights, and add up their gradients. Of a sharded network, each
+process holds some rows of every weight (FSDP2, column-parallel layers); scores and masks stay where their weights are,
+and the highest scores of all are found exactly. The threshold is found by histograms of the scores' bits, 16 at a time,
+which are added over all processes. Ties go to the lower index, as on one device: each process learns how many ties the
+others have. Rows that several processes hold, as under hybrid sharding, count once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,12 +18,41 @@ from ..masks import Masks, Scores
 from ..messages import shortened
 from ..running.chunks import CHUNK
 from ..running.digest import MIX, of_tensors, text
+from ..running.modes import by_kind
 from ..running.shards import first_row, is_sharded, local, sharded_like
+from ..scope import bare
 from .selection import Flat, comparable
 
 DIGIT = 16  # bits of a histogram
 PART = 1 << 22  # scores that are looked at together, so that what is made of them needs little memory
 Some = list[Tensor | None]
+
+
+def unwrapped(model: nn.Module) -> tuple[nn.Module, Any]:
+    """Return the module to call, and the process group of a DistributedDataParallel model; None for any other.
+
+    A compiled model is called as it is, a data-parallel one without its wrapper: gradients are asked for directly,
+    which skips the wrapper's own reduction, and `sum_over_ranks` does that instead.
+    """
+    inside: Any = model
+    while type(inside).__name__ == "OptimizedModule":
+        inside = inside._orig_mod
+    distributed = type(inside).__name__ == "DistributedDataParallel"
+    parallel = distributed or type(inside).__name__ == "DataParallel"
+    return bare(model) if parallel else model, inside.process_group if distributed else None
+
+
+def sum_over_ranks(group: Any, tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by its sum over the ranks, in place, with one reduction of all tensors of a kind.
+
+    Every rank then holds the same numbers.
+    """
+    for alike in by_kind(tensors):
+        row = torch.cat([tensor.reshape(-1) for tensor in alike])
+        dist.all_reduce(row, group=group)
+        parts = row.split([tensor.numel() for tensor in alike])
+        for tensor, part in zip(alike, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 class Shards:
