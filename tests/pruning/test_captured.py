@@ -56,7 +56,7 @@ def test_graphs_and_copies_of_weights_are_freed_with_their_probe(monkeypatch):
     probe = Probe(tiny(dtype=torch.float32), pairs(3, dtype=torch.float32))
     probe.capture = True
     list(rounds(probe, few("force"), KEEP))
-    graphs = [*probe._gradients._graphs.values(), probe._masked_weights._put, probe._masked_weights, probe]
+    graphs = [*probe._gradients._graphs.values(), probe._masking._put, probe._masking, probe]
     references = [*map(weakref.ref, graphs)]
     gc.disable()
     try:

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -34,10 +34,6 @@ def stops(error: type[BaseException], at: int) -> Callable[..., Any]:
     return stop
 
 
-def reading(stop: Callable[..., Any]) -> Iterator[Any]:
-    return (stop(batch) for batch in BATCHES)
-
-
 class Items(Dataset):
     def __init__(self, stop: Callable[..., Any]) -> None:
         self.stop = stop
@@ -56,7 +52,6 @@ PLACES: dict[str, Callable[..., dict[str, Any]]] = {  # options of `prune` that 
     "loss of grasp": lambda stop: dict(loss=lambda output, y: stop(F.cross_entropy(output, y)), method=GRASP),
     "model": lambda stop: dict(objective=lambda m, b: F.cross_entropy(m[4:](stop(m[:4](b[0]))), b[1])),
     "criterion": lambda stop: dict(method=Method(lambda probe: stop(METHODS["force"].criterion(probe)), rounds=4)),
-    "iterator": lambda stop: dict(batches=reading(stop)),
     "callable": lambda stop: dict(batches=lambda index: stop(BATCHES[:2])),
     "loader": lambda stop: dict(batches=DataLoader(Items(stop), batch_size=None, shuffle=True, generator=GENERATOR)),
 }

@@ -24,7 +24,6 @@ from barebones import METHODS, Method, Probe, rounds
 from barebones.files.encoding import pack
 from barebones.masks import kept, size
 from barebones.pruning import selection
-from barebones.pruning.shards import Shards
 from barebones.running.shards import full, local
 
 pytestmark = pytest.mark.slow
@@ -82,7 +81,7 @@ def pruned(kind: str) -> dict[str, Tensors]:
             probe = Probe(model, batches())
             after = None
             if index:  # continue from the masks that one device had
-                placed = Shards(probe.parameters).whole(Shards(probe.parameters).local(alone[index - 1].masks))
+                placed = probe.shards.whole(probe.placed(alone[index - 1].masks))
                 integers = alone[index - 1].integers.clone()
                 integers[3] = first.weights_digest
                 after = replace(alone[index - 1], masks=placed, integers=integers, plan=first.plan)
@@ -118,9 +117,9 @@ def chosen(kind: str) -> dict[str, Tensors]:
         options = {"prefer": prefer if seed % 2 else None, "among": among if seed % 5 < 2 else None}
         options["at_least"] = 3 if seed % 7 == 0 else 0
         keep = 20 + seed * 7
-        rows = {name: mask and shards.local(mask) for name, mask in options.items() if name != "at_least"}
+        rows = {name: mask and probe.placed(mask) for name, mask in options.items() if name != "at_least"}
         with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as meetings:
-            found = shards.keep_top(shards.local(scores), keep, **rows, at_least=options["at_least"])
+            found = shards.keep_top(probe.placed(scores), keep, **rows, at_least=options["at_least"])
         assert options["at_least"] or meetings.call_count == (5 if dtype == torch.float64 else 3)  # few readings
         results[f"{seed}"] = whole(shards.whole(found))
         results[f"{seed} alone"] = dict(selection.keep_top(scores, keep, **options))

@@ -1,14 +1,15 @@
-"""Batches: the data of each round. A round that is read again gets the same batches."""
+"""Batches: the data of each round, and the parts of a batch. A round that is read again gets the same batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..messages import shortened
 from ..running import digest
-from ..running.inputs import on_device
+from ..running.inputs import cut, on_device, samples
 from ..running.rng import forked
 
 Source = Iterable[Any] | Callable[[int], Iterable[Any]]
@@ -29,6 +30,8 @@ class Batches:
                 f"batches must be something to iterate over, or a function of the round, not a {type(source).__name__}"
                 + ("; wrap the data set in a DataLoader" if hasattr(source, "__getitem__") else "")
             )
+        if isinstance(source, Iterator):
+            raise ValueError("batches must be read again, which a one-shot iterator cannot; pass a list or a loader")
         self.source, self.seed, self.device = source, seed, device
         self._iterator: Iterator[Any] | None = None
         self._position = 0  # of the next batch, counted over all passes
@@ -44,16 +47,11 @@ class Batches:
             return self._called(self.source, index)
         if isinstance(self.source, Sequence):
             return self._indexed(self.source, index * count, count)
-        return self._replayed(index * count, count)
+        return self._replayed(self.source, index * count, count)
 
     def single(self, count: int) -> bool:
         """Return whether a round is certain to read one batch."""
         return count == 1 and isinstance(self.source, Iterable)
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether reading a round takes nothing away from later rounds."""
-        return self.source is not None and not isinstance(self.source, Iterator)
 
     def _called(self, source: Callable[[int], Iterable[Any]], index: int) -> Iterator[Any]:
         with self._fetching("round", index):
@@ -80,44 +78,31 @@ class Batches:
                 batch = source[position % len(source)]
             yield on_device(batch, self.device)
 
-    def _replayed(self, start: int, count: int) -> Iterator[Any]:
-        if start < self._position:
-            self._rewind(start)
+    def _replayed(self, source: Iterable[Any], start: int, count: int) -> Iterator[Any]:
+        if start < self._position:  # go back to the pass that contains it
+            while self._passes[-1][0] > start:
+                self._passes.pop()
+            self._position, self._states = self._passes[-1]
+            self._iterator = None
         while self._position < start:
-            self._next()
+            self._next(source)
         for _ in range(count):
-            yield on_device(self._next(), self.device)
+            yield on_device(self._next(source), self.device)
 
-    def _rewind(self, start: int) -> None:
-        if isinstance(self.source, Iterator):
-            raise ValueError(
-                "these batches must be read again, which a one-shot iterator cannot do; pass a list or a loader"
-            )
-        while self._passes[-1][0] > start:
-            self._passes.pop()
-        self._position, self._states = self._passes[-1]
-        self._iterator = None
-
-    def _next(self) -> Any:
+    def _next(self, source: Iterable[Any]) -> Any:
         began = self._passes[-1][0]
         with self._fetching("pass", len(self._passes), self._position - began):
             if self._iterator is None:
-                assert isinstance(self.source, Iterable)
-                self._iterator = iter(self.source)
+                self._iterator = iter(source)
             batch = next(self._iterator, END)
         if batch is not END:
             self._position += 1
             return batch
         if self._position == began:
             raise ValueError("batches is empty; pass at least one (input, target) pair")
-        if isinstance(self.source, Iterator):
-            raise ValueError(
-                f"batches ran out after {self._position}: a one-shot iterator cannot start a new pass; "
-                "pass a list or a loader, or ask for fewer rounds"
-            )
         self._iterator = None
         self._passes.append((self._position, self._states))
-        return self._next()
+        return self._next(source)
 
     @contextmanager
     def _fetching(self, *where: object) -> Iterator[None]:
@@ -147,3 +132,38 @@ def _generators_of(source: object) -> list[torch.Generator]:
 def _set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
+
+
+def micro_batches(
+    batch: Any, norms: Mapping[str, nn.Module], micro: int | None = None, rank: int = 0, ranks: int = 1
+) -> Iterator[tuple[Any, float]]:
+    """Yield the parts of a batch that this rank differentiates, and what fraction of the batch each of them is.
+
+    No part has more than `micro` samples. `norms` are the batch-norms that need whole batches.
+
+    >>> import torch
+    >>> [(part.tolist(), fraction) for part, fraction in micro_batches(torch.arange(8), {}, micro=3, rank=1, ranks=2)]
+    [([4, 5, 6], 0.375), ([7], 0.125)]
+    """
+    count = samples(batch)
+    if ranks == 1 and (micro is None or (count is not None and count <= micro)):
+        yield batch, 1.0
+        return
+    count = count or 0  # `cut` says that this batch cannot be split
+    if 0 < count < ranks:
+        raise ValueError(f"a batch of {count} cannot be split over {ranks} ranks; use larger batches")
+    start, stop = count * rank // ranks, count * (rank + 1) // ranks
+    size = max(1, min(micro or count, stop - start))
+    if alone := [name for name, norm in norms.items() if not isinstance(norm, nn.SyncBatchNorm)] if ranks > 1 else []:
+        raise ValueError(
+            f"the ranks split one batch, but batch-norms need the statistics of the whole ({shortened(alone)}); "
+            'use SyncBatchNorm, bn="eval", or two or more batches in each round'
+        )
+    if norms and size < stop - start:
+        raise ValueError(
+            f"micro_batch={micro} splits a batch, but batch-norms need the statistics of the whole "
+            f'({shortened(norms)}); use bn="eval", or leave micro_batch out'
+        )
+    for first in range(start, max(stop, 1), size):
+        last = min(first + size, stop)
+        yield cut(batch, first, last), (last - first) / max(count, 1)

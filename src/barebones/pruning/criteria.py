@@ -73,7 +73,7 @@ def magnitude(probe: Probe) -> Scores:
 def random(probe: Probe) -> Scores:
     """Return uniform random numbers: every weight is as likely to stay as any other."""
     drawn = {name: _uniform(shape, probe.generator) for name, shape in probe.shapes.items()}
-    return {name: probe.own(name, numbers.to(widest(probe.device))) for name, numbers in drawn.items()}
+    return probe.placed({name: numbers.to(widest(probe.device)) for name, numbers in drawn.items()})
 
 
 def erk(probe: Probe) -> Scores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -30,14 +30,11 @@ from ..running.modes import (
 from ..running.precision import computing, widest
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
-from ..scope import Pattern, bare, prunable
-from . import ranks
-from .batches import Batches, Source
-from .biases import NormBiases
+from ..scope import Pattern, bare, prunable, transposed
+from .batches import Batches, Source, micro_batches
 from .gradients import LOSSES, PRECISIONS, Gradients, Loss, Objective, added
-from .masked_weights import MaskedWeights
-from .micro_batches import micro_batches
-from .shards import Shards
+from .masking import Masking
+from .processes import Shards, sum_over_ranks, unwrapped
 
 STATISTICS = ("batch", "eval")  # that batch-norms use
 
@@ -91,10 +88,13 @@ class Probe:
         if torch.is_inference_mode_enabled():
             raise ValueError("scoring needs gradients; leave torch.inference_mode() first")
         bare(model)  # refuses what is no module
-        self.user_model, self.model = model, ranks.to_call(model)
+        self.user_model = model
+        self.model, self.group = unwrapped(model)
         reshard(model)
         self.parameters = prunable(model, scope, exclude)
-        self.shards = Shards(self.parameters) if any(map(is_sharded, self.parameters.values())) else None
+        self.transposed = transposed(model)  # layers whose inputs come first, and their groups
+        is_split = any(map(is_sharded, self.parameters.values()))
+        self.shards = Shards(self.parameters, self.transposed) if is_split else None
         devices = {parameter.device for parameter in self.parameters.values()}
         if len(devices) > 1:
             raise ValueError(f"the prunable weights lie on several devices ({', '.join(map(str, devices))}); use one")
@@ -105,7 +105,8 @@ class Probe:
             raise ValueError("capture=True records a CUDA graph, but the model is sharded; leave it out")
         if shared and self.shards is not None:
             raise ValueError("shared=True shares batches out, but every rank of a sharded model reads its own batches")
-        self.rank, self.ranks = ranks.place(model)
+        self.rank: int = self.group.rank() if self.group else 0
+        self.ranks: int = self.group.size() if self.group else 1
         self.micro_batch, self.shared = micro_batch, shared and self.ranks > 1
         self.objective, self.loss = objective, LOSSES[loss] if isinstance(loss, str) else loss
         self.bn, self.precision, self.seed, self.capture = bn, precision, seed, capture
@@ -113,27 +114,26 @@ class Probe:
         self._gradients = Gradients(
             self.model, list(self.parameters.values()), self.loss, objective, precision, example
         )
-        self._masked_weights = MaskedWeights(self.parameters, capture)
+        self._masking = Masking(model, self.parameters, self.transposed, self.shards, capture)
         self._norms = [module for module in model.modules() if isinstance(module, _NormBase)]  # with running statistics
         self._digest: Callable[..., Tensor] = Captured(_digest) if capture else _digest
-        self.norm_biases = NormBiases(model, self.parameters, self.shards)
-        self._silence: Callable[[], None] = lambda: None  # sets the biases of empty channels to zero
         self._masks: Masks | None = None
         self._forget()
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """The dense weights theta, without masks; of a sharded model, the rows that this process holds."""
-        return self._masked_weights.dense
+        return self._masking.dense
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
         """The shapes of the whole weights."""
         return {name: parameter.shape for name, parameter in self.parameters.items()}
 
-    def own(self, name: str, whole: Tensor) -> Tensor:
-        """Return the rows of a whole tensor that `weights` has under this name, on the same device."""
-        return own_rows(whole, self.parameters[name]).to(self.device)
+    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors in the weights' order and on their device; of a sharded model, the rows of this process."""
+        pairs = {name: (tensors[name], parameter) for name, parameter in self.parameters.items()}
+        return {n: (local(t) if is_sharded(t) else own_rows(t, p)).to(self.device) for n, (t, p) in pairs.items()}
 
     @property
     def masks(self) -> Masks:
@@ -195,7 +195,7 @@ class Probe:
                     vector = [gradient.detach() for gradient in gradients]
                     if not self.alone:
                         vector = [gradient / self.ranks for gradient in vector]
-                        ranks.sum_over_ranks(self.user_model, vector)
+                        sum_over_ranks(self.group, vector)
                     self._note_saliency(vector)
                     vector = self._restricted(vector)
                 total = added(total, _times(weight, self._gradients.product(gradients, vector)))
@@ -212,22 +212,16 @@ class Probe:
     @contextmanager
     def at(self, masks: Masks | None, index: int, keep: int, batches: int = 1) -> Iterator[Probe]:
         """Put the masks on the model for round `index`, and take them off at the end. None is the dense network."""
-        self._masked_weights.check()
         self._masks, self.index, self.keep, self._count = masks, index, keep, batches
         self.generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "scores", index))
         self._forget()
         seed = digest.text(self.seed, "round", index)
-        with (
-            forked(self.device, seed=seed),
-            self._as_configured(),
-            self._masked_weights.under(masks),
-            self.norm_biases.silenced(masks) as self._silence,
-        ):
+        with forked(self.device, seed=seed), self._as_configured(), self._masking.under(masks):
             yield self
 
     def call(self) -> Any:
         """Return what the model is called with, cut to one sample where possible; None if that is not known."""
-        if self.example is None and self.objective is None and self.batches.repeatable:
+        if self.example is None and self.objective is None and self.batches.source is not None:
             batch = next(self.batches.in_round(0, 1))
             if isinstance(batch, list | tuple) and batch:
                 self._gradients.example = first_sample(((batch[0],), {}))
@@ -276,9 +270,8 @@ class Probe:
             if len(parts) * len(parts[0]) > 1:
                 self._gradients.check_mean(batch, [part for of_rank in parts for part, _ in of_rank])
             own = parts[self.rank] if split else parts[0] if number % self.ranks == self.rank or not self.shared else []
-            if own and self._masks is not None:
-                self.norm_biases.find(partial(self._gradients.value, own[0][0], 1.0), self.device)
-            self._silence()
+            if own:
+                self._masking.silence(partial(self._gradients.value, own[0][0], 1.0))
             seed = digest.text(self.seed, self.index, number, *([self.rank] if split and self.rank else []))
             reseed(self.device, seed)
             yield from own
@@ -298,7 +291,7 @@ class Probe:
         elif not self.alone:
             counted = count if not self.shared or self.rank == 0 else 0
             numbers = torch.stack([self.loss_value, torch.full_like(self.loss_value, counted)])
-            ranks.sum_over_ranks(self.user_model, [*total, numbers])
+            sum_over_ranks(self.group, [*total, numbers])
             self.loss_value, count = numbers
         if not self.alone or count > 1:
             self.loss_value = self.loss_value / count

@@ -18,10 +18,9 @@ from ..scope import Pattern
 from .batches import Source
 from .gradients import Loss, Objective
 from .methods import Method, resolved
-from .picture import draw
 from .probe import Probe
-from .resuming import check_same_ranks, check_unchanged, function_name, plan_of
-from .round import Record, Round, on_host
+from .resuming import check_same_ranks, function_name, plan_of
+from .round import Record, Round
 from .rounds import run
 from .schedules import Schedule
 
@@ -67,7 +66,29 @@ class Pruned:
 
         It returns matplotlib's axes, so `result.plot()[0].figure.savefig("layers.png")` writes the picture.
         """
-        return draw(self.masks, self.rounds)
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise ImportError("plot draws with matplotlib: pip install 'barebones[figures]'") from error
+        several = len(self.rounds) > 1
+        figure = plt.figure(figsize=(4 * (1 + several), 2.6), layout="constrained")
+        layers, *others = grid = figure.subplots(1, 1 + several, squeeze=False)[0]
+        shares = dict(enumerate((count(mask) / mask.numel() for mask in self.masks.values()), 1))
+        filled = {place: share for place, share in shares.items() if share}
+        layers.plot(list(filled), list(filled.values()), "o-", color="#D55E00", markersize=3)
+        layers.set(yscale="log", xlabel="layer, from input to output", ylabel="share of weights left")
+        layers.minorticks_off()
+        layers.xaxis.get_major_locator().set_params(integer=True)
+        if places := [place for place, share in shares.items() if not share]:
+            layers.plot(places, [min(filled.values()) / 2] * len(places), "x", color="#B22222", label="empty")
+            layers.legend(frameon=False)
+        for axes in others:
+            numbers = [record.index + 1 for record in self.rounds]
+            for name, label, line in ("keep", "kept", "-"), ("pruned", "pruned", "--"), ("recovered", "recovered", ":"):
+                axes.plot(numbers, [getattr(record, name) for record in self.rounds], line, label=label)
+            axes.set(yscale="symlog", xlabel="round", ylabel="weights")
+            axes.legend(frameon=False)
+        return grid
 
 
 def prune(
@@ -151,8 +172,7 @@ def prune(
         check_same_ranks(probe, row, plan_of(probe, row, [total]))
     taken: list[Round] = []
     last = after
-    check_last = on_round is not None or probe.shards is not None  # that is a sum over all processes: all or none
-    for step in run(probe, row, keep, after, check_last) if keep < total else ():
+    for step in run(probe, row, keep, after) if keep < total else ():
         if on_round is not None:
             on_round(step.with_own_masks())
         taken.append(step.without_masks())
@@ -161,12 +181,8 @@ def prune(
         masks = last.with_own_masks().masks
     else:
         masks = everything(probe.weights) if probe.shards is None else probe.shards.whole(everything(probe.weights))
-    digest = probe.weights_digest()
-    cutting, problem, silent, effective = _collapsed(probe, masks)  # meanwhile an accelerator works on the last rounds
-    records = [step.record for step in on_host(taken)]
-    weights_digest = int(digest)
-    if last is not None:
-        check_unchanged(last.weights_digest, weights_digest)
+    cutting, problem, silent, effective = _collapsed(probe, masks)
+    records = [step.record for step in taken]
     emptied = empty(masks)
     advice = ADVICE if cutting or emptied else ""
     lost = "" if effective is None or cutting else on_no_path(keep, effective, row.revive_until)
@@ -184,7 +200,7 @@ def prune(
         "revive_until": row.revive_until,
         "at_least": row.at_least,
         "seed": seed,
-        "weights": f"{weights_digest % 2**64:016x}",
+        "weights": f"{int(probe.weights_digest()) % 2**64:016x}",
     }
     return Pruned(masks, records, cutting, emptied, effective, last, about)
 

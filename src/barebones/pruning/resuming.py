@@ -3,12 +3,12 @@
 import functools
 from typing import Any
 
+import torch.distributed
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..running import digest
 from ..running.shards import is_sharded
-from . import ranks
 from .methods import Method
 from .probe import Probe
 from .round import Round
@@ -44,7 +44,10 @@ def check_same_ranks(probe: Probe, method: Method, plan: dict[str, Any]) -> None
         settings["seed"] = None
     whole = [parameter for parameter in probe.user_model.parameters() if not is_sharded(parameter)]
     settings["weights"] = int(digest.of_tensors(whole))
-    names = ranks.differing(probe.user_model, settings, probe.device)
+    digests = torch.tensor([digest.text(value) for value in settings.values()], device=probe.device)
+    ends = torch.stack([digests, -digests])
+    torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX, group=probe.group)
+    names = [name for name, (most, least) in zip(settings, ends.T.tolist(), strict=True) if most != -least]
     if names == ["weights"] or (not names and probe.shards is not None and probe.shards.copies_differ()):
         raise ValueError(
             "the processes hold different weights; build the network with the same seed in each, or load the same file"
@@ -87,12 +90,3 @@ def check_same_run(after: Round, plan: dict[str, Any], weights_digest: int, prob
         raise ValueError("this round was made with other weights; start from the same initialization to continue it")
     if after.batches_digest and after.batches_digest != int(probe.digest_of(after.index, method.batches_per_round)):
         raise ValueError("this round was made with other batches; pass the same data and seed to continue it")
-
-
-def check_unchanged(before: int, after: int) -> None:
-    """Raise a ValueError if the digests say that the model's weights changed during the run."""
-    if before != after:
-        raise ValueError(
-            "the model's weights were changed while it was pruned, by the criterion, the loss or between two rounds; "
-            "change a copy of it instead"
-        )

@@ -1,10 +1,10 @@
-"""A round: the masks and numbers that one step of pruning leaves, and the file from which the next one can continue."""
+"""A round: the masks that one step of pruning leaves, what it counts, and the file from which the next can continue."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from os import PathLike
 from typing import Any
 
@@ -13,14 +13,15 @@ from torch import Tensor
 
 from ..files import container as files
 from ..files.encoding import pack, unpack
-from ..masks import Masks
+from ..masks import Masks, Scores, row
+from ..messages import shortened
 from ..running.shards import by_one
-from .round_stats import check_finite
+from .processes import Shards
 
 FORMAT, VERSION = "barebones-round", 1
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Record:
     """The numbers of one round."""
 
@@ -32,13 +33,7 @@ class Record:
     saliency: float  # S(theta, c) of eq. 6 at the masks the round began with; nan if the criterion takes no gradient
     loss: float  # at the same masks
     seconds: float
-    layers: dict[str, int]  # kept weights of each layer
-
-    def __repr__(self) -> str:
-        return (
-            f"Record(round {self.index + 1}: keep {self.keep:,}, pruned {self.pruned:,}, recovered {self.recovered:,}, "
-            f"saliency {self.saliency:.4g}, loss {self.loss:.4g})"
-        )
+    layers: dict[str, int] = field(repr=False)  # kept weights of each layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +51,14 @@ class Round:
 
     def check(self) -> None:
         """Raise a `FloatingPointError` if the loss or a score was not finite. This waits for the device."""
-        check_finite(self.not_finite, self.masks, self.index)
+        loss, *flags = self.not_finite.tolist()
+        wrong = [name for name, flag in zip(self.masks, flags, strict=True) if flag]
+        subjects = ["the loss"] * loss + [f"the scores of {shortened(wrong)}"] * bool(wrong)
+        if subjects:
+            raise FloatingPointError(
+                f"round {self.index + 1}: {' and '.join(subjects)} {'are' if wrong else 'is'} not finite; "
+                "check the data and the weights, or use a higher precision"
+            )
 
     @property
     def finite(self) -> bool:
@@ -143,11 +145,99 @@ class Round:
         )  # fmt: skip
 
 
-def on_host(rounds: Sequence[Round]) -> list[Round]:
-    """Return rounds whose numbers were copied to the host, with three transfers for all of them."""
-    rows = [(each.integers, each.floats, each.not_finite) for each in rounds]
-    numbers = zip(*(torch.stack(column).cpu() for column in zip(*rows, strict=True)), strict=True)
-    return [
-        replace(each, integers=integers, floats=floats, not_finite=flags)
-        for each, (integers, floats, flags) in zip(rounds, numbers, strict=True)
-    ]
+# What a round counts, as tensors that stay on the device until somebody reads them.
+
+
+def not_finite(scores: Scores, loss: Tensor, shards: Shards | None) -> Tensor:
+    """Return one bool vector: the flag of the loss, then for each layer whether any score is not finite."""
+    values = list(scores.values())
+    if loss.device.type == "cuda" and all(v.dtype == torch.float32 for v in values):  # a few launches for all layers
+        flags = torch.cat([loss.view(1), ~torch.stack(torch._foreach_norm(values, math.inf)).isfinite()])
+    else:
+        flags = torch.stack([loss, *map(_any_not_finite, values)])
+    return flags if shards is None else shards.any_rank(flags)
+
+
+def _any_not_finite(score: Tensor) -> Tensor:
+    if score.device.type == "cpu" and score.is_floating_point() and score.sum().isfinite():
+        return torch.zeros((), dtype=torch.bool, device="cpu")  # the cheap way; a sum may overflow where no score does
+    return ~score.isfinite().all()
+
+
+def changes(
+    before: Masks | None, after: Masks, kept_before: int, transposed: dict[str, int], shards: Shards | None
+) -> Tensor:
+    """Count pruned weights, recovered ones, those recovered into empty channels, and the kept weights of each layer.
+
+    `before` is None where no weight can return. `transposed` holds the layers whose inputs come first, and their
+    groups. Returns one int64 vector on the masks' device.
+    """
+    masks = list(after.values())
+    in_a_row = masks[0].is_cuda and not transposed and shards is None and all(mask.numel() for mask in masks)
+    if in_a_row:  # running counts over all layers: a few launches, where sums by layer would need hundreds
+        channels, ends = _last_indices(tuple(mask.shape for mask in masks), masks[0].device)
+        now = _between(row(masks), channels)
+        layers = _between(now, ends)
+    else:
+        layers = summed([mask.count_nonzero() for mask in masks], shards)
+    kept_now = layers.sum()
+    if before is None:  # the difference was pruned
+        stayed, recovered_empty = kept_now, torch.zeros_like(kept_now)
+    elif in_a_row:
+        was = row(list(before.values()))
+        stayed = (row(masks) & was).sum()
+        recovered_empty = now.masked_fill(_between(was, channels) > 0, 0).sum()
+    else:
+        stayed = summed([(before[name] & mask).count_nonzero() for name, mask in after.items()], shards).sum()
+        returned = [_in_empty_channels(before[n], mask, transposed.get(n), shards) for n, mask in after.items()]
+        recovered_empty = summed(returned, shards).sum()
+    return torch.cat([torch.stack([kept_before - stayed, kept_now - stayed, recovered_empty]), layers])
+
+
+def summed(counts: list[Tensor], shards: Shards | None) -> Tensor:
+    """Return one value for each layer as a vector, of a sharded network added over the processes."""
+    return torch.stack(counts) if shards is None else shards.sums(torch.stack(counts))
+
+
+@lru_cache(maxsize=8)
+def _last_indices(shapes: tuple[torch.Size, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the last weight of each output channel, of all weights in a row, and the last channel of each layer."""
+    rows = torch.tensor([shape[0] if shape else 1 for shape in shapes], device="cpu")
+    lengths = torch.tensor([math.prod(shape[1:]) for shape in shapes], device="cpu").repeat_interleave(rows)
+    return lengths.cumsum(0).sub(1).to(device), rows.cumsum(0).sub(1).to(device)
+
+
+def _between(values: Tensor, lasts: Tensor) -> Tensor:
+    """Return the sum of the values up to each of these indices, from the one before on."""
+    return values.cumsum(0, dtype=torch.int32)[lasts].diff(prepend=torch.zeros_like(lasts[:1], dtype=torch.int32))
+
+
+def _in_empty_channels(before: Tensor, after: Tensor, groups: int | None, shards: Shards | None) -> Tensor:
+    """Count the weights kept now in output channels that kept none before."""
+    used = used_channels(before, groups, shards)
+    if after.device.type == "cpu" and groups is None and after.dim():
+        return after[~used].count_nonzero()  # elsewhere, indexing with a mask would wait for the device
+    return (after & ~by_channel(used, after, groups)).count_nonzero()
+
+
+def used_channels(mask: Tensor, groups: int | None, shards: Shards | None = None) -> Tensor:
+    """Return for each output channel whether it keeps a weight; `groups` is None unless the layer's inputs come first.
+
+    Of a sharded layer, `mask` has the rows of this process. Where these are inputs, all processes are asked.
+    """
+    first, *rest = mask.shape or (1,)
+    if groups is None:
+        view = mask.reshape(1, 1, first, math.prod(rest))
+    else:
+        view = mask.reshape(groups, first // groups, rest[0], math.prod(rest[1:]))
+    most = view.view(torch.uint8).amax if mask.numel() else view.sum  # the largest value of nothing is an error
+    used = most((1, 3)).view(-1).bool()
+    return used if shards is None or groups is None else shards.any_rank(used)
+
+
+def by_channel(values: Tensor, mask: Tensor, groups: int | None) -> Tensor:
+    """View one value for each output channel in a shape that broadcasts with the layer's mask."""
+    dims = 1 if groups is None else 2  # up to that of the outputs
+    if groups is not None:
+        values = values.view(groups, -1).repeat_interleave(len(mask) // groups, 0)
+    return values.view([*mask.shape[:dims], *[1] * (mask.dim() - dims)])

@@ -1,17 +1,19 @@
 """The loop: score all weights, keep the best, repeat. Every method of this library is this loop with other settings."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from ..masks import Masks, size
-from ..scope import transposed
+import torch
+from torch import Tensor
+
+from ..masks import Masks, Scores, size
+from ..messages import shortened
 from .methods import Method, as_method
 from .probe import Probe
-from .resuming import check_same_ranks, check_same_run, check_unchanged, function_name, plan_of
-from .round import Round, on_host
-from .sharded import ShardedSteps, refuse_groups
-from .steps import Steps
+from .resuming import check_same_ranks, check_same_run, function_name, plan_of
+from .round import Round, by_channel, changes, not_finite, used_channels
+from .selection import top_masks
 
 
 def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = None) -> Iterator[Round]:
@@ -32,11 +34,11 @@ def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = 
         yield step.with_own_masks()
 
 
-def run(probe: Probe, method: Method, keep: int, after: Round | None, check_last: bool = True) -> Iterator[Round]:
+def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterator[Round]:
     """Run the rounds and yield each. The next round reads the masks of the last one: do not change them.
 
     The loop never waits for an accelerator. Whether all scores were finite is checked when a round's numbers are read,
-    and for all rounds before the last one is yielded; with `check_last=False` the caller does that.
+    and for all rounds before the last one is yielded.
     """
     counts = [size(probe.parameters), *_counts(probe, method, keep)]
     plan = plan_of(probe, method, counts)
@@ -45,26 +47,35 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None, check_last
     masks, first = None, 0
     if after is not None:
         check_same_run(after, plan, int(weights_digest), probe, method)
-        masks = Masks({name: after.masks[name].to(probe.device) for name in probe.weights})
-        masks = masks if probe.shards is None else Masks(probe.shards.local(masks))
-        first = after.index + 1
-    inputs_first, kind = transposed(probe.user_model), Steps
-    if probe.shards is not None:
-        refuse_groups(probe, inputs_first)
-        kind = ShardedSteps
+        masks, first = Masks(probe.placed(after.masks)), after.index + 1
     taken: list[Round] = []
     for index in range(first, method.rounds):
         began = time.perf_counter()
         kept_before, keep = counts[index : index + 2]
-        steps = kind(probe, method, weights_digest, inputs_first, index, kept_before, keep)
-        masks, *numbers = steps.take(None if kept_before == counts[0] else masks)  # None: every weight is kept
+        before = None if kept_before == counts[0] else masks  # None: every weight is kept
+        returning = before if method.revives(index) else None  # the masks of a round whose pruned weights may return
+        with probe.at(before, index, keep, method.batches_per_round):
+            scores = _checked(method.criterion(probe), probe.weights)
+            flags = not_finite(scores, probe.loss_not_finite, probe.shards)
+            masks = _selected(probe, method, scores, keep, before, returning)
+            del scores  # as large as the model: counting needs the memory
+            changed = changes(returning, masks, kept_before, probe.transposed, probe.shards)
+            read = torch.zeros_like(weights_digest) if probe.batches_digest is None else probe.batches_digest
+            integers = torch.cat([changed[:3], torch.stack([weights_digest, read]), changed[3:]])
+            floats = torch.stack([probe.saliency, probe.loss_value])
         shown = masks if probe.shards is None else probe.shards.whole(masks)
-        step = Round(index, keep, shown, time.perf_counter() - began, plan, *numbers)
+        step = Round(index, keep, shown, time.perf_counter() - began, plan, integers, floats, flags)
+        if probe.device.type == "cpu" or probe.shards is not None:  # elsewhere asking would wait
+            step.check()
         taken.append(step.without_masks())
-        if check_last and index + 1 == method.rounds:
-            for earlier in on_host(taken):
+        if index + 1 == method.rounds:
+            for earlier in taken:
                 earlier.check()
-            check_unchanged(int(weights_digest), int(probe.weights_digest()))
+            if int(weights_digest) != int(probe.weights_digest()):
+                raise ValueError(
+                    "the model's weights were changed while it was pruned, by the criterion, the loss or between two "
+                    "rounds; change a copy of it instead"
+                )
         yield step
 
 
@@ -86,3 +97,35 @@ def _counts(probe: Probe, method: Method, keep: int) -> list[int]:
             f"at_least={method.at_least} asks for {floor} weights in all, but {keep} are kept; lower one of the two"
         )
     return counts
+
+
+def _checked(scores: Scores, weights: dict[str, Tensor]) -> Scores:
+    """Return the scores in the weights' order. Raise a ValueError if a weight has none, or the shape is wrong."""
+    values = scores.values() if isinstance(scores, Mapping) else [scores]
+    if kinds := {type(value).__name__ for value in values if not isinstance(value, Tensor)}:
+        raise ValueError(f"the criterion must return a dict from names to tensors, not {' or '.join(sorted(kinds))}")
+    if wrong := sorted(scores.keys() ^ weights.keys()) or [n for n, w in weights.items() if scores[n].shape != w.shape]:
+        raise ValueError(
+            f"the criterion must score every prunable weight, in the weight's shape; check {shortened(wrong)}"
+        )
+    return {name: scores[name] for name in weights}
+
+
+def _selected(
+    probe: Probe, method: Method, scores: Scores, keep: int, before: Masks | None, returning: Masks | None
+) -> Masks:
+    """Return the masks of the highest scores."""
+    among = before  # pruned weights cannot return
+    if returning is not None:
+        among = None if method.revive_empty else _in_used_channels(probe, returning)
+    top = top_masks if probe.shards is None else probe.shards.keep_top
+    return top(scores, keep, returning, among, method.at_least)
+
+
+def _in_used_channels(probe: Probe, masks: Masks) -> Masks:
+    """Return the masks of all weights in output channels that keep at least one weight."""
+    found = Masks()
+    for name, mask in masks.items():
+        groups = probe.transposed.get(name)
+        found[name] = mask | by_channel(used_channels(mask, groups, probe.shards), mask, groups)
+    return found

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -11,8 +10,9 @@ from ..masks import Masks
 from ..running.precision import widest
 from ..scope import matched
 from .batches import Source
-from .gradients import Loss, Objective
+from .gradients import Loss
 from .probe import Probe
+from .round import summed
 
 
 def saliency(
@@ -21,18 +21,16 @@ def saliency(
     batches: Source,
     loss: Loss | str = F.cross_entropy,
     *,
-    objective: Objective | None = None,
     over: str = "kept",
     count: int | None = None,
-    bn: str = "batch",
-    precision: str = "fp32",
-    seed: int = 0,
+    **options: Any,
 ) -> float:
     """Return S(theta, c), the sum over the kept weights of |theta_i dL(theta * c)/dtheta_i| (eq. 6).
 
     The gradient is the mean over `count` batches; by default over all of `batches`. The model is left as it was. On the
     kept weights, the pruned and the sparsified network have the same gradients. `over="all"` adds the zeroed weights
-    with their dense theta: the sparsified network's saliency in the paper's comparison of the two.
+    with their dense theta: the sparsified network's saliency in the paper's comparison of the two. Other options are
+    those of `Probe`.
 
     >>> import torch
     >>> model, batches = nn.Linear(3, 2), [(torch.ones(4, 3), torch.tensor([0, 1, 1, 0]))]
@@ -44,28 +42,17 @@ def saliency(
     if over not in ("kept", "all"):
         raise ValueError(f"over={over!r}: choose 'kept' (eq. 6) or 'all' (the zeroed weights too)")
     matched(model, masks)
-    number = _length(batches) if count is None else count
-    if number < 1:
+    if count is None:
+        try:
+            count = len(batches)  # type: ignore[arg-type]
+        except TypeError:
+            raise ValueError("these batches have no length; say with count= how many to read") from None
+    if count < 1:
         raise ValueError("batches is empty; pass at least one (input, target) pair, and count=1 or more")
-
-    def scope(name: str, _: object) -> bool:
-        return name in masks
-
-    probe = Probe(model, batches, loss=loss, objective=objective, scope=scope, bn=bn, precision=precision, seed=seed)
-    ordered = Masks({name: masks[name].to(probe.device) for name in probe.weights})
-    if probe.shards is not None:
-        ordered = Masks(probe.shards.local(ordered))
-    with probe.at(ordered, 0, 0, number):
+    probe = Probe(model, batches, loss=loss, scope=lambda name, _: name in masks, **options)
+    with probe.at(Masks(probe.placed(masks)), 0, 0, count):
         gradient = probe.gradient()
         if over == "kept":
             return float(probe.saliency)
-        terms = ((g * probe.weights[name]).abs().sum(dtype=widest(g.device)) for name, g in gradient.items())
-        totals = torch.stack(list(terms))
-        return sum((totals if probe.shards is None else probe.shards.sums(totals)).tolist())
-
-
-def _length(batches: Any) -> int:
-    try:
-        return len(batches)
-    except TypeError:
-        raise ValueError("these batches have no length; say with count= how many to read") from None
+        totals = [(g * probe.weights[name]).abs().sum(dtype=widest(g.device)) for name, g in gradient.items()]
+        return sum(summed(totals, probe.shards).tolist())

@@ -1,11 +1,14 @@
-"""Sharded networks: scores and masks stay where their weights are, and the highest scores of all are found exactly.
+"""Several processes: the ranks of a data-parallel model, and sharded networks.
 
-Each process holds some rows of every weight (FSDP2, column-parallel layers). The threshold is found by histograms of
-the scores' bits, 16 at a time, which are added over all processes. Ties go to the lower index, as on one device: each
-process learns how many ties the others have. Rows that several processes hold, as under hybrid sharding, count once.
+The ranks of a DistributedDataParallel model have whole weights, and add up their gradients. Of a sharded network, each
+process holds some rows of every weight (FSDP2, column-parallel layers); scores and masks stay where their weights are,
+and the highest scores of all are found exactly. The threshold is found by histograms of the scores' bits, 16 at a time,
+which are added over all processes. Ties go to the lower index, as on one device: each process learns how many ties the
+others have. Rows that several processes hold, as under hybrid sharding, count once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +18,9 @@ from ..masks import Masks, Scores
 from ..messages import shortened
 from ..running.chunks import CHUNK
 from ..running.digest import MIX, of_tensors, text
-from ..running.shards import first_row, is_sharded, local, own_rows, sharded_like
+from ..running.modes import by_kind
+from ..running.shards import first_row, is_sharded, local, sharded_like
+from ..scope import bare
 from .selection import Flat, comparable
 
 DIGIT = 16  # bits of a histogram
@@ -23,10 +28,37 @@ PART = 1 << 22  # scores that are looked at together, so that what is made of th
 Some = list[Tensor | None]
 
 
+def unwrapped(model: nn.Module) -> tuple[nn.Module, Any]:
+    """Return the module to call, and the process group of a DistributedDataParallel model; None for any other.
+
+    A compiled model is called as it is, a data-parallel one without its wrapper: gradients are asked for directly,
+    which skips the wrapper's own reduction, and `sum_over_ranks` does that instead.
+    """
+    inside: Any = model
+    while type(inside).__name__ == "OptimizedModule":
+        inside = inside._orig_mod
+    distributed = type(inside).__name__ == "DistributedDataParallel"
+    parallel = distributed or type(inside).__name__ == "DataParallel"
+    return bare(model) if parallel else model, inside.process_group if distributed else None
+
+
+def sum_over_ranks(group: Any, tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by its sum over the ranks, in place, with one reduction of all tensors of a kind.
+
+    Every rank then holds the same numbers.
+    """
+    for alike in by_kind(tensors):
+        row = torch.cat([tensor.reshape(-1) for tensor in alike])
+        dist.all_reduce(row, group=group)
+        parts = row.split([tensor.numel() for tensor in alike])
+        for tensor, part in zip(alike, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
 class Shards:
     """The rows of the prunable weights that each process holds."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], transposed: Mapping[str, int]) -> None:
         if plain := [name for name, parameter in parameters.items() if not is_sharded(parameter)]:
             raise ValueError(
                 f"the model is sharded, but {shortened(plain)} is not; shard it, too, or leave it out with exclude="
@@ -35,6 +67,10 @@ class Shards:
             raise ValueError(
                 f"{shortened(frozen)} is frozen, and a sharded weight needs requires_grad before fully_shard; set it "
                 "there, or leave the weight out with exclude="
+            )
+        if grouped := [name for name in parameters if transposed.get(name, 1) > 1]:  # they lie across the processes
+            raise ValueError(
+                f"{shortened(grouped)} is a transposed convolution with groups; leave it out with exclude="
             )
         self.parameters = parameters
         self.rank, self.device = dist.get_rank(), local(next(iter(parameters.values()))).device
@@ -48,10 +84,6 @@ class Shards:
         self._owns, self.first = owns, owns[:, self.rank].to(self.device)
         self._owner = [int(((starts[i] == starts[i, self.rank]) & owns[i]).nonzero()) for i in range(len(shapes))]
 
-    def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the rows of this process of whole or sharded tensors."""
-        return {n: local(t) if is_sharded(t) else own_rows(t, self.parameters[n]) for n, t in tensors.items()}
-
     def whole(self, rows: Mapping[str, Tensor]) -> Masks:
         """Return masks as sharded tensors."""
         return Masks({name: sharded_like(mask, self.parameters[name]) for name, mask in rows.items()})
@@ -59,6 +91,10 @@ class Shards:
     def sums(self, counts: Tensor) -> Tensor:
         """Add a vector, one value for each weight, over the processes; rows that several hold count once."""
         return self.over_ranks(torch.where(self.first, counts, torch.zeros_like(counts)))
+
+    def any_rank(self, flags: Tensor) -> Tensor:
+        """Return which flags are set in any process."""
+        return self.over_ranks(flags.int(), largest=True).bool()
 
     def over_ranks(self, values: Tensor, largest: bool = False) -> Tensor:
         """Return the sum over all processes, or the largest value."""
@@ -90,7 +126,7 @@ class Shards:
         """Tell all processes whether any of them holds other values than the first process with the same rows."""
         own = torch.stack([of_tensors([local(parameter)]) for parameter in self.parameters.values()])
         first = self._gathered(own)[self._owner, range(len(own))]
-        return bool(self.over_ranks((first != own.cpu()).any().long().to(self.device), largest=True))
+        return bool(self.any_rank((first != own.cpu()).any().to(self.device)))
 
     def keep_top(
         self, scores: Scores, keep: int, prefer: Masks | None, among: Mapping[str, Tensor] | None, at_least: int
