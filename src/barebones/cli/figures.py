@@ -25,7 +25,7 @@ def figure(
         str | None,
         typer.Argument(
             help="The name of a figure (see --list), or all.",
-            autocompletion=completion([(accuracy.NAME, *FIGURES, "all")]),
+            autocompletion=completion((accuracy.NAME, *FIGURES, "all")),
         ),
     ] = None,
     list_all: Annotated[
