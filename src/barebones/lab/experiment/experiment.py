@@ -27,8 +27,7 @@ from ...pruning.methods import imported as imported_method
 from ...pruning.methods import resolved as resolved_method
 from ...pruning.probe import STATISTICS
 from ...pruning.schedules import SCHEDULES
-from ..experiment.plan import OPTIMIZERS, PRECISIONS, TrainingPlan
-from .plan import LR_SCHEDULES
+from .plan import LR_SCHEDULES, OPTIMIZERS, PRECISIONS, TrainingPlan
 from .protocols import protocol
 
 DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a method
