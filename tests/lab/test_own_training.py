@@ -215,13 +215,13 @@ def test_masks_of_a_file_train_with_the_defaults_of_another_optimizer(short, opt
     [
         ("--optimizer adam", "there is no optimizer 'adam'; did you mean 'adamw'? Choose one of sgd, adamw"),
         ("--lr-schedule cosin", "there is no schedule of the learning rate 'cosin'; did you mean 'cosine'?"),
-        ("--warmup -1", "warmup -1 is too small; it must be at least 0"),
+        ("--warmup -1", "warmup -1 must be at least 0"),
         ("--warmup 20", "warmup 20: the training has 20 epochs, and must be longer than its warm-up"),
         ("--warmup 3 --epochs 3", "warmup 3: the training has 3 epochs, and must be longer than its warm-up"),
         ("--warmup 1 --epochs 1", "warmup 1: the training has 1 epoch, and must be longer than its warm-up"),
-        ("--label-smoothing 1", "label-smoothing 1 must be from 0 to below 1"),
-        ("--label-smoothing nan", "label-smoothing nan must be from 0 to below 1"),
-        ("--lr nan", "lr nan must be 0 or more"),
+        ("--label-smoothing 1", "label-smoothing 1.0 must be at least 0, and below 1"),
+        ("--label-smoothing nan", "label-smoothing nan must be at least 0, and below 1"),
+        ("--lr nan", "lr nan must be at least 0"),
         ("--optimizer adamw --momentum 1", "momentum 1 must be below 1 for adamw"),
     ],
 )

@@ -3,6 +3,7 @@
 import io
 import json
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,18 +26,11 @@ def job(seed: int = 0, device: str = "cpu") -> Job:
 class Fake(worker.Worker):
     """A worker without a process; the test says what it hears and how it ends."""
 
-    def __init__(self, options: RunOptions, methods) -> None:
-        self.place, self.folder, self.ending = options.device, "", False
-        self.pipe = None  # type: ignore[assignment]
-        self.to_yield: list[Event] = []
-        self.ended: str | None = None
+    ended: str | None = None
 
-    def _send(self, message) -> None:
-        pass
-
-    def events(self):
-        while self.to_yield:
-            yield self._noted(self.to_yield.pop(0))
+    def _start(self) -> None:
+        self.process, self.ended, self.to_recv = self, None, []  # type: ignore[assignment]
+        self.pipe = SimpleNamespace(poll=lambda: self.to_recv, recv=lambda: self.to_recv.pop(0), send=lambda _: None)
 
     def dead(self) -> str | None:
         return self.ended
@@ -44,8 +38,8 @@ class Fake(worker.Worker):
     def output(self) -> str:
         return "its output"
 
-    def close(self, patience: float) -> None:
-        pass
+    def close(self, patience: float = 0.0) -> None:
+        self.process, self.folder, self.ended = None, "", None
 
 
 @pytest.fixture
@@ -57,13 +51,17 @@ def fakes(monkeypatch) -> None:
 
 @pytest.fixture
 def pool(tmp_path, fakes) -> Pool:
-    """Four queued jobs for a GPU that runs two at a time."""
-    return Pool([job(seed, "cuda") for seed in range(4)], RunOptions(tmp_path, device="cuda"), jobs=2)
+    """Four queued jobs for a GPU that runs two at a time; the first two are running."""
+    pool = Pool([job(seed, "cuda") for seed in range(4)], RunOptions(tmp_path, device="cuda"), jobs=2)
+    pool.assign()
+    for each in list(pool.jobs.values())[:2]:
+        hear(pool, "started", each)
+    return pool
 
 
-def hear(pool: Pool, kind: str, job: Job, **about) -> None:
+def hear(pool: Pool, kind: str, job: Job, ends: bool = False, **about) -> None:
     (one,) = (each for each in pool.workers if each.folder == job.folder)
-    one.to_yield.append(Event(kind, job.folder, about))  # type: ignore[attr-defined]
+    one.to_recv.append(Event(kind, about, ends))  # type: ignore[attr-defined]
     pool.attend(0)
     pool.assign()
 
@@ -72,20 +70,31 @@ def die(pool: Pool, job: Job, ending: str = "the process ended with exit code 70
     (one,) = (each for each in pool.workers if each.folder == job.folder)
     one.ended = ending  # type: ignore[attr-defined]
     pool.attend(0)
+    pool.assign()
+
+
+def finish(pool: Pool, *jobs: Job) -> None:
+    for each in jobs:
+        hear(pool, "started", each)
+        hear(pool, "done", each, top1=0.5)
 
 
 def states(pool: Pool) -> str:
     return " ".join(job.state for job in pool.jobs.values())
 
 
-FAILURE = {"reason": "CUDA out of memory", "traceback": "…", "others_may_be_the_cause": True, "busy": False}
-RESULT = {"test": {"top1": 0.5}}
+def given(pool: Pool) -> set[str]:
+    return {worker.folder for worker in pool.workers if worker.folder}
 
 
-def test_a_job_counts_as_queued_until_it_starts(pool):
+FAILURE = {"reason": "CUDA out of memory", "details": "…", "again": True}
+
+
+def test_a_job_counts_as_queued_until_it_starts(tmp_path, fakes):
+    pool = Pool([job(seed) for seed in range(4)], RunOptions(tmp_path), jobs=2)
     first, *_ = pool.jobs.values()
     pool.assign()
-    assert states(pool) == "running running queued queued"
+    assert len(pool.queue) == 2
     assert progress.status(pool) == "4 queued, 0 running, 0 done, 0 failed"
     hear(pool, "started", first)
     assert progress.status(pool) == "3 queued, 1 running, 0 done, 0 failed"
@@ -93,17 +102,14 @@ def test_a_job_counts_as_queued_until_it_starts(pool):
 
 def test_out_of_memory_beside_others_is_tried_again_alone(pool):
     first, second, third, fourth = pool.jobs.values()
-    pool.assign()
     sentences = []
     pool.changed = lambda job: sentences.append(progress.sentence(job))
     hear(pool, "failed", second, **FAILURE)
     assert sentences == [f"again    {second.label}, alone: CUDA out of memory"]
-    assert states(pool) == "running queued running queued"
-    hear(pool, "done", first, result=RESULT)
-    hear(pool, "done", third, result=RESULT)
-    assert states(pool) == "done queued done running"  # nothing may run beside it
-    hear(pool, "done", fourth, result=RESULT)
-    assert states(pool) == "done running done done"
+    finish(pool, first, third)
+    assert given(pool) == {fourth.folder}  # nothing may run beside the second
+    finish(pool, fourth)
+    assert given(pool) == {second.folder}
     hear(pool, "failed", second, **FAILURE)
     assert (second.state, second.reason) == ("failed", "CUDA out of memory")
     assert json.loads((pool.options.runs / second.folder / "failure.json").read_text())["attempts"] == 2
@@ -113,36 +119,24 @@ def test_out_of_memory_beside_others_is_tried_again_alone(pool):
 def test_a_process_that_is_about_to_end_gets_no_other_run(pool):
     """The next run would be lost with it, and one that ran alone already would count as failed."""
     first, second, third, _ = pool.jobs.values()
-    pool.assign()
-    hear(pool, "failed", first, **FAILURE, process_ends=True)
-    assert states(pool) == "queued running queued queued"
-    (ending,) = (each for each in pool.workers if each.ending)
-    ending.ended = "the process ended with exit code 70"  # type: ignore[attr-defined]
-    pool.attend(0)
-    pool.assign()
-    assert states(pool) == "queued running running queued"
+    ending = next(each for each in pool.workers if each.folder == first.folder)
+    closed = []
+    ending.close = lambda patience: closed.append(ending.folder) or Fake.close(ending)
+    hear(pool, "failed", first, ends=True, **FAILURE)
+    assert closed == [""]  # it has no run any more, and a new process takes the next one
+    assert given(pool) == {second.folder, third.folder}
     assert (first.alone, second.alone, third.alone) == (True, False, False)
 
 
 def test_after_a_crash_a_run_is_tried_once_more_alone(pool):
-    first, second, *others = pool.jobs.values()
-    pool.assign()
+    first, *others = pool.jobs.values()
     die(pool, first)
     assert (first.alone, first.state) == (True, "queued")
-    pool.assign()
-    for each in (second, *others):
-        hear(pool, "done", each, result=RESULT)
-    assert states(pool) == "running done done done"
+    finish(pool, *others)
+    assert given(pool) == {first.folder}
     die(pool, first)
     assert (first.state, first.reason) == ("failed", "the process ended with exit code 70")
     assert not pool.busy
-
-
-def test_a_run_that_something_else_stops_is_tried_again(pool):
-    first, *_ = pool.jobs.values()
-    pool.assign()
-    hear(pool, "stopped", first)  # by a signal that this sweep did not send
-    assert (first.alone, first.reason) == (True, "the process was told to stop (SIGTERM)")
 
 
 @pytest.mark.parametrize("case", range(cases(60)))
@@ -161,15 +155,11 @@ def test_whatever_happens_every_job_ends_once(case, tmp_path, monkeypatch, fakes
         pool.assign()
         check(pool)
         one = random.choice(pool.workers)
-        if random.random() < 0.1 or one.ending:
+        if random.random() < 0.1 and one.process:
             one.ended = "killed"
         elif one.folder:
-            failure = FAILURE | {
-                "others_may_be_the_cause": random.random() < 0.5,
-                "process_ends": random.random() < 0.3,
-            }
-            kind, about = random.choice([("done", {"result": RESULT}), ("failed", failure)])
-            one.to_yield.append(Event(kind, one.folder, about))
+            failure = Event("failed", FAILURE | {"again": random.random() < 0.5}, ends=random.random() < 0.3)
+            one.to_recv += [Event("started"), random.choice([Event("done", {"top1": 0.5}), failure])]
         pool.attend(0)
     assert not pool.busy
     assert sorted(ended) == sorted(pool.jobs)
@@ -179,7 +169,6 @@ def test_whatever_happens_every_job_ends_once(case, tmp_path, monkeypatch, fakes
 def check(pool: Pool) -> None:
     """Check that no job runs twice, and that one that is alone has its device for itself."""
     running = [worker.folder for worker in pool.workers if worker.folder]
-    assert len(set(running)) == len(running)
     assert sorted([*running, *(job.folder for job in pool.queue)]) == sorted(
         job.folder for job in pool.jobs.values() if job.state in ("queued", "running")
     )
@@ -196,24 +185,18 @@ def test_a_failure_that_cannot_be_written_does_not_end_the_sweep(pool, monkeypat
 
     monkeypatch.setattr(module, "write_json", full)
     first, second, *_ = pool.jobs.values()
-    pool.assign()
-    hear(pool, "failed", first, **FAILURE | {"others_may_be_the_cause": False})
+    hear(pool, "failed", first, **FAILURE | {"again": False})
     assert "No space left" in first.reason
     assert (first.state, second.state) == ("failed", "running")
 
 
 def test_a_second_interrupt_kills_the_workers(pool, monkeypatch):
-    closed = []
-
     def interrupted(seconds=1.0):
         raise KeyboardInterrupt
 
-    pool.assign()
     monkeypatch.setattr(pool, "attend", interrupted)
-    for each in pool.workers:
-        monkeypatch.setattr(each, "close", closed.append)
     pool.dismiss(60.0)
-    assert closed == [0.0, 0.0]
+    assert not given(pool)
     assert states(pool) == "stopped stopped queued queued"
 
 
@@ -246,28 +229,26 @@ def test_in_a_terminal_there_is_a_live_table_that_fits_it(tmp_path):
         each.state = "running"
     with progress.live_table(pool, console) as live:
         live.refresh()
-        pool.stopping = True  # the end of the sweep
+        pool.stopping = True
+        for each in pool.jobs.values():
+            each.state = "stopped"  # the end of the sweep
     text = console.file.getvalue()
     assert "0 queued, 9 running" in text
     assert text.count("digits-small-vgg") == 3  # the screen has no room for nine
 
 
-def test_every_gpu_gets_its_first_run_first(tmp_path, fakes):
-    jobs = [job(seed, "cuda") for seed in range(5)]
-    pool = Pool(jobs, RunOptions(tmp_path, device="cuda"), jobs=2, devices=["cuda:0", "cuda:2"])
+@pytest.mark.parametrize(
+    ("jobs", "used"), [(5, ["cuda:0", "cuda:0", "cuda:2", "cuda:2"]), (2, ["cuda:0", "cuda:2"]), (1, ["cuda:0"])]
+)
+def test_every_gpu_gets_its_first_run_first_and_no_more_processes_start_than_there_are_jobs(
+    jobs, used, tmp_path, fakes
+):
+    listed = [job(seed, "cuda") for seed in range(jobs)]
+    pool = Pool(listed, RunOptions(tmp_path, device="cuda"), jobs=2, devices=["cuda:0", "cuda:2"])
     pool.assign()
-    assert sorted(worker.place for worker in pool.workers) == ["cuda:0", "cuda:0", "cuda:2", "cuda:2"]
-    pool = Pool(
-        [job(seed) for seed in (5, 6)], RunOptions(tmp_path, device="cuda"), jobs=2, devices=["cuda:0", "cuda:2"]
-    )
-    pool.assign()
-    assert [worker.place for worker in pool.workers] == ["cuda:0", "cuda:2"]
-
-
-def test_no_more_workers_start_than_there_are_jobs(tmp_path, fakes):
-    pool = Pool([job()], RunOptions(tmp_path), jobs=3)
-    pool.assign()
-    assert len(pool.workers) == 1
+    assert sorted(worker.place for worker in pool.workers if worker.process) == used
+    finish(pool, listed[0])
+    assert sorted(worker.place for worker in pool.workers if worker.process) == used
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,17 @@
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from time import monotonic
 
 import pytest
-from lab_runs import swept
+from lab_runs import counts, made_up_result, swept, write_file
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.records import records
+from barebones.lab.run.lock import leased
+from barebones.lab.run.metrics import METRICS, Metrics
 from barebones.lab.run.options import RunOptions
 from barebones.lab.sweep.sweep import SweepResult
 
@@ -68,9 +71,7 @@ def swept_by_ray(experiments: list[Experiment], options: RunOptions, **settings)
 def test_each_experiment_ends_once_although_a_worker_dies(cluster, options):
     experiments = [tiny("kills_its_worker"), tiny(seed=1), tiny("no_such_network"), tiny(seed=2)]
     result, text = swept_by_ray(experiments, options)
-    assert (result.done + result.skipped, result.failed, result.stopped) == (3, 1, 0), (
-        text
-    )  # a dead worker tells nothing
+    assert counts(result) == (3, 1, 0, 0), text
     assert text.startswith("Ray cluster ")
     assert "has no 'no_such_network'" in text
     assert sorted(row["status"] for row in records.records(options.runs)) == ["done", "done", "done", "failed"]
@@ -96,53 +97,68 @@ def test_an_address_without_a_cluster_is_an_error_in_one_line(options, monkeypat
 
 
 def test_a_node_that_does_not_see_the_runs_is_named(options, tmp_path):
-    here = tmp_path / "no note", Path.cwd(), list(sys.path), []
     with pytest.raises(ValueError, match=f"does not see {options.runs}; name a folder with --runs"):
-        engine.Worker([tiny()], options, 1, here).work()
+        engine.work([tiny()], options, 1, tmp_path / "no note", Path.cwd(), list(sys.path), [])
 
 
-def test_places_are_gpus_or_nodes_and_each_has_one_worker(options, monkeypatch):
+@pytest.fixture
+def made(options) -> engine.Cluster:
+    """A cluster without nodes, of nine jobs."""
+    made = engine.Cluster([engine.Job(tiny(seed=seed)) for seed in range(9)], options)
+    made.settings, made.note, made.taken, made.calls = {}, Path("note"), [], set()
+    made.head, made.heard = "127.0.0.1:1", monotonic() - engine.LOOK
+    return made
+
+
+def test_places_are_gpus_or_nodes_and_each_has_one_task(made, monkeypatch):
     nodes = [{"Alive": cpus != 3, "Resources": {"CPU": float(cpus)} if cpus else {}} for cpus in (0, 2, 4, 4, 3)]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 2.0})
-    made = engine.Cluster([engine.Job(tiny(seed=seed)) for seed in range(9)], options)
-    made.taken, made.calls, made.head, made.heard = [], {}, "", 0.0
     monkeypatch.setattr(engine, "knock", lambda address: None)
     monkeypatch.setattr(engine, "LOOK", 0.0)
-    monkeypatch.setattr(made, "_start", lambda place, waiting: made.taken.append((place, None)))
+    monkeypatch.setattr(made, "_start", lambda place, waiting: made.taken.append(place))
     made.assign()
     made.assign()
-    assert [place for place, _ in made.taken] == [4, 4, 2]
+    assert made.taken == [4, 4, 2]
     nodes.append({"Alive": True, "Resources": {"CPU": 2.0}})  # it has come later
     made.assign()
-    assert [place for place, _ in made.taken] == [4, 4, 2, 2]
+    assert made.taken == [4, 4, 2, 2]
     made.options = RunOptions(device="cuda")
-    assert made.places() == [1, 1]
+    assert made.nodes() == [1, 1]
 
 
-def test_a_head_that_is_gone_ends_the_sweep_before_ray_aborts_it(options, monkeypatch):
+def test_a_head_that_is_gone_ends_the_sweep_before_ray_aborts_it(made, monkeypatch):
     monkeypatch.setattr(ray, "nodes", lambda: pytest.fail("Ray would wait for a minute and abort"))
-    made = engine.Cluster([engine.Job(tiny())], options)
-    made.head, made.heard = "127.0.0.1:1", monotonic() - engine.LOOK
     made.assign()  # it may come back
     made.heard -= engine.LOST
     with pytest.raises(ValueError, match=r"the Ray cluster 127.0.0.1:1 does not answer .*; run the same command again"):
         made.assign()
 
 
-def test_what_a_worker_tells_changes_its_jobs_once(options):
+def test_how_far_a_job_is_stands_in_the_folder_of_its_run(made, options):
     seen: list[str] = []
-    job = engine.Job(tiny())
-    made = engine.Cluster([job], options, lambda job: seen.append(job.state))
-    about = {name: getattr(job, name) for name in engine.TOLD} | {"folder": job.folder, "state": "running"}
-    again, done, late = {"state": "queued", "alone": True}, {"state": "done"}, {"state": "failed"}
-    for change in ({"waits": True}, {}, {}, again, {}, done, late):
-        made._hear([about | change])
-    assert seen == ["running", "queued", "running", "done"]
+    made.changed = lambda job: seen.append(job.state)
+    job = next(iter(made.jobs.values()))
+    folder = options.folder(job.experiment)
+    folder.mkdir(parents=True)
+    made._read(job)
+    with leased(folder):
+        made._read(job)
+        with closing(Metrics(folder / METRICS, job.folder)) as metrics:
+            metrics.rewind()
+            metrics({"stage": "train", "epoch": 1, "epochs": 2, "accuracy": 0.5})
+        made._read(job)
+    assert (job.state, job.progress, job.accuracy) == ("running", "1 of 2 epochs", 0.5)
+    made._read(job)  # its process has died
+    with leased(folder):
+        made._read(job)
+    write_file(folder, job.experiment, "result.json", made_up_result(job.experiment))
+    made._read(job)
+    assert seen == ["running", "running", "done"]
+    assert job.accuracy == 0.9
 
 
-def test_options_that_ray_does_not_know_are_an_error(options):
-    made = engine.Cluster([engine.Job(tiny())], options)
-    made.settings, made.note, made.taken, made.calls = {"memroy": 10}, Path("note"), [], {}
+def test_options_that_ray_does_not_know_are_an_error(made):
+    made.settings = {"memroy": 10}
     with pytest.raises(ValueError, match=r"Ray does not take these options of --engine ray: .*memroy"):
         made._start(1, [tiny()])

@@ -169,7 +169,7 @@ def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monk
     recorded(options, *swept(ALL, options, jobs=2))
     assert capfd.readouterr() == ("", "")  # what a worker prints is not shown
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "Worker", None)  # no process is started
+        patch.setattr(pool.Worker, "_start", None)  # no process is started
         left_alone(options)
     (tmp_path / "mended").touch()
     result, _ = swept(ALL[:2], options, retry_failed=True)
@@ -330,7 +330,7 @@ def alive(pid: str) -> bool:
 def test_what_would_fail_every_run_is_an_error_before_any_starts(
     experiment, options, jobs, match, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(pool, "Worker", None)
+    monkeypatch.setattr(pool.Worker, "_start", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((ValueError, OSError), match=match):
         swept([experiment], RunOptions(tmp_path / "runs", **options), jobs=jobs)

@@ -12,48 +12,48 @@ import torch
 from barebones.gpu import mps
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import options
+from barebones.lab.run.lock import Busy
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import Stopped
 from barebones.lab.sweep import worker
-from barebones.lab.sweep.worker import Event, Wire
+from barebones.lab.sweep.worker import Event
 
 EXPERIMENT = Experiment("small-vgg", "digits", "random", 0.9, epochs=1).resolved()
 
 
-class Ends(Wire):
-    """A wire that keeps the events."""
+@pytest.fixture
+def attempt(monkeypatch):
+    """A function that attempts a run with this body, and returns the events about it."""
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.stopping = False
+    def call(body, stopping: bool = False, device: str = "cpu") -> list[Event]:
+        ours, theirs = Pipe()
+        stop = worker.Stop(theirs)
+        stop.asked = stopping
+        monkeypatch.setattr(worker, "run", lambda *about, held: body(*about[2:4], held))
+        worker.attempt(EXPERIMENT, RunOptions(Path("runs"), device), theirs, stop)
+        events = []
+        while ours.poll():
+            events.append(ours.recv())
+        return events
 
-    def tell(self, kind: str, folder: str, **about) -> None:
-        self.events.append(Event(kind, folder, about))
-
-    def should_stop(self) -> bool:
-        return self.stopping
-
-
-def attempt(monkeypatch, body, stopping: bool = False, device: str = "cpu") -> list[Event]:
-    wire = Ends()
-    wire.stopping = stopping
-    monkeypatch.setattr(worker, "run", lambda *about, held: body(*about[2:4], held))
-    worker.attempt(EXPERIMENT, RunOptions(Path("runs"), device), wire)
-    return wire.events
+    return call
 
 
-def test_a_worker_passes_on_lines_and_the_result(monkeypatch):
+def raises(error: BaseException):
+    def body(report, stopping, held):
+        raise error
+
+    return body
+
+
+def test_a_worker_passes_on_lines_and_the_result(attempt):
     def body(report, stopping, held):
         held()
-        for number in range(2):
-            report({"stage": "prune", "round": number, "layers": {}})
-        return {"test": 1}
+        report({"stage": "prune", "round": 1, "layers": {}})
+        return {"test": {"top1": 0.5}}
 
-    events = attempt(monkeypatch, body)
-    assert [event.kind for event in events] == ["started", "line", "line", "done"]
-    assert events[2].about == {"line": {"stage": "prune", "round": 1}}
-    assert events[3].about == {"result": {"test": 1}}
-    assert attempt(monkeypatch, lambda *_: {})[-1].kind == "elsewhere"  # another process has finished it
+    line = Event("line", {"line": {"stage": "prune", "round": 1}})
+    assert attempt(body) == [Event("started"), line, Event("done", {"top1": 0.5})]
 
 
 @pytest.mark.parametrize(("device", "there", "used"), [("cpu", 16, 1), ("cuda:1", 16, 2), ("cuda", 1, 1)])
@@ -61,7 +61,7 @@ def test_the_processes_of_a_sweep_do_not_fight_for_the_processors(monkeypatch, t
     monkeypatch.setattr(options, "processors", lambda: there)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(worker, "_print_to", lambda log: None)
-    before, handlers = torch.get_num_threads(), {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    before, handler = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
     asked, ours = Pipe()
     for message in ({}, EXPERIMENT, None):  # no methods of its own, a run, and the order to stop
         ours.send(message)
@@ -69,15 +69,15 @@ def test_the_processes_of_a_sweep_do_not_fight_for_the_processors(monkeypatch, t
         torch.set_num_threads(3)
         worker.work(asked, RunOptions(tmp_path, device), str(tmp_path / "log"))
         assert torch.get_num_threads() == used
-        assert ours.recv() == Event("stopped", EXPERIMENT.folder)  # before it began
+        assert ours.recv().about["reason"] == "the process was told to stop (SIGTERM)"
+        assert not any(tmp_path.iterdir())  # before it began
     finally:
         torch.set_num_threads(before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, handler)
 
 
 @pytest.mark.parametrize(
-    ("error", "why", "retry"),
+    ("error", "why", "again"),
     [
         (ValueError("do this"), "do this", False),
         (SystemExit(3), "SystemExit: 3", False),
@@ -85,20 +85,18 @@ def test_the_processes_of_a_sweep_do_not_fight_for_the_processors(monkeypatch, t
         (RuntimeError(), "RuntimeError", False),
     ],
 )
-def test_an_error_ends_its_run_alone(monkeypatch, error, why, retry):
-    def body(report, stopping, held):
-        raise error
+def test_an_error_ends_its_run_alone(attempt, error, why, again):
+    (event,) = attempt(raises(error))
+    assert (event.kind, event.about["reason"], event.about["again"], event.ends) == ("failed", why, again, False)
+    assert "raise error" in event.about["details"]
 
-    (event,) = attempt(monkeypatch, body)
-    assert (event.kind, event.about["reason"], event.about["others_may_be_the_cause"]) == ("failed", why, retry)
-    assert "raise error" in event.about["traceback"]
+
+def test_a_run_that_another_process_has_waits(attempt):
+    assert attempt(raises(Busy("wait"))) == [Event("failed", {"reason": "wait", "busy": True})]
 
 
 @pytest.mark.parametrize("usable", [True, False])
-def test_a_process_whose_random_numbers_are_broken_ends_and_its_run_is_tried_again(monkeypatch, usable):
-    def body(report, stopping, held):
-        raise ValueError("this network cannot be captured in a CUDA graph")
-
+def test_a_process_whose_random_numbers_are_broken_ends_and_its_run_is_tried_again(attempt, monkeypatch, usable):
     def rand(*size, device):
         if not usable:
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
@@ -107,17 +105,16 @@ def test_a_process_whose_random_numbers_are_broken_ends_and_its_run_is_tried_aga
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch, "rand", rand)
     monkeypatch.setattr(os, "_exit", ends.append)
-    (event,) = attempt(monkeypatch, body, device="cuda")
+    (event,) = attempt(raises(ValueError("this network cannot be captured in a CUDA graph")), device="cuda")
     assert ends == ([] if usable else [worker.BROKEN])
-    assert (event.about["others_may_be_the_cause"], event.about["process_ends"]) == (not usable, not usable)
+    assert (event.about["again"], event.ends) == (not usable, not usable)
 
 
-def test_a_run_stops_when_asked(monkeypatch):
-    def body(report, stopping, held):
-        if stopping():
-            raise Stopped
-
-    assert [event.kind for event in attempt(monkeypatch, body, stopping=True)] == ["stopped"]
+@pytest.mark.parametrize("stopping", [True, False])
+def test_a_run_that_is_told_to_stop_ends_its_process_and_is_tried_again(attempt, stopping):
+    (event,) = attempt(raises(Stopped()), stopping)
+    assert (event.about["reason"], event.about["again"]) == ("the process was told to stop (SIGTERM)", True)
+    assert event.ends
 
 
 CONTROL = """#!/bin/sh

@@ -177,7 +177,7 @@ def sweep(
         str,
         typer.Argument(
             help=f"A recipe: {', '.join(RECIPES)}; file.py:function, package.module:function; a .toml or .json grid.",
-            autocompletion=completion([RECIPES]),
+            autocompletion=completion(RECIPES),
         ),
     ],
     model: Annotated[

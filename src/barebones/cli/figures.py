@@ -1,5 +1,6 @@
 """Commands that show results: figure, report."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from ..lab.figures import accuracy
 from ..lab.figures.report import follow
 from ..lab.figures.report import write as write_report
 from ..lab.figures.sources import SCALES
+from ..messages import counted
 from ..paper.figures import FIGURES, FigureContext, listed, named
 from ..paper.figures import figure as draw
 from .options import Jobs, RetryFailed, check_folder, completion, split, with_options
@@ -25,7 +27,7 @@ def figure(
         str | None,
         typer.Argument(
             help="The name of a figure (see --list), or all.",
-            autocompletion=completion([(accuracy.NAME, *FIGURES, "all")]),
+            autocompletion=completion((accuracy.NAME, *FIGURES, "all")),
         ),
     ] = None,
     list_all: Annotated[
@@ -140,6 +142,6 @@ def report(
 
 
 def _counted(content: Mapping[str, Any]) -> str:
-    states = [run["status"] for run in content["runs"]]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-    return f"{len(states)} {'run' if len(states) == 1 else 'runs'} ({counts}) {'is' if len(states) == 1 else 'are'}"
+    states = Counter(run["status"] for run in content["runs"])
+    counts = ", ".join(f"{states[state]} {state}" for state in sorted(states))
+    return f"{counted(states.total(), 'run')} ({counts}) {'is' if states.total() == 1 else 'are'}"

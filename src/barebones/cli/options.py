@@ -4,7 +4,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -135,9 +135,9 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
     return options
 
 
-def completion(known: Sequence[Iterable[str]]) -> Callable[[str], list[str]] | None:
+def completion(known: Iterable[str]) -> Callable[[str], list[str]] | None:
     """Return the function that completes a value in the shell, if there are names for it."""
-    return (lambda incomplete: [n for names in known for n in names if n.startswith(incomplete)]) if known else None
+    return (lambda incomplete: [name for name in known if name.startswith(incomplete)]) if known else None
 
 
 def split(options: dict[str, Any], overwrite: bool = False, here: bool = True) -> tuple[dict[str, Any], RunOptions]:

@@ -6,11 +6,12 @@ The command line's options are made from its fields, and their hash is in the na
 from __future__ import annotations
 
 import json
+import math
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from hashlib import sha256
-from itertools import chain
 from typing import Any
 
 from ...data import DATA, check_name
@@ -26,8 +27,7 @@ from ...pruning.methods import imported as imported_method
 from ...pruning.methods import resolved as resolved_method
 from ...pruning.probe import STATISTICS
 from ...pruning.schedules import SCHEDULES
-from ..experiment.plan import OPTIMIZERS, PRECISIONS, TrainingPlan
-from .plan import LR_SCHEDULES
+from .plan import LR_SCHEDULES, OPTIMIZERS, PRECISIONS, TrainingPlan
 from .protocols import protocol
 
 DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a method
@@ -38,7 +38,7 @@ LONGEST = 80  # characters of a network's, data set's or method's name in the na
 
 def _option(
     default: Any, help: str, roles: str = "", *, panel: str = "Experiment", shown: str = "", kind: str = "",
-    known: tuple[Iterable[str], ...] = (), least: int | None = None,
+    known: Iterable[str] = (), least: float | None = None, below: float = math.inf,
 ) -> Any:  # fmt: skip
     """Return a field with all that is said about it in one place.
 
@@ -46,9 +46,10 @@ def _option(
     it lacks all of "finding"; "settled", it cannot change once there are masks, as nothing of "finding" can; "named",
     figures name it wherever it is not the default; "computing", it may depend on the device. The help has it in a
     `panel`, and these words are `shown` for None. The `known` values complete what is typed in a shell; with the
-    `kind` of value, they are the only ones. `least` is the smallest value.
+    `kind` of value, they are the only ones, and the help lists them. A number is at least `least`, and `below`.
     """
-    about = {"help": help, "panel": panel, "shown": shown, "kind": kind, "known": known, "least": least}
+    help = f"{help}: {', '.join(known)}." if kind and not help.endswith(".") else help
+    about = {"help": help, "panel": panel, "shown": shown, "kind": kind, "known": known, "least": least, "below": below}
     return field(default=default, metadata=about | {"roles": roles.split()})
 
 
@@ -69,17 +70,17 @@ class Experiment:
 
     model: str = _option(
         "resnet50", f"Network: {', '.join(MODELS)}; timm:NAME for one of timm; or file.py:factory for your own.", "key",
-        known=(MODELS,),
+        known=MODELS,
     )  # fmt: skip
     data: str = _option(
         "cifar10",
         f"Data set: {', '.join(DATA)}; images:PATH for a folder of images; or file.py:factory for your own.", "key",
-        known=(DATA,),
+        known=DATA,
     )  # fmt: skip
     method: str = _option(
         "force",
         f"Pruning method: {', '.join(METHODS)}; file.py:function for your own; or dense, for no pruning.", "key",
-        known=(METHODS, (DENSE,)),
+        known=ChainMap[str, Any](METHODS, {DENSE: None}),
     )  # fmt: skip
     sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.", "key settled")
     seed: int = _option(
@@ -91,8 +92,8 @@ class Experiment:
         None, "Number of batches that each pruning round reads (B).", "finding", least=1
     )
     schedule: str | None = _pruning(
-        None, f"How many weights are kept after each round: {', '.join(SCHEDULES)}.", "finding",
-        shown="set by the method", kind="schedule", known=(SCHEDULES,),
+        None, "How many weights are kept after each round", "finding",
+        shown="set by the method", kind="schedule", known=SCHEDULES,
     )  # fmt: skip
     revive_until: float | None = _pruning(
         None, "Fraction of the rounds in which pruned weights may return.", "finding", shown="set by the method"
@@ -102,27 +103,24 @@ class Experiment:
         None, "Minimum number of weights that each layer keeps.", "finding", shown="set by the method"
     )
     loss: str = _pruning(
-        "cross-entropy", f"Loss that the scores are computed from: {', '.join(LOSSES)}.", "pruning settled",
-        kind="loss", known=(LOSSES,),
-    )  # fmt: skip
-    init: str = _pruning(
-        "kaiming-fan-in", f"Initialization: {', '.join(SCHEMES)}.", kind="initialization", known=(SCHEMES,)
+        "cross-entropy", "Loss that the scores are computed from", "pruning settled", kind="loss", known=LOSSES
     )
+    init: str = _pruning("kaiming-fan-in", "Initialization", kind="initialization", known=SCHEMES)
     norm_scale: str | None = _pruning(
         None, "Initial scales of batch-norms: ones; or uniform, as in torch before 1.2, which the paper used.",
-        shown="uniform for resnet50 and mobilenet-v2, else ones", kind="scale of batch-norms", known=(NORM_SCALES,),
+        shown="uniform for resnet50 and mobilenet-v2, else ones", kind="scale of batch-norms", known=NORM_SCALES,
     )  # fmt: skip
     scoring_init: str | None = _pruning(
         None, "Find the masks on other initial weights than those that are trained, drawn by this initialization.",
-        "finding named", shown="none: score the weights that are trained", kind="initialization", known=(SCHEMES,),
+        "finding named", shown="none: score the weights that are trained", kind="initialization", known=SCHEMES,
     )  # fmt: skip
     scoring_bn: str = _pruning(
         "batch", "Statistics of batch-norms in scoring: batch, those of the batch; or eval, the running ones.",
-        "finding named", kind="kind of batch-norm statistics", known=(STATISTICS,),
+        "finding named", kind="kind of batch-norm statistics", known=STATISTICS,
     )  # fmt: skip
     scoring_precision: str | None = _pruning(
-        None, f"Precision of the scores: {', '.join(SCORING_PRECISIONS)}.", "finding computing",
-        shown="fp32", kind="scoring precision", known=(SCORING_PRECISIONS,),
+        None, "Precision of the scores", "finding computing",
+        shown="fp32", kind="scoring precision", known=SCORING_PRECISIONS,
     )  # fmt: skip
     pretrain: int = _pruning(
         0, "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).", "pruning settled",
@@ -136,56 +134,49 @@ class Experiment:
         NONE,
         "What to change as a control: the masks, shuffled within each layer (shuffle) or inverted to the lowest scores "
         "(invert); or the weights, reinitialized under the same masks (reinitialize).",
-        "key pruning settled", kind="control", known=(CONTROLS,),
+        "key pruning settled", kind="control", known=CONTROLS,
     )  # fmt: skip
 
     epochs: int | None = _training(
         None, "Number of training epochs; the learning rate's schedule scales with it.", least=0
     )
     batch_size: int | None = _training(None, "Images per batch, in training and in scoring.", least=2)
-    lr: float | None = _training(None, "Learning rate: the first and highest, after the warm-up.")
-    momentum: float = _training(0.9, "Momentum of SGD, or the first beta of AdamW.")
-    weight_decay: float | None = _training(None, "Weight decay.")
-    optimizer: str = _training("sgd", f"Optimizer: {', '.join(OPTIMIZERS)}.", kind="optimizer", known=(OPTIMIZERS,))
+    lr: float | None = _training(None, "Learning rate: the first and highest, after the warm-up.", least=0)
+    momentum: float = _training(0.9, "Momentum of SGD, or the first beta of AdamW.", least=0)
+    weight_decay: float | None = _training(None, "Weight decay.", least=0)
+    optimizer: str = _training("sgd", "Optimizer", kind="optimizer", known=OPTIMIZERS)
     lr_schedule: str = _training(
-        "milestones", f"How the learning rate changes: {', '.join(LR_SCHEDULES)}.",
-        kind="schedule of the learning rate", known=(LR_SCHEDULES,),
-    )  # fmt: skip
+        "milestones", "How the learning rate changes", kind="schedule of the learning rate", known=LR_SCHEDULES
+    )
     warmup: int = _training(0, "Epochs in which the learning rate rises.", least=0)
-    label_smoothing: float = _training(0.0, "Share of each training target that is spread over all classes.")
+    label_smoothing: float = _training(
+        0.0, "Share of each training target that is spread over all classes.", least=0, below=1
+    )
     precision: str | None = _training(
-        None, f"Precision of training: {', '.join(PRECISIONS)}.", "computing",
-        shown="bf16 on a GPU, else fp32", kind="precision", known=(PRECISIONS,),
+        None, "Precision of training", "computing",
+        shown="bf16 on a GPU, else fp32", kind="precision", known=PRECISIONS,
     )  # fmt: skip
     shrink: bool = _training(False, "Train without the channels that carry no signal.", "pruning computing")
 
     def __post_init__(self) -> None:
-        for option in fields(self):  # 1, 1.0 and True are the same experiment and must have the same hash
-            kind, value = str(option.type).partition(" | ")[0], getattr(self, option.name)
-            if kind in ("int", "float") and isinstance(value, int):
-                object.__setattr__(self, option.name, TYPES[kind](value))
-            else:
-                typed(_option_name(option.name), value, str(option.type))
         for option in fields(self):
-            value, kind, least = getattr(self, option.name), option.metadata["kind"], option.metadata["least"]
-            choices = [*chain(*option.metadata["known"])]
-            if kind and value is not None and value not in choices:
-                raise ValueError(unknown(kind, value, choices))
-            if least is not None and value is not None and value < least:
-                raise ValueError(f"{_option_name(option.name)} {value} is too small; it must be at least {least}")
+            name, about, value = _option_name(option.name), option.metadata, getattr(self, option.name)
+            kind, least, below = str(option.type).partition(" | ")[0], about["least"], about["below"]
+            if kind in ("int", "float") and isinstance(value, int):  # 1, 1.0 and True are the same experiment
+                object.__setattr__(self, option.name, TYPES[kind](value))
+            if typed(name, getattr(self, option.name), str(option.type)) is None:
+                continue
+            if about["kind"] and value not in about["known"]:
+                raise ValueError(unknown(about["kind"], value, about["known"]))
+            if least is not None and not least <= value < below:
+                most = f", and below {below:g}" if below < math.inf or value >= below else ""
+                raise ValueError(f"{name} {value} must be at least {least}{most}")
         check_name(self.data)
         if not 0 <= self.sparsity < 1:
             hint = f"; did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
             raise ValueError(
                 f"sparsity {self.sparsity:g} is not a fraction of weights to remove, from 0 to below 1{hint}"
             )
-        if self.seed >= 2**63:
-            raise ValueError(f"seed {self.seed} is too large; it must be below 2**63")
-        for name in ("lr", "weight_decay", "momentum"):
-            if (value := getattr(self, name)) is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{_option_name(name)} {value} must be 0 or more")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label-smoothing {self.label_smoothing:g} must be from 0 to below 1")
         if self.optimizer == "adamw" and self.momentum >= 1:
             raise ValueError(f"momentum {self.momentum:g} must be below 1 for adamw")
         if self.method == FILE and self.mask is None:

@@ -36,19 +36,14 @@ class TrainingPlan:
     label_smoothing: float = 0.0
 
     def rate(self, epoch: int, step: int = 0, steps: int = 1) -> float:
-        """Return the learning rate of a step of an epoch, which has `steps`; all are counted from 0."""
-        return rate(self, epoch * steps + step, steps)
+        """Return the learning rate of a step of an epoch, which has `steps`; all are counted from 0.
 
-
-def rate(plan: TrainingPlan, step: int, steps: int) -> float:
-    """Return the learning rate of a step, counted from 0 over all epochs of `steps` steps each.
-
-    During the warm-up it rises linearly to the plan's rate. One-cycle takes the warm-up as the length of its own rise.
-    """
-    warm = plan.warmup * steps
-    if step < warm and plan.lr_schedule != "one-cycle":
-        return plan.lr * (step + 1) / warm
-    return LR_SCHEDULES[plan.lr_schedule](plan, step, steps)
+        During the warm-up it rises linearly to the plan's rate. One-cycle takes the warm-up as the length of its rise.
+        """
+        step, warm = epoch * steps + step, self.warmup * steps
+        if step < warm and self.lr_schedule != "one-cycle":
+            return self.lr * (step + 1) / warm
+        return LR_SCHEDULES[self.lr_schedule](self, step, steps)
 
 
 def milestones(plan: TrainingPlan, step: int, steps: int) -> float:
@@ -89,17 +84,14 @@ LR_SCHEDULES: dict[str, Callable[[TrainingPlan, int, int], float]] = {
 }
 
 
-def _fused(device: torch.device) -> bool:
-    return device.type in ("cpu", "cuda")
-
-
 Optimize = Callable[[Iterable[nn.Parameter], Any, "TrainingPlan", torch.device], torch.optim.Optimizer]
+FUSED = ("cpu", "cuda")  # devices on which one kernel updates all parameters
 OPTIMIZERS: dict[str, Optimize] = {
     "sgd": lambda parameters, rate, plan, device: torch.optim.SGD(
-        parameters, rate, momentum=plan.momentum, weight_decay=plan.weight_decay, fused=_fused(device)
+        parameters, rate, momentum=plan.momentum, weight_decay=plan.weight_decay, fused=device.type in FUSED
     ),
     "adamw": lambda parameters, rate, plan, device: torch.optim.AdamW(
-        parameters, rate, betas=(plan.momentum, 0.999), weight_decay=plan.weight_decay, fused=_fused(device),
+        parameters, rate, betas=(plan.momentum, 0.999), weight_decay=plan.weight_decay, fused=device.type in FUSED,
         capturable=device.type == "cuda",
     ),
 }  # fmt: skip

@@ -4,6 +4,7 @@ import importlib
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,9 @@ def record(folder: Path, experiment: Experiment | None = None) -> Row | None:
         if (failure := failed(folder)) is not None:
             return blank | Experiment.settings(failure["experiment"]) | {"status": FAILED, "reason": failure["reason"]}
     except (ValueError, OverflowError, OSError) as error:
-        reason = str(error).replace(f"{folder}{os.sep}", "")[:300]
-        return blank | _settings_of(folder) | {"status": UNREADABLE, "reason": reason}
+        with suppress(ValueError, OSError):  # its settings may be readable
+            blank |= Experiment.settings(recorded(folder)[0])
+        return blank | {"status": UNREADABLE, "reason": str(error).replace(f"{folder}{os.sep}", "")[:300]}
     return None
 
 
@@ -227,37 +229,24 @@ def differences(row: Row, others: Sequence[Row], equal_in: Sequence[str] = KEY) 
     return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
 
 
-def _settings_of(folder: Path) -> Row:
-    """Return the settings of a run whose result cannot be read, from its experiment.json if possible."""
-    try:
-        return Experiment.settings(recorded(folder)[0])
-    except (ValueError, OSError):
-        return {}
-
-
 def _result(content: Mapping[str, Any]) -> Row:
     best = content["best_validation"] or {}
     flops = {name: content.get(f"flops_{name}") for name in ("dense", "effective", "shrunk")}
     environment, made = content["environment"], content.get("made") or {}
+    same = ("kept", "effective", "effective_sparsity", "collapsed", "disconnected_outputs")
     return {
         "status": DONE,
         "epochs_trained": epochs_of(content),
-        "top1": content["test"]["top1"],
-        "top5": content["test"]["top5"],
+        **{name: content["test"][name] for name in ("top1", "top5")},
         "best_validation_epoch": best.get("epoch"),
         "best_validation": best.get("validation"),
         "top1_at_best_validation": best.get("test"),
-        "kept": content["kept"],
-        "effective": content["effective"],
-        "effective_sparsity": content["effective_sparsity"],
+        **{name: content[name] for name in same},
         "flops_left": _share(flops["effective"], flops["dense"]),
         "flops_shrunk": _share(flops["shrunk"], flops["dense"]),
-        "collapsed": content["collapsed"],
         "collapsed_layers": " ".join(content["collapsed"]) or None,
         "empty_layers": len(content["empty"]),
-        "disconnected_outputs": content["disconnected_outputs"],
-        "prune_seconds": content["seconds"]["prune"],
-        "train_seconds": content["seconds"]["train"],
+        **{f"{stage}_seconds": content["seconds"][stage] for stage in ("prune", "train")},
         **{name: environment.get(name) for name in ("torch", "device", "compiled")},
         **{name: made.get(name) for name in ("finished", "command", "commit")},
     }

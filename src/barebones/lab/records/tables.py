@@ -15,7 +15,6 @@ from ...messages import shortened
 
 Row = dict[str, Any]
 Rows = list[Row]
-LARGEST = 2**28  # bytes of a table, unpacked
 TEXTS = ("source", "data", "model", "method", "control", "kind", "widths")  # columns that hold text
 FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@＝＋－＠]")  # the beginning of a cell that a spreadsheet may compute
 QUOTED = re.compile(rf"'+({FORMULA.pattern})")
@@ -57,10 +56,7 @@ def read(path: Path, columns: Sequence[str] = (), texts: Sequence[str] = ()) -> 
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise ValueError(f"{path} is larger than the table of any figure, {LARGEST // 2**20} MiB")
-        text = content.decode()
+            text = file.read().decode()
         lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
     except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a CSV file that barebones figure wrote ({error})") from None
@@ -78,9 +74,8 @@ def read(path: Path, columns: Sequence[str] = (), texts: Sequence[str] = ()) -> 
     rows = [{name: read(cell) for name, read, cell in zip(head, readers, line, strict=True)} for line in body]
     for row, name in product(rows, columns):
         if isinstance(row[name], str) != (name in TEXTS) and row[name] is not None:
-            kind = "text" if name in TEXTS else "a number"
-            value = str(row[name])[:40]
-            raise ValueError(f"{path} is not the table of this figure: the column {name} holds {value!r}, not {kind}")
+            wrong = f"the column {name} holds {str(row[name])[:40]!r}, not {'text' if name in TEXTS else 'a number'}"
+            raise ValueError(f"{path} is not the table of this figure: {wrong}")
     return rows
 
 

@@ -1,8 +1,7 @@
 """The pool of a sweep: its jobs, the processes that run them, and what happens when one fails or dies."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -18,7 +17,7 @@ from ..run.folder import FAILURE, write_json
 from ..run.lock import Busy, check_free
 from ..run.metrics import COUNTED
 from ..run.options import RunOptions
-from .worker import Event, Worker
+from .worker import ENDING, Worker
 
 REFRESH = 0.5  # seconds to wait for events
 AGAIN = 1.0  # seconds until the sweep comes back to a run that another process has
@@ -31,11 +30,10 @@ class Job:
     """An experiment of the sweep, its state and its progress."""
 
     experiment: Experiment
-    state: str = QUEUED
+    state: str = QUEUED  # also while a worker has it, but does not own its folder yet
     reason: str = ""  # why it failed, waits or is tried again
     not_before: float = 0.0  # another process has it; when to look again
     alone: bool = False  # it is tried a second time, and no other job may run beside it on its device
-    waits: bool = False  # a worker has it, but does not own its folder yet
     accuracy: float | None = None  # on the test images when done, else the latest one
     warning: str = ""  # what is wrong with its masks
     short: str = ""  # the same in a few words
@@ -97,8 +95,8 @@ class Pool:
     ) -> None:
         self.jobs, self.options, self.changed = {job.folder: job for job in listed}, options, changed
         self.queue = [job for job in listed if job.state == QUEUED]
-        self.most, self.devices, self.methods = jobs, devices, methods
-        self.workers: list[Worker] = []
+        self.most, self.devices = jobs, devices
+        self.workers = [Worker(replace(options, device=place), methods) for place in self.places()]
         self.began = monotonic()
         self.stopping = False
         self.about = ""  # where the jobs run, if that is not obvious
@@ -123,23 +121,12 @@ class Pool:
         return sum(job.state in states for job in self.jobs.values())
 
     def assign(self) -> None:
-        """Start missing workers, and give queued jobs to idle ones."""
-        next(filter(self._is_free, self._ready()), None)  # so that no worker starts for a run that another process has
-        missing = Counter(self.places()) - Counter(worker.place for worker in self.workers)
-        for place in self.places():
-            if missing[place] and len(self._ready()) > sum(not worker.folder for worker in self.workers):
-                missing[place] -= 1
-                self.workers.append(Worker(replace(self.options, device=place), self.methods))
-        for worker in self.workers:
-            while not worker.folder and not worker.ending and (job := self._next_at(worker.place)) is not None:
-                if self._is_free(job):
-                    self.queue.remove(job)
-                    job.state, job.waits, job.began, job.line = RUNNING, True, monotonic(), {}
-                    worker.begin(job.experiment)
-
-    def _ready(self) -> list[Job]:
-        """Return the queued jobs without those that another process had a moment ago."""
-        return [job for job in self.queue if job.not_before <= monotonic()]
+        """Give queued jobs to idle workers; those that have no process come last, and start one."""
+        for worker in sorted(self.workers, key=lambda worker: worker.process is None):
+            if not worker.folder and (job := self._next_at(worker.place)) is not None:
+                self.queue.remove(job)
+                job.line = {}
+                worker.begin(job.experiment)
 
     def _next_at(self, place: str) -> Job | None:
         """Return the queued job to run next on a device, beside those that run there; None if there is none.
@@ -149,8 +136,8 @@ class Pool:
         running = [self.jobs[worker.folder] for worker in self.workers if worker.place == place and worker.folder]
         if any(job.alone for job in running):
             return None
-        jobs = [job for job in self._ready() if not (job.alone and running)]
-        return min(jobs, key=lambda job: job.alone, default=None)
+        jobs = [job for job in self.queue if job.not_before <= monotonic() and not (job.alone and running)]
+        return next(filter(self._is_free, sorted(jobs, key=lambda job: job.alone)), None)
 
     def _is_free(self, job: Job) -> bool:
         """Return whether nobody has the run of a queued job, or has ended it; who has it is asked again later."""
@@ -177,77 +164,58 @@ class Pool:
             self.changed(job)
 
     def attend(self, seconds: float = REFRESH) -> None:
-        """Wait this long for events from the workers, handle them, and remove dead workers."""
-        wait([worker.pipe for worker in self.workers], seconds)
-        for worker in list(self.workers):
+        """Wait this long for events from the workers, and handle them; what a dead one ran is tried again, alone."""
+        wait([worker.pipe for worker in self.workers if worker.process], seconds)
+        for worker in self.workers:
             ending = worker.dead()  # before its last events are read
-            for event in worker.events():
-                self._take(event)
+            for folder, event in worker.events():
+                self._take(self.jobs[folder], event.kind, event.about)
             if ending is not None:
-                self._remove(worker, ending)
+                folder, output = worker.folder, worker.output()
+                worker.close()
+                if folder:
+                    self._lose(self.jobs[folder], ending, output, again=True)
 
-    def _take(self, event: Event) -> None:
-        job, about = self.jobs[event.folder], event.about
-        if event.kind == "line":
+    def _take(self, job: Job, kind: str, about: dict[str, Any]) -> None:
+        if kind == "line":
             warned = job.warning
             job.update(about["line"])
             if job.warning != warned:
                 self.changed(job)
-        elif event.kind == "started":
-            job.waits, job.began = False, monotonic()  # without the time that its process took to start
+        elif kind == "started":
+            job.state, job.began = RUNNING, monotonic()  # without the time that its process took to start
             self.changed(job)
-        elif event.kind == "done":
-            job.accuracy, job.reason = about["result"]["test"]["top1"], ""
+        elif kind == "done" and job.state == RUNNING:
+            job.accuracy, job.reason = about["top1"], ""
             self._end(job, DONE)
-        elif event.kind == "elsewhere":
+        elif kind == "done":  # another process has finished it
             job.look(self.options.runs)
             self.changed(job)
-        elif event.kind == "failed" and about["busy"]:
+        elif "busy" in about:
             self._wait(job, about["reason"])
-        elif event.kind == "failed" and about["others_may_be_the_cause"] and not job.alone:
-            self._queue_again(job, about["reason"])
-        elif event.kind == "failed":
-            self._fail(job, about["reason"], about["traceback"])
-        elif event.kind == "stopped":
-            self._lose(job, "the process was told to stop (SIGTERM)", "")
-
-    def _remove(self, worker: Worker, ending: str) -> None:
-        """Remove a dead worker; the job that it ran is tried once more, alone."""
-        self.workers.remove(worker)
-        folder, output = worker.folder, worker.output()
-        worker.close(0.0)
-        if folder:
-            self._lose(self.jobs[folder], ending, output)
-
-    def _lose(self, job: Job, reason: str, output: str) -> None:
-        """Handle a job whose process ended: queue it again, or let it fail if it ran alone already.
-
-        While the sweep stops, the job counts as stopped.
-        """
-        if self.stopping:
-            self._end(job, STOPPED)
-        elif job.alone:
-            self._fail(job, reason, output)
         else:
-            self._queue_again(job, reason)
+            self._lose(job, **about)
 
-    def _queue_again(self, job: Job, reason: str) -> None:
-        """Put the job at the end of the queue, to run alone on its device."""
-        job.alone, job.state, job.reason = True, QUEUED, reason
-        self.queue.append(job)
-        self.changed(job)
+    def _lose(self, job: Job, reason: str, details: str, again: bool) -> None:
+        """Handle a job that failed, or whose process ended: queue it `again`, to run alone, or record the failure.
 
-    def _fail(self, job: Job, reason: str, details: str) -> None:
-        """Record the failure; a full disk does not end the sweep."""
-        path = self.options.runs / job.folder / FAILURE
-        job.reason = reason
-        failure = {"experiment": job.experiment.to_dict(), "reason": reason, "traceback": details}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {**failure, "attempts": 1 + job.alone}, job.folder)
-        except OSError as error:
-            job.reason += f" (and {path} cannot be written: {error.strerror})"
-        self._end(job, FAILED)
+        A full disk does not end the sweep.
+        """
+        if again and self.stopping:
+            self._end(job, STOPPED)
+        elif again and not job.alone:
+            job.alone, job.state, job.reason = True, QUEUED, reason
+            self.queue.append(job)
+            self.changed(job)
+        else:
+            path, job.reason = self.options.runs / job.folder / FAILURE, reason
+            failure = {"experiment": job.experiment.to_dict(), "reason": reason, "traceback": details}
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, {**failure, "attempts": 1 + job.alone}, job.folder)
+            except OSError as error:
+                job.reason += f" (and {path} cannot be written: {error.strerror})"
+            self._end(job, FAILED)
 
     def _end(self, job: Job, state: str) -> None:
         job.state, job.ended = state, monotonic()
@@ -255,20 +223,17 @@ class Pool:
 
     def dismiss(self, patience: float) -> None:
         """Tell every run to save and end; kill the workers after `patience` seconds or on a KeyboardInterrupt."""
-        self.stopping = True
-        until = monotonic() + patience
+        self.stopping, until = True, monotonic() + patience
         try:
             for worker in self.workers:
                 worker.stop()
             while any(worker.folder for worker in self.workers) and monotonic() < until:
                 self.attend()
             for worker in self.workers:
-                worker.close(5.0 if not worker.folder else 0.0)
+                worker.close(0.0 if worker.folder else ENDING)
         except KeyboardInterrupt:
             for worker in self.workers:
-                with suppress(ValueError):  # it is closed already
-                    worker.close(0.0)
-        self.workers.clear()
+                worker.close()
         for job in self.jobs.values():
             if job.state == RUNNING:
                 self._end(job, STOPPED)

@@ -24,8 +24,9 @@ def live_table(pool: Pool, console: Console) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def draw() -> RenderableType:
-        over = pool.stopping and not pool.workers  # Rich cannot erase a table that it has cut
-        return "" if over else table(pool, monotonic())
+        return (
+            "" if pool.stopping and not pool.count(RUNNING) else table(pool, monotonic())
+        )  # Rich cannot erase what it has cut
 
     return Live(get_renderable=draw, console=console, refresh_per_second=2, transient=True)
 
@@ -53,9 +54,7 @@ def status(pool: Pool) -> str:
 
 
 def _counts(pool: Pool) -> str:
-    waiting = sum(job.state == RUNNING and job.waits for job in pool.jobs.values())
-    counts = {QUEUED: pool.count(QUEUED) + waiting, RUNNING: pool.count(RUNNING) - waiting}
-    return ", ".join(f"{counts.get(state, pool.count(state))} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
+    return ", ".join(f"{pool.count(state)} {state}" for state in (QUEUED, RUNNING, DONE, FAILED))
 
 
 def table(pool: Pool, now: float) -> Group:
@@ -67,15 +66,9 @@ def table(pool: Pool, now: float) -> Group:
     for justify in ("left", "left", "left", "right", "right", "left"):
         rows.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
     jobs = {state: [job for job in pool.jobs.values() if job.state == state] for state in (RUNNING, DONE, FAILED)}
-    for job in [job for job in jobs[RUNNING] if not job.waits]:
-        rows.add_row(
-            "running",
-            Text(job.label),
-            job.line.get("stage", ""),
-            job.progress,
-            percent(job.accuracy),
-            _alarm(job),
-        )
+    for job in jobs[RUNNING]:
+        stage = job.line.get("stage", "")
+        rows.add_row("running", Text(job.label), stage, job.progress, percent(job.accuracy), _alarm(job))
     for job in sorted(jobs[DONE], key=lambda job: -job.ended)[:LATEST]:
         cells = "done", Text(job.label), "", clock(job.ended - job.began), percent(job.accuracy), _alarm(job)
         rows.add_row(*cells, style="green")

@@ -66,7 +66,7 @@ def sweep(
     is tried again alone. The device "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal
     experiments run once. A failed experiment is tried again only with `retry_failed`.
 
-    The engine "ray" has a worker on each GPU or node of a cluster, and `engine_options` are those of its actors. All
+    The engine "ray" has a worker on each GPU or node of a cluster, and `engine_options` are those of its tasks. All
     nodes must see the folder of the runs.
 
     When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from time import monotonic
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from ...imports import is_code
+from ...messages import first_line
 from ...pruning.methods import METHODS, Method
 from ..experiment import recipes
 from ..experiment.experiment import Experiment
@@ -30,75 +32,85 @@ from ..run.run import Stopped, run
 
 BROKEN = 70  # exit code of a process that cannot use its GPU any more
 PIPE_PAUSE = 0.1  # seconds between looks into the pipe while a run goes on
+ENDING = 5.0  # seconds that a process without a run has to end
 TAIL = 8_000  # characters of a dead process's output to keep
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker reports about its experiment: started, line, done, elsewhere, failed, stopped."""
+    """What a process reports about its experiment: started, line, done, failed. With `ends`, the process ends."""
 
     kind: str
-    folder: str
     about: dict[str, Any] = field(default_factory=dict)
+    ends: bool = False
 
 
 class Worker:
-    """The parent's side: it starts the process, gives it experiments and receives its events.
+    """The parent's side: it starts a process when there is an experiment for it, and another one when that has died.
 
     The process gets the parent's `sys.path`, imports the recipes that the parent has imported, and gets the rows of
     `methods`, so methods that were registered at run time work in it too. It ignores Ctrl-C, which the parent
     handles. It saves and ends its run when it is told to, on SIGTERM, and when the parent is gone.
     """
 
+    process: BaseProcess | None = None
+    pipe: Connection
+    log: Path  # for the output of the process, which would disturb the table
+    folder = ""  # of the running experiment
+
     def __init__(self, options: RunOptions, methods: Iterable[str] = ()) -> None:
-        context = get_context("spawn")
-        handle, name = tempfile.mkstemp(prefix="barebones-worker-", suffix=".log")
-        os.close(handle)
-        self.log = Path(name)  # for the output of the process, which would disturb the table
-        self.pipe, other_end = context.Pipe()
-        self.process = context.Process(target=work, args=(other_end, options, name, list(recipes.IMPORTED)))
-        with _without_ctrl_c():
-            self.process.start()
-        other_end.close()  # so that either side notices when the other is gone
-        known = {name: METHODS[name] for name in methods if name in METHODS and not is_code(name)}  # it imports code
-        self._send({name: row for name, row in known.items() if _can_be_sent(row)})
-        self.place, self.folder = options.device, ""  # the device, and the folder of the running experiment
-        self.ending = False  # its process has said that it ends
+        self.options, self.methods = options, methods
+        self.place = options.device
 
     def begin(self, experiment: Experiment) -> None:
         """Give the process an experiment."""
+        if self.process is None:
+            self._start()
         self.folder = experiment.folder
         self._send(experiment)
 
+    def _start(self) -> None:
+        context = get_context("spawn")
+        handle, name = tempfile.mkstemp(prefix="barebones-worker-", suffix=".log")
+        os.close(handle)
+        self.log = Path(name)
+        self.pipe, other_end = context.Pipe()
+        self.process = context.Process(target=work, args=(other_end, self.options, name, list(recipes.IMPORTED)))
+        with _without_ctrl_c():
+            self.process.start()
+        other_end.close()  # so that either side notices when the other is gone
+        known = {name: METHODS[name] for name in self.methods if name in METHODS and not is_code(name)}
+        self._send({name: row for name, row in known.items() if _can_be_sent(row)})  # the process itself imports code
+
     def stop(self) -> None:
         """Tell the process to save its run and end."""
-        self._send(None)
+        if self.process is not None:
+            self._send(None)
 
     def _send(self, message: Experiment | dict[str, Method] | None) -> None:
         with suppress(OSError):  # the process is gone, which `dead` will report
             self.pipe.send(message)
 
-    def events(self) -> Iterator[Event]:
-        """Yield the events since the last call."""
-        while True:
+    def events(self) -> Iterator[tuple[str, Event]]:
+        """Yield the folder of the running experiment and each event about it since the last call."""
+        while self.process is not None:
             try:
                 if not self.pipe.poll():
                     return
                 event = self.pipe.recv()
             except (EOFError, OSError):  # the process has ended
-                self.process.join(5)
+                self.process.join(ENDING)
                 return
-            yield self._noted(event)
-
-    def _noted(self, event: Event) -> Event:
-        if event.kind not in ("started", "line"):
-            self.folder = ""
-        self.ending = self.ending or event.about.get("process_ends", False)
-        return event
+            folder = self.folder
+            if event.kind in ("done", "failed"):
+                self.folder = ""
+            if event.ends:  # so that it gets no other experiment
+                self.close(ENDING)
+            yield folder, event
 
     def dead(self) -> str | None:
-        """Return how the process ended, in words; None while it runs."""
-        code = self.process.exitcode
+        """Return how the process ended, in words; None while it runs, and where there is none."""
+        code = self.process.exitcode if self.process else None
         if code is None:
             return None
         if code >= 0:
@@ -111,109 +123,87 @@ class Worker:
         """Return the end of what the process printed; after a crash, that includes the traceback."""
         return self.log.read_text(encoding="utf-8", errors="replace")[-TAIL:] if self.log.exists() else ""
 
-    def close(self, patience: float) -> None:
+    def close(self, patience: float = 0.0) -> None:
         """Close the pipe, which tells the process to stop; kill it after `patience` seconds."""
+        if self.process is None:
+            return
+        process, self.process, self.folder = self.process, None, ""
         self.pipe.close()
         try:
-            self.process.join(patience)
+            process.join(patience)
         finally:  # also when the wait is interrupted
-            if self.process.exitcode is None:
-                self.process.kill()
-            self.process.join()
-            self.process.close()
+            if process.exitcode is None:
+                process.kill()
+            process.join()
+            process.close()
             self.log.unlink(missing_ok=True)
 
 
 def work(pipe: Connection, options: RunOptions, log: str, sources: Iterable[str] = ()) -> None:
-    """Run in the process: one experiment after another, until the parent sends the order to stop."""
-    wire = Wire(pipe)
+    """Run in the process: one experiment after another, until the parent sends the order to stop, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: wire.stop())
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _print_to(log)
     for source in sources:
         recipes.imported(source)  # it may register methods
-    try:
-        METHODS.update(pipe.recv())
-    except EOFError:  # the parent is gone
-        wire.stop()
     if options.on_gpu:
         torch.cuda.set_device(torch.device(options.device).index or 0)
     torch.set_num_threads(options.threads)
-    while not wire.stopping:
-        wire.look(1.0)
-        if wire.waiting is not None and not wire.stopping:
-            experiment, wire.waiting = wire.waiting, None
-            attempt(experiment, options, wire)
+    stop = Stop(pipe)
+    with suppress(EOFError, OSError):  # the parent is gone
+        METHODS.update(pipe.recv())
+        while not stop.asked and (experiment := pipe.recv()) is not None:
+            signal.signal(signal.SIGTERM, stop.ask)  # between two runs, it ends the process
+            attempt(experiment, options, pipe, stop)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             gc.collect()
             if options.on_gpu:
                 torch.cuda.empty_cache()
-    if wire.waiting is not None:
-        wire.tell("stopped", wire.waiting.folder)
     Path(log).unlink(missing_ok=True)  # the parent may be gone, and reads this only after a crash
 
 
-class Wire:
-    """The process's end of the pipe: it sends events, and receives experiments and the order to stop."""
+class Stop:
+    """Whether the run is to save a checkpoint and end: on SIGTERM, and when the parent says so or is gone."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.pipe, self.stopping, self.looked_at = pipe, False, 0.0
-        self.waiting: Experiment | None = None  # to be run next
+        self.pipe, self.asked, self.looked = pipe, False, 0.0
 
-    def stop(self) -> None:
-        """Make the run save a checkpoint and end."""
-        self.stopping = True
+    def ask(self, *signal: object) -> None:
+        """Handle SIGTERM."""
+        self.asked = True
 
-    def tell(self, kind: str, folder: str, **about: Any) -> None:
-        """Send an event; if the parent is gone, stop."""
-        try:
-            self.pipe.send(Event(kind, folder, about))
-        except OSError:
-            self.stop()
-
-    def look(self, seconds: float) -> None:
-        """Read the messages of the parent, and wait this many seconds for the first."""
-        self.looked_at = monotonic()
-        try:
-            while self.pipe.poll(seconds):
-                message, seconds = self.pipe.recv(), 0.0
-                if message is None:
-                    self.stop()
-                else:
-                    self.waiting = message
-        except (EOFError, OSError):
-            self.stop()
-
-    def should_stop(self) -> bool:
-        """Return whether the run is to stop. Each look costs time, so most calls do not look."""
-        if monotonic() - self.looked_at >= PIPE_PAUSE:
-            self.look(0.0)
-        return self.stopping
+    def __call__(self) -> bool:
+        if monotonic() - self.looked >= PIPE_PAUSE:  # each look costs time, so most calls do not look
+            self.looked, self.asked = monotonic(), self.asked or self.pipe.poll()
+        return self.asked
 
 
-def attempt(experiment: Experiment, options: RunOptions, wire: Wire) -> None:
-    """Run an experiment, and tell how that ends; an error does not end the process, unless it breaks the GPU."""
-    folder, held = experiment.folder, False
+def attempt(experiment: Experiment, options: RunOptions, pipe: Connection, stop: Stop) -> None:
+    """Run an experiment, and tell how that ends; an error does not end the process, unless it breaks the GPU.
 
-    def hold() -> None:
-        nonlocal held
-        held = True
-        wire.tell("started", folder)
+    What fails may be tried `again`, alone, if something else than the experiment may be the cause.
+    """
+
+    def tell(kind: str, ends: bool = False, **about: Any) -> None:
+        with suppress(OSError):  # the parent is gone, which `stop` notices
+            pipe.send(Event(kind, about, ends))
 
     def report(line: Line) -> None:
-        wire.tell("line", folder, line={name: value for name, value in line.items() if name != "layers"})
+        tell("line", line={name: value for name, value in line.items() if name != "layers"})
 
     try:
-        result = run(experiment, options, report, wire.should_stop, held=hold)
-        wire.tell("done" if held else "elsewhere", folder, result=result)  # another process may have finished it
+        if stop():  # before it begins
+            raise Stopped
+        result = run(experiment, options, report, stop, held=lambda: tell("started"))
+        tell("done", top1=result["test"]["top1"])
     except Stopped:
-        wire.tell("stopped", folder)
+        tell("failed", True, reason="the process was told to stop (SIGTERM)", details="", again=True)
+    except Busy as error:
+        tell("failed", reason=str(error), busy=True)
     except (Exception, SystemExit) as error:
         memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
         broken = options.on_gpu and not memory and _breaks_cuda(error)
-        about = {"reason": reason(error), "traceback": traceback.format_exc(), "busy": isinstance(error, Busy)}
-        wire.tell("failed", folder, **about, others_may_be_the_cause=memory or broken, process_ends=broken)
+        tell("failed", broken, reason=reason(error), details=traceback.format_exc(), again=memory or broken)
         if broken:  # every other run would fail too, and an orderly end could hang
             os._exit(BROKEN)
 
@@ -224,10 +214,8 @@ def reason(error: BaseException) -> str:
     >>> reason(ValueError("name a file")), reason(KeyError("conv1")), reason(RuntimeError("CUDA error: a\\nhint"))
     ('name a file', "KeyError: 'conv1'", 'RuntimeError: CUDA error: a')
     """
-    first = next(iter(str(error).strip().splitlines()), "")
-    if isinstance(error, ValueError | OSError | ImportError) and first:
-        return first
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    kind, first = type(error).__name__, first_line(error)
+    return first if isinstance(error, ValueError | OSError | ImportError) or first == kind else f"{kind}: {first}"
 
 
 def _breaks_cuda(error: BaseException) -> bool:
@@ -264,9 +252,6 @@ def _can_be_sent(method: Method) -> bool:
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
     """Block Ctrl-C while a process starts, until that process ignores it; the parent gets the signal afterwards."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     resource_tracker.ensure_running()  # otherwise the first start would do it, and unblock signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
