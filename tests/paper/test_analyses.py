@@ -19,7 +19,8 @@ from barebones.lab.records import tables
 from barebones.lab.records.statistics import spread
 from barebones.lab.run.run import Stopped
 from barebones.models import build, parameter_table
-from barebones.paper.figures import FIGURES, figure, saliency_vs_rounds
+from barebones.paper.figures import FIGURES, figure
+from barebones.paper.figures import saliency as saliencies
 from barebones.paper.theory import gaps_by_step, tanh_network
 from barebones.pruning.prune import prune
 from barebones.pruning.saliency import saliency
@@ -134,7 +135,7 @@ def test_saliency_against_rounds_is_that_of_the_masks(rows_of: Callable[[str], t
 
 def test_relative_saliency_of_nothing_is_empty() -> None:
     row = {"data": "d", "model": "m", "method": "force", "sparsity": 0.9, "seed": 0}
-    rows = saliency_vs_rounds.relative([row | {"rounds": 1, "saliency": 0.0}, row | {"rounds": 2, "saliency": 1.0}])
+    rows = saliencies.relative([row | {"rounds": 1, "saliency": 0.0}, row | {"rounds": 2, "saliency": 1.0}])
     assert [each["relative"] for each in rows] == [None, None]
 
 

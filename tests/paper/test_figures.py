@@ -27,8 +27,9 @@ from barebones.lab.run import run as lab
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import Stopped
 from barebones.lab.sweep.sweep import SweepResult
-from barebones.paper import accuracies, numbers
-from barebones.paper.figures import FIGURES, accuracy_vs_rounds, cost, figure, imagenet
+from barebones.paper import numbers
+from barebones.paper.figures import FIGURES, accuracy, figure
+from barebones.paper.figures import tables as paper_tables
 from barebones.pruning.methods import METHODS
 
 # What is run
@@ -149,8 +150,8 @@ def test_mean_and_deviation_of_a_point(accuracies: Any, tops: list[float], std: 
 def test_a_sweep_is_run_once_and_drawn_from_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forkserver: Any
 ) -> None:
-    monkeypatch.setitem(accuracies.GRID, "smoke", ((0.9,), range(2)))
-    monkeypatch.setattr(accuracies, "SMOKE_METHODS", ("snip",))
+    monkeypatch.setitem(accuracy.GRID, "smoke", ((0.9,), range(2)))
+    monkeypatch.setattr(accuracy, "SMOKE_METHODS", ("snip",))
     sweeping = context(tmp_path, jobs=1)
     first = figure("mobilenet", "smoke", tmp_path / "a", sweeping)
     rows = cells(first[-1])
@@ -328,11 +329,11 @@ def test_every_figure_at_smoke_scale(
     for name in ANALYSES:
         shutil.copytree(computed(name) / "runs", runs, dirs_exist_ok=True)
         monkeypatch.setitem(FIGURES, name, TINY_FIGURES[name])
-    monkeypatch.setitem(accuracies.GRID, "smoke", ((0.98,), range(1)))  # so that the figures share their runs
-    monkeypatch.setattr(accuracies, "SMOKE_ROUNDS", 2)
-    monkeypatch.setitem(accuracy_vs_rounds.ROUNDS, "smoke", (2,))
-    monkeypatch.setitem(cost.FEW_AND_MANY, "smoke", (2, 2))
-    monkeypatch.setattr(imagenet, "SPARSITIES", (0.98,))
+    monkeypatch.setitem(accuracy.GRID, "smoke", ((0.98,), range(1)))  # so that the figures share their runs
+    monkeypatch.setattr(accuracy, "SMOKE_ROUNDS", 2)
+    monkeypatch.setitem(accuracy.ROUNDS, "smoke", (2,))
+    monkeypatch.setitem(paper_tables.FEW_AND_MANY, "smoke", (2, 2))
+    monkeypatch.setitem(paper_tables.IMAGENET, "smoke", ((0.98,), range(1)))
     monkeypatch.setattr(plots, "save", touched)  # other tests render the same pictures
     for name in RUNS:
         alone = RUNS[name].jobs == 1

@@ -13,7 +13,6 @@ from torch import Tensor
 from ..pruning.selection import keep_top
 
 MAX_WEIGHTS = 16  # a landscape holds the gradient under each of its 2^m masks
-BLOCK = 1 << 12  # masks whose gradients are computed together
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +36,6 @@ class Landscape:
                 f"theta has the shape {tuple(self.theta.shape)}; pass a flat tensor of 1 to {MAX_WEIGHTS} weights, "
                 "because the gradient is computed under every mask"
             )
-        if not self.theta.isfinite().all():
-            raise ValueError("theta is not finite; pass weights without NaN or infinity")
         object.__setattr__(self, "theta", self.theta.detach().to(torch.float64))
 
     @cached_property
@@ -50,21 +47,9 @@ class Landscape:
     @cached_property
     def gradients(self) -> Tensor:
         """dL(theta * c)/dtheta_i for all masks c and all weights i, also those that c removes: (2^m, m)."""
-        blocks = []
-        for masks in self.masks.split(BLOCK):
-            weights = (self.theta * masks).requires_grad_()
-            with torch.enable_grad():
-                losses = self.loss(weights)
-            if losses.shape != masks.shape[:1]:
-                raise ValueError(
-                    f"loss returned the shape {tuple(losses.shape)} for {len(masks)} rows of weights; "
-                    "return one number for each row"
-                )
-            blocks.append(torch.autograd.grad(losses.sum(), weights)[0])
-        gradients = torch.cat(blocks)
-        if not gradients.isfinite().all():
-            raise ValueError("the gradient of the loss is not finite under some mask; choose a smooth loss")
-        return gradients
+        weights = (self.theta * self.masks).requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.loss(weights).sum(), weights)[0]
 
     @cached_property
     def totals(self) -> Tensor:
@@ -82,7 +67,7 @@ class Landscape:
                 f"the mask is {mask.dtype} of shape {tuple(mask.shape)}; "
                 f"pass a flat bool tensor of {self.theta.numel()} elements"
             )
-        return sum(1 << i for i in _places(mask))
+        return int((mask.long() << torch.arange(len(mask))).sum())
 
 
 def tanh_network(widths: Sequence[int], *, seed: int = 0, samples: int = 8, scale: float = 1.0) -> Landscape:
@@ -94,12 +79,6 @@ def tanh_network(widths: Sequence[int], *, seed: int = 0, samples: int = 8, scal
     >>> tanh_network([2, 2, 2], seed=1).theta.shape
     torch.Size([8])
     """
-    if len(widths) < 2 or min(widths) < 1 or widths[-1] < 2:
-        raise ValueError(
-            f"widths={list(widths)}: pass the widths of the input, the hidden layers and at least two classes"
-        )
-    if samples < 1:
-        raise ValueError(f"samples={samples}: the loss needs at least one sample")
     generator = torch.Generator().manual_seed(seed)
     shapes = [(outputs, inputs) for inputs, outputs in pairwise(widths)]
     layers = [
@@ -128,16 +107,6 @@ def saliencies(landscape: Landscape, mask: Tensor) -> Tensor:
     return (landscape.theta * landscape.gradients[landscape.row(mask)]).abs()
 
 
-def saliency(landscape: Landscape, mask: Tensor) -> float:
-    """Return S(theta, c), the sum of |theta_i dL(theta * c)/dtheta_i| over the kept weights (eq. 6).
-
-    >>> bowl = Landscape(torch.tensor([1.0, 2.0]), lambda w: (w - 3).square().sum(-1) / 2)
-    >>> saliency(bowl, torch.tensor([True, False]))
-    2.0
-    """
-    return float(landscape.totals[landscape.row(mask)])
-
-
 def step(landscape: Landscape, mask: Tensor, keep: int, *, revive: bool = False) -> Tensor:
     """Return c_{t+1}: of the mask c_t, the `keep` weights with the highest |theta_i dL(theta * c_t)/dtheta_i|.
 
@@ -158,25 +127,20 @@ def step(landscape: Landscape, mask: Tensor, keep: int, *, revive: bool = False)
     return keep_top(scores, keep, prefer=before, among=None if revive else before)["theta"]
 
 
-def gap(landscape: Landscape, mask: Tensor, swaps: int, *, within: Tensor | None = None, up_to: bool = False) -> float:
+def gap(landscape: Landscape, mask: Tensor, swaps: int, *, within: Tensor | None = None) -> float:
     """Return the least epsilon for which `mask` is (p, epsilon)-local optimal with respect to `within`; p is `swaps`.
 
     This is max S(theta, (c - S-) + S+) - S(theta, c) over all sets S- of p kept weights and all sets S+ of p weights
-    of `within` that `mask` removes. The definition exchanges exactly p weights, so the gap is negative where every
-    exchange lowers S. With `up_to` it is the largest gap over 0 to p exchanges, which is never negative. `within` is
-    c_t, by default the full mask.
+    of `within` that `mask` removes. It is negative where every exchange lowers S. `within` is c_t, by default the full
+    mask.
 
     >>> bowl = Landscape(torch.tensor([1.0, 2.5]), lambda w: (w - 3).square().sum(-1) / 2)
     >>> [gap(bowl, torch.tensor(mask), 1) for mask in ([True, False], [False, True])]  # S is 2 and 1.25
     [-0.75, 0.75]
     """
-    within = torch.ones_like(mask) if within is None else within
-    row, candidates = _nested(landscape, within, mask, swaps)
-    gaps = []
-    for count in range(swaps + 1) if up_to else [swaps]:
-        leaving, entering = _sums(_places(mask), count), _sums(candidates, count)
-        gaps.append(float(landscape.totals[row - leaving[:, None] + entering].max() - landscape.totals[row]))
-    return max(gaps)
+    removed = _removed(torch.ones_like(mask) if within is None else within, mask, swaps)
+    row, leaving, entering = landscape.row(mask), _choices(mask, swaps), _choices(removed, swaps)
+    return float(landscape.totals[row - leaving[:, None] + entering].max() - landscape.totals[row])
 
 
 def smoothness(landscape: Landscape, mask: Tensor) -> float:
@@ -190,7 +154,8 @@ def smoothness(landscape: Landscape, mask: Tensor) -> float:
     (3.0, 0.0)
     """
     row = landscape.row(mask)
-    below = _rows_below(_places(mask))[:-1]  # all but the mask itself
+    rows = torch.arange(row)
+    below = rows[rows & row == rows]  # the masks inside this one, but not itself
     change = (landscape.gradients[row] - landscape.gradients[below])[:, mask].abs()
     removed = (landscape.theta.abs() * (mask & ~landscape.masks[below])).sum(1)
     moved = removed > 0  # removing weights that are zero changes nothing
@@ -201,11 +166,11 @@ def smoothness(landscape: Landscape, mask: Tensor) -> float:
 class Bound:
     """The bound on the gap after a step without revival from c_t to c_{t+1}, with its parts; proved in docs/theory.md.
 
-    It has three forms: gap <= sharp <= split <= total. `printed` is the last line of the paper's proof, which can fail.
+    It has two forms: gap <= sharp <= total.
 
     >>> b = Bound(swaps=1, before=3, after=2, largest=1.0, margin=0.5, lambda_before=2.0, lambda_swap=1.0)
-    >>> b.sharp, b.split, b.total
-    (5.5, 7.5, 12.0)
+    >>> b.sharp, b.total
+    (5.5, 12.0)
     """
 
     swaps: int  # p
@@ -215,35 +180,18 @@ class Bound:
     margin: float  # gamma: the lowest score at c_t of a kept weight minus the highest of a weight removed now
     lambda_before: float  # of c_t
     lambda_swap: float  # the largest of c_{t+1} + S+, over all S+ of p weights
-    lambda_after: float = math.nan  # of c_{t+1}, which the paper uses and the proof cannot
-
-    @property
-    def smooth(self) -> float:
-        """Return lambda, the maximum over c_t and the swapped supports c_{t+1} + S+."""
-        return max(self.lambda_before, self.lambda_swap)
 
     @property
     def sharp(self) -> float:
         """Return 2 p ||theta||^2 (lambda_swap (|c_{t+1}| - p) + lambda_{c_t} (|c_t| - |c_{t+1}|)) - gamma p."""
-        return self._sum(self.lambda_swap * (self.after - self.swaps)) - self.margin * self.swaps
-
-    @property
-    def split(self) -> float:
-        """Return 2 p ||theta||^2 (lambda_swap |c_{t+1}| + lambda_{c_t} (|c_t| - |c_{t+1}|)) - gamma p."""
-        return self._sum(self.lambda_swap * self.after) - self.margin * self.swaps
+        stay, step = self.after - self.swaps, self.before - self.after
+        sum_of_both = self.lambda_swap * stay + self.lambda_before * step
+        return 2 * self.swaps * self.largest**2 * sum_of_both - self.margin * self.swaps
 
     @property
     def total(self) -> float:
-        """Return 2 lambda p ||theta||^2 |c_t|, the theorem."""
-        return 2 * self.smooth * self.swaps * self.largest**2 * self.before
-
-    @property
-    def printed(self) -> float:
-        """Return 2 lambda_{c_{t+1}} p ||theta||^2 |c_t|, as the paper prints it; lambda is too small for a bound."""
-        return 2 * self.lambda_after * self.swaps * self.largest**2 * self.before
-
-    def _sum(self, kept: float) -> float:
-        return 2 * self.swaps * self.largest**2 * (kept + self.lambda_before * (self.before - self.after))
+        """Return 2 lambda p ||theta||^2 |c_t|, the theorem; lambda is the larger one."""
+        return 2 * max(self.lambda_before, self.lambda_swap) * self.swaps * self.largest**2 * self.before
 
 
 def bound(landscape: Landscape, before: Tensor, after: Tensor, swaps: int) -> Bound:
@@ -258,15 +206,15 @@ def bound(landscape: Landscape, before: Tensor, after: Tensor, swaps: int) -> Bo
     >>> gap(network, after, 1, within=before) <= limit.sharp <= limit.total
     True
     """
-    _, candidates = _nested(landscape, before, after, swaps)
+    removed = _removed(before, after, swaps)
     scores = saliencies(landscape, before)
-    removed = before & ~after
     margin = float(scores[after].min() - scores[removed].max()) if after.any() and removed.any() else 0.0
     if margin < 0:
         raise ValueError(
             "after is not the step from before: it removes a weight with a higher score than one that it keeps; "
             "pass step(landscape, before, keep)"
         )
+    swapped = landscape.masks[landscape.row(after) + _choices(removed, swaps)]
     return Bound(
         swaps=swaps,
         before=int(before.count_nonzero()),
@@ -274,8 +222,7 @@ def bound(landscape: Landscape, before: Tensor, after: Tensor, swaps: int) -> Bo
         largest=float(landscape.theta.abs().max()),
         margin=margin,
         lambda_before=smoothness(landscape, before),
-        lambda_swap=max(smoothness(landscape, _with(after, more)) for more in combinations(candidates, swaps)),
-        lambda_after=smoothness(landscape, after),
+        lambda_swap=max(smoothness(landscape, mask) for mask in swapped),
     )
 
 
@@ -291,7 +238,6 @@ class StepGap:
     error_anywhere: float
     bound: float  # the sharp one
     saliency: float  # S(theta, c_{t+1})
-    best: float  # the highest S(theta, c) of all masks with as many weights
 
 
 def gaps_by_step(landscapes: Iterable[Landscape], keep: int, *, swaps: int = 1) -> list[StepGap]:
@@ -305,65 +251,35 @@ def gaps_by_step(landscapes: Iterable[Landscape], keep: int, *, swaps: int = 1) 
     ([1, 2, 3, 4, 5], True)
     """
     measured: dict[int, list[tuple[float, ...]]] = {}
-    weights = None
     for landscape in landscapes:
-        total = landscape.theta.numel()
-        if weights not in (None, total):
-            raise ValueError(f"one landscape has {weights} weights and another {total}; pass networks of one size")
-        weights = total
-        if not 1 <= swaps <= min(keep, total - keep):
-            raise ValueError(f"cannot exchange swaps={swaps} of keep={keep} kept weights with {total - keep} others")
-        best = float(landscape.totals[landscape.masks.sum(1) == keep].max())
-        mask = torch.ones(total, dtype=torch.bool)
-        for size in range(total - keep, swaps - 1, -1):
+        mask = torch.ones_like(landscape.theta, dtype=torch.bool)
+        for size in range(mask.numel() - keep, swaps - 1, -1):
             after = step(landscape, mask, keep)
-            limit = bound(landscape, mask, after, swaps).sharp
             inside, anywhere = gap(landscape, after, swaps, within=mask), gap(landscape, after, swaps)
-            measured.setdefault(size, []).append((inside, anywhere, limit, saliency(landscape, after), best))
+            limit, reached = bound(landscape, mask, after, swaps).sharp, landscape.totals[landscape.row(after)]
+            measured.setdefault(size, []).append((inside, anywhere, limit, float(reached)))
             mask = step(landscape, mask, keep + size - 1)
-    if not measured:
-        raise ValueError("landscapes is empty; pass some, such as tanh_network([2, 2, 2], seed=seed) of many seeds")
     return [_step_gap(size, torch.tensor(measured[size], dtype=torch.float64)) for size in sorted(measured)]
 
 
 def _step_gap(size: int, numbers: Tensor) -> StepGap:
-    inside, anywhere, limit, reached, best = numbers.mean(0).tolist()
+    inside, anywhere, limit, reached = numbers.mean(0).tolist()
     errors = (numbers.std(0) / math.sqrt(len(numbers))).tolist() if len(numbers) > 1 else [math.nan] * 2
-    return StepGap(size, len(numbers), inside, errors[0], anywhere, errors[1], limit, reached, best)
+    return StepGap(size, len(numbers), inside, errors[0], anywhere, errors[1], limit, reached)
 
 
-def _nested(landscape: Landscape, before: Tensor, after: Tensor, swaps: int) -> tuple[int, list[int]]:
-    """Return the row of `after`, and the weights of `before` that it removes: the candidates to come back."""
-    outer, row = landscape.row(before), landscape.row(after)
-    if row & ~outer:
+def _removed(before: Tensor, after: Tensor, swaps: int) -> Tensor:
+    """Return the weights of `before` that `after` removes; `swaps` of them can come back for as many kept ones."""
+    if (after & ~before).any():
         raise ValueError("the mask keeps weights outside of c_t; local optimality is defined for steps without revival")
-    candidates = _places(before & ~after)
-    if not 0 <= swaps <= min(row.bit_count(), len(candidates)):
-        raise ValueError(
-            f"cannot exchange {swaps} of {row.bit_count()} kept weights with {len(candidates)} removed ones"
-        )
-    return row, candidates
+    removed = before & ~after
+    kept, candidates = int(after.count_nonzero()), int(removed.count_nonzero())
+    if not 0 <= swaps <= min(kept, candidates):
+        raise ValueError(f"cannot exchange {swaps} of {kept} kept weights with {candidates} removed ones")
+    return removed
 
 
-def _places(mask: Tensor) -> list[int]:
-    places: list[int] = mask.nonzero().flatten().tolist()
-    return places
-
-
-def _sums(places: Sequence[int], count: int) -> Tensor:
-    """Return the rows of all masks that keep `count` of these places."""
+def _choices(mask: Tensor, count: int) -> Tensor:
+    """Return the rows of all masks that keep `count` of the weights of this one."""
+    places = mask.nonzero().flatten().tolist()
     return torch.tensor([sum(1 << i for i in chosen) for chosen in combinations(places, count)])
-
-
-def _rows_below(places: Sequence[int]) -> Tensor:
-    """Return the rows of all masks inside these places, from none to all of them."""
-    rows = torch.zeros(1, dtype=torch.int64)
-    for i in places:
-        rows = torch.cat([rows, rows | 1 << i])
-    return rows
-
-
-def _with(mask: Tensor, more: Sequence[int]) -> Tensor:
-    wider = mask.clone()
-    wider[list(more)] = True
-    return wider

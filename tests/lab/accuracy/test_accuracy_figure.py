@@ -11,9 +11,7 @@ from lab_runs import made_up_result, write_file
 
 from barebones.lab.experiment.experiment import DENSE, Experiment
 from barebones.lab.figures import plots
-from barebones.lab.figures.accuracy import AXES
-from barebones.lab.figures.accuracy.drawing import draw
-from barebones.lab.figures.accuracy.lines import arranged
+from barebones.lab.figures.accuracy import AXES, arranged, draw
 from barebones.lab.records import records
 
 BASE = Experiment("small-vgg", "digits", "snip", 0.9, epochs=2)

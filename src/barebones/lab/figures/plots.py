@@ -1,7 +1,5 @@
 """Plots: the style that all figures share, sizes that fit a paper's column, and files that repeat byte for byte."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import floor, log10
@@ -11,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ...data import DATA
 from ...files.container import atomically
 from ...models import MODELS
-from ..experiment.styles import look
+from ..experiment.experiment import DENSE
+from ..experiment.styles import look, looks
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Canvas
+else:  # matplotlib is optional, and takes a second to import
+    Axes = Canvas = Any
 
 COLUMN, PAGE = 3.5, 7.0  # widths in inches: one column, and two
 TALLEST = 9.2  # inches: what a printed page has room for, above a caption
@@ -68,13 +69,19 @@ def title(data: str, model: str) -> str:
     return f"{data_label(data)}, {model_label(model)}"
 
 
+def in_order(methods: Iterable[str]) -> list[str]:
+    """Return these methods in the order in which they are drawn: dense first, FORCE last, so that it is on top."""
+    known = dict.fromkeys(methods)
+    return [method for method in dict.fromkeys([DENSE, *reversed(looks()), *known]) if method in known]
+
+
 def percent(share: float) -> str:
     """Return a share as a percentage.
 
     >>> percent(0.9), percent(0.995), percent(0.9999)
     ('90 %', '99.5 %', '99.99 %')
     """
-    return f"{round(100 * share, 6):g} %"
+    return f"{removed(share)} %"
 
 
 def require_matplotlib() -> None:
@@ -106,6 +113,15 @@ def panels(rows: int, columns: int, height: float = 2.3) -> tuple[Canvas, list[l
     """Return a figure with equal panels: one column wide for one panel, otherwise as wide as a page, and not taller."""
     figure = canvas(COLUMN if columns == 1 else PAGE, min(height * rows, TALLEST))
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
+
+
+def grid(number: int, columns: int, height: float = 2.3) -> tuple[Canvas, list[Axes]]:
+    """Return a figure with this many panels, line by line; the places after the last one are empty."""
+    figure, lines = panels(-(-number // columns), columns, height)
+    axes = [axes for line in lines for axes in line]
+    for empty in axes[number:]:
+        empty.set_axis_off()
+    return figure, axes[:number]
 
 
 def save(figure: Canvas, stem: Path) -> list[Path]:
@@ -168,34 +184,12 @@ def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
     axes.set_xlabel(label)
 
 
-def whole_ticks(axis: Any) -> None:
-    """Put ticks at whole numbers only."""
-    axis.get_major_locator().set_params(nbins=6, integer=True)
-
-
-def ticks_every(axis: Any, size: float) -> None:
-    """Put ticks at the multiples of a number."""
-    from matplotlib.ticker import MultipleLocator
-
-    axis.set_major_locator(MultipleLocator(size))
-
-
 def shades(values: Sequence[Any]) -> dict[Any, Any]:
     """Return a colour for each of these ordered values, dark to light."""
     from matplotlib import colormaps
 
     most = max(len(values) - 1, 1)
     return {value: colormaps[ORDERED](0.92 * number / most) for number, value in enumerate(values)}
-
-
-def scale_bar(figure: Canvas, axes: Axes, values: Sequence[float], label: str) -> None:
-    """Draw the meaning of `shades` in the place of an empty panel."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
-
-    meaning = ScalarMappable(Normalize(min(values), max(values)), ListedColormap(list(shades(range(256)).values())))
-    inside = axes.inset_axes((0.1, 0.5, 0.8, 0.06))
-    figure.colorbar(meaning, cax=inside, orientation="horizontal", label=label)
 
 
 def legend(figure: Canvas, handles: dict[str, Any], columns: int = 5) -> float:

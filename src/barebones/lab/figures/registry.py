@@ -1,12 +1,9 @@
 """Figures: compute or load the rows of a figure, and write it as PNG, SVG and PDF, or as Markdown, and as CSV."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -16,10 +13,8 @@ from ...messages import did_you_mean
 from ..records import tables
 from ..records.tables import Rows
 from . import accuracy, plots
+from .plots import Canvas
 from .sources import SCALES, Analysis, FigureContext, Runs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 CAUTION = "Smoke test on digits: it shows nothing about the methods."
 

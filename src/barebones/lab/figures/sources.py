@@ -133,13 +133,13 @@ class Analysis:
 
     analyse: Callable[[Settings, RunOptions], Iterator[Row]]
     settings: Mapping[str, Settings]  # by scale
-    costs: Mapping[str, str]  # by scale, in words
+    costs: tuple[str, str, str]  # of the three scales, in words
     columns: tuple[str, ...]  # required to draw the figure
     finish: Callable[[Rows], Rows] = field(default=lambda rows: rows)  # adds what needs all rows of a part
 
     def cost(self, scale: str) -> str:
         """Return the estimated time, in words."""
-        return self.costs[scale]
+        return self.costs[SCALES.index(scale)]
 
     def parts(self, scale: str) -> list[Settings]:
         """Return the settings of each network, with each seed and sparsity where the settings list them."""

@@ -1,7 +1,5 @@
-"""Figures and tables of the paper: each file in this folder holds one, or a family of them, in its `FIGURES`."""
+"""Figures and tables of the paper: each file in this folder holds some, in its `FIGURES`."""
 
-import importlib
-import pkgutil
 from pathlib import Path
 
 from rich.table import Table
@@ -9,12 +7,11 @@ from rich.table import Table
 from ...lab.figures import registry as lab
 from ...lab.figures.registry import Figure
 from ...lab.figures.sources import FigureContext
+from . import accuracy, layers, saliency, tables, theory
 
 __all__ = ["FIGURES", "FigureContext", "figure", "listed", "named"]
 
-FIGURES: dict[str, Figure] = {}
-for _module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
-    FIGURES |= importlib.import_module(f"{__name__}.{_module}").FIGURES
+FIGURES: dict[str, Figure] = accuracy.FIGURES | saliency.FIGURES | layers.FIGURES | tables.FIGURES | theory.FIGURES
 
 
 def named(name: str) -> Figure:

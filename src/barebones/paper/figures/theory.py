@@ -1,19 +1,14 @@
 """Appendix D: the local-optimality gap of a mask against the size of the step that made it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ...lab.figures import plots
+from ...lab.figures.plots import Canvas
 from ...lab.figures.registry import Figure
 from ...lab.figures.sources import Analysis, Settings
 from ...lab.records.tables import Row, Rows, grouped
 from ...lab.run.options import RunOptions
 from ..theory import gaps_by_step, tanh_network
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 SETTINGS: dict[str, Settings] = {
     "smoke": {"widths": [2, 3, 2], "keeps": [4], "networks": 60, "swaps": 1},
@@ -68,7 +63,7 @@ FIGURES = {
         Analysis(
             analyse,
             SETTINGS,
-            {"smoke": "5 s", "short": "10 s (CPU)", "paper": "2 min (CPU)"},
+            ("5 s", "10 s (CPU)", "2 min (CPU)"),
             ("widths", "keep", "networks", "step", "gap", "error", "gap_anywhere", "error_anywhere"),
         ),
         draw,

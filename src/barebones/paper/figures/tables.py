@@ -1,0 +1,222 @@
+"""Tables: time and accuracy (figure 4, right), ImageNet (table 1), and the weights of each layer type (table 2)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+import torch
+
+from ...data import DATA
+from ...lab.experiment.experiment import DENSE, Experiment
+from ...lab.experiment.recipes import NETWORKS
+from ...lab.experiment.styles import look, looks
+from ...lab.figures import plots
+from ...lab.figures.registry import Figure
+from ...lab.figures.sources import SCALES, Analysis, Runs, Settings
+from ...lab.records.statistics import spread
+from ...lab.records.tables import Row, Rows, grouped, markdown
+from ...lab.run.network import built
+from ...lab.run.options import RunOptions
+from ...messages import counted
+from ...models import parameter_table
+from ..numbers import BELOW_RANDOM, COST, PARAMETERS
+from .accuracy import (
+    GRID,
+    HIGH_SPARSITY,
+    ITERATED,
+    MULTI_BATCH,
+    OURS,
+    PAPER,
+    RANDOM,
+    at_scale,
+    by_method,
+    compared,
+    measured,
+    references,
+)
+
+# Figure 4 (right): the time to a mask and the accuracy it leads to
+
+FEW_AND_MANY = {"smoke": (2, 6), "short": (20, 300), "paper": (20, 300)}  # rounds; the many are also the batches
+ONE_BATCH, MANY_BATCHES = (RANDOM, "snip", "grasp"), ("snip-mb", "grasp-mb")
+
+
+def cost_experiments(scale: str) -> list[Experiment]:
+    """Return SNIP and GRASP with one and many batches, FORCE and Iter SNIP with few and many rounds, and random."""
+    few, many = FEW_AND_MANY[scale]
+    base = Experiment("vgg19" if scale == "smoke" else "resnet50", "cifar10", sparsity=HIGH_SPARSITY[scale])
+    listed = []
+    for seed in GRID[scale][1]:
+        listed += [replace(base, method=method, seed=seed) for method in ONE_BATCH]
+        listed += [replace(base, method=method, batches_per_round=many, seed=seed) for method in MANY_BATCHES]
+        for method, rounds in product(ITERATED, (few, many)):
+            listed.append(replace(base, method=method, rounds=rounds, seed=seed))
+    return [at_scale(experiment, scale) for experiment in listed]
+
+
+def cost_rows(records: Sequence[Row]) -> Rows:
+    """Return a row for each run, then the paper's table."""
+    ours = measured(records, "data", "model", "method", "rounds", "batches_per_round")
+    return [*ours, *references(records, lambda number: number.where == COST)]
+
+
+def draw_cost(rows: Rows) -> str:
+    """Return time and accuracy as a table, ours and the paper's; bold is worse than random masks."""
+    by_source = {source: [row for row in rows if row["source"] == source] for source in (OURS, PAPER)}
+    sources = [source for source in by_source if by_source[source]]
+    random = spread(row["top1"] for row in by_source[OURS] if row["method"] == RANDOM).mean
+    order = list(looks())
+    places = {kind: (kind[0] == RANDOM, kind[1] * kind[2], order.index(kind[0])) for kind in map(_kind, rows)}
+    body = []
+    for kind in sorted(places, key=places.__getitem__):
+        body.append([_name(*kind)])
+        for source in sources:
+            runs = [row for row in by_source[source] if _kind(row) == kind]
+            body[-1] += _cells(runs, random if source == OURS else None)
+    first = rows[0]
+    where = f"{plots.title(first['data'], first['model'])}, {plots.percent(first['sparsity'])} removed"
+    note = f"{where}, {counted(first['epochs'], 'epoch')}. Bold: below random masks."
+    note += " The paper's times are those of a Tesla K40m." if PAPER in sources else ""
+    return markdown(["method", *(f"{s}: {c}" for s in sources for c in ("time to mask", "accuracy (%)"))], body, note)
+
+
+def _kind(row: Row) -> tuple[str, int, int]:
+    return row["method"], row["rounds"], row["batches_per_round"]
+
+
+def _name(method: str, rounds: int, batches: int) -> str:
+    """Return the method with its number of rounds or batches.
+
+    >>> _name("snip", 1, 1), _name("force", 20, 1), _name("random", 1, 1)
+    ('SNIP (1 batch)', 'FORCE (20 rounds)', 'Random')
+    """
+    if method == RANDOM:
+        return look(method).label
+    number = counted(rounds, "round") if rounds > 1 else counted(batches, "batch", "es")
+    return f"{look(method).label.removesuffix('-MB')} ({number})"
+
+
+def _cells(runs: Rows, random: float | None) -> list[str]:
+    """Return time and accuracy; without the accuracy of random masks, bold is what the paper prints red."""
+    if not runs:
+        return ["–", "–"]
+    first = runs[0]
+    seconds = spread(row["prune_seconds"] for row in runs).mean
+    below = first["method"] in BELOW_RANDOM if random is None else first["mean"] < random
+    accuracy = f"{100 * first['mean']:.1f}" + (f" ± {100 * first['std']:.1f}" if first["std"] else "")
+    return ["" if seconds is None else _clock(seconds), f"**{accuracy}**" if below else accuracy]
+
+
+def _clock(seconds: float) -> str:
+    """Return a time with two or three digits.
+
+    >>> _clock(0.034), _clock(14), _clock(288)
+    ('0.03 s', '14 s', '4.8 min')
+    """
+    if seconds >= 60:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+# Table 1: top-1 and top-5 accuracy on ImageNet
+
+IMAGENET = dict.fromkeys(SCALES, ((0.9, 0.95), range(1)))  # sparsities and, as in the paper, a single seed
+TOPS = ("top-1", "top-5")
+
+
+def imagenet_rows(records: Sequence[Row]) -> Rows:
+    """Return a row for each run, then the paper's table."""
+    ours = measured(records, "data", "model", "method", "sparsity")
+    return [*ours, *references(records, lambda number: number.data == "imagenet")]
+
+
+def draw_imagenet(rows: Rows) -> str:
+    """Return a table with a line for each method, ours above and the paper's below."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    sparsities = sorted({row["sparsity"] for row in rows if row["method"] != DENSE})
+    columns = list(product(models, sparsities))
+    head = [
+        f"{plots.model_label(model)}, {plots.percent(sparsity)}: {top}" for model, sparsity in columns for top in TOPS
+    ]
+    body = [
+        [f"{look(method).label} ({source})", *(cell for column in columns for cell in _tops(runs, *column))]
+        for source in (OURS, PAPER)
+        for method, runs in by_method([row for row in rows if row["source"] == source]).items()
+    ]
+    first = rows[0]
+    note = f"{plots.data_label(first['data'])}, {counted(first['epochs'], 'epoch')}; accuracy in %. "
+    return markdown(["", *head], body, note + "Dense: nothing removed, the same in both columns of a network.")
+
+
+def _tops(runs: Rows, model: str, sparsity: float) -> list[str]:
+    """Return top-1 and top-5; those of the dense network stand at every sparsity."""
+    column = [row for row in runs if row["model"] == model and row["sparsity"] in (sparsity, 0)]
+    means = [spread(row[name] for row in column).mean for name in ("top1", "top5")]
+    return ["–" if mean is None else f"{100 * mean:.1f}" for mean in means]
+
+
+# Table 2: the weights of each layer type, and the share of them that is prunable
+
+SHARES = ("conv", "fully_connected", "batchnorm", "bias", "prunable")
+
+
+def shares(settings: Settings, options: RunOptions) -> Iterator[Row]:
+    """Compute the percentages of weights per layer type and the number of parameters, without allocating any."""
+    for data, model in settings["pairs"]:
+        with torch.device("meta"):
+            table = parameter_table(built(model, DATA[data].inputs))
+        yield {"source": OURS, "data": data, "model": model, **table._asdict()}
+
+
+def with_paper(rows: Rows) -> Rows:
+    """Add the rows of the paper's table."""
+    printed = [each._asdict() for each in PARAMETERS]
+    return [*rows, *({"source": PAPER} | row | {"total": round(1e6 * row.pop("millions"))} for row in printed)]
+
+
+def draw_parameters(rows: Rows) -> str:
+    """Return the percentages of all parameters, ours and the paper's; bold where they differ by more than rounding."""
+    body = []
+    for (data, model), both in grouped(rows, "data", "model").items():
+        by_source = {row["source"]: [_text(row, name) for name in (*SHARES, "total")] for row in both}
+        ours, paper = by_source[OURS], by_source[PAPER]
+        marked = [text if text == theirs else f"**{text}**" for text, theirs in zip(ours, paper, strict=True)]
+        body += [[f"{plots.title(data, model)}: {OURS}", *marked], [f"{plots.title(data, model)}: {PAPER}", *paper]]
+    return markdown(
+        ["", "conv", "linear", "norm", "bias", "prunable", "total"],
+        body,
+        "In % of the total, and the total in millions; “bias” includes that of batch-norm. "
+        "Bold: differs from the paper in the last digit that it prints, or more.",
+    )
+
+
+def _text(row: Row, name: str) -> str:
+    return f"{row['total'] / 1e6:.2f}" if name == "total" else f"{row[name]:.2f}"
+
+
+FIGURES = {
+    "cost": Figure(
+        "Time to the mask and accuracy at 99.5 %: SNIP and GRASP with few and many batches, FORCE and Iter SNIP.",
+        Runs(cost_experiments, cost_rows, free=("seed",), jobs=1),
+        draw_cost,
+        is_table=True,
+    ),
+    "imagenet": Figure(
+        "Top-1 and top-5 accuracy on ImageNet at 90 and 95 %, VGG-19 and ResNet-50; short and paper need its images.",
+        Runs(compared(["imagenet"], NETWORKS, MULTI_BATCH, IMAGENET), imagenet_rows, free=("seed",)),
+        draw_imagenet,
+        is_table=True,
+    ),
+    "parameters": Figure(
+        "Weights per layer type and the prunable share, for all eight pairs of network and data set.",
+        Analysis(
+            shares,
+            {scale: {"pairs": [(each.data, each.model) for each in PARAMETERS]} for scale in SCALES},
+            ("1 s", "1 s", "1 s"),
+            ("source", "data", "model", *SHARES, "total"),
+            with_paper,
+        ),
+        draw_parameters,
+        is_table=True,
+    ),
+}
