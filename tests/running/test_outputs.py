@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from barebones.running.inputs import call, tensors
 from barebones.running.outputs import difference, mismatch, outputs, rounded, tolerance
-from barebones.running.replayed_rng import Replayed
+from barebones.running.rng import Replayed
 
 INF, NAN = float("inf"), float("nan")
 

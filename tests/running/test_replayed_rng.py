@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from barebones.running.replayed_rng import Replayed
+from barebones.running.rng import Replayed
 
 
 def drop_path(x: Tensor) -> Tensor:

@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_map
 from ...messages import first_line
 from ...running.inputs import tensors
 from ...running.outputs import difference, mismatch, outputs, rounded, tolerance
-from ...running.replayed_rng import Replayed
-from ...running.rng import forked
+from ...running.rng import Replayed, forked
 from .examples import other_sizes, random_inputs
 
 
