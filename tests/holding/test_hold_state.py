@@ -102,17 +102,3 @@ def test_masks_that_do_not_fit_change_nothing(model, masks):
 def test_the_state_is_a_mask_file(model, masks, tmp_path):
     save_masks(hold(model, masks, sgd(model)).state_dict(), tmp_path / "masks.safetensors")
     assert equal(dict(load_masks(tmp_path / "masks.safetensors", model)), masks)
-
-
-class AcceleratedOptimizer(optim.Optimizer):
-    """Has the name and the attribute of accelerate's wrapper; the real ones are in tests/integrations."""
-
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
-
-
-def test_wrappers_of_optimizers_are_unwrapped(model, masks):
-    inner = sgd(model)
-    hold(model, masks, AcceleratedOptimizer(AcceleratedOptimizer(inner)))
-    train(model, inner, 2)
-    held.assert_held(model, masks)
