@@ -12,6 +12,7 @@ from held import Lamb, X, Y, backward, by_hand, network, random_masks, sgd, trai
 from references import equal
 from torch import nn, optim
 
+from barebones.files.masks import load_masks, save_masks
 from barebones.holding import Hold, audit, hold
 from barebones.scope import matched
 
@@ -146,16 +147,44 @@ def test_remove_stops_holding_and_leaves_no_hooks(model, masks):
         held.assert_held(model, masks)
 
 
-def test_a_dropped_handle_keeps_holding_and_changing_the_masks_changes_nothing(model, masks):
-    before = copy.deepcopy(masks)
-    optimizer = sgd(model)
-    hold(model, masks, optimizer)
-    gc.collect()
+def test_the_state_is_a_copy_of_all_masks(model, masks, tmp_path):
+    before = masks | {"3.bias": torch.ones(8) > 0}  # nothing of it is pruned
+    masks = copy.deepcopy(before)
+    model, optimizer = model.to(memory_format=torch.channels_last), sgd(model)
+    state = hold(model, masks, optimizer).state_dict()  # the hold outlives its handle
+    assert equal(dict(state), before)
     assert equal(masks, before)
-    for mask in masks.values():
+    for mask in (*masks.values(), *state.values()):
         mask.fill_(True)
+    gc.collect()
     train(model, optimizer, 2)
-    held.assert_held(model, before)
+    held.assert_held(model, {name: before[name] for name in random_masks(model)})
+    handle = hold(model, before, optimizer)
+    model.half()
+    handle.remove()
+    save_masks(handle.state_dict(), tmp_path / "masks.safetensors")
+    assert equal(dict(load_masks(tmp_path / "masks.safetensors", model)), before)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kind", [optim.Adam, Lamb])
+def test_other_masks_of_the_same_network_are_held_from_then_on(kind, gradients, model, masks):
+    other = {name: ~mask for name, mask in masks.items()} | {"5.weight": masks["5.weight"] | True}
+    optimizer = kind(model.parameters(), lr=0.01)
+    handle = hold(model, masks, optimizer, gradients=gradients)
+    train(model, optimizer, 2)
+    handle.load_state_dict(other)
+    assert equal(dict(handle.state_dict()), other)
+    held.assert_state_held(optimizer, model, other)
+    train(model, optimizer, 2)
+    for name in ("0.weight", "3.weight"):
+        held.assert_held(model, {name: other[name]})
+    assert model[5].weight.all()
+    handle.remove()
+    handle.load_state_dict(masks)  # zeroes, but does not hold again
+    audit(model, masks)
+    assert not any(value for name, value in vars(optimizer).items() if name.endswith("_hooks"))
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
 @pytest.mark.parametrize("gradients", [False, True])
