@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn, optim
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop, SparseAdam
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from .masks import Masks
@@ -42,9 +44,12 @@ class Hold:
         self, model: nn.Module, masks: Mapping[str, Tensor], optimizers: list[Optimizer], gradients: bool
     ) -> None:
         self._model, self._optimizers, self._gradients = model, optimizers, gradients
-        self._hooks: list[RemovableHandle | _Around] = []
+        self._hooks: list[RemovableHandle] = []
         self._take(masks)
         self._register()
+        for optimizer in optimizers:
+            for half in filter(partial(hasattr, optimizer), HALVES):
+                setattr(optimizer, half, self._around(optimizer, getattr(optimizer, half)))
 
     def _take(self, masks: Mapping[str, Tensor]) -> None:
         """Zero what these masks prune."""
@@ -65,7 +70,6 @@ class Hold:
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._clear_state))
-            self._hooks += [_Around(self, optimizer, half) for half in HALVES if hasattr(optimizer, half)]
         for parameter in self._bits if self._gradients else ():
             trains = parameter.requires_grad
             self._hooks.append(parameter.requires_grad_().register_post_accumulate_grad_hook(self._clear_gradient))
@@ -94,9 +98,11 @@ class Hold:
 
     def state_dict(self) -> Masks:
         """Return a copy of the masks: with the states of model and optimizer, this is all a checkpoint needs."""
-        kept = {p: self._bits_for(p) != 0 for p in self._bits}
-        rows = {p: kept[p] if p in kept else torch.ones_like(local(p), dtype=torch.bool) for p in self._named.values()}
-        return Masks({name: sharded_like(rows[p], p) for name, p in self._named.items()})
+        masks = Masks()
+        for name, p in self._named.items():
+            kept = self._bits_for(p) != 0 if p in self._bits else torch.ones_like(local(p), dtype=torch.bool)
+            masks[name] = sharded_like(kept, p)
+        return masks
 
     def load_state_dict(self, masks: Mapping[str, Tensor]) -> None:
         """Hold other masks of the same weights from now on, and zero what they prune.
@@ -143,6 +149,19 @@ class Hold:
         self._clear_gradients(optimizer)
         args = (*args[:1], *map(wrapped, args[1:2]), *args[2:])  # args[0] is the optimizer, args[1] the closure
         return args, {name: wrapped(value) if name == "closure" else value for name, value in kwargs.items()}
+
+    def _around(self, optimizer: Optimizer, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of an optimizer that clears gradients before it, and weights after it, while this holds."""
+
+        def cleared(*args: Any, **kwargs: Any) -> Any:
+            if not self._hooks:
+                return method(*args, **kwargs)
+            self._clear_gradients(optimizer)
+            result = method(*args, **kwargs)
+            self._after_step(optimizer, args, kwargs)
+            return result
+
+        return cleared
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._clear_weights(optimizer)
@@ -200,8 +219,9 @@ class Hold:
         """Clear state tensors of their parameter's shape, and reset L-BFGS if it would move pruned weights."""
         for parameter in self._held_by(optimizer):
             inner = getattr(getattr(optimizer, "base_optimizer", None), "state", {})  # of SAM
-            for value in _tensors([optimizer.state.get(parameter), inner.get(parameter)]):
-                if value.shape == parameter.shape and value.is_floating_point():  # 0 is not zero in a quantized state
+            for value in tree_leaves([optimizer.state.get(parameter), inner.get(parameter)]):
+                same = isinstance(value, Tensor) and value.shape == parameter.shape
+                if same and value.is_floating_point():  # 0 is not zero in a quantized state
                     _clear(value, self._bits_for(parameter))
         if isinstance(optimizer, optim.LBFGS):
             params = optimizer.param_groups[0]["params"]
@@ -210,25 +230,6 @@ class Hold:
                 held = self._held_by(optimizer)
                 if any(directions[p].view(p.shape)[self._bits_for(p) == 0].any() for p in held):
                     optimizer.state.clear()  # it remembers the curvature of the dense network
-
-
-class _Around:
-    """Clears gradients before, and weights after, each call of a method of the optimizer, until `remove`."""
-
-    def __init__(self, held: Hold, optimizer: Optimizer, name: str) -> None:
-        self._held, self._optimizer, self._method, self._holds = held, optimizer, getattr(optimizer, name), True
-        setattr(optimizer, name, self)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._holds:
-            return self._method(*args, **kwargs)
-        self._held._clear_gradients(self._optimizer)
-        result = self._method(*args, **kwargs)
-        self._held._after_step(self._optimizer, args, kwargs)
-        return result
-
-    def remove(self) -> None:
-        self._holds = False  # another hold may have put its own around it
 
 
 def hold(
@@ -318,12 +319,3 @@ def _clear(tensor: Tensor, bits: Tensor) -> None:
     """
     integer = INTEGER[tensor.element_size()]
     local(tensor).detach().view(integer).bitwise_and_(bits.to(tensor.device, integer))
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    """Yield the tensors in the state of a parameter, also those in lists and dicts."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, dict | list | tuple):
-        for value in state.values() if isinstance(state, dict) else state:
-            yield from _tensors(value)

@@ -22,7 +22,7 @@ from barebones.deploy.shrink import trials
 from barebones.deploy.shrink.examples import random_inputs
 from barebones.deploy.shrink.removal import Removal
 from barebones.running.randomize import randomize_
-from barebones.running.replayed_rng import Replayed
+from barebones.running.rng import Replayed
 from barebones.scope import matched
 
 pytestmark = pytest.mark.usefixtures("one_thread")

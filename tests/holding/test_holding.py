@@ -12,6 +12,7 @@ from held import Lamb, X, Y, backward, by_hand, network, random_masks, sgd, trai
 from references import equal
 from torch import nn, optim
 
+from barebones.files.masks import load_masks, save_masks
 from barebones.holding import Hold, audit, hold
 from barebones.scope import matched
 
@@ -19,6 +20,7 @@ from barebones.scope import matched
 def test_gradients_option_masks_as_they_accumulate(masks):
     model, optimizer, other, others = twins(optim.SGD, dict(lr=0.1, momentum=0.9))
     model[0].weight.requires_grad_(False)  # frozen when `hold` is called, and trained below
+    hold(model, masks, optim.SGD([p for p in model.parameters() if p.requires_grad])).remove()  # without a warning
     handle = hold(model, masks, optimizer, gradients=True)
     assert not model[0].weight.requires_grad
     model[0].weight.requires_grad_(True)
@@ -113,16 +115,6 @@ def test_parameters_added_to_the_optimizer_later(model, masks):
     held.assert_held(model, masks)
 
 
-def test_frozen_parameters_need_no_optimizer(model, masks):
-    model[0].weight.requires_grad_(False)
-    optimizer = optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    with hold(model, masks, optimizer, gradients=True):
-        train(model, optimizer, 2)
-    held.assert_held(model, masks)
-    assert not model[0].weight.requires_grad
-    assert model[0].weight.grad is None
-
-
 def test_optimizer_in_backward(model, masks):
     optimizers = {p: optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
     hold(model, masks, optimizers.values())
@@ -155,16 +147,44 @@ def test_remove_stops_holding_and_leaves_no_hooks(model, masks):
         held.assert_held(model, masks)
 
 
-def test_a_dropped_handle_keeps_holding_and_changing_the_masks_changes_nothing(model, masks):
-    before = copy.deepcopy(masks)
-    optimizer = sgd(model)
-    hold(model, masks, optimizer)
-    gc.collect()
+def test_the_state_is_a_copy_of_all_masks(model, masks, tmp_path):
+    before = masks | {"3.bias": torch.ones(8) > 0}  # nothing of it is pruned
+    masks = copy.deepcopy(before)
+    model, optimizer = model.to(memory_format=torch.channels_last), sgd(model)
+    state = hold(model, masks, optimizer).state_dict()  # the hold outlives its handle
+    assert equal(dict(state), before)
     assert equal(masks, before)
-    for mask in masks.values():
+    for mask in (*masks.values(), *state.values()):
         mask.fill_(True)
+    gc.collect()
     train(model, optimizer, 2)
-    held.assert_held(model, before)
+    held.assert_held(model, {name: before[name] for name in random_masks(model)})
+    handle = hold(model, before, optimizer)
+    model.half()
+    handle.remove()
+    save_masks(handle.state_dict(), tmp_path / "masks.safetensors")
+    assert equal(dict(load_masks(tmp_path / "masks.safetensors", model)), before)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kind", [optim.Adam, Lamb])
+def test_other_masks_of_the_same_network_are_held_from_then_on(kind, gradients, model, masks):
+    other = {name: ~mask for name, mask in masks.items()} | {"5.weight": masks["5.weight"] | True}
+    optimizer = kind(model.parameters(), lr=0.01)
+    handle = hold(model, masks, optimizer, gradients=gradients)
+    train(model, optimizer, 2)
+    handle.load_state_dict(other)
+    assert equal(dict(handle.state_dict()), other)
+    held.assert_state_held(optimizer, model, other)
+    train(model, optimizer, 2)
+    for name in ("0.weight", "3.weight"):
+        held.assert_held(model, {name: other[name]})
+    assert model[5].weight.all()
+    handle.remove()
+    handle.load_state_dict(masks)  # zeroes, but does not hold again
+    audit(model, masks)
+    assert not any(value for name, value in vars(optimizer).items() if name.endswith("_hooks"))
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -183,18 +203,6 @@ def test_names_state_and_copies_stay_plain(gradients, model, masks):
     train(twin, twins_optimizer, 1)
     held.assert_not_held(twin, masks)
     held.assert_held(model, masks)
-
-    average = torch.optim.swa_utils.AveragedModel(model)
-    train(model, optimizer, 1)
-    average.update_parameters(model)
-    audit(average.module, masks)
-
-    fresh = network(seed=5)
-    fresh.load_state_dict(model.state_dict())
-    held.assert_held(fresh, masks)
-
-
-# ---- models and masks ----
 
 
 def test_compiled_and_wrapped_models_use_canonical_names(model, masks):
@@ -238,7 +246,7 @@ def test_tied_weights_are_held_under_their_first_name():
 
 
 class Wrapper(optim.Optimizer):
-    """Like that of accelerate, which does not initialize itself."""
+    """Wraps another one, and does not initialize itself."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -266,8 +274,10 @@ def test_optimizers_of_nothing_or_of_another_model_are_refused(make, message, mo
     hold(model, masks, [good, biases])  # the second has nothing to hold, but belongs to the model
 
 
-def test_masks_that_do_not_fit_are_named(model, masks):
-    optimizer = optim.SGD(model.parameters())
+def test_masks_that_do_not_fit_are_named_and_change_nothing(model, masks):
+    optimizer = sgd(model)
+    handle = hold(model, masks, optimizer)
+    hooks, before = len(optimizer._optimizer_step_post_hooks), copy.deepcopy(model.state_dict())
     for wrong, message in (
         ({"module.0.weight": masks["0.weight"]}, r"no parameter module\.0\.weight.*such as '0\.weight'"),
         ({"3.weight": masks["3.weight"].T}, r"mask of 3\.weight has the shape 64×8, the weight 8×64"),
@@ -275,13 +285,22 @@ def test_masks_that_do_not_fit_are_named(model, masks):
         ({"3.weight": masks["3.weight"].tolist()}, r"mask of 3\.weight is not a bool tensor but list"),
         ({"5.weight": masks["3.weight"], "a": X}, r"mask of 5\.weight has .*, the model has no parameter a\."),
         (dict.fromkeys("abcdefg", masks["0.weight"]), r"no parameter e and 2 more\."),
+        ([], "must be a dict from names to bool tensors"),
     ):
-        for call in (lambda w=wrong: hold(model, {**masks, **w}, optimizer), lambda w=wrong: audit(model, w)):
+        for call, *words in ((hold, model, wrong, optimizer), (audit, model, wrong), (handle.load_state_dict, wrong)):
             with pytest.raises(ValueError, match=message):
-                call()
+                call(*words)
+    for wrong, message in (
+        ({"0.weight": masks["0.weight"]}, "other weights than those that are held; they differ in 3.weight, 5.weight;"),
+        (masks | {"3.bias": torch.ones(8) > 0}, "they differ in 3.bias; call hold with these masks instead"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            handle.load_state_dict(wrong)
     with pytest.raises(ValueError, match="weight is lazy"):
         matched(nn.LazyLinear(3), {"weight": torch.ones(3, 3) > 0})
-    assert not optimizer._optimizer_step_post_hooks
+    assert len(optimizer._optimizer_step_post_hooks) == hooks
+    assert equal(dict(handle.state_dict()), masks)
+    assert equal(before, model.state_dict())
 
 
 def test_audit_counts_what_is_not_zero(model, masks):

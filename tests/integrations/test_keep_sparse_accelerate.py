@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from references import equal
 from torch.utils.data import DataLoader
-from training_runs import Classifier, Rows, found, killed
+from training_runs import Classifier, Rows, assert_resumed, found, killed
 
 import barebones as bb
 
@@ -50,15 +49,11 @@ def trained(folder, masks, seed=1, resume=None, act=lambda epoch, model: None, *
 @pytest.mark.nightly
 def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
     whole = trained(tmp_path / "whole", found)
-    call = f"trained({str(tmp_path / 'cut')!r}, found, act=lambda epoch, model: epoch == 1 and kill_itself())"
-    killed(call, __name__)
+    act = "lambda epoch, model: epoch == 1 and kill_itself()"
+    killed(f"trained({str(tmp_path / 'cut')!r}, found, act={act})", __name__)
     others = {name: ~mask for name, mask in found(Classifier()).items()}
     resumed = trained(tmp_path / "resumed", others, seed=2, resume=tmp_path / "cut" / "1")
-    assert equal(whole.state_dict(), resumed.state_dict())
-    masks = bb.load_masks(tmp_path / "resumed" / "3" / "masks.safetensors", resumed)
-    assert equal(dict(masks), dict(found(Classifier())))
-    bb.audit(resumed, masks)
-    assert all(resumed.get_parameter(name)[mask].all() for name, mask in masks.items())
+    assert_resumed(resumed, whole, bb.load_masks(tmp_path / "resumed" / "3" / "masks.safetensors", resumed))
 
 
 def test_mixed_precision_and_mask_files(tmp_path):
@@ -68,22 +63,10 @@ def test_mixed_precision_and_mask_files(tmp_path):
 
 
 def test_the_audit_at_the_end_raises_and_an_error_inside_is_not_hidden(tmp_path):
-    def spoil(epoch, model):
-        if epoch == 3:
-            model.layers[0].weight.data.fill_(1.0)
-
     with pytest.raises(ValueError, match=r"pruned weights are not zero: layers\.0\.weight"):
-        trained(tmp_path, found, act=spoil)
+        trained(tmp_path, found, act=lambda epoch, model: epoch == 3 and model.layers[0].weight.data.fill_(1.0))
     with pytest.raises(ZeroDivisionError):
         trained(tmp_path, found, act=lambda epoch, model: model.layers[0].weight.data.fill_(1 / 0))
-
-
-def test_a_checkpoint_of_a_dense_run_says_what_it_lacks(tmp_path):
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(Classifier())
-    accelerator.save_state(str(tmp_path / "dense"))
-    with pytest.raises(ValueError, match=r"dense has no masks\.safetensors"):
-        trained(tmp_path, found, resume=tmp_path / "dense")
 
 
 def test_hold_unwraps_the_prepared_optimizer():

@@ -2,25 +2,19 @@
 
 import pytest
 import torch
+import zoo
 from torch import nn
 from torch.nn.utils import prune
 
 import barebones as bb
 
 
-class Twice(nn.Module):
+def network() -> nn.Module:
     """A block in a block, and a linear layer that runs twice under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 3)), nn.Flatten(), nn.ReLU()
-        )
-        self.first = self.second = nn.Linear(32, 32)
-        self.head = nn.Linear(32, 5)
-
-    def forward(self, x):
-        return self.head(self.second(self.first(self.block(x)).relu()).relu())
+    block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 3)), nn.Flatten(), nn.ReLU())
+    same, head = nn.Linear(32, 32), nn.Linear(32, 5)
+    forward = lambda net, x: net.head(net.second(net.first(net.block(x)).relu()).relu())
+    return zoo.Net(forward, block=block, first=same, second=same, head=head)
 
 
 def globally(model, amount=0.7):
@@ -45,7 +39,7 @@ CASES = {
 @pytest.mark.parametrize(("act", "names", "kept"), CASES.values(), ids=CASES)
 def test_masks_come_over(act, names, kept):
     torch.manual_seed(0)
-    model, images = Twice(), torch.randn(4, 3, 6, 6)
+    model, images = network(), torch.randn(4, 3, 6, 6)
     plain = model.state_dict().keys()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # before pruning
     act(model)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+from references import equal
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -44,6 +45,14 @@ def found(model: nn.Module) -> bb.Masks:
     batches = [{"x": X, "labels": Y}]
     objective = lambda model, batch: model(**batch)["loss"]
     return bb.prune(model, batches, sparsity=0.7, objective=objective, rounds=3).masks
+
+
+def assert_resumed(resumed: Classifier, whole: Classifier, masks: bb.Masks) -> None:
+    """Check that a resumed run has ended as a whole one, with the masks that were found."""
+    assert equal(whole.state_dict(), resumed.state_dict())
+    assert equal(dict(masks), dict(found(Classifier())))
+    bb.audit(resumed, masks)
+    assert all(resumed.get_parameter(name)[mask].all() for name, mask in masks.items())
 
 
 def kill_itself() -> None:

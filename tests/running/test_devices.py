@@ -1,7 +1,5 @@
 """Other devices than the CPU and NVIDIA's: none is here, so stand-ins take their place."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import barebones as bb
-from barebones.running import devices, precision, rng
+from barebones.running import devices, precision
 
 ONLY_ON_THE_CPU = {"random", "erk"}  # they draw float64 numbers there, whatever the device
 
@@ -37,20 +35,6 @@ def test_a_device_without_float64_prunes(method, monkeypatch):
             optimizer.step()
         bb.account(model, masks, batches[0][0])
     bb.audit(model, masks)
-
-
-def test_random_numbers_of_a_device_are_put_back(monkeypatch):
-    own = [torch.Generator(), torch.Generator()]
-    module = SimpleNamespace(default_generators=own, current_device=lambda: 1)
-    monkeypatch.setattr(torch, "xpu", module)
-    monkeypatch.setattr(torch.mps, "_get_default_mps_generator", lambda: own[0])
-    for name, used in {"xpu": 1, "xpu:0": 0, "mps": 0}.items():
-        before = own[used].get_state()
-        with rng.forked(torch.device(name), seed=3):
-            assert own[used].initial_seed() == 3
-            torch.rand(1, generator=own[used])
-        assert torch.equal(own[used].get_state(), before)
-    assert rng.generators(torch.device("meta")) == rng.generators(torch.device("cpu")) == [torch.default_generator]
 
 
 @pytest.mark.parametrize(

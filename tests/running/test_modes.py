@@ -17,9 +17,6 @@ def test_expanded_buffers_are_put_back():
         model(x)
         model.same[:, :1, :1] += torch.tensor([1.0, 2.0]).view(2, 1, 1)
     assert model.same.stride() == (1, 0, 0)
-
-
-def test_a_network_with_an_expanded_buffer_is_pruned():
     model, batch = nn.Sequential(nn.Linear(4, 3)), (torch.randn(6, 4), torch.arange(6) % 3)
     model.register_buffer("same", torch.ones(1).expand(5))
     for method in ("snip", "synflow"):

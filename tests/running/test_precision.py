@@ -41,15 +41,6 @@ def test_pruning_leaves_onednn_as_it_was():
     assert torch.backends.mkldnn.enabled
 
 
-def test_frozen_switches_that_need_no_change_are_left_alone(monkeypatch):
-    flags = torch.backends.disable_global_flags.__globals__
-    monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", False)  # as that function does, until the end
-    with pytest.raises(RuntimeError, match="disable_global_flags"):
-        torch.backends.mkldnn.enabled = True
-    with computing(CPU, "fp32"):
-        assert torch.backends.mkldnn.enabled
-
-
 @pytest.mark.parametrize("name", ["fp32", "tf32", *AUTOCAST])
 @pytest.mark.parametrize("supported", [False, True])
 def test_onednn_is_off_from_the_beginning_where_the_cpu_cannot_compute(name, supported, monkeypatch):

@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ..files.masks import load_masks, save_masks
 from ..holding import Hold, audit, hold
-from .source import Source, load_from, masks_for, save_into
+from .source import MASKS, Source, masks_for
 
 try:
     from accelerate import Accelerator
@@ -27,10 +28,10 @@ def keep_sparse(accelerator: Accelerator, model: nn.Module, masks: Source, optim
 
     def save(models: list[nn.Module], weights: list[Any], folder: str) -> None:
         if accelerator.is_main_process:
-            save_into(Path(folder), handle.state_dict())
+            save_masks(handle.state_dict(), Path(folder, MASKS))
 
     def load(models: list[nn.Module], folder: str) -> None:
-        handle.load_state_dict(load_from(Path(folder)))  # before the weights and the optimizer's state
+        handle.load_state_dict(load_masks(Path(folder, MASKS)))  # before the weights and the optimizer's state
 
     with hold(model, masks_for(model, masks), optimizer, gradients=True) as handle:
         hooks = [accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)]

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from os import PathLike
-from pathlib import Path
 
 import torch.distributed
 from torch import Tensor, nn
 
-from ..files.masks import load_masks, save_masks
+from ..files.masks import load_masks
 from ..masks import Masks
 
 MASKS = "masks.safetensors"  # in the folder of a checkpoint
@@ -35,18 +34,3 @@ def masks_for(model: nn.Module, source: Source) -> Mapping[str, Tensor]:
             torch.distributed.broadcast(mask, 0)
         return Masks({name: mask.bool() for name, mask in masks.items()})
     return masks
-
-
-def save_into(checkpoint: Path, masks: Mapping[str, Tensor]) -> None:
-    """Save masks in the folder of a checkpoint."""
-    save_masks(masks, checkpoint / MASKS)
-
-
-def load_from(checkpoint: Path) -> Masks:
-    """Return the masks in the folder of a checkpoint."""
-    if not (checkpoint / MASKS).exists():
-        raise ValueError(
-            f"{checkpoint} has no {MASKS}, so it is no checkpoint of a run that held masks; "
-            "load its weights yourself, and start a new run with them"
-        )
-    return load_masks(checkpoint / MASKS)

@@ -4,9 +4,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ..files.masks import load_masks, save_masks
 from ..holding import audit, hold
 from ..masks import Masks
-from .source import Source, load_from, masks_for, save_into
+from .source import MASKS, Source, masks_for
 
 try:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -29,7 +30,7 @@ class KeepSparse(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
         self.held.close()  # what a run that was interrupted in this process has left
         if state.global_step:  # it resumes: the masks must belong to the weights that were loaded
-            self.masks = load_from(_checkpoint(args, state))
+            self.masks = load_masks(_file(args, state))
             audit(of["model"], self.masks)
         elif self.model is not of["model"]:
             self.masks = Masks(masks_for(of["model"], self.source))
@@ -38,12 +39,12 @@ class KeepSparse(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
         if state.is_world_process_zero:
-            save_into(_checkpoint(args, state), self.masks)
+            save_masks(self.masks, _file(args, state))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **of: Any) -> None:
         self.held.close()
         audit(of["model"], self.masks)
 
 
-def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
-    return Path(str(args.output_dir), f"checkpoint-{state.global_step}")
+def _file(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(str(args.output_dir), f"checkpoint-{state.global_step}", MASKS)

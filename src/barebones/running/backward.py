@@ -10,6 +10,7 @@ from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .inputs import call, mapped, tensors
+from .outputs import device_of
 from .precision import computing
 from .rng import forked
 
@@ -65,7 +66,7 @@ def gradients(
     None. `unaided` raises an error where training would end the process.
     """
     args, kwargs = mapped(call(example), lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
-    device = next((t.device for t in (*network.parameters(), *tensors(call(example)))), torch.device("cpu"))
+    device = device_of(network, example)
     generator = torch.Generator("cpu").manual_seed(PROJECTION)
     with torch.enable_grad(), forked(device, seed), computing(device, "fp32"):
         returned = list(tensors(network(*args, **kwargs)))

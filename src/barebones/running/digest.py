@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 LENGTH = 1 << 16  # 64-bit words in a row; each position in a row has its own factor
-ROWS = 4096  # rows whose factors are computed once and kept
 MIX = 0x5851F42D4C957F2D  # an odd number, for the factors of rows and tensors
 
 
@@ -65,14 +64,13 @@ def _parts(words: Tensor) -> Iterator[Tensor]:
     """
     rows = words.numel() // LENGTH
     full_rows, last_row = words[: rows * LENGTH].view(rows, LENGTH), words[rows * LENGTH :]
-    factors, odd = _factors(words.device), _odd(words.device)
+    factors = _factors(words.device)
     if last_row.numel():
         yield (_folded(last_row) * factors[: last_row.numel()]).sum()
     step = 4 if words.device.type == "cpu" else 256  # rows at a time: a cache's worth, or few calls
     for start in range(0, rows, step):
         block = full_rows[start : start + step]
-        end = start + block.shape[0]
-        row_factors = odd[start:end] if end <= len(odd) else torch.arange(start, end, device=words.device) * MIX | 1
+        row_factors = torch.arange(start, start + len(block), device=words.device) * MIX | 1
         yield ((_folded(block) * factors).sum(1) * row_factors).sum()
 
 
@@ -91,12 +89,6 @@ def _factors(device: torch.device) -> Tensor:
     generator = torch.Generator("cpu").manual_seed(0)
     numbers = torch.randint(-(2**63), 2**63 - 1, (LENGTH,), generator=generator, device="cpu")
     return numbers.bitwise_or_(1).to(device)
-
-
-@functools.cache
-def _odd(device: torch.device) -> Tensor:
-    """Return the factors of the first rows. A copy from the host is complete at once, so any stream may read them."""
-    return (torch.arange(ROWS, device="cpu") * MIX | 1).to(device)
 
 
 def text(*words: object) -> int:

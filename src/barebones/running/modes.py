@@ -27,26 +27,45 @@ def restored(model: nn.Module) -> Iterator[None]:
     modules = list(model.modules())
     flags = [module.training for module in modules]
     tables = [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
-    values = Copies([buffer for _, buffers in tables for buffer in buffers.values() if buffer is not None])
-    parameters = [p for module in modules for p in module._parameters.values() if p is not None]
-    gradients = [(parameter, parameter.grad) for parameter in parameters]
+    put_back = _copied([buffer for _, buffers in tables for buffer in buffers.values() if buffer is not None])
+    gradients = [(p, p.grad) for module in modules for p in module._parameters.values() if p is not None]
     try:
-        for parameter, gradient in gradients:
-            if gradient is not None:
-                parameter.grad = None  # a loss that calls backward() must not add to the caller's gradients
+        for parameter, _ in gradients:
+            parameter.grad = None  # a loss that calls backward() must not add to the caller's gradients
         with own_generators(modules):
             yield
     finally:
         for parameter, gradient in gradients:
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
+            parameter.grad = gradient
         for module, flag in zip(modules, flags, strict=True):
             set_training(module, flag)
         for table, buffers in tables:
             if list(map(id, table.values())) != list(map(id, buffers.values())):
                 table.clear()
                 table.update(buffers)
-        values.put_back()
+        put_back()
+
+
+def _copied(tensors: Sequence[Tensor]) -> Callable[[], None]:
+    """Copy the values of some tensors, and return a function that writes them back; on a GPU with few launches."""
+    groups = by_kind(_once(tensor) for tensor in tensors if tensor.layout == torch.strided)
+    copies = [(group, [torch.empty_like(tensor) for tensor in group]) for group in groups]
+    sparse = [(tensor, tensor.clone()) for tensor in tensors if tensor.layout != torch.strided]
+    for group, values in copies:
+        torch._foreach_copy_(values, group)
+
+    def put_back() -> None:
+        for group, values in copies:
+            torch._foreach_copy_(group, values)
+        for tensor, value in sparse:
+            tensor.copy_(value)
+
+    return put_back
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Return a view that has each value of an expanded tensor once, because torch refuses to write it repeatedly."""
+    return tensor.data[tuple(slice(1 if stride == 0 else None) for stride in tensor.stride())]
 
 
 @contextmanager
@@ -103,31 +122,6 @@ def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
     """Run a compiled model without its compiled code, which has no second derivatives."""
     compiled = any(type(m).__name__ == "OptimizedModule" or m._compiled_call_impl for m in model.modules())
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-
-
-class Copies:
-    """Copies of the values of some tensors, which `put_back` writes back; on a GPU with few launches."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        groups = by_kind(_once(tensor) for tensor in tensors if tensor.layout == torch.strided)
-        self._sparse = [(tensor, tensor.clone()) for tensor in tensors if tensor.layout != torch.strided]
-        self._groups = [(group, [torch.empty_like(tensor) for tensor in group]) for group in groups]
-        for group, values in self._groups:
-            torch._foreach_copy_(values, group)
-
-    def put_back(self) -> None:
-        """Write the values back, in place."""
-        for group, values in self._groups:
-            torch._foreach_copy_(group, values)
-        for tensor, value in self._sparse:
-            tensor.copy_(value)
-
-
-def _once(tensor: Tensor) -> Tensor:
-    """Return a view that has each value of an expanded tensor once, because torch refuses to write it repeatedly."""
-    if 0 not in tensor.stride():
-        return tensor.data
-    return tensor.data[tuple(slice(1 if stride == 0 else None) for stride in tensor.stride())]
 
 
 def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -29,16 +29,11 @@ def computing(device: torch.device, precision: str) -> Iterator[None]:
     before = [getattr(module, name) for module, name, _ in switches]
     try:
         for module, name, value in switches:
-            _set(module, name, value)
+            setattr(module, name, value)
         yield
     finally:
         for (module, name, _), old in zip(switches, before, strict=True):
-            _set(module, name, old)
-
-
-def _set(module: Any, name: str, value: Any) -> None:
-    if getattr(module, name) != value:  # else it may be frozen, by torch.backends.disable_global_flags
-        setattr(module, name, value)
+            setattr(module, name, old)
 
 
 def _switches(device: torch.device, precision: str) -> list[tuple[Any, str, Any]]:

@@ -1,14 +1,21 @@
-"""Randomness: the global random number generators and those of a network, seeded for a while and put back."""
+"""Randomness: random number generators, seeded for a while and put back, or replayed for networks of other widths."""
 
 import importlib
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+RANDOM = torch.Tag.nondeterministic_seeded
+FUNCTIONS = {"rand": "uniform_", "rand_like": "uniform_", "randn": "normal_", "randn_like": "normal_"}
+METHODS = ("uniform_", "normal_", "exponential_", "cauchy_", "geometric_", "log_normal_", "random_")
+CERTAIN = {"native_dropout": 0.0, "_fused_dropout": 1.0}  # the chance to drop, and that to keep
 
 
 @contextmanager
@@ -23,21 +30,10 @@ def forked(device: torch.device, seed: int | None = None) -> Iterator[None]:
     >>> bool((torch.get_rng_state() == before).all())
     True
     """
-    own = generators(device)
-    states = [g.get_state() for g in own]
-    python = random.getstate()
-    numpy = _numpy_random()
-    numpy_state = numpy.get_state() if numpy else None
-    try:
+    with _put_back([*generators(device), random, *_numpy_random()]):
         if seed is not None:
             reseed(device, seed)
         yield
-    finally:
-        for generator, state in zip(own, states, strict=True):
-            generator.set_state(state)
-        random.setstate(python)
-        if numpy:
-            numpy.set_state(numpy_state)
 
 
 def reseed(device: torch.device, seed: int) -> None:
@@ -45,38 +41,40 @@ def reseed(device: torch.device, seed: int) -> None:
     for generator in generators(device):
         generator.manual_seed(seed)
     random.seed(seed)
-    if numpy := _numpy_random():
+    for numpy in _numpy_random():
         numpy.seed(seed % 2**32)
 
 
-@contextmanager
-def own_generators(modules: Iterable[nn.Module]) -> Iterator[None]:
+def own_generators(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Put the generators that modules hold as attributes back at the end: those of torch, Python and NumPy."""
-    kinds = _kinds()
-    held = [value for module in modules for value in vars(module).values() if type(value) in kinds]
-    states = [kinds[type(generator)][0](generator) for generator in held]
+    kinds = [torch.Generator, random.Random]
+    for numpy in _numpy_random():
+        kinds += [numpy.RandomState, numpy.Generator]
+    return _put_back(value for module in modules for value in vars(module).values() if type(value) in kinds)
+
+
+@contextmanager
+def _put_back(generators: Iterable[Any]) -> Iterator[None]:
+    states = [(write, read()) for read, write in map(_access, generators)]
     try:
         yield
     finally:
-        for generator, state in zip(held, states, strict=True):
-            kinds[type(generator)][1](generator, state)
+        for write, state in states:
+            write(state)
 
 
-def _kinds() -> dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]:
-    """Return how to read and to write the state of each kind of generator."""
-    kinds: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-        torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
-        random.Random: (random.Random.getstate, random.Random.setstate),
-    }
-    if numpy := _numpy_random():
-        kinds[numpy.RandomState] = (numpy.RandomState.get_state, numpy.RandomState.set_state)
-        kinds[numpy.Generator] = (lambda g: g.bit_generator.state, lambda g, s: setattr(g.bit_generator, "state", s))
-    return kinds
+def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """Return how to read and to write the state of a generator."""
+    if hasattr(generator, "getstate"):  # Python's
+        return generator.getstate, generator.setstate
+    if hasattr(generator, "get_state"):  # torch's, and NumPy's older ones
+        return generator.get_state, generator.set_state
+    return partial(getattr, generator.bit_generator, "state"), partial(setattr, generator.bit_generator, "state")
 
 
-def _numpy_random() -> Any:
+def _numpy_random() -> list[Any]:
     """Return the module of NumPy's global generator, if NumPy is loaded. NumPy itself imports it only at first use."""
-    return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
+    return [importlib.import_module("numpy.random")] if "numpy" in sys.modules else []
 
 
 def generators(device: torch.device) -> list[torch.Generator]:
@@ -86,3 +84,66 @@ def generators(device: torch.device) -> list[torch.Generator]:
         index = module.current_device() if device.index is None else device.index
         return [torch.default_generator, module.default_generators[index]]
     return [torch.default_generator, *([torch.mps._get_default_mps_generator()] if device.type == "mps" else [])]
+
+
+class Replayed(TorchDispatchMode):
+    """A mode in which networks of different widths see the same random numbers, so that they can be compared.
+
+    With the same seed, torch draws other numbers for tensors of other shapes. In this mode, dropout drops nothing.
+    Other functions draw one number for each sample (along the first dimension), the same in every run with this seed,
+    and use it for all channels and positions. Functions for which that is impossible, such as `torch.randperm`, start
+    from the same seed, so they draw the same if the shapes agree. `used` says whether a random function was called.
+
+    >>> with Replayed(seed=0):
+    ...     few, many = torch.rand(2, 3), torch.nn.functional.dropout(torch.ones(2), 0.5)
+    >>> with Replayed(seed=0):
+    ...     bool((torch.rand(2, 5)[:, :3] == few).all()), many.tolist()
+    (True, [2.0, 2.0])
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed, self.used = seed, False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it, torch would import its compiler, which takes a second
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        if RANDOM not in func.tags and name != "random_":
+            return func(*args, **kwargs)
+        self.used = True
+        if name in ("bernoulli_", "bernoulli"):
+            chance = args[1] if len(args) > 1 and args[1] is not None else args[0] if name == "bernoulli" else 0.5
+            target = args[0] if name == "bernoulli_" else torch.empty_like(args[0])
+            return target.copy_(torch.as_tensor(chance) > 0)
+        if name in METHODS:
+            return args[0].copy_(self._draws(args[0].shape, name, *args[1:]))
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))
+        given |= {chance: 0.0 for chance in ("dropout", "dropout_p") if chance in given}  # fused attention, LSTM
+        if name in CERTAIN:
+            given["p"] = CERTAIN[name]
+        if "upper" in given:  # a randomized leaky ReLU: the mean slope
+            given["lower"] = given["upper"] = (given["lower"] + given["upper"]) / 2
+        self._seed_all(args, kwargs)
+        result = func(*given.values(), **kwargs)
+        if name in FUNCTIONS:
+            return result.copy_(self._draws(result.shape, FUNCTIONS[name]))
+        if name in ("randint", "randint_like"):
+            bounds = [bound for bound in args if isinstance(bound, int)]
+            return result.copy_(self._draws(result.shape, "random_", *([0] * (2 - len(bounds))), *bounds))
+        if name == "normal" and len(args) > 1:
+            return result.copy_(args[0] + args[1] * self._draws(result.shape, "normal_").to(result))
+        return result
+
+    def _draws(self, shape: torch.Size, method: str, *args: Any) -> Tensor:
+        """Return one draw for each index along the first dimension, in a shape that broadcasts."""
+        self.seed += 1
+        rows = torch.empty((*shape[:1], *[1] * (len(shape) - 1)), dtype=torch.double, device="cpu")
+        return getattr(rows, method)(*args, generator=torch.Generator("cpu").manual_seed(self.seed))
+
+    def _seed_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        device = kwargs.get("device") or next((a.device for a in args if isinstance(a, Tensor)), "cpu")
+        for generator in generators(torch.device(device)):
+            generator.manual_seed(self.seed)

@@ -17,8 +17,7 @@ from ...messages import first_line
 from ...running.inputs import tensors
 from ...running.outputs import difference, mismatch, outputs, rounded, tolerance
 from ...running.randomize import randomize_
-from ...running.replayed_rng import Replayed
-from ...running.rng import forked
+from ...running.rng import Replayed, forked
 from ...scope import matched
 from .cut import cut_masks, scatter, sever
 from .examples import other_sizes, random_inputs

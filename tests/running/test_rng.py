@@ -1,14 +1,15 @@
-"""Replayed random numbers: networks of different widths see the same ones, and dropout drops nothing."""
+"""Random numbers are put back, and replayed: networks of different widths see the same ones, and nothing is dropped."""
 
-import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from barebones.running.replayed_rng import Replayed
+from barebones.running import rng
+from barebones.running.rng import Replayed
 
 
 def drop_path(x: Tensor) -> Tensor:
@@ -77,10 +78,15 @@ def test_recurrent_layers_and_attention_drop_nothing(kind: type[nn.RNNBase]) -> 
     assert torch.equal(first, second)
 
 
-def test_python_keeps_its_own_random_numbers() -> None:
-    random.seed(3)
-    expected = random.random()
-    random.seed(3)
-    with Replayed(seed=0):
-        torch.rand(2, 2)
-        assert random.random() == expected
+def test_random_numbers_of_a_device_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [torch.Generator(), torch.Generator()]
+    module = SimpleNamespace(default_generators=own, current_device=lambda: 1)
+    monkeypatch.setattr(torch, "xpu", module)
+    monkeypatch.setattr(torch.mps, "_get_default_mps_generator", lambda: own[0])
+    for name, used in {"xpu": 1, "xpu:0": 0, "mps": 0}.items():
+        before = own[used].get_state()
+        with rng.forked(torch.device(name), seed=3):
+            assert own[used].initial_seed() == 3
+            torch.rand(1, generator=own[used])
+        assert torch.equal(own[used].get_state(), before)
+    assert rng.generators(torch.device("meta")) == rng.generators(torch.device("cpu")) == [torch.default_generator]
