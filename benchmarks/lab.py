@@ -17,10 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from barebones.data import load
-from barebones.data.normalization import Normalization
-from barebones.data.split import Data
-from barebones.data.tensors import TensorSplit
+from barebones.data import Data, Normalization, TensorSplit, load
 from barebones.gpu.graphs import Captured
 from barebones.lab.experiment.plan import TrainingPlan
 from barebones.lab.run.training import Training

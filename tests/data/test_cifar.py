@@ -19,8 +19,7 @@ import torch
 
 from barebones import data
 from barebones.data import cifar, download, tiny_imagenet
-from barebones.data.split import held_out
-from barebones.data.tensors import TensorSplit
+from barebones.data.split import TensorSplit, held_out
 
 RECORDS = 20  # per file
 
@@ -128,7 +127,7 @@ def test_a_damaged_file_is_named(change, cifar10):
     with pytest.raises(ValueError, match=r"data_batch_3.bin is damaged or truncated: its SHA-256 is not that"):
         cifar10.load()
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"data_batch_3.bin is missing; unpack cifar-10-binary.tar.gz again"):
+    with pytest.raises(FileNotFoundError, match=r"No such file .*data_batch_3.bin"):
         cifar10.load()
 
 

@@ -167,19 +167,19 @@ WRONG = {
     "has complex inputs": ((FLOATS + 0j, TARGETS), GOOD),
     "has 1 classes; it needs two or more": ((FLOATS, TARGETS * 0), GOOD),
     "has 'ten' classes": {"train": GOOD, "test": GOOD, "classes": "ten"},
-    "workers of mine:data is -1": {"train": GOOD, "test": GOOD, "workers": -1},
-    "returned one of mean and std": {"train": GOOD, "test": GOOD, "mean": [1]},
     "mean and std, which are for bytes": {"train": GOOD, "test": GOOD, "mean": [1], "std": [1]},
-    "one number for each of 3 channels": {"train": IMAGES, "test": IMAGES, "mean": [1], "std": [1]},
-    "item 0 of train of mine:data is of type Tensor; it must be a pair": {"train": FLOATS, "test": GOOD},
-    "item 1 of train of mine:data raised KeyError: 1": (
+    "std of mine:data need one number for each of 3": {"train": IMAGES, "test": IMAGES, "mean": 1, "std": [1]},
+    "one number for each of 3 channels": {"train": IMAGES, "test": IMAGES, "mean": [1, 1, 1]},
+    "item 0 of the train of mine:data is of type Tensor; it must be a pair": {"train": FLOATS, "test": GOOD},
+    "item 1 of the train of mine:data raised KeyError: 1": (
         type("Broken", (Dataset,), {"__len__": lambda s: 3, "__getitem__": lambda s, i: {0: (FLOATS[0], 1)}[i]})(),
         GOOD,
     ),
-    "input of type Image, which is no tensor; add a transform": (items((Image(), 0)), GOOD),
-    "the target of item 0 of train of mine:data is 0.5; it must be the number": (items((FLOATS[0], 0.5)), GOOD),
-    "the target of item 0 of train of mine:data is 'cat'": (items((FLOATS[0], "cat")), GOOD),
-    "the target of item 1 of train of mine:data is -1": (items((FLOATS[0], 1), (FLOATS[0], -1)), GOOD),
+    "of type Image, which is no tensor; add a transform": (items((Image(), 0)), GOOD),
+    "item 0 of the train of mine:data has inputs of 1×7 and targets of 1 float32": (items((FLOATS[0], 0.5)), GOOD),
+    "item 0 of the train of mine:data has 'cat' of type str, which is no tensor": (items((FLOATS[0], "cat")), GOOD),
+    "item 1 of the train of mine:data has the target -1; classes": (items((FLOATS[0], 1), (FLOATS[0], -1)), GOOD),
+    "item 1 of the train of mine:data has inputs of 6": (items((FLOATS[0], 1), (FLOATS[0, :6], 0)), GOOD),
 }
 
 
@@ -193,8 +193,8 @@ def test_what_a_factory_may_not_return(message, loaded):
 def test_items_are_checked_as_they_are_read(loaded):
     good = (FLOATS[0], 1)
     for wrong, message in {
-        (FLOATS[0, :6], 1): "item 1 of test of mine:data is 6 float32, but the first input is 7 float32",
-        (FLOATS[0], 2): "the target of item 1 of test of mine:data is 2; classes are numbered from 0 to 1",
+        (FLOATS[0, :6], 1): "item 1 of the test of mine:data has inputs of 6 float32, but those of train are 7",
+        (FLOATS[0], 2): "item 1 of the test of mine:data has the target 2; classes are numbered from 0 to 1",
     }.items():
         with pytest.raises(ValueError, match=message):
             list(loaded({"train": items(good, good), "test": items(good, wrong), "classes": 2}).test.epoch(2))

@@ -14,8 +14,7 @@ from rich.console import Console
 from torch import nn
 
 import barebones as bb
-from barebones.data import Data, TensorSplit
-from barebones.data.normalization import Normalization
+from barebones.data import Data, Normalization, TensorSplit
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.experiment.plan import TrainingPlan
 from barebones.lab.figures.sources import FigureContext

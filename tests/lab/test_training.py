@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from barebones.data import Data, TensorSplit
-from barebones.data.normalization import Normalization
+from barebones.data import Data, Normalization, TensorSplit
 from barebones.files import container as files
 from barebones.lab.experiment.plan import TrainingPlan
 from barebones.lab.experiment.protocols import PROTOCOLS

@@ -14,10 +14,22 @@ from ..messages import unknown
 from ..running.launch import launch
 from ..running.processors import processors
 from . import cifar, custom, digits, image_folder, imagenet, tiny_imagenet
-from .split import Batch, Data, Inputs, Request, Split
-from .tensors import TensorSplit
+from .dataset import Data, Inputs, Request
+from .split import Batch, Normalization, Split, TensorSplit
 
-__all__ = ["DATA", "Batch", "Data", "DataSet", "Inputs", "Request", "Split", "TensorSplit", "check_name", "load"]
+__all__ = [
+    "DATA",
+    "Batch",
+    "Data",
+    "DataSet",
+    "Inputs",
+    "Normalization",
+    "Request",
+    "Split",
+    "TensorSplit",
+    "check_name",
+    "load",
+]
 
 MAX_WORKERS = 16
 
@@ -27,23 +39,16 @@ class DataSet:
     """A row of `DATA`: how to load a data set, and what is known about it before it is read."""
 
     load: Callable[[Request], Data]
-    classes: int
-    size: int  # pixels along each side of an image
-    channels: int
+    inputs: Inputs  # what a network for this data set has to take and to tell apart
     label: str = ""  # in plots and tables; empty: the name of its row
-
-    @property
-    def inputs(self) -> Inputs:
-        """What a network for this data set has to take and to tell apart."""
-        return Inputs(self.classes, (self.channels, self.size, self.size))
 
 
 DATA = {
-    "cifar10": DataSet(partial(cifar.load, "cifar10"), classes=10, size=32, channels=3, label="CIFAR-10"),
-    "cifar100": DataSet(partial(cifar.load, "cifar100"), classes=100, size=32, channels=3, label="CIFAR-100"),
-    "tiny-imagenet": DataSet(tiny_imagenet.load, classes=200, size=64, channels=3, label="Tiny-ImageNet"),
-    "imagenet": DataSet(imagenet.load, classes=1000, size=224, channels=3, label="ImageNet"),
-    "digits": DataSet(digits.load, classes=10, size=8, channels=1, label="Digits"),
+    "cifar10": DataSet(partial(cifar.load, "cifar10"), Inputs(10, (3, 32, 32)), "CIFAR-10"),
+    "cifar100": DataSet(partial(cifar.load, "cifar100"), Inputs(100, (3, 32, 32)), "CIFAR-100"),
+    "tiny-imagenet": DataSet(tiny_imagenet.load, Inputs(200, (3, 64, 64)), "Tiny-ImageNet"),
+    "imagenet": DataSet(imagenet.load, Inputs(1000, (3, 224, 224)), "ImageNet"),
+    "digits": DataSet(digits.load, Inputs(10, (1, 8, 8)), "Digits"),
 }
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .dataset import Data, Request, in_memory
 from .download import Archive, located
-from .split import Data, Request, held_out
-from .tensors import TensorSplit
+from .split import held_out
 
 SIZE, PIXELS = 32, 3 * 32 * 32  # a record has one byte per label, then the red, green and blue planes
 
@@ -69,17 +69,14 @@ def load(name: str, request: Request) -> Data:
     """Load the data set; the same 10 % of its training images are always held out for validation."""
     layout = LAYOUTS[name]
     folder = located(layout.archive, request.root, request.download, (*layout.train, *layout.test))
-    normalization = request.normalization(layout.mean, layout.std)
     images, labels = _read(folder, layout.train, layout)
     held = held_out(len(images))
-    return Data(
-        name,
-        layout.classes,
-        shape=request.shape(3, SIZE, SIZE),
-        train=TensorSplit(images[~held], labels[~held], normalization),
-        validation=TensorSplit(images[held], labels[held], normalization),
-        test=TensorSplit(*_read(folder, layout.test, layout), normalization),
-    )
+    parts = {
+        "train": (images[~held], labels[~held]),
+        "validation": (images[held], labels[held]),
+        "test": _read(folder, layout.test, layout),
+    }
+    return in_memory(name, layout.classes, parts, request.normalization(layout.mean, layout.std))
 
 
 def _read(folder: Path, files: dict[str, str], layout: Layout) -> tuple[Tensor, Tensor]:
@@ -90,8 +87,6 @@ def _read(folder: Path, files: dict[str, str], layout: Layout) -> tuple[Tensor, 
 
 def _records(path: Path, digest: str, layout: Layout) -> Tensor:
     """Return one row of bytes per record; raise an error that names the file if it is not the published one."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing; unpack {layout.archive.name} again")
     content = bytearray(path.read_bytes())
     if sha256(content).hexdigest() != digest:
         raise ValueError(

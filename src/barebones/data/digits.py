@@ -2,8 +2,8 @@
 
 import torch
 
-from .split import Data, Request, held_out
-from .tensors import TensorSplit
+from .dataset import Data, Request, in_memory
+from .split import held_out
 
 WHITE = 16  # the brightest pixel
 TEST = 0.2  # share of each class
@@ -29,9 +29,6 @@ def load(request: Request) -> Data:
         in_test[members[: round(TEST * len(members))]] = True
     rest, test = order[~in_test[order]], order[in_test[order]]
     held = held_out(len(rest))
-    normalization = request.normalization(MEAN, STD, WHITE)
-    train, validation, last = (
-        TensorSplit(images[indices], labels[indices], normalization, pad=0, flip=False)
-        for indices in (rest[~held], rest[held], test)
-    )
-    return Data("digits", 10, request.shape(1, 8, 8), train, validation, last)
+    chosen = {"train": rest[~held], "validation": rest[held], "test": test}
+    parts = {part: (images[indices], labels[indices]) for part, indices in chosen.items()}
+    return in_memory("digits", 10, parts, request.normalization(MEAN, STD, WHITE), pad=0, flip=False)

@@ -1,19 +1,17 @@
 """A folder of images of the user's own: images:PATH, with train and test, each with one folder per class."""
 
+from itertools import chain
 from pathlib import Path
 
 import torch
 
 from ..running import digest
-from .folder import listed
-from .images import decoded, fitted, open_rgb, require_pillow
-from .normalization import Normalization
-from .split import Data, Request, statistics
-from .tensors import TensorSplit
+from .dataset import Data, Request, in_memory
+from .images import decoded, listed, open_rgb, require_pillow
+from .split import Normalization, TensorSplit, statistics
 
 PREFIX = "images:"
 MOST = 16 * 2**30  # bytes of all images, which stay in memory
-CHUNK = 100  # files that a thread decodes at once
 
 
 def load(name: str, request: Request) -> Data:
@@ -29,8 +27,6 @@ def load(name: str, request: Request) -> Data:
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; name one with the folders train and test")
     parts = ["train", "test", *(["validation"] if (root / "validation").is_dir() else [])]
-    if not (root / "test").is_dir() and (root / "val").is_dir():
-        raise FileNotFoundError(f"{root / 'test'} is missing; rename {root / 'val'} if it is meant for testing")
     classes, files = listed(root, parts)
     if len(classes) < 2:
         raise ValueError(f"{root / 'train'} has one class, {classes[0]}; at least two folders of images are needed")
@@ -41,25 +37,15 @@ def load(name: str, request: Request) -> Data:
             f"{root} has {count:,} images of {width} x {height} pixels, which need {needed / 2**30:.0f} GB of memory; "
             f"name a smaller size ({PREFIX}{root}@SIZE), or write a Dataset of your own"
         )
-    change = (lambda image: fitted(image, size)) if size else (lambda image: image)
     hint = f"; to resize all images, name a size, for example {PREFIX}{root}@{min(width, height)}"
-    pixels = {
-        part: decoded(paths, (width, height), request.workers, CHUNK, change, hint)
-        for part, (paths, _) in files.items()
+    read = {
+        part: (decoded(paths, (width, height), request.workers, bool(size), hint), torch.tensor(labels))
+        for part, (paths, labels) in files.items()
     }
-    labels = {part: torch.tensor(numbers) for part, (_, numbers) in files.items()}
-    mean, std = statistics(TensorSplit(pixels["train"], labels["train"], Normalization((), ())))
+    mean, std = statistics(TensorSplit(*read["train"], Normalization((), ())))
+    content = digest.hexadecimal(chain.from_iterable(read.values()))
     normalization, pad = request.normalization(mean, std), min(width, height) // 8
-    splits = {part: TensorSplit(pixels[part], labels[part], normalization, pad) for part in parts}
-    return Data(
-        name,
-        len(classes),
-        request.shape(3, height, width),
-        train=splits["train"],
-        validation=splits.get("validation"),
-        test=splits["test"],
-        digest=digest.hexadecimal(tensor for part in parts for tensor in (pixels[part], labels[part])),
-    )
+    return in_memory(name, len(classes), read, normalization, pad, digest=content)
 
 
 def parsed(name: str) -> tuple[Path, int | None]:

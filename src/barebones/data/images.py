@@ -1,13 +1,12 @@
-"""Images: reading and cropping image files with Pillow."""
+"""Image files: finding them in folders of classes, and reading them with Pillow."""
 
 from __future__ import annotations
 
-import math
+import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
-SCALE, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # random crops: share of the area, width / height, attempts
+CHUNK = 100  # files that a thread decodes at once
 
 
 def require_pillow() -> None:
@@ -53,22 +52,20 @@ def to_tensor(images: Sequence[Image.Image]) -> Tensor:
 
 
 def decoded(
-    paths: Sequence[str | Path],
-    size: tuple[int, int],
-    threads: int,
-    chunk: int,
-    change: Callable[[Image.Image], Image.Image] = lambda image: image,
-    hint: str = "",
+    paths: Sequence[str | Path], size: tuple[int, int], threads: int, fit: bool = False, hint: str = ""
 ) -> Tensor:
-    """Read image files of one size, width and height, into a uint8 tensor; a thread decodes `chunk` files at once.
+    """Read image files of one size, width and height, into a uint8 tensor; `hint` ends the error about another size.
 
-    `change` is applied to each image before its size is checked; `hint` ends the error about another size.
+    With `fit`, images of any size are cut, around the middle, and resized.
     """
+    from PIL import Image, ImageOps
 
     def read(start: int) -> Tensor:
         images = []
-        for path in paths[start : start + chunk]:
-            image = change(open_rgb(path))
+        for path in paths[start : start + CHUNK]:
+            image = open_rgb(path)
+            if fit:
+                image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
             if image.size != size:
                 raise ValueError(f"{path} is {image.width} x {image.height} pixels, not {size[0]} x {size[1]}{hint}")
             images.append(image)
@@ -76,46 +73,42 @@ def decoded(
 
     with warnings.catch_warnings(), ThreadPoolExecutor(max(1, threads)) as pool:
         warnings.simplefilter("ignore")  # Pillow warns about damaged metadata, which is not used here
-        return torch.cat(list(pool.map(read, range(0, len(paths), chunk))))
+        return torch.cat(list(pool.map(read, range(0, len(paths), CHUNK))))
 
 
-def fitted(image: Image.Image, size: int) -> Image.Image:
-    """Cut out the largest square in the middle, and resize it to `size` x `size`."""
-    from PIL import Image, ImageOps
+def listed(root: Path, parts: Sequence[str]) -> tuple[list[str], dict[str, tuple[list[str], list[int]]]]:
+    """Return the classes of a folder, and the files and labels of each of its parts, such as train and test.
 
-    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-
-
-def random_crop(image: Image.Image, size: int, random: Random) -> Image.Image:
-    """Crop a random box, resize it to `size` x `size`, and mirror it with probability 1/2.
-
-    The box has 8 to 100 % of the area and an aspect ratio of 3:4 to 4:3. If ten random boxes do not fit into the
-    image, the crop is the largest box of such a ratio in the middle.
+    Each part has one folder per class, the same in all. Classes are numbered in sorted order.
     """
-    from PIL import Image
-
-    width, height = image.size
-    for _ in range(TRIES):
-        area = width * height * random.uniform(*SCALE)
-        ratio = math.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
-        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < crop_width <= width and 0 < crop_height <= height:
-            left, top = random.randint(0, width - crop_width), random.randint(0, height - crop_height)
-            break
-    else:
-        crop_width, crop_height = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
-        left, top = (width - crop_width) // 2, (height - crop_height) // 2
-    image = image.crop((left, top, left + crop_width, top + crop_height))
-    image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image
+    classes = _classes(root / parts[0])
+    for part in parts[1:]:
+        if (others := _classes(root / part)) != classes:
+            odd = min(set(others) ^ set(classes))
+            raise ValueError(
+                f"{root}/{parts[0]} and {root}/{part} must have folders of the same names, but only one has {odd}"
+            )
+    return classes, {part: _listed(root / part, classes) for part in parts}
 
 
-def centre_crop(image: Image.Image, size: int) -> Image.Image:
-    """Resize the shorter side to 8/7 of `size` (256 for 224), then crop the middle `size` x `size` pixels."""
-    from PIL import Image
+def _classes(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is missing; create it, with one folder of images per class")
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise ValueError(f"{folder} contains no folders; put each image into a folder of its class")
+    return names
 
-    shorter = size * 8 // 7
-    width, height = (shorter * side // min(image.size) for side in image.size)
-    image = image.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.crop((left, top, left + size, top + size))
+
+def _listed(folder: Path, classes: list[str]) -> tuple[list[str], list[int]]:
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        with os.scandir(folder / name) as entries:
+            images = sorted(e.path for e in entries if e.name.lower().endswith(SUFFIXES) and not e.name.startswith("."))
+        if not images:
+            raise ValueError(f"{folder / name} contains no images")
+        paths += images
+        labels += [label] * len(images)
+    return paths, labels

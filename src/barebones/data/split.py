@@ -3,20 +3,62 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
-from itertools import chain
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
 
 from ..running import digest
-from .normalization import Normalization
 
 MEASURED = 5_000  # images that mean and standard deviation are computed from
+BLOCK = 1024  # images in memory that are prepared at once, so that each batch needs only a few small kernels
 Batch = tuple[Tensor, Tensor]  # images (float32, N x C x H x W) and labels (int64, N), both on the split's device
+ReadOne = Callable[[Any, int, int | None], tuple[Tensor, int]]
+
+
+class Normalization:
+    """Turn uint8 images into float32 ones, (pixel / white - mean) / std per channel, in the requested memory format.
+
+    Without a mean, inputs are only moved to the device.
+
+    >>> half = Normalization(mean=[0.5], std=[0.5])
+    >>> half(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)).flatten().tolist()
+    [-1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        white: int = 255,  # the value of a pixel that counts as 1
+        device: torch.device | str = "cpu",
+        channels_last: bool = False,
+        size: int | None = None,  # pixels along each side that images are resized to; None: they keep their size
+    ) -> None:
+        self.device = torch.device(device)
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.normalizes, self.size = len(mean) > 0, size
+        self.mean, self.std = (
+            (torch.tensor(values, dtype=torch.float64, device="cpu") * white).float().view(1, -1, 1, 1).to(self.device)
+            for values in (mean, std)
+        )
+
+    def shape(self, *shape: int) -> tuple[int, ...]:
+        """Return the shape of inputs of this shape as the network gets them."""
+        return (shape[0], self.size, self.size) if self.size and len(shape) == 3 else shape
+
+    def __call__(self, images: Tensor) -> Tensor:
+        images = images.to(self.device, non_blocking=True)  # moved before the conversion, while a pixel is one byte
+        if images.dim() != 4 or not (self.normalizes or images.is_floating_point()):
+            return images
+        floats = images.to(torch.float32, memory_format=self.memory_format)
+        if self.size and floats.shape[2:] != (self.size, self.size):
+            floats = F.interpolate(floats, (self.size, self.size), mode="bilinear", antialias=True)
+        return floats.sub_(self.mean).div_(self.std) if self.normalizes else floats
 
 
 class Split(ABC):
@@ -31,8 +73,8 @@ class Split(ABC):
         """Return the number of images."""
 
     @abstractmethod
-    def read(self, order: Tensor, batch: int, key: int | None) -> Iterator[Batch]:
-        """Yield the images of these indices, `batch` at a time.
+    def read(self, batches: tuple[Tensor, ...], key: int | None) -> Iterator[Batch]:
+        """Yield batches of the images of these indices.
 
         Each image is augmented by random numbers that depend on `key` and its index; with None it is not augmented.
         """
@@ -64,22 +106,112 @@ class Split(ABC):
             order = torch.randperm(len(self), generator=generator, device="cpu")
         if drop_last:
             if batch > len(self):
-                raise ValueError(
-                    f"a batch of {batch} is larger than the split of {len(self)} images; use a smaller one"
-                )
+                raise ValueError(f"a batch of {batch} cannot be drawn from {len(self)} images; use a smaller one")
             order = order[: len(self) // batch * batch]
-        order = order[skip * batch :]
-        if not len(order):
-            return iter(())
-        key = digest.text("augment", seed, number) if augment else None
-        own = [part[rank::ranks] if len(part) >= ranks else part for part in order.split(batch)]
-        if len(own[-1]) > len(own[0]):  # a last batch that is not split
-            return chain(self.read(torch.cat(own[:-1]), len(own[0]), key), self.read(own[-1], len(own[-1]), key))
-        return self.read(torch.cat(own), len(own[0]), key)
+        own = (part[rank::ranks] if len(part) >= ranks else part for part in order.split(batch)[skip:])
+        return self.read(tuple(own), digest.text("augment", seed, number) if augment else None)
 
     def scoring(self, batch: int, seed: int = 0) -> ScoringBatches:
         """Return batches for `prune`: shuffled, augmented, all of the same size."""
         return ScoringBatches(self, batch, seed)
+
+
+class TensorSplit(Split):
+    """Images (uint8, N x C x H x W) or other inputs with labels, both moved to the device of the normalization.
+
+    Augmentation pads an image with `pad` black pixels on each side, crops it to its size at a random place, and
+    mirrors half of the images. It runs as tensor operations on many images at once.
+    """
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, normalization: Normalization, pad: int = 4, flip: bool = True
+    ) -> None:
+        assert len(images) == len(labels)
+        self.images = images.to(normalization.device).contiguous()
+        self.labels = labels.to(normalization.device, torch.int64)
+        self.normalization, self.pad, self.flip = normalization, pad, flip
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, batches: tuple[Tensor, ...], key: int | None) -> Iterator[Batch]:
+        device = self.images.device
+        draws = None if key is None or not (self.pad or self.flip) else self.draws(key).to(device)
+        at_once = max(1, BLOCK // len(batches[0])) if batches else 1
+        for start in range(0, len(batches), at_once):
+            block = batches[start : start + at_once]
+            indices, sizes = torch.cat(block).to(device), [len(batch) for batch in block]
+            images = self.images[indices]
+            if draws is not None:
+                images = cropped(images, self.pad, *draws[:, indices])
+            yield from zip(self.normalization(images).split(sizes), self.labels[indices].split(sizes), strict=True)
+
+    def draws(self, key: int) -> Tensor:
+        """Draw 3 x N integers: each image's vertical and horizontal offset of the crop, and whether it is mirrored."""
+        generator = torch.Generator("cpu").manual_seed(key)
+        offsets = torch.randint(2 * self.pad + 1, (2, len(self)), generator=generator, device="cpu")
+        mirrored = torch.randint(1 + self.flip, (1, len(self)), generator=generator, device="cpu")
+        return torch.cat([offsets, mirrored])
+
+
+class ItemSplit(Split):
+    """Items that are read when they are needed, by this many worker processes.
+
+    `read_one` returns the input and the label of an item, from the item, its index and the key of the epoch. It draws
+    random numbers that depend on the last two only, so the batches are the same with any number of workers.
+    """
+
+    def __init__(self, items: Sequence[Any], read_one: ReadOne, normalization: Normalization, workers: int) -> None:
+        self.items, self.read_one, self.normalization, self.workers = items, read_one, normalization, workers
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def read(self, batches: tuple[Tensor, ...], key: int | None) -> Iterator[Batch]:
+        device = self.normalization.device
+        loader = DataLoader(
+            _Reader(self.read_one),
+            sampler=([(self.items[i], i, key) for i in batch.tolist()] for batch in batches),
+            batch_size=None,  # the reader gets all items of a batch, and no list of all items goes to a worker
+            num_workers=self.workers,
+            pin_memory=device.type == "cuda",
+            generator=torch.Generator("cpu").manual_seed(0),  # the loader seeds its workers from it; they ignore that
+        )
+        for result in loader:
+            if isinstance(result, Exception):
+                raise result
+            inputs, labels = result
+            yield self.normalization(inputs), labels.to(device, non_blocking=True)
+
+
+class _Reader(Dataset[Any]):
+    """Read a batch of items; an error is returned, because one that is raised would carry the worker's traceback."""
+
+    def __init__(self, read_one: ReadOne) -> None:
+        self.read_one = read_one
+
+    def __getitem__(self, items: list[tuple[Any, int, int | None]]) -> Batch | Exception:
+        try:
+            inputs, labels = zip(*(self.read_one(*item) for item in items), strict=True)
+        except (OSError, ValueError) as error:
+            return error
+        return torch.stack(inputs), torch.tensor(labels)
+
+
+def cropped(images: Tensor, pad: int, down: Tensor, right: Tensor, mirrored: Tensor) -> Tensor:
+    """Pad each image with `pad` zeros, crop it to its size at (down, right), and mirror it if `mirrored` is not 0.
+
+    >>> image = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).view(1, 1, 2, 2)
+    >>> cropped(image, 1, torch.tensor([2]), torch.tensor([1]), torch.tensor([1])).tolist()
+    [[[[4, 3], [0, 0]]]]
+    """
+    _, channels, height, width = images.shape
+    rows = torch.arange(height, device=images.device) + down[:, None]
+    columns = torch.arange(width, device=images.device)
+    columns = torch.where(mirrored[:, None] > 0, width - 1 - columns, columns) + right[:, None]
+    pixels = (rows * (width + 2 * pad))[:, :, None] + columns[:, None, :]  # indices into the padded image, row by row
+    padded = F.pad(images, (pad, pad, pad, pad))
+    return padded.flatten(2).gather(2, pixels.flatten(1)[:, None].expand(-1, channels, -1)).view_as(images)
 
 
 class ScoringBatches:
@@ -90,8 +222,6 @@ class ScoringBatches:
     """
 
     def __init__(self, split: Split, batch: int, seed: int) -> None:
-        if not 1 <= batch <= len(split):
-            raise ValueError(f"a batch of {batch} cannot be drawn from {len(split)} images; use 1 to {len(split)}")
         self.split, self.batch, self.seed = split, batch, seed
 
     def __len__(self) -> int:
@@ -103,76 +233,6 @@ class ScoringBatches:
         return self.split.epoch(self.batch, self.seed, number, shuffle=True, augment=True, drop_last=True)
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What a network for some data has to take and to tell apart."""
-
-    classes: int
-    shape: tuple[int, ...]  # of one input, without the batch
-    dtype: str = "float32"
-
-    @property
-    def size(self) -> int:
-        """Pixels along the shorter side of an image; 0 if the inputs are no images."""
-        return min(self.shape[1:]) if len(self.shape) == 3 else 0
-
-    @property
-    def channels(self) -> int:
-        """The channels of an image; 0 if the inputs are no images."""
-        return self.shape[0] if len(self.shape) == 3 else 0
-
-    def example(self, batch: int) -> Tensor:
-        """Return random inputs of this form, the same in every call; those that are integers are zeros."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        if not dtype.is_floating_point:
-            return torch.zeros(batch, *self.shape, dtype=dtype)
-        return torch.randn(batch, *self.shape, generator=torch.Generator("cpu").manual_seed(0), dtype=dtype)
-
-
-@dataclass(frozen=True)
-class Data:
-    """A loaded data set."""
-
-    name: str
-    classes: int
-    shape: tuple[int, ...]  # of one input; that of an image is channels, height, width
-    train: Split
-    validation: Split | None  # held out of the training images; None if all of them are trained on
-    test: Split
-    dtype: str = "float32"  # of the inputs that the network gets
-    digest: str = ""  # of data of the user's own, which may change; empty for a published data set
-
-    @property
-    def inputs(self) -> Inputs:
-        """What a network for this data has to take and to tell apart."""
-        return Inputs(self.classes, self.shape, self.dtype)
-
-
-@dataclass(frozen=True)
-class Request:
-    """The arguments of `load`, as the loader of each data set receives them."""
-
-    root: Path  # the folder of the data set, or the folder that contains it
-    device: torch.device  # of the batches
-    download: bool = False
-    workers: int = 0  # processes or threads that decode image files
-    channels_last: bool = False
-    size: int | None = None  # pixels along each side of the images that the network wants; None: as they are
-    mean: tuple[float, ...] = ()  # of the normalization that the network wants; empty: that of the data set
-    std: tuple[float, ...] = ()
-
-    def normalization(self, mean: Sequence[float], std: Sequence[float], white: int = 255) -> Normalization:
-        """Return how bytes become the floats that a network gets; without a mean they stay as they are."""
-        if len(mean) and self.mean:  # images of another number of channels get the average
-            alike = len(self.mean) == len(mean)
-            mean, std = (v if alike else [sum(v) / len(v)] * len(mean) for v in (self.mean, self.std))
-        return Normalization(mean, std, white, self.device, self.channels_last, self.size)
-
-    def shape(self, *shape: int) -> tuple[int, ...]:
-        """Return the shape of inputs of this shape as the network gets them."""
-        return (shape[0], self.size, self.size) if self.size and len(shape) == 3 else shape
-
-
 def statistics(split: Split) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of each channel of a split of bytes, with 255 as 1.
 
@@ -180,7 +240,7 @@ def statistics(split: Split) -> tuple[list[float], list[float]]:
     """
     sums: Tensor | float = 0.0
     pixels = 0
-    for images, _ in split.read(torch.arange(0, len(split), -(-len(split) // MEASURED)), 256, None):
+    for images, _ in split.read(torch.arange(0, len(split), -(-len(split) // MEASURED)).split(256), None):
         values = images.double().transpose(0, 1).flatten(1) / 255
         sums = sums + torch.stack([values.sum(1), values.square().sum(1)])
         pixels += values.shape[1]

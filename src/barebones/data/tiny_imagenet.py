@@ -4,10 +4,9 @@ from pathlib import Path
 
 import torch
 
+from .dataset import Data, Request, in_memory
 from .download import Archive, located
 from .images import decoded, require_pillow
-from .split import Data, Request
-from .tensors import TensorSplit
 
 ARCHIVE = Archive(
     title="Tiny-ImageNet",
@@ -18,7 +17,6 @@ ARCHIVE = Archive(
 SIZE = 64
 CLASSES, PER_CLASS, TEST_IMAGES = 200, 500, 10_000  # PER_CLASS counts training images
 MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
-CHUNK = 500  # files that a thread decodes at once
 
 
 def load(request: Request) -> Data:
@@ -29,15 +27,12 @@ def load(request: Request) -> Data:
     require_pillow()
     folder = located(ARCHIVE, request.root, request.download, files=("wnids.txt",))
     classes = _classes(folder / "wnids.txt")
-    normalization = request.normalization(MEAN, STD)
-
-    def split(paths: list[Path], labels: list[int]) -> TensorSplit:
-        return TensorSplit(decoded(paths, (SIZE, SIZE), request.workers, CHUNK), torch.tensor(labels), normalization)
-
-    train, test = _train(folder / "train", classes), _test(folder / "val", classes)  # check both before decoding either
-    return Data(
-        "tiny-imagenet", CLASSES, request.shape(3, SIZE, SIZE), train=split(*train), validation=None, test=split(*test)
-    )
+    files = {"train": _train(folder / "train", classes), "test": _test(folder / "val", classes)}
+    parts = {
+        part: (decoded(paths, (SIZE, SIZE), request.workers), torch.tensor(labels))
+        for part, (paths, labels) in files.items()
+    }
+    return in_memory("tiny-imagenet", CLASSES, parts, request.normalization(MEAN, STD))
 
 
 def _classes(path: Path) -> dict[str, int]:
@@ -49,17 +44,14 @@ def _classes(path: Path) -> dict[str, int]:
 
 def _train(folder: Path, classes: dict[str, int]) -> tuple[list[Path], list[int]]:
     paths: list[Path] = []
-    labels: list[int] = []
-    for name, label in classes.items():
-        images = folder / name / "images"
-        if not images.is_dir():
-            raise FileNotFoundError(f"{images} is missing; unpack {ARCHIVE.name} again")
-        class_paths = sorted(images.glob("*.JPEG"))
-        if len(class_paths) != PER_CLASS:
-            raise ValueError(f"{images} has {len(class_paths)} images, not {PER_CLASS}; unpack {ARCHIVE.name} again")
-        paths += class_paths
-        labels += [label] * len(class_paths)
-    return paths, labels
+    for name in classes:
+        images = sorted((folder / name / "images").glob("*.JPEG"))
+        if len(images) != PER_CLASS:
+            raise ValueError(
+                f"{folder / name / 'images'} has {len(images)} images, not {PER_CLASS}; unpack {ARCHIVE.name} again"
+            )
+        paths += images
+    return paths, [label for label in classes.values() for _ in range(PER_CLASS)]
 
 
 def _test(folder: Path, classes: dict[str, int]) -> tuple[list[Path], list[int]]:
@@ -78,9 +70,4 @@ def _test(folder: Path, classes: dict[str, int]) -> tuple[list[Path], list[int]]
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; unpack {ARCHIVE.name} again") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is damaged: it is not text") from None
+    return path.read_text(encoding="utf-8", errors="replace")  # damaged text names no class

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...data import DATA, Batch, Data, Inputs, TensorSplit
+from ...data import DATA, Batch, Data, Inputs, Normalization, TensorSplit
 from ...data import load as load_data
-from ...data.normalization import Normalization
 from ...files.weights import dense_bytes
 from ...imports import is_code, source_digest
 from ...masks import Scores

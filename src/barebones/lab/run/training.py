@@ -306,7 +306,7 @@ def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes
     model.eval()
     with torch.no_grad(), computing(device, precision), autocast(precision, device):
         own = torch.arange(team.rank, len(split), team.size, device="cpu")
-        for images, labels in split.read(own, batch, None) if len(own) else ():
+        for images, labels in split.read(own.split(batch), None) if len(own) else ():
             output = model(images).float()
             loss = F.cross_entropy(output, labels, reduction="sum")
             five = output.topk(min(5, output.shape[1])).indices == labels[:, None]
