@@ -49,7 +49,7 @@ def trains_nothing(monkeypatch) -> Callable[[], None]:
 
     def forbid() -> None:
         monkeypatch.setattr(training.Training, "_learn_from", never)
-        for module, name in ((training, "_compiled"), (stages, "cuts_to_train"), (stages, "images_per_second")):
+        for module, name in ((training, "_compiled"), (stages, "to_train")):
             monkeypatch.setattr(module, name, never)
 
     return forbid

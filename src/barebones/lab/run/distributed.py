@@ -8,7 +8,7 @@ the end, so that a run may resume with any number of processes, and nobody reads
 import json
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -97,9 +97,25 @@ class Team:
             model, device_ids=[device] if device.type == "cuda" else None, find_unused_parameters=True
         )
 
-    def synchronized(self, model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
-        """Let the batch-norms of a model share their statistics with the other processes for a while, if wanted."""
-        return _synchronized(model) if wanted and self.several else nullcontext()
+    @contextmanager
+    def synchronized(self, model: nn.Module, wanted: bool) -> Iterator[None]:
+        """Let the batch-norms of a model share their statistics with the other processes for a while, if wanted.
+
+        They are replaced by those of torch; parameters and buffers are the same.
+        """
+        holders = [
+            (module._modules, name, child)
+            for module in (model.modules() if wanted and self.several else ())
+            for name, child in module._modules.items()
+            if isinstance(child, _BatchNorm)
+        ]
+        for children, name, norm in holders:
+            children[name] = nn.SyncBatchNorm.convert_sync_batchnorm(norm)
+        try:
+            yield
+        finally:
+            for children, name, norm in holders:
+                children[name] = norm
 
     def speaks(self) -> bool:
         """Return whether this process is the first to report an error: those of the others follow from it."""
@@ -110,26 +126,6 @@ class Team:
 
 
 ALONE = Team()
-
-
-@contextmanager
-def _synchronized(model: nn.Module) -> Iterator[None]:
-    """Replace batch-norms by those of torch that share their statistics; parameters and buffers are the same."""
-    holders = [
-        (module._modules, name, child)
-        for module in model.modules()
-        for name, child in module._modules.items()
-        if isinstance(child, _BatchNorm)
-    ]
-    for children, name, norm in holders:
-        children[name] = nn.SyncBatchNorm.convert_sync_batchnorm(norm)
-    try:
-        yield
-    finally:
-        for children, name, norm in holders:
-            children[name] = norm
-
-
 TIMEOUT = timedelta(minutes=30)  # that a process waits for the others; the first one may be downloading data
 SHARED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # that can share their statistics
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from ...data import DATA
-from ...pruning.methods import METHODS
 from ..experiment.experiment import Experiment
 from . import connectivity
 from .distributed import ALONE, Team, check_norms
@@ -53,34 +51,24 @@ def run(
     if options.download:
         with team.after_first():
             data_of(experiment, options)
-    unread = until == "prune" and not experiment.pretrain and experiment.data in DATA and _needs_no_data(experiment)
-    network = Network(experiment, options, torch.device(options.device), without_data=unread)
+    network = Network(experiment, options, torch.device(options.device))
     check_norms(network.model, experiment, options, team, until)
-    with (
-        reserved(path, experiment, network.digest, network.bytes) as folder,
-        ExitStack() as stack,
-    ):
-        names = dict.fromkeys(options.track or ())
-        tracks = [stack.enter_context(tracking(name, folder, experiment)) for name in names]
+    with reserved(path, experiment, network.digest) as folder, ExitStack() as stack:
         team.copy_from_first(path)
         if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
             return ending
         held()
+        trackers = dict.fromkeys(options.track or ())
+        tracks = [stack.enter_context(tracking(name, folder, experiment)) for name in trackers]
         metrics = Metrics(path / METRICS, folder.run, report, tracks, folder.check)
         try:
-            stages = Stages(
-                experiment, options, folder, network, metrics, report, lambda: team.any(stopping()), team
-            )  # fmt: skip
+            stages = Stages(experiment, options, folder, network, metrics, lambda: team.any(stopping()), team)
             if experiment.pretrain:
                 stages.pretrain()
             masks, about = stages.prune()
             return about if until == "prune" else stages.train(masks, about)
         finally:
             metrics.close()
-
-
-def _needs_no_data(experiment: Experiment) -> bool:
-    return experiment.method in METHODS and not METHODS[experiment.method].needs_data
 
 
 def _ending(path: Path, experiment: Experiment, until: str) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
@@ -13,7 +12,6 @@ from torch import nn
 
 from ...accounting import account
 from ...data import Data
-from ...deploy.shrink import Shrunk
 from ...files import masks as maskfile
 from ...files.weights import load_weights, save_weights
 from ...holding import audit
@@ -28,24 +26,11 @@ from ..experiment.plan import TrainingPlan
 from ..experiment.styles import look
 from . import connectivity
 from .distributed import ALONE, Team
-from .folder import (
-    CHECKPOINT,
-    MASK,
-    PRETRAINED,
-    PRETRAINING,
-    RESULT,
-    ROUND,
-    SHRUNK,
-    WEIGHTS,
-    Folder,
-    load_mask,
-    reading,
-)
-from .metrics import COUNTED, Line, Mark, Metrics
+from .folder import CHECKPOINT, MASK, PRETRAINED, PRETRAINING, RESULT, ROUND, WEIGHTS, Folder, load_mask, reading
+from .metrics import COUNTED, Mark, Metrics
 from .network import Network, deterministic, pruned, scores
-from .options import RunOptions
-from .provenance import environment, made
-from .shrunk import account_of, cuts_to_train, images_per_second, laid_out, to_train, useful
+from .options import RunOptions, environment, made
+from .shrunk import account_of, to_train
 from .training import Training
 
 FLUSH = {"cuda": 1.0}  # seconds between reading the numbers of pruning rounds, which delays a GPU each time
@@ -68,13 +53,12 @@ class Stages:
         folder: Folder,
         network: Network,
         metrics: Metrics,
-        report: Callable[[Line], None],
         stopping: Callable[[], bool],
         team: Team = ALONE,
     ) -> None:
         self.team = team
         self.experiment, self.options, self.folder, self.network = experiment, options, folder, network
-        self.metrics, self.report, self.stopping = metrics, report, stopping
+        self.metrics, self.report, self.stopping = metrics, metrics.report, stopping
         self.model, self.data = network.model, network.data
         self.mark: Mark | None = None  # of the last finished stage: the metrics up to its end
         self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
@@ -86,7 +70,7 @@ class Stages:
         path = self.folder.path / PRETRAINED
         if not path.exists():
             plan = replace(self.experiment.plan(), epochs=self.experiment.pretrain, lr_schedule="constant", warmup=0)
-            self._training("pretrain", plan, None, PRETRAINING)
+            self._training("pretrain", plan, Masks(), PRETRAINING)
             with self._writing(PRETRAINED) as stamp:
                 save_weights(self.model, {}, path, **stamp)
         with reading(path, self.folder.run) as about:
@@ -110,15 +94,18 @@ class Stages:
         self._passed(about["metrics"])
         self.folder.delete(ROUND)
         if experiment.mask is not None or about.get("account") is None:  # what a file says is counted here again
-            about["account"], about["collapsed"] = _account(self.model, masks, self.data)
+            numbers, about["collapsed"] = _account(self.model, masks, self.data)
+            about |= numbers
         if experiment.mask is not None:  # training other initial weights is allowed, but reported
             weights = int(Probe(self.model).weights_digest()) % 2**64
             about["found_for_these_weights"] = about.get("weights") == f"{weights:016x}"
         connectivity.check(about, self.options.on_collapse)
         if connectivity.skips(about, self.options.on_collapse):
             self.plan, self.skipped = replace(self.plan, epochs=0), True
-        if wrong := " ".join(connectivity.sentences(about, self.skipped)):
-            self.report({"stage": "prune", "warning": wrong, "short": connectivity.in_short(about, self.skipped)})
+        if found := list(connectivity.findings(about, self.skipped)):
+            sentences, phrases = zip(*found, strict=True)
+            told = {"warning": " ".join(sentences), "short": ", ".join(filter(None, phrases))}
+            self.report({"stage": "prune"} | told)
         return masks, about
 
     def _prune(self, after: Round | None) -> None:
@@ -127,13 +114,7 @@ class Stages:
         flushed_at = monotonic()
         began = flushed_at - (lines[-1]["elapsed"] if lines else 0.0)
         unwritten: list[Round] = []
-        finished, read = (after.index + 1 if after else 0), 0  # rounds, and batches of the current round
-        self._tell("prune", finished, method.rounds, 0.0, resumed=after is not None)
-
-        def on_batch() -> None:
-            nonlocal read
-            read += 1  # a method may read its batches more than once, and a resumed one skips those of earlier rounds
-            self._tell("prune", finished, method.rounds, min(read / (method.batches_per_round + 1), 1.0))
+        self._tell("prune", after.index + 1 if after else 0, method.rounds, 0.0, resumed=after is not None)
 
         def flush() -> None:
             nonlocal flushed_at
@@ -145,8 +126,6 @@ class Stages:
             unwritten.clear()
 
         def on_round(step: Round) -> None:
-            nonlocal finished, read
-            finished, read = step.index + 1, 0
             unwritten.append(step.without_masks())
             stop = self.stopping()
             if stop or monotonic() - flushed_at >= FLUSH.get(self.network.device.type, 0.0):
@@ -158,7 +137,7 @@ class Stages:
                 raise Stopped
 
         with deterministic():
-            result = pruned(self.network, self.experiment, self.options, on_round, after, on_batch, self.team)
+            result = pruned(self.network, self.experiment, self.options, on_round, after, self.team)
             flush()
             masks, collapsed = result.masks, result.collapsed
             if self.experiment.control == "shuffle":
@@ -194,11 +173,19 @@ class Stages:
         experiment, plan = self.experiment, self.plan
         if experiment.control == "reinitialize" or experiment.scoring_init is not None:
             about["found_for_these_weights"] = False
-        held, small = self._to_train(masks)
-        for begun in (CHECKPOINT, SHRUNK) if self.skipped else ():  # by an earlier command, without this option
-            self.folder.delete(begun)
+        if experiment.rewind or experiment.control == "reinitialize":
+            self.model = self.network.initial(experiment.init if experiment.control == "reinitialize" else None)
+        stored = Masks() if experiment.method == DENSE else masks
+        held, small, shrunk = stored, None, None
+        if experiment.shrink and not self.skipped:
+            images = next(self.data.test.epoch(2))[0]
+            small = to_train(self.model, masks, images)
+            shrunk = account_of(small, self.model, masks, images[:1])
+            self.model, held = small.module, small.masks
+        if self.skipped:  # an earlier command, without this option, may have begun to train
+            self.folder.delete(CHECKPOINT)
         training = self._training("train", plan, held, CHECKPOINT)
-        audit(self.model, held or {})
+        audit(self.model, held)
         self.team.check_same("weights", digest.hexadecimal(self.model.parameters()))
         if small is not None:
             self.model = small.expand()  # the network that the user named is the one to keep
@@ -206,7 +193,6 @@ class Stages:
         last = training.last
         test = last.test if last is not None else training.evaluate(self.data.test)
         assert test is not None
-        stored = {} if experiment.method == DENSE else masks
         with self._writing(WEIGHTS) as stamp:
             save_weights(self.model, stored, self.folder.path / WEIGHTS, **stamp)
         lines = self.metrics.lines
@@ -215,7 +201,7 @@ class Stages:
             "id": experiment.id,
             "test": asdict(test),
             "best_validation": training.best and asdict(training.best) | {"epoch": training.best.epoch + 1},
-            **about["account"],
+            **{name: about.get(name) for name in (*maskfile.NUMBERS, "not_followed")},
             "collapsed": about.get("collapsed") or [],
             "empty": about["empty"],
             "layers": about["layers"],
@@ -226,7 +212,7 @@ class Stages:
                 "train": sum(line["seconds"] for line in lines if line["stage"] == "train"),
             },
             "plan": asdict(plan),
-            "shrunk": self.folder.read(SHRUNK) if small is not None else None,
+            "shrunk": shrunk,
             "weights": digest.hexadecimal(self.model.parameters()),
             "metrics": self.metrics.mark(),
             "environment": environment(self.options, plan.epochs) | {"ranks": self.team.size},
@@ -236,38 +222,15 @@ class Stages:
         self.folder.delete(CHECKPOINT)
         return result
 
-    def _to_train(self, masks: Masks) -> tuple[Masks | None, Shrunk | None]:
-        """Make the model the one to train; return the masks to hold and, if the model is a shrunk one, how it came."""
-        experiment = self.experiment
-        if experiment.rewind:
-            self.model = self.network.initial()
-        if experiment.control == "reinitialize":
-            self.model = self.network.initial(reinitialize=self.experiment.init)
-        if not experiment.shrink or self.skipped:
-            return None if experiment.method == DENSE else masks, None
-        small = self._shrink(masks)
-        self.model = small.module
-        return small.masks, small
-
-    def _shrink(self, masks: Masks) -> Shrunk:
-        """Shrink the network; once, measure how fast it trains, and write that to a file."""
-        images = next(self.data.test.epoch(2))[0]
-        trained = useful(self.model, masks, images)
-        small = to_train(self.model, trained, cuts_to_train(self.model, trained, images))
-        if not (self.folder.path / SHRUNK).exists():
-            masked = self._trainer(laid_out(deepcopy(self.model), images), self.plan, masks)
-            speeds = images_per_second(masked, self._trainer(deepcopy(small.module), self.plan, small.masks))
-            numbers = account_of(small, self.model, masks, images[:1])
-            numbers["weights"] = [kept(masks), kept(small.masks)]  # some may be gone before it was shrunk
-            self.folder.write(SHRUNK, numbers | {"images_per_second": speeds})
-        return small
-
-    def _training(self, stage: str, plan: TrainingPlan, masks: Masks | None, checkpoint: str) -> Training:
+    def _training(self, stage: str, plan: TrainingPlan, masks: Masks, checkpoint: str) -> Training:
         """Train, from the checkpoint if there is one; save checkpoints from time to time, and before a stop."""
         seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
         with self.team.synchronized(self.model, self.options.sync_bn):
-            compiled = self.options.compiles(plan.epochs)
-            training = self._trainer(self.model, plan, masks, seed, compiled, self.team)
+            training = Training(
+                self.model, self.data, plan, masks, seed=seed, team=self.team,
+                precision=self.experiment.precision or "fp32", compiled=self.options.compiles(plan.epochs),
+                captured=self.options.captured, micro_batch=self.options.micro_batch,
+            )  # fmt: skip
             resumed = self._resume(checkpoint, training.load) is not None
             steps = math.ceil(len(self.data.train) / plan.batch_size)  # of an epoch
             self._tell(stage, training.epoch, plan.epochs, training.step / steps, resumed)
@@ -284,21 +247,6 @@ class Stages:
                 if stop and not over:
                     raise Stopped
             return training
-
-    def _trainer(
-        self,
-        model: nn.Module,
-        plan: TrainingPlan,
-        masks: Masks | None,
-        seed: int = 0,
-        compiled: bool = False,
-        team: Team = ALONE,
-    ) -> Training:
-        precision, captured = self.experiment.precision or "fp32", self.options.captured
-        return Training(
-            model, self.data, plan, masks, seed=seed, precision=precision, captured=captured, compiled=compiled,
-            micro_batch=self.options.micro_batch, team=team,
-        )  # fmt: skip
 
     def _tell(self, stage: str, finished: int, total: int, part: float, resumed: bool | None = None) -> None:
         """Report how far a stage is: its finished rounds or epochs, and the part of the current one that is done.

@@ -1,8 +1,7 @@
-"""Trouble: masks that cut a network or leave layers empty are told right after pruning, and can stop a run."""
+"""Connectivity: masks that cut a network or leave layers empty are told right after pruning, and can stop a run."""
 
 from dataclasses import replace
 from io import StringIO
-from math import log
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from rich.console import Console
 from barebones.files.masks import load_masks, masks_digest, save_masks
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.records import records
-from barebones.lab.run.connectivity import absurd, in_short, sentences
+from barebones.lab.run.connectivity import findings
 from barebones.lab.run.folder import MASK, finished
 from barebones.lab.run.network import Network
 from barebones.lab.run.progress import summary, watching
@@ -104,40 +103,24 @@ def test_classes_that_no_signal_reaches_are_told_and_do_not_stop_a_run(silent):
     assert "outputs, at most" in plain_text(records.summary(records.arranged([row])))
 
 
-def test_a_cut_network_gets_no_second_sentence():
-    about = {"collapsed": ["a"], "account": {"disconnected_outputs": 10, "outputs": 10}}
-    assert list(sentences(about)) == [f"{CUT}: collapsed at a."]
-    assert in_short(about) == "collapsed"
-    row = dict.fromkeys(records.COLUMNS) | Experiment().resolved().to_dict()
-    row |= {"status": "done", "disconnected_outputs": 10}
-    assert "silent" not in plain_text(records.summary(records.arranged([row | {"collapsed": True}])))
-
-
-@pytest.mark.parametrize("where", [lambda counts: counts, lambda counts: {"account": counts}])
-def test_many_useless_weights_are_told(where):
-    many, few = ({"kept": 1000, "effective": effective} for effective in (590, 801))
-    assert list(sentences(where(many))) == ["41% of the kept weights are on no path from input to output."]
-    assert in_short(where(many)) == "41% of the weights on no path"
-    for counts in (few, {"kept": 10, "effective": None}, {"kept": 0, "effective": 0}, {"kept": 10}):
-        assert (list(sentences(where(counts))), in_short(where(counts))) == ([], "")
-    cut = where({"kept": 10, "effective": 0}) | {"collapsed": ["a"]}
-    assert list(sentences(cut)) == [f"{CUT}: collapsed at a."]
-    assert in_short(cut) == "collapsed"
-
-
-def test_an_absurd_test_loss_is_told_in_the_summary(short, options):
-    result = run(short, options)
-    assert list(absurd(result)) == []
-    result["test"]["loss"] = 10 * log(10) + 1
-    told = list(absurd(result))
-    assert told[0] == "The test loss is 24; that of a guess is 2.3."
-    assert list(summary(result, options.folder(short)))[1 : 1 + len(told)] == told
-    for precision, more in (("fp32", 0), ("bf16", 1)):
-        other = result["experiment"] | {"precision": precision}
-        assert len(list(absurd(result | {"experiment": other}))) == 2 + more
-    assert list(absurd(result | {"plan": result["plan"] | {"epochs": 0}})) == []  # it was not trained
-    for outputs in (None, 1):
-        assert list(absurd(result | {"outputs": outputs})) == []
+@pytest.mark.parametrize(
+    ("about", "found"),
+    [
+        ({"collapsed": ["a"], "disconnected_outputs": 10, "outputs": 10}, [(f"{CUT}: collapsed at a.", "collapsed")]),
+        ({"collapsed": ["a"], "kept": 10, "effective": 0}, [(f"{CUT}: collapsed at a.", "collapsed")]),
+        (
+            {"kept": 1000, "effective": 590},
+            [("41% of the kept weights are on no path from input to output.", "41% of the weights on no path")],
+        ),
+        ({"kept": 1000, "effective": 801}, []),
+        ({"kept": 10, "effective": None}, []),
+        ({"kept": 0, "effective": 0}, []),
+        ({}, []),
+    ],
+    ids=str,
+)
+def test_each_finding_is_told_once_and_in_short(about, found):
+    assert list(findings(about)) == found
 
 
 def test_what_to_do_at_a_collapse_is_no_part_of_the_experiment():
