@@ -11,7 +11,6 @@ from lab_runs import assert_same_run, interrupted
 
 from barebones.files import container as files
 from barebones.lab.run import run as lab
-from barebones.lab.run import stages
 from barebones.lab.run.folder import finished, progress, write_json
 from barebones.lab.run.lock import Busy
 from barebones.lab.run.network import Network
@@ -58,8 +57,8 @@ def test_a_run_that_another_process_has_finished_meanwhile_is_not_repeated(short
     def slow(*arguments, **more) -> Network:
         monkeypatch.undo()
         run(short, options)  # while this process builds its network
-        monkeypatch.setattr(stages, "pruned", lambda *args: pytest.fail("work is done again"))
-        monkeypatch.setattr(stages, "Training", lambda *args, **more: pytest.fail("work is done again"))
+        monkeypatch.setattr(lab, "pruned", lambda *args: pytest.fail("work is done again"))
+        monkeypatch.setattr(lab, "Training", lambda *args, **more: pytest.fail("work is done again"))
         return Network(*arguments, **more)
 
     monkeypatch.setattr(lab, "Network", slow)
@@ -94,7 +93,7 @@ def test_a_refused_experiment_leaves_no_folder(changes, short, options, tmp_path
 
 def test_a_run_that_is_refused_again_leaves_no_folder(short, options, monkeypatch):
     run(short, options)
-    monkeypatch.setattr(stages, "pruned", refused)
+    monkeypatch.setattr(lab, "pruned", refused)
     with pytest.raises(ValueError, match="not today"):
         run(short, replace(options, overwrite=True))
     assert not options.folder(short).exists()
@@ -135,7 +134,7 @@ def test_a_refused_experiment_deletes_no_folder_of_the_user_and_no_work(short, o
     with pytest.raises(ValueError, match="leaves none"):
         run(replace(short, sparsity=1 - 1e-9), options)
     assert [path.name for path in options.runs.iterdir()] == [folder.name]
-    monkeypatch.setattr(stages.Stages, "train", refused)
+    monkeypatch.setattr(lab.Stages, "train", refused)
     with pytest.raises(ValueError, match="not today"):
         run(short, options)
     assert {"notes.txt", "mask.safetensors"} <= {path.name for path in folder.iterdir()}

@@ -9,7 +9,8 @@ from lab_runs import interrupted
 from rich.console import Console
 
 from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.run import heartbeat, stages
+from barebones.lab.run import heartbeat
+from barebones.lab.run import run as lab
 from barebones.lab.run.folder import finished
 from barebones.lab.run.progress import summary, watching
 from barebones.lab.run.run import RunOptions, run
@@ -20,7 +21,7 @@ from barebones.lab.sweep.progress import status
 @pytest.fixture
 def reported(short, options, monkeypatch) -> list[dict]:
     """All lines of a run of four rounds and two epochs of eleven steps."""
-    monkeypatch.setattr(stages, "TICK", 0.0)
+    monkeypatch.setattr(lab, "TICK", 0.0)
     lines: list[dict] = []
     run(short, options, lines.append)
     return lines
@@ -36,7 +37,7 @@ def test_a_stage_is_told_at_once_and_moves_within_epochs(reported):
 
 
 def test_progress_within_an_epoch_is_told_seldom_enough(short, options, monkeypatch):
-    monkeypatch.setattr(stages, "TICK", 1e9)
+    monkeypatch.setattr(lab, "TICK", 1e9)
     lines: list[dict] = []
     run(short, options, lines.append)
     assert sum("part" in line for line in lines) == 2  # the beginnings of two stages

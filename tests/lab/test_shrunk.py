@@ -1,6 +1,5 @@
 """Runs on the shrunk network: they end like the others, and leave the whole network behind."""
 
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -30,7 +29,7 @@ def experiment() -> Experiment:
 @pytest.fixture
 def shorter(networks) -> Experiment:
     """The same for a network of two convolutions, most of whose channels go."""
-    rest = dict(seed=1, rounds=3, epochs=1, batch_size=256, shrink=True)
+    rest = dict(seed=1, rounds=3, epochs=2, batch_size=256, shrink=True)
     return Experiment("nets_for_runs:wide", "digits", "iter-snip", 0.98, **rest).resolved()
 
 
@@ -63,16 +62,15 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
     assert masked["shrunk"] is None
 
 
-@pytest.mark.slow
-def test_a_shrunk_run_that_was_stopped_ends_the_same(shorter, tmp_path):
-    longer = replace(shorter, epochs=2)
-    undisturbed = run(longer, RunOptions(tmp_path / "undisturbed"))
+def test_a_run_that_goes_on_trains_the_same_small_network(shorter, tmp_path):
+    undisturbed = run(shorter, RunOptions(tmp_path / "undisturbed"))
     before, after = undisturbed["shrunk"]["parameters"]
     assert after < before
-    options = RunOptions(tmp_path / "stopped", save_every=0)
-    for after in (2, 3, 4):  # before the first training step, after it, and in the second epoch
-        interrupted(longer, options, after)
-    assert run(longer, options)["weights"] == undisturbed["weights"]
+    options = RunOptions(tmp_path / "runs", save_every=0)
+    run(shorter, options, until="prune")
+    for stop in (0, 3, 4):  # before the first training step, after some, and in the second epoch
+        interrupted(shorter, options, stop)
+    assert run(shorter, options)["weights"] == undisturbed["weights"]
 
 
 @pytest.mark.slow
@@ -165,42 +163,13 @@ def test_networks_to_train_are_channels_last_where_they_can_be():
         model[3] = Rows()  # which needs the other order
 
 
-def test_a_run_that_goes_on_trains_the_same_small_network(shorter, tmp_path):
-    options = RunOptions(tmp_path / "runs", save_every=0)
-    run(shorter, options, until="prune")
-    interrupted(shorter, options, 4)
-    assert run(shorter, options)["weights"] == run(shorter, RunOptions(tmp_path / "undisturbed"))["weights"]
-
-
-class OnlyOnDevice(nn.Module):
-    """A stand-in for a network that does not run on the CPU: its copies do not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.copied = nn.Linear(4, 2), False
-
-    def __deepcopy__(self, memo: dict) -> "OnlyOnDevice":
-        copy = OnlyOnDevice()
-        copy.layer, copy.copied = deepcopy(self.layer, memo), True
-        return copy
-
-    def forward(self, x):
-        if self.copied:
-            raise RuntimeError("not on the CPU")
-        return self.layer(x)
-
-
-def test_a_network_that_does_not_run_on_the_cpu_is_shrunk_where_it_is(monkeypatch):
-    found = []
-    monkeypatch.setattr(small_networks, "useful", lambda model, masks, images: masks)
-    monkeypatch.setattr(small_networks, "find_cuts", lambda model, *_, **__: found.append(model))
-    monkeypatch.setattr(small_networks, "apply_cuts", lambda model, masks, cuts: bb.Shrunk)
-    monkeypatch.setattr(bb.Shrunk, "module", nn.Linear(1, 1), raising=False)
-    network = OnlyOnDevice()
-    for each in (network, network.layer):
-        small_networks.to_train(each, bb.masks.Masks(), torch.randn(2, 4))
-    assert found[0] is network
-    assert found[1] is not network.layer
+def test_a_network_that_does_not_run_on_the_cpu_is_shrunk_where_it_is(images, monkeypatch):
+    network, found, real = Branches(), [], small_networks.find_cuts
+    monkeypatch.setattr(small_networks, "find_cuts", lambda model, *a, **b: found.append(model) or real(model, *a, **b))
+    for accepted in (True, False):
+        monkeypatch.setattr(small_networks, "accepts", lambda *_, accepted=accepted: accepted)
+        small_networks.to_train(network, network.masks(), images)
+    assert [each is network for each in found] == [False, True]
 
 
 class Rows(nn.Module):

@@ -145,11 +145,7 @@ def emptied(path: Path) -> None:
 
 
 def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, Any] | None:
-    """Return the result of a finished run, None if the run is not finished.
-
-    A result that is damaged, or that belongs to another run than `experiment` or than its folder, raises a
-    `ValueError`.
-    """
+    """Return the result of a finished run, which must be whole and of this run; None if the run is not finished."""
     return _ending(folder / RESULT, experiment)
 
 
