@@ -9,7 +9,6 @@ from lab_runs import assert_same_run, interrupted, made_up_result, write_file
 import barebones as bb
 from barebones.files.masks import load_masks
 from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.experiment.recipes import crossed
 from barebones.lab.figures.report import gather
 from barebones.lab.records.records import records, summary
 from barebones.lab.run.folder import finished
@@ -36,15 +35,6 @@ def test_a_control_changes_the_name_of_a_run_only_if_there_is_one(short):
         replace(short, control="shufle")
     with pytest.raises(ValueError, match="dense prunes nothing, so it takes no control"):
         Experiment("small-vgg", "digits", "dense", control="shuffle").resolved()
-
-
-def test_a_grid_may_list_controls():
-    grid = {"method": ["dense", "force"], "control": ["none", "shuffle"], "sparsity": 0.9, "epochs": 1}
-    assert [(e.method, e.control) for e in crossed(grid)] == [
-        ("dense", "none"),
-        ("force", "none"),
-        ("force", "shuffle"),
-    ]
 
 
 def test_the_shuffle_of_a_run_shuffles(short, undisturbed):
@@ -115,17 +105,10 @@ def test_settings_of_scoring_are_those_of_prune(setting, argument, short, undist
     assert not all(torch.equal(plain[name], mask) for name, mask in expected.items())
 
 
-def test_a_stopped_run_with_a_scoring_init_ends_as_if_it_had_not_been_stopped(short, options, undisturbed):
-    experiment = replace(short, scoring_init="xavier")
-    interrupted(experiment, options, 2)
-    run(experiment, options)
-    assert_same_run(undisturbed(experiment), options.folder(experiment))
-
-
-@pytest.mark.parametrize("control", CHANGED)
+@pytest.mark.parametrize("changes", [{"scoring_init": "xavier"}, *({"control": name} for name in CHANGED)], ids=str)
 @pytest.mark.parametrize("after", [2, 8])
-def test_a_stopped_run_with_a_control_ends_as_if_it_had_not_been_stopped(control, after, short, options, undisturbed):
-    experiment = replace(short, control=control)
+def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(changes, after, short, options, undisturbed):
+    experiment = replace(short, **changes)
     interrupted(experiment, options, after)
     run(experiment, options)
     assert_same_run(undisturbed(experiment), options.folder(experiment))

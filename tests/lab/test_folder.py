@@ -1,7 +1,6 @@
 """A run's folder: its owner, full disks, damaged files, and how far the run has come."""
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -12,7 +11,6 @@ from lab_runs import assert_same_run, interrupted
 
 from barebones.files import container as files
 from barebones.lab.run import run as lab
-from barebones.lab.run import stages
 from barebones.lab.run.folder import finished, progress, write_json
 from barebones.lab.run.lock import Busy
 from barebones.lab.run.network import Network
@@ -48,8 +46,7 @@ def test_a_run_whose_folder_is_gone_stops_and_writes_nothing_more(stage, fate, s
             if fate == "replaced":  # by another process with the same command
                 run(short, options)
 
-    expected = re.escape(f"{folder} was deleted, moved or replaced while this run was working in it, so this run stops")
-    with pytest.raises(Busy, match=expected):
+    with pytest.raises(Busy, match=f"^{re.escape(str(folder))} was taken over by another process, moved or deleted"):
         run(short, replace(options, save_every=1e9), lose)
     assert folder.exists() == (fate == "replaced")
     if fate == "replaced":
@@ -60,25 +57,12 @@ def test_a_run_that_another_process_has_finished_meanwhile_is_not_repeated(short
     def slow(*arguments, **more) -> Network:
         monkeypatch.undo()
         run(short, options)  # while this process builds its network
-        monkeypatch.setattr(stages, "pruned", lambda *args: pytest.fail("work is done again"))
-        monkeypatch.setattr(stages, "Training", lambda *args, **more: pytest.fail("work is done again"))
+        monkeypatch.setattr(lab, "pruned", lambda *args: pytest.fail("work is done again"))
+        monkeypatch.setattr(lab, "Training", lambda *args, **more: pytest.fail("work is done again"))
         return Network(*arguments, **more)
 
     monkeypatch.setattr(lab, "Network", slow)
     assert run(short, options) == finished(options.folder(short))
-
-
-class ReadOnly:
-    """Stands for `os.open`, `os.mkdir` and the like on a file system that cannot be written to."""
-
-    def __init__(self, real) -> None:
-        self.real = real
-
-    def __call__(self, path, *args, **options):
-        flags = args[0] if args and isinstance(args[0], int) else os.O_RDWR
-        if self.real is os.open and not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            return self.real(path, *args, **options)
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
 
 @pytest.mark.parametrize("until", ["train", "prune"])
@@ -87,21 +71,16 @@ def test_a_finished_run_in_a_read_only_folder_gives_its_result(until, short, opt
     folder = options.folder(short)
     (folder / "checkpoint.safetensors").write_bytes(b"left over")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for name in ("open", "mkdir", "unlink", "replace", "rename", "remove"):
-        monkeypatch.setattr(os, name, ReadOnly(getattr(os, name)))
+
+    def refuse(*args, **options) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for name in ("mkdir", "unlink", "replace", "rename", "remove"):
+        monkeypatch.setattr(os, name, refuse)
     ending = run(short, options, until=until)
     monkeypatch.undo()
     assert ending["test" if until == "train" else "kept"] == first["test" if until == "train" else "kept"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_a_full_disk_is_an_error_before_any_work(short, options, monkeypatch):
-    usage = shutil.disk_usage(".")._replace(free=1_000_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(stages, "pruned", lambda *args: pytest.fail("work was begun"))
-    with pytest.raises(ValueError, match=r"needs about \d+ MB, but its disk has 1 MB left; delete something first"):
-        run(short, options)
-    assert not options.folder(short).exists()
 
 
 @pytest.mark.parametrize("changes", [{"at_least": 100_000}, {"sparsity": 1 - 1e-9}, {"batch_size": 100_000}])
@@ -114,8 +93,8 @@ def test_a_refused_experiment_leaves_no_folder(changes, short, options, tmp_path
 
 def test_a_run_that_is_refused_again_leaves_no_folder(short, options, monkeypatch):
     run(short, options)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))
-    with pytest.raises(ValueError, match="delete something first"):
+    monkeypatch.setattr(lab, "pruned", refused)
+    with pytest.raises(ValueError, match="not today"):
         run(short, replace(options, overwrite=True))
     assert not options.folder(short).exists()
 
@@ -155,43 +134,31 @@ def test_a_refused_experiment_deletes_no_folder_of_the_user_and_no_work(short, o
     with pytest.raises(ValueError, match="leaves none"):
         run(replace(short, sparsity=1 - 1e-9), options)
     assert [path.name for path in options.runs.iterdir()] == [folder.name]
-    monkeypatch.setattr(stages.Stages, "train", lambda *args: refused())
-    with pytest.raises(ValueError, match="no training today"):
+    monkeypatch.setattr(lab.Stages, "train", refused)
+    with pytest.raises(ValueError, match="not today"):
         run(short, options)
     assert {"notes.txt", "mask.safetensors"} <= {path.name for path in folder.iterdir()}
 
 
-def refused():
-    raise ValueError("no training today")
-
-
-class Full(OSError):
-    """As a full disk raises it."""
-
-    def __init__(self) -> None:
-        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-class Disk:
-    """Stands for `os.fsync`: the disk is full after a number of files."""
-
-    def __init__(self, room: int) -> None:
-        self.room, self.files, self.real = room, 0, os.fsync
-
-    def __call__(self, descriptor: int) -> None:
-        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            self.files += 1
-            if self.files > self.room:
-                raise Full
-        self.real(descriptor)
+def refused(*args):
+    raise ValueError("not today")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 11])
 def test_a_disk_that_fills_up_spoils_nothing_and_the_run_resumes(room, short, options, undisturbed, monkeypatch):
-    folder, expected = options.folder(short), undisturbed(short)
+    folder, expected, real, files_left = options.folder(short), undisturbed(short), os.fsync, room
+
+    def fsync(descriptor: int) -> None:
+        nonlocal files_left
+        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            files_left -= 1
+            if files_left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", Disk(room))
+        patch.setattr(os, "fsync", fsync)
         with pytest.raises(OSError, match="No space left on device"):
             run(short, options)
     assert not (folder / "result.json").exists()
@@ -213,17 +180,6 @@ def test_a_file_in_the_way_is_named(where, short, options):
     assert path.read_text() == "a note"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-@pytest.mark.parametrize("where", ["runs", "folder"])
-def test_an_unwritable_folder_is_an_error_before_any_work(where, short, options):
-    path = options.runs if where == "runs" else options.folder(short)
-    path.mkdir(parents=True)
-    path.chmod(0o500)
-    with pytest.raises(PermissionError, match=re.escape(str(path))):
-        run(short, options)
-    path.chmod(0o700)
-
-
 def test_what_a_killed_process_was_writing_is_cleared(short, options):
     folder = options.folder(short)
     folder.mkdir(parents=True)
@@ -237,12 +193,9 @@ def test_what_a_killed_process_was_writing_is_cleared(short, options):
 @pytest.mark.parametrize(
     ("name", "text", "match"),
     [
-        ("experiment.json", json.dumps({"seed": 9}), "is damaged .*digest.*; move its folder away"),
         ("experiment.json", "", "is damaged .*; move its folder away"),
         ("experiment.json", "[]", "is damaged .*; move its folder away"),
-        ("result.json", '{"test": 1', "is damaged .*; delete it and run the experiment again"),
         ("result.json", "[" * 100_000, "is damaged .*; delete it and run the experiment again"),
-        ("result.json", "[]", "is damaged .*; delete it"),
         ("result.json", '{"experiment": {}}', "is damaged .*digest.*; delete it and run the experiment again"),
     ],
 )
@@ -253,15 +206,6 @@ def test_a_damaged_file_is_refused(name, text, match, short, options):
     with pytest.raises(ValueError, match=f"{name} {match}"):
         run(short, options)
     assert (folder / name).read_text() == text
-
-
-@pytest.mark.parametrize("name", ["round", "checkpoint"])
-def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(name, short, options):
-    interrupted(short, options, 1 if name == "round" else 8)
-    path = options.folder(short) / f"{name}.safetensors"
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(ValueError, match=f"{name}.safetensors is truncated or damaged"):
-        run(short, options)
 
 
 def test_progress_is_told_in_words(short, options):

@@ -14,7 +14,7 @@ from barebones.files import container as files
 from barebones.files.masks import load_masks
 from barebones.files.weights import load_weights
 from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.run import stages
+from barebones.lab.run import run as lab
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network
 from barebones.lab.run.run import run
@@ -138,7 +138,7 @@ def test_a_round_is_not_saved_before_its_lines_are_written(short, options, monke
         lines = read(options.folder(short) / "metrics.jsonl")
         saved.append((self.index, [line["round"] for line in lines]))
 
-    monkeypatch.setattr(stages, "FLUSH", {"cpu": 1e9})
+    monkeypatch.setattr(lab, "FLUSH", {"cpu": 1e9})
     monkeypatch.setattr(bb.Round, "save", save)
     run(short, replace(options, save_every=0))
     assert saved

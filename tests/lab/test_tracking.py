@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,14 +12,14 @@ from time import sleep
 import pytest
 import torch
 from lab_runs import interrupted
-from test_metrics import LINES, line
+from test_metrics import LINES
 
 from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.run.folder import Folder, reserved
+from barebones.lab.run.folder import reserved
 from barebones.lab.run.metrics import read
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import run
-from barebones.lab.run.tracking import PROJECT, TRACKERS, Tracked, Tracking
+from barebones.lab.run.tracking import PROJECT, TRACKERS, Tracked, tracking
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages of the trackers
 
@@ -131,13 +132,9 @@ def assert_shows(name: str, folder: Path, lines: list) -> None:
     assert shown == expected
 
 
-def tracking(name: str, folder: Folder) -> Tracking:
-    return Tracking(name, folder, EXPERIMENT)
-
-
 @pytest.fixture
 def folder(tmp_path):
-    with reserved(tmp_path / EXPERIMENT.folder, EXPERIMENT, "0123456789abcdef", 0) as folder:
+    with reserved(tmp_path / EXPERIMENT.folder, EXPERIMENT, "0123456789abcdef") as folder:
         yield folder
 
 
@@ -158,33 +155,24 @@ def test_a_run_may_have_several_trackers(networks, tmp_path, monkeypatch):
     seen: dict[str, list] = {"tensorboard": [], "wandb": []}
     for name, events in seen.items():
         fake = Tracked(lambda index, *_, events=events: events.append(index), events.append)
-        monkeypatch.setitem(TRACKERS, name, lambda run, fake=fake: fake)
+        monkeypatch.setitem(TRACKERS, name, lambda *args, fake=fake: fake)
     experiment = Experiment(networks, "digits", "random", 0.5, epochs=1, batch_size=256).resolved()
     run(experiment, RunOptions(tmp_path / "runs", track=["tensorboard", "wandb", "wandb"]))
     assert seen == {name: [0, 1, True] for name in seen}  # the round, the epoch, and the end
 
 
 def test_lines_that_a_killed_run_writes_again_are_not_tracked_twice(tracker, folder):
-    killed = tracking(tracker, folder)
-    killed.begin([])
+    killed = tracking(tracker, folder, EXPERIMENT)
+    track = killed.__enter__()
     for index, values in enumerate(LINES[:7]):
-        killed.log(index, values)
+        track(index, values)
     if tracker == "wandb":  # it writes in the background, and knows runs that are open in a process
-        killed.close(False)
-    resumed = tracking(tracker, folder)
-    resumed.begin(LINES[:5])  # up to the checkpoint
-    for index, values in enumerate(LINES[5:], 5):
-        resumed.log(index, values)
-    resumed.close(True)
+        with suppress(KeyboardInterrupt):
+            killed.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    with tracking(tracker, folder, EXPERIMENT) as track:
+        for index, values in [*enumerate(LINES[:5]), *enumerate(LINES)]:  # up to the checkpoint, and from the start
+            track(index, values)
     assert_shows(tracker, folder.path, LINES)
-
-
-def test_a_tracker_that_joins_later_gets_all_lines(tracker, folder):
-    late = tracking(tracker, folder)
-    late.begin(LINES)
-    late.log(len(LINES), line("train", 4, loss=5.0))
-    late.close(True)
-    assert_shows(tracker, folder.path, [*LINES, line("train", 4, loss=5.0)])
 
 
 def test_mlflow_knows_the_settings_and_whether_the_run_has_ended(folder, tmp_path, monkeypatch):
@@ -192,12 +180,13 @@ def test_mlflow_knows_the_settings_and_whether_the_run_has_ended(folder, tmp_pat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     states = []
-    for finished in (False, True):
-        track = tracking("mlflow", folder)
-        track.begin(LINES)
-        identifier = folder.read("tracked.json")["mlflow"]
-        states.append(client().get_run(identifier).info.status)
-        track.close(finished)
+    for stopped in (True, False):
+        with suppress(KeyboardInterrupt), tracking("mlflow", folder, EXPERIMENT) as track:
+            track(0, LINES[0])
+            identifier = folder.read("tracked.json")["mlflow"]
+            states.append(client().get_run(identifier).info.status)
+            if stopped:
+                raise KeyboardInterrupt
         states.append(client().get_run(identifier).info.status)
     assert states == ["RUNNING", "KILLED", "RUNNING", "FINISHED"]
     assert client().get_run(identifier).data.params["method"] == "snip"
@@ -206,8 +195,7 @@ def test_mlflow_knows_the_settings_and_whether_the_run_has_ended(folder, tmp_pat
 def test_the_errors_of_a_tracker_are_one_sentence(folder, monkeypatch):
     pytest.importorskip("mlflow", reason="needs mlflow: pip install 'barebones[mlflow]'")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://nowhere")
-    with pytest.raises(ValueError, match=r"^mlflow cannot track the run \(.*\); set MLFLOW_TRACKING_URI to"):
-        tracking("mlflow", folder).begin(LINES)
-    folder.write("tracked.json", {"mlflow": "0123"})
-    with pytest.raises(ValueError, match=r"; delete .*tracked\.json to track it as a new one$"):
-        tracking("mlflow", folder).begin(LINES)
+    for remedy in (r"set MLFLOW_TRACKING_URI to", r"delete .*tracked\.json to track it as a new one$"):
+        with pytest.raises(ValueError, match=rf"^mlflow cannot track the run \(.*\); {remedy}"):
+            tracking("mlflow", folder, EXPERIMENT).__enter__()
+        folder.write("tracked.json", {"mlflow": "0123"})

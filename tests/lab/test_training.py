@@ -3,22 +3,37 @@
 import copy
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from lab_runs import assert_same_run, interrupted
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, OneCycleLR, SequentialLR
 
 from barebones.data import Data, Normalization, TensorSplit
 from barebones.files import container as files
-from barebones.lab.experiment.plan import TrainingPlan
+from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.experiment.plan import LR_SCHEDULES, OPTIMIZERS, TrainingPlan
 from barebones.lab.experiment.protocols import PROTOCOLS
-from barebones.lab.run.training import Accuracy, Best, Epoch, Training, evaluate
+from barebones.lab.run.folder import finished
+from barebones.lab.run.loading import experiment_for_mask
+from barebones.lab.run.run import run
+from barebones.lab.run.training import KEYS, Accuracy, Best, Epoch, Training, evaluate
 from barebones.running import digest
 from barebones.running.rng import forked, reseed
 
 PLAN = TrainingPlan(epochs=3, batch_size=8, lr=0.1, weight_decay=5e-4, milestones=(1 / 3, 2 / 3))
 STEPS = 5  # of an epoch: 37 images, 8 at a time
+PLANS = [  # every optimizer, and every schedule with and without a warm-up
+    PLAN,
+    *(
+        replace(PLAN, lr_schedule=schedule, warmup=warmup, optimizer=optimizer, lr=lr, label_smoothing=0.1)
+        for optimizer, lr in (("sgd", 0.1), ("adamw", 0.01))
+        for schedule, warmup in (("milestones", 1), ("cosine", 0), ("cosine", 2), ("one-cycle", 0), ("constant", 1))
+    ),
+]
 CPU = torch.device("cpu")
 
 
@@ -56,13 +71,14 @@ MASKED = ("0.weight", "5.weight")
 
 
 def state(training: Training) -> dict[str, Tensor]:
-    """All tensors that the future depends on."""
-    momentum = {
-        f"momentum {name}": training.optimizer.state[p]["momentum_buffer"] * training.masks.get(name, True)
+    """All tensors that the future depends on: what an optimizer remembers of pruned weights has no effect."""
+    remembered = {
+        f"{key} {name}": value if key == "step" else value * training.masks.get(name, True)
         for name, p in training.model.named_parameters()
-        if "momentum_buffer" in training.optimizer.state.get(p, {})
+        for key, value in training.optimizer.state.get(p, {}).items()
+        if value is not None
     }
-    return {k: v.detach().clone() for k, v in (training.model.state_dict() | momentum).items()}
+    return {k: v.detach().clone() for k, v in (training.model.state_dict() | remembered).items()}
 
 
 def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
@@ -94,38 +110,86 @@ def test_milestones_scale_with_the_epochs(epochs, expected):
     assert [plan.rate(epoch) for epoch in range(epochs)] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("dropout", "pruned"), [(0.0, True), (0.5, True), (0.5, False)])
-def test_training_has_the_bits_of_torchs_sgd_and_masks_applied_by_hand(dropout, pruned):
-    sets, seed = data(), 7
-    trained, model = network(dropout), network(dropout)
+EPOCHS, EACH = 6, 7  # epochs, and steps of each
+
+
+def reference(schedule: str, warmup: int) -> list[float]:
+    """The learning rates of torch's own schedulers."""
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+    total, warm = EPOCHS * EACH, warmup * EACH
+    if schedule == "one-cycle":
+        share = warmup / EPOCHS or 0.3
+        scheduler = OneCycleLR(sgd, 0.4, total, pct_start=share, cycle_momentum=False)
+    else:
+        rest = CosineAnnealingLR(sgd, total - warm) if schedule == "cosine" else ConstantLR(sgd, 1.0, 1)
+        rising = LinearLR(sgd, 1 / warm, 1.0, warm - 1) if warm else None
+        scheduler = SequentialLR(sgd, [rising, rest], [warm]) if rising else rest
+    rates = []
+    for _ in range(total):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch's SequentialLR warns about itself
+@pytest.mark.parametrize("warmup", [0, 1, 2])
+@pytest.mark.parametrize("schedule", ["cosine", "one-cycle", "constant"])
+def test_the_rates_are_those_of_torch(schedule, warmup):
+    plan = TrainingPlan(EPOCHS, 8, 0.4, 0.0, lr_schedule=schedule, warmup=warmup)
+    rates = [plan.rate(epoch, step, EACH) for epoch in range(EPOCHS) for step in range(EACH)]
+    assert rates == pytest.approx(reference(schedule, warmup), rel=1e-9, abs=1e-12)
+
+
+def test_a_warm_up_comes_before_the_milestones():
+    plan = TrainingPlan(4, 8, 0.8, 0.0, milestones=(1 / 2, 3 / 4), warmup=1)
+    rates = [plan.rate(epoch, step, 4) for epoch in range(4) for step in range(4)]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8] + [0.8] * 4 + [0.08] * 4 + [0.008] * 4)
+
+
+@pytest.mark.parametrize("schedule", LR_SCHEDULES)
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 1), (1, 2), (1, 3), (2, 1), (3, 2)])
+def test_the_shortest_trainings_have_rates(schedule, epochs, steps):
+    plan = TrainingPlan(epochs, 8, 0.1, 0.0, milestones=(0.5,), lr_schedule=schedule)
+    rates = [plan.rate(epoch, step, steps) for epoch in range(epochs) for step in range(steps)]
+    assert all(0 <= rate <= 0.1 for rate in rates)
+    assert sum(rates) > 0
+
+
+@pytest.mark.parametrize(("plan", "pruned"), [(PLAN, False), *((plan, True) for plan in PLANS)], ids=str)
+def test_training_has_the_bits_of_torchs_optimizers_and_masks_applied_by_hand(plan, pruned):
+    sets, trained, model = data(), network(0.2), network(0.2)
     masks = half(model) if pruned else {}
-    steps = Training(trained, sets, PLAN, masks, seed=seed).steps()
-    sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, fused=True)
+    steps = Training(trained, sets, plan, masks, seed=7).steps()
+    if plan.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=0.9, weight_decay=5e-4, fused=True)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), 1.0, weight_decay=5e-4, fused=True)
 
     def apply_masks() -> None:
         for name, mask in masks.items():
             model.get_parameter(name).data[~mask] = 0
 
     apply_masks()
-    for number in range(PLAN.epochs):
-        rate = sgd.param_groups[0]["lr"] = (0.1, 0.1 / 10, 0.1 / 100)[number]
+    for number in range(plan.epochs):
         model.train()
         total, hits = 0.0, 0
-        batches = sets.train.epoch(PLAN.batch_size, seed, number, shuffle=True, augment=True)
+        batches = sets.train.epoch(plan.batch_size, 7, number, shuffle=True, augment=True)
         for step, (images, labels) in enumerate(batches):
-            reseed(CPU, digest.text(seed, "train", number, step))
-            sgd.zero_grad()
+            reseed(CPU, digest.text(7, "train", number, step))
+            optimizer.param_groups[0]["lr"] = plan.rate(number, step, STEPS)
+            optimizer.zero_grad()
             output = model(images)
-            loss = F.cross_entropy(output, labels)
+            loss = F.cross_entropy(output, labels, label_smoothing=plan.label_smoothing)
             loss.backward()
-            sgd.step()
+            optimizer.step()
             apply_masks()
             total, hits = total + loss.item() * len(labels), hits + int((output.argmax(1) == labels).sum())
             assert next(steps) is None
             assert_same(dict(model.state_dict()), dict(trained.state_dict()))
         epoch = next(steps)
-        assert (epoch.index, epoch.lr, epoch.accuracy) == (number, rate, hits / len(sets.train))
-        assert epoch.loss == pytest.approx(total / len(sets.train), rel=1e-5)
+        assert (epoch.index, epoch.lr) == (number, plan.rate(number, STEPS - 1, STEPS))
+        assert (epoch.accuracy, epoch.loss) == (hits / 37, pytest.approx(total / 37, rel=1e-5))
     with pytest.raises(StopIteration):
         next(steps)
 
@@ -151,35 +215,37 @@ def test_masks_are_held_after_every_step_in_every_precision(precision):
 
 
 @pytest.mark.parametrize(
-    ("dropout", "precision", "pruned"),
-    [(0.0, "fp32", True), (0.5, "fp32", True), (0.5, "bf16", False), (0.5, "fp16", False)],
+    ("plan", "precision"), [*((plan, "fp32") for plan in PLANS), (PLAN, "bf16"), (PLAN, "fp16")], ids=str
 )
-@pytest.mark.parametrize("stop", [0, 3, STEPS, STEPS + 1, 2 * STEPS + 1, 3 * (STEPS + 1)])
-def test_stopping_after_any_step_changes_nothing(stop, dropout, precision, pruned, tmp_path):
+def test_stopping_after_any_step_changes_nothing(plan, precision, tmp_path):
     def fresh() -> Training:
-        model = network(dropout)
-        return Training(model, data(), PLAN, half(model) if pruned else None, seed=3, precision=precision)
+        model = network(0.5)
+        return Training(model, data(), plan, half(model) if precision == "fp32" else None, seed=3, precision=precision)
 
     uninterrupted = fresh()
     expected = all_of(uninterrupted)
+    for stop in (0, 3, STEPS, STEPS + 1, 2 * STEPS + 1, 3 * (STEPS + 1)):  # yields: five steps and an epoch, and again
+        first, second, epochs = fresh(), fresh(), []
+        steps = first.steps()
+        for _ in range(stop):
+            if (epoch := next(steps)) is not None:
+                epochs.append(timeless(epoch))
+        first.save(tmp_path / "checkpoint")
+        torch.rand(3)  # the global generator must not matter
+        second.load(tmp_path / "checkpoint")
+        assert_same(state(first), state(second))
+        assert (second.epoch, second.step, second.last) == (first.epoch, first.step, first.last)
+        assert epochs + all_of(second) == expected
+        assert_same(state(uninterrupted), state(second))
+        assert (second.best, second.scaler.state_dict()) == (uninterrupted.best, uninterrupted.scaler.state_dict())
 
-    first, epochs = fresh(), []
-    steps = first.steps()
-    for _ in range(stop):  # yields of all kinds: five steps and an epoch, again and again
-        if (epoch := next(steps)) is not None:
-            epochs.append(timeless(epoch))
-    first.save(tmp_path / "checkpoint")
-    torch.rand(3)  # the global generator must not matter
-    second = fresh()
-    second.load(tmp_path / "checkpoint")
-    assert_same(state(first), state(second))
-    assert (second.epoch, second.step, second.best, second.last) == (first.epoch, first.step, first.best, first.last)
-    epochs += all_of(second)
 
-    assert epochs == expected
-    assert_same(state(uninterrupted), state(second))
-    assert (second.best, second.scaler.state_dict()) == (uninterrupted.best, uninterrupted.scaler.state_dict())
-    assert timeless(second.last) == expected[-1]
+def test_every_state_of_an_optimizer_is_saved():
+    for name in OPTIMIZERS:
+        training = Training(network(), data(), replace(PLAN, optimizer=name))
+        next(training.steps())
+        for state in training.optimizer.state.values():
+            assert {key for key, value in state.items() if value is not None} == {*KEYS[name]}
 
 
 def test_a_checkpoint_holds_kept_weights_and_their_momentum_only(tmp_path):
@@ -230,6 +296,14 @@ def test_a_checkpoint_of_another_network_is_refused_and_changes_nothing(other, s
     with pytest.raises(ValueError, match="is a checkpoint of another network"):
         loaded.load(tmp_path / "checkpoint")
     assert_same(before, state(loaded))
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
+    first = Training(network(), data(), replace(PLAN, optimizer="adamw"))
+    next(first.steps())
+    first.save(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=r"another network: exp_avg 0.weight .not in the model."):
+        Training(network(), data(), PLAN).load(tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize("classes", [10, 99, 100])
@@ -283,14 +357,9 @@ def test_where_nothing_is_held_out_every_epoch_is_tested_and_none_is_best():
     [(37, 1e30, "epoch 1: the training loss is not finite"), (8, 1e38, "epoch 1: the network's outputs after it")],
     ids=["loss", "last step of an epoch"],
 )
-@pytest.mark.parametrize(
-    ("precision", "warmup", "remedy"),
-    [("fp32", 0, ", or add a warm-up"), ("bf16", 0, ", add a warm-up, or use fp32"), ("fp32", 1, "")],
-)
-def test_numbers_that_are_not_finite_end_the_training(train, lr, match, precision, warmup, remedy):
-    plan = replace(PLAN, lr=(1 + warmup) ** 5 * lr, epochs=1, warmup=warmup)
-    training = Training(network(), data(train=train), plan, precision=precision)
-    with pytest.raises(FloatingPointError, match=f"{match}.*; lower the learning rate{remedy}$"):
+def test_numbers_that_are_not_finite_end_the_training(train, lr, match):
+    training = Training(network(), data(train=train), replace(PLAN, lr=lr, epochs=1))
+    with pytest.raises(FloatingPointError, match=f"{match}.*; lower the learning rate, add a warm-up, or train"):
         all_of(training)
 
 
@@ -317,3 +386,62 @@ def test_an_interrupted_epoch_has_a_time_and_a_pace(tmp_path):
     epoch = next(epoch for epoch in second.steps() if epoch is not None)
     assert epoch.seconds >= second.seconds
     assert epoch.images_per_second == pytest.approx(37 / epoch.seconds)
+
+
+def test_label_smoothing_is_for_training_alone():
+    plain, smooth = (Training(network(), data(), replace(PLAN, label_smoothing=s, lr=0.0, epochs=1)) for s in (0, 0.5))
+    first, second = all_of(plain)[0], all_of(smooth)[0]
+    assert first.loss != second.loss
+    assert (first.test, first.validation, first.accuracy) == (second.test, second.validation, second.accuracy)
+
+
+OWN = {"optimizer": "adamw", "lr_schedule": "one-cycle", "label_smoothing": 0.1}
+SETTINGS = [OWN, {"lr_schedule": "cosine", "warmup": 1, "shrink": True}, {**OWN, "shrink": True, "pretrain": 1}]
+
+
+def test_adamw_has_defaults_of_its_own():
+    assert (lambda e: (e.lr, e.weight_decay))(Experiment(optimizer="adamw").resolved()) == (1e-3, 0.01)
+    assert (lambda e: (e.lr, e.weight_decay))(Experiment(optimizer="adamw", lr=0.5).resolved()) == (0.5, 0.01)
+    assert Experiment().resolved().lr == 0.1
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_run_with_training_of_ones_own_that_was_stopped_ends_the_same(settings, short, options, undisturbed):
+    chosen = replace(short, epochs=3, **settings)
+    if chosen.optimizer == "adamw":
+        chosen = replace(chosen, lr=0.01)
+    for stop in (6, 9, 2):
+        interrupted(chosen, options, stop)
+    run(chosen, options)
+    folders = options.folder(chosen), undisturbed(chosen)
+    if not chosen.shrink:
+        assert_same_run(*folders)
+    stopped, plain = (finished(folder) for folder in folders)  # the speed of a shrunk network is measured anew
+    assert (stopped["weights"], stopped["test"]) == (plain["weights"], plain["test"])
+
+
+def test_masks_of_a_file_train_with_the_defaults_of_another_optimizer(short, options):
+    run(short, options, until="prune")
+    mask = options.folder(short) / "mask.safetensors"
+    assert experiment_for_mask(mask, {}, trust=True).lr == 0.1
+    changed = experiment_for_mask(mask, {"optimizer": "adamw"}, trust=True).resolved()
+    assert (changed.optimizer, changed.lr, changed.weight_decay) == ("adamw", 1e-3, 0.01)
+    assert experiment_for_mask(mask, {"optimizer": "adamw", "lr": 0.02}, trust=True).lr == 0.02
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--optimizer adam", "there is no optimizer 'adam'; did you mean 'adamw'? Choose one of sgd, adamw"),
+        ("--lr-schedule cosin", "there is no schedule of the learning rate 'cosin'; did you mean 'cosine'?"),
+        ("--warmup -1", "warmup -1 must be at least 0"),
+        ("--warmup 20", "warmup 20: the training has 20 epochs, and must be longer than its warm-up"),
+        ("--warmup 1 --epochs 1", "warmup 1: the training has 1 epoch, and must be longer than its warm-up"),
+        ("--label-smoothing 1", "label-smoothing 1.0 must be at least 0, and below 1"),
+        ("--lr nan", "lr nan must be at least 0"),
+        ("--optimizer adamw --momentum 1", "momentum 1 must be below 1 for adamw"),
+    ],
+)
+def test_wrong_settings_are_said_in_one_line(words, message, mistake):
+    mistake(message, "run", "--data", "digits", "--model", "small-vgg", "--device", "cpu", *words.split())
+    assert not Path("runs").exists()

@@ -19,7 +19,6 @@ from ..lab.run.connectivity import SKIP
 from ..lab.run.distributed import joined
 from ..lab.run.folder import MASK, RESULT, progress
 from ..lab.run.loading import experiment_for_mask
-from ..lab.run.network import resized
 from ..lab.run.options import RunOptions
 from ..lab.run.progress import dry_run as explain
 from ..lab.run.progress import kept, mask_file, run_folder, summary, watching
@@ -76,7 +75,7 @@ def prune(
     if out is not None:
         with atomically(out) as file:
             file.write(path.read_bytes())
-    for sentence in kept(about | (about.get("account") or {})):
+    for sentence in kept(about):
         say(sentence)
     say(f"The masks are in {out or path}")
 
@@ -144,8 +143,6 @@ def _perform(
     Of several processes, the first one alone returns the result, and prints and writes what follows from it.
     """
     import_from_working_folder(requested.model, requested.data)
-    if sentence := resized(requested):
-        say(sentence)
     if dry_run:
         console = Console(soft_wrap=True)
         for part in explain(requested, run_options, given):

@@ -49,7 +49,7 @@ def in_one_voice(team: Team) -> Iterator[None]:
     import typer
 
     from ..lab.run.distributed import is_lost
-    from ..lab.run.stages import Stopped
+    from ..lab.run.run import Stopped
 
     try:
         yield

@@ -8,7 +8,7 @@ the end, so that a run may resume with any number of processes, and nobody reads
 import json
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -97,9 +97,25 @@ class Team:
             model, device_ids=[device] if device.type == "cuda" else None, find_unused_parameters=True
         )
 
-    def synchronized(self, model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
-        """Let the batch-norms of a model share their statistics with the other processes for a while, if wanted."""
-        return _synchronized(model) if wanted and self.several else nullcontext()
+    @contextmanager
+    def synchronized(self, model: nn.Module, wanted: bool) -> Iterator[None]:
+        """Let the batch-norms of a model share their statistics with the other processes for a while, if wanted.
+
+        They are replaced by those of torch; parameters and buffers are the same.
+        """
+        holders = [
+            (module._modules, name, child)
+            for module in (model.modules() if wanted and self.several else ())
+            for name, child in module._modules.items()
+            if isinstance(child, _BatchNorm)
+        ]
+        for children, name, norm in holders:
+            children[name] = nn.SyncBatchNorm.convert_sync_batchnorm(norm)
+        try:
+            yield
+        finally:
+            for children, name, norm in holders:
+                children[name] = norm
 
     def speaks(self) -> bool:
         """Return whether this process is the first to report an error: those of the others follow from it."""
@@ -110,26 +126,6 @@ class Team:
 
 
 ALONE = Team()
-
-
-@contextmanager
-def _synchronized(model: nn.Module) -> Iterator[None]:
-    """Replace batch-norms by those of torch that share their statistics; parameters and buffers are the same."""
-    holders = [
-        (module._modules, name, child)
-        for module in model.modules()
-        for name, child in module._modules.items()
-        if isinstance(child, _BatchNorm)
-    ]
-    for children, name, norm in holders:
-        children[name] = nn.SyncBatchNorm.convert_sync_batchnorm(norm)
-    try:
-        yield
-    finally:
-        for children, name, norm in holders:
-            children[name] = norm
-
-
 TIMEOUT = timedelta(minutes=30)  # that a process waits for the others; the first one may be downloading data
 SHARED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # that can share their statistics
 
@@ -179,21 +175,16 @@ def is_lost(error: BaseException) -> bool:
 
 def check_norms(model: nn.Module, experiment: Experiment, options: RunOptions, team: Team, until: str) -> None:
     """Raise a `ValueError` if a run would split batches that layers of the network need whole."""
-    only_scores, batch = until == "prune" and not experiment.pretrain, experiment.batch_size or 1
-    if only_scores and not _scores_by_batch(experiment):
-        return
     norms = {name: module for name, module in model.named_modules() if _needs_batch(module)}
-    named = f"layers of {experiment.model} take statistics of whole batches ({shortened(norms)})"
-    if norms and options.micro_batch is not None and options.micro_batch < batch:
-        raise ValueError(f"--micro-batch splits batches, but {named}; leave it out")
-    if not norms or not team.several or (only_scores and not splits_scoring(experiment)):
+    trains = until != "prune" or experiment.pretrain > 0
+    if not norms or not (trains or _scores_by_batch(experiment)):
         return
-    if not (options.on_gpu and options.sync_bn):
-        remedy = "pass --sync-bn" if options.on_gpu else "torch shares them on GPUs only, so use one process"
-        others = ", or --batches-per-round 2 or more" if only_scores else ""
-        raise ValueError(f"{team.size} processes split each batch, but {named}; {remedy}{others}")
-    if odd := [name for name, norm in norms.items() if type(norm) not in SHARED]:
-        raise ValueError(f"torch has no form of {shortened(odd)} that shares its statistics; use one process")
+    named = f"layers of {experiment.model} take statistics of whole batches ({shortened(norms)})"
+    if options.micro_batch is not None and options.micro_batch < (experiment.batch_size or 1):
+        raise ValueError(f"--micro-batch splits batches, but {named}; leave it out")
+    shared = options.on_gpu and options.sync_bn and all(type(norm) in SHARED for norm in norms.values())
+    if team.several and not shared and (trains or splits_scoring(experiment)):
+        raise ValueError(f"{team.size} processes split each batch, but {named}; use one process, or --sync-bn on GPUs")
 
 
 def _needs_batch(module: nn.Module) -> bool:
@@ -207,5 +198,5 @@ def splits_scoring(experiment: Experiment) -> bool:
 
 def _scores_by_batch(experiment: Experiment) -> bool:
     """Return whether batch-norms take the statistics of batches when weights are scored."""
-    reads = experiment.method in METHODS and METHODS[experiment.method].needs_data
-    return reads and experiment.scoring_bn == "batch"
+    row = METHODS.get(experiment.method)  # none for a method of the user's own, which may read data
+    return experiment.scoring_bn == "batch" and (row is None or row.needs_data)

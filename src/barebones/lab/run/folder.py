@@ -24,15 +24,12 @@ EXPERIMENT, RESULT, FAILURE = "experiment.json", "result.json", "failure.json"
 MASK, WEIGHTS = "mask.safetensors", "weights.safetensors"
 PRETRAINED = "pretrained.safetensors"
 ROUND, PRETRAINING, CHECKPOINT = "round.safetensors", "pretraining.safetensors", "checkpoint.safetensors"  # to resume
-SHRUNK = "shrunk.json"  # what shrinking did to the network, and how fast it trains
 TRACKED = "tracked.json"  # the ids that trackers know the run by
-SPARE = 16 * 2**20  # bytes of disk for everything but weights
 
 REMEDIES = {  # all files of a run, in the order of deleting; and how to go on if one is damaged or of another run
     RESULT: "delete it and run the experiment again, which trains from the start",
     WEIGHTS: f"delete the {RESULT} beside it and run the experiment again, which trains from the start",
     CHECKPOINT: "delete it and run the experiment again, which trains from the start",
-    SHRUNK: "delete it and run the experiment again, which measures it again",
     MASK: REMEDY,
     ROUND: "delete it and run the experiment again, which prunes from the start",
     PRETRAINED: REMEDY,
@@ -82,8 +79,8 @@ class Folder:
 
 
 @contextmanager
-def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int) -> Iterator[Folder]:
-    """Make the run's folder and own it; check that the disk has room for what a run writes.
+def reserved(path: Path, experiment: Experiment, initial: str) -> Iterator[Folder]:
+    """Make the run's folder and own it.
 
     `initial` has the digests of the initial weights, and of data and a method of the user's own: those of the folder.
     """
@@ -92,7 +89,6 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
     fresh = all(is_lease(file.name) for file in path.iterdir())  # new, or emptied by --overwrite
     with leased(path) as lease:
         try:
-            _check_space(path, weight_bytes)
             for unfinished in path.glob(f".{16 * '[0-9a-f]'}.tmp"):  # a process was killed while it wrote them
                 unfinished.unlink(missing_ok=True)
             folder = Folder(path, experiment.folder, lease)
@@ -108,16 +104,6 @@ def reserved(path: Path, experiment: Experiment, initial: str, weight_bytes: int
                     if parent.is_dir() and not any(parent.iterdir()):
                         parent.rmdir()
             raise
-
-
-def _check_space(path: Path, weight_bytes: int) -> None:
-    needed = 5 * weight_bytes + SPARE  # the weights, and two checkpoints of weights and momentum
-    free = shutil.disk_usage(path).free
-    if free < needed:
-        raise ValueError(
-            f"{path} needs about {needed / 1e6:.0f} MB, but its disk has {free / 1e6:.0f} MB left; "
-            "delete something first"
-        )
 
 
 def check_initial(path: Path, experiment: Experiment, initial: str) -> None:
@@ -159,11 +145,7 @@ def emptied(path: Path) -> None:
 
 
 def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, Any] | None:
-    """Return the result of a finished run, None if the run is not finished.
-
-    A result that is damaged, or that belongs to another run than `experiment` or than its folder, raises a
-    `ValueError`.
-    """
+    """Return the result of a finished run, which must be whole and of this run; None if the run is not finished."""
     return _ending(folder / RESULT, experiment)
 
 
@@ -197,7 +179,7 @@ def load_mask(folder: Path, run: str, model: nn.Module | None = None) -> Masks:
     """Return the masks of a run, with what their file says about them; they must belong to this run."""
     with reading(folder / MASK, run):
         found = masks.load_masks(folder / MASK, model)
-    found.about |= {"empty": empty(found), "layers": len(found)}
+    found.about |= (found.about.get("account") or {}) | {"empty": empty(found), "layers": len(found)}
     return found
 
 

@@ -17,8 +17,7 @@ from ...running import digest
 from ..experiment.experiment import DENSE, FILE, FINDING, SETTLED, Experiment
 from ..experiment.styles import remember
 from .folder import EXPERIMENT, MASK, RESULT, WEIGHTS, check_initial, finished, load_mask, progress, reading, recorded
-from .network import beginning, data_of, initial_network, known_inputs
-from .network import inputs_of as network_inputs
+from .network import beginning, data_of, initial, known_inputs
 from .options import RunOptions
 
 
@@ -90,19 +89,10 @@ def trained(
     network, path = initial(experiment, inputs_of(experiment, folder, [data], trust)), folder / WEIGHTS
     masks = load_mask(folder, run, network)
     with reading(path, run):
-        stored = load_weights(path, network).masks
+        load_weights(path, network)
         if digest.hexadecimal(network.parameters()) != result["weights"]:
             raise ValueError(f"{path} does not hold the weights that {RESULT} names")
-        if experiment.method != DENSE and masks_digest(stored) != masks_digest(masks):
-            raise ValueError(f"{path} does not hold the masks of {MASK}")
     return experiment, network, masks
-
-
-def initial(experiment: Experiment, inputs: Inputs | None = None) -> nn.Module:
-    """Return the experiment's network at its initial weights, on the CPU; without `inputs`, for data of the library."""
-    inputs = inputs or known_inputs(experiment)
-    assert inputs is not None
-    return initial_network(experiment, inputs)
 
 
 def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None] = (), trust: bool = False) -> Inputs:
@@ -123,7 +113,7 @@ def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None
 def check_unchanged(folder: Path, experiment: Experiment, options: RunOptions) -> None:
     """Raise a `ValueError` if the experiment's network, data or method is not what this folder's run began with."""
     data = "" if experiment.data in DATA else data_of(experiment, options).digest
-    network = initial(experiment, network_inputs(experiment, options))
+    network = initial(experiment, known_inputs(experiment) or data_of(experiment, options).inputs)
     check_initial(folder, experiment, beginning(experiment, network, data))
 
 

@@ -35,7 +35,6 @@ class Lease:
     folder: Path
     attempt: int
     file: BinaryIO  # kept open, so that no other file can get its number
-    place: os.stat_result  # of the folder
 
     @property
     def path(self) -> Path:
@@ -44,21 +43,14 @@ class Lease:
     def check(self) -> None:
         """Raise `Busy` if another process has taken the folder over, or if the folder is gone or is another one."""
         if (self.folder / f"lease-{self.attempt + 1}").exists() or not self._is_there():
-            how = "taken over by another process" if self._folder_is_there() else "deleted, moved or replaced"
             raise Busy(
-                f"{self.folder} was {how} while this run was working in it, so this run stops; "
-                "run the experiment again to see its result, or to start anew"
+                f"{self.folder} was taken over by another process, moved or deleted while this run was working in it, "
+                "so this run stops; run the experiment again to see its result, or to start anew"
             )
 
     def _is_there(self) -> bool:
         try:
             return os.path.samestat(os.fstat(self.file.fileno()), os.stat(self.path))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-    def _folder_is_there(self) -> bool:
-        try:
-            return os.path.samestat(self.place, os.stat(self.folder))
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -120,12 +112,12 @@ def _taken(folder: Path) -> Lease:
     except FileExistsError:
         raise _busy(folder) from None
     try:
-        file.write(json.dumps(_here() | {"renewed_every": RENEWED_EVERY}).encode())
+        file.write(json.dumps(_here()).encode())
     except OSError as error:  # for example a full disk; an empty lease would look like that of a running process
         file.close()
         path.unlink(missing_ok=True)
         raise OSError(error.errno, f"cannot write ({error.strerror})", str(path)) from None
-    return Lease(folder, attempt + 1, file, os.stat(folder))
+    return Lease(folder, attempt + 1, file)
 
 
 def _attempts(folder: Path) -> list[int]:
@@ -139,23 +131,14 @@ def _attempts(folder: Path) -> list[int]:
 def _is_stale(path: Path) -> bool:
     """Return whether a lease may be taken over: its process is dead, or it has missed its renewals."""
     try:
-        written, owner = os.stat(path).st_mtime, _owner(path)
+        written, content = os.stat(path).st_mtime, path.read_bytes()
     except FileNotFoundError:
         return True  # given back this moment
-    if owner is not None and owner.get("node") == _here()["node"] and not _runs(owner):
-        return True
-    every = owner.get("renewed_every") if owner is not None else None
-    every = every if isinstance(every, float) and 0 < every < 3600 else RENEWED_EVERY
-    return _now(path.parent) - written > MISSED * every
-
-
-def _owner(path: Path) -> dict[str, Any] | None:
-    """Return what a lease says about its owner; None if that was not written, or is damaged."""
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
+    with suppress(ValueError, TypeError, KeyError):  # its owner is not written yet, or damaged
+        owner = json.loads(content)
+        if owner["node"] == _here()["node"] and not _runs(owner):
+            return True
+    return _now(path.parent) - written > MISSED * RENEWED_EVERY
 
 
 def _now(folder: Path) -> float:
@@ -190,13 +173,10 @@ def _began(process: int) -> str:
 
 def _runs(owner: dict[str, Any]) -> bool:
     """Return whether the owner of a lease of this node is alive. Another process may have got its number."""
-    process = owner.get("process")
-    if type(process) is not int or process <= 0:
-        return True
     try:
-        os.kill(process, 0)
+        os.kill(owner["process"], 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return _began(process) == owner.get("began")
+    return _began(owner["process"]) == owner["began"]

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from ...files import container as files
 from .checksums import check_stamp, stamp
@@ -16,16 +16,7 @@ COUNTED = {"pretrain": "epoch", "prune": "round", "train": "epoch"}  # what the 
 
 Line = dict[str, Any]  # it counts rounds and epochs from 1
 Mark = dict[str, Any]  # how many lines a file has, and the digest of all of them
-
-
-class Track(Protocol):
-    """What gets each line besides the file, see `tracking`."""
-
-    def begin(self, lines: Sequence[Line]) -> None:
-        """Get the lines that are in the file when the run begins or resumes."""
-
-    def log(self, index: int, line: Line) -> None:
-        """Get one more line, and its place among all lines."""
+Track = Callable[[int, Line], None]  # gets each line besides the file, and its place among all lines; see `tracking`
 
 
 class Metrics:
@@ -61,10 +52,16 @@ class Metrics:
         """Remove the lines after a mark; without one, all lines. The lines before it are checked."""
         _check(self.path, self.rows, mark)
         count = 1 + mark["lines"] if mark else 1
-        if self.file is None or count < len(self.rows):
-            self.owned()
-            del self.rows[count:]
-            self._rewrite()
+        if self.file is not None and count == len(self.rows):
+            return
+        self.owned()
+        del self.rows[count:]
+        self.close()
+        with files.put_only_if(self.owned), files.atomically(self.path) as file:
+            file.write(b"".join(self.rows))
+        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open until the run ends)
+        for index, line in enumerate(self.lines):
+            self._track(index, line)
 
     def mark(self) -> Mark:
         """Put all lines on the disk, and return the mark for the file that is written next."""
@@ -83,8 +80,7 @@ class Metrics:
                 rest = rest[self.file.write(rest) :]
         except OSError as error:  # a full disk does not name the file
             raise OSError(error.errno, f"cannot write ({error.strerror})", str(self.path)) from None
-        for track in self.tracks:
-            track.log(len(self.rows) - 2, finite(line))
+        self._track(len(self.rows) - 2, finite(line))
         self.report(line)
 
     def close(self) -> None:
@@ -92,14 +88,9 @@ class Metrics:
         if self.file is not None:
             self.file.close()
 
-    def _rewrite(self) -> None:
-        """Write the file again with the present lines, and track them."""
-        self.close()
-        with files.put_only_if(self.owned), files.atomically(self.path) as file:
-            file.write(b"".join(self.rows))
-        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open until the run ends)
+    def _track(self, index: int, line: Line) -> None:
         for track in self.tracks:
-            track.begin(self.lines)
+            track(index, line)
 
 
 def read(path: Path, run: str | None = None, mark: Mark | None = None) -> list[Line]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...data import DATA, Batch, Data, Inputs, Normalization, TensorSplit
+from ...data import DATA, Batch, Data, Inputs
 from ...data import load as load_data
 from ...files.weights import dense_bytes
 from ...imports import is_code, source_digest
@@ -31,28 +31,23 @@ from .options import RunOptions
 
 
 class Network:
-    """The experiment's data and its network at initial weights, both on the device.
+    """The experiment's data and its network at initial weights, both on the device."""
 
-    `without_data` reads no data set of the library, if only methods that need none are to run.
-    """
-
-    def __init__(
-        self, experiment: Experiment, options: RunOptions, device: torch.device, without_data: bool = False
-    ) -> None:
+    def __init__(self, experiment: Experiment, options: RunOptions, device: torch.device) -> None:
         self.experiment, self.device = experiment, device
         check_here(str(device))
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)
-        self.data = _unread(experiment, device) if without_data else data_of(experiment, options)
+        self.data = data_of(experiment, options)
         self.model = self.initial()
         self.digest = beginning(experiment, self.model, self.data.digest)
         self._check()
-        self.bytes = dense_bytes(self.model)  # raises for a network whose weights cannot be saved
+        dense_bytes(self.model)  # raises for a network whose weights cannot be saved
 
     def initial(self, reinitialize: str | None = None) -> nn.Module:
         """Build the network again, at the same initial weights; `reinitialize` is a scheme to draw prunable ones by."""
         experiment = self.experiment
-        model = initial_network(experiment, self.data.inputs)
+        model = initial(experiment, self.data.inputs)
         if reinitialize is not None:
             model = reinitialized(model, experiment.seed, reinitialize)
         layout = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
@@ -98,66 +93,52 @@ def pruned(
     options: RunOptions,
     on_round: Callable[[Round], None] | None = None,
     after: Round | None = None,
-    on_batch: Callable[[], None] = lambda: None,
     team: Team = ALONE,
 ) -> Pruned:
-    """Prune the network with the experiment's settings, and continue after the round `after` if there is one.
-
-    `on_batch` is called for each batch that is read.
-    """
-    model = network.scored(experiment)
-    with team.synchronized(model, options.sync_bn and splits_scoring(experiment)):
+    """Prune the network with the experiment's settings, and continue after the round `after` if there is one."""
+    capture = options.captured and network.device.type == "cuda"
+    with _scoring(network, experiment, options, team) as (model, batches, how):
         return prune(
-            team.parallel(model),
-            _Watched(network.data.train.scoring(experiment.plan().batch_size, experiment.seed), on_batch),
-            experiment.sparsity,
-            experiment.pruning(),
-            experiment.loss,
-            bn=experiment.scoring_bn,
-            precision=experiment.scoring_precision or "fp32",
-            capture=options.captured and network.device.type == "cuda",
-            micro_batch=options.micro_batch,
-            shared=team.several,
-            on_collapse="ignore",
-            on_round=on_round,
-            after=after,
-            seed=experiment.seed,
-        )
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """Batches that call a function for each one that is read."""
-
-    batches: Iterable[Batch]
-    on_batch: Callable[[], None]
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.batches:
-            self.on_batch()
-            yield batch
+            model, batches, experiment.sparsity, experiment.pruning(),
+            capture=capture, on_collapse="ignore", on_round=on_round, after=after, **how,
+        )  # fmt: skip
 
 
 def scores(network: Network, experiment: Experiment, options: RunOptions, keep: int, team: Team = ALONE) -> Scores:
     """Return what the experiment's criterion says about the dense network, which is where the first round begins."""
-    method, model = experiment.pruning(), network.scored(experiment)
-    with team.synchronized(model, options.sync_bn and splits_scoring(experiment)):
-        probe = Probe(
-            team.parallel(model),
-            network.data.train.scoring(experiment.plan().batch_size, experiment.seed),
-            loss=experiment.loss,
-            bn=experiment.scoring_bn,
-            precision=experiment.scoring_precision or "fp32",
-            micro_batch=options.micro_batch,
-            shared=team.several,
-            seed=experiment.seed,
-        )
+    method = experiment.pruning()
+    with _scoring(network, experiment, options, team) as (model, batches, how):
+        probe = Probe(model, batches, **how)
         with probe.at(None, 0, keep, method.batches_per_round):
             return method.criterion(probe)
 
 
-def initial_network(experiment: Experiment, inputs: Inputs) -> nn.Module:
-    """Build the experiment's network for such inputs, on the CPU; its weights depend on the seed alone."""
+@contextmanager
+def _scoring(
+    network: Network, experiment: Experiment, options: RunOptions, team: Team
+) -> Iterator[tuple[nn.Module, Iterable[Batch], dict[str, Any]]]:
+    """Yield the network that is scored, the batches, and the settings of scoring."""
+    model = network.scored(experiment)
+    how = {
+        "loss": experiment.loss,
+        "bn": experiment.scoring_bn,
+        "precision": experiment.scoring_precision or "fp32",
+        "micro_batch": options.micro_batch,
+        "shared": team.several,
+        "seed": experiment.seed,
+    }
+    batches = network.data.train.scoring(experiment.plan().batch_size, experiment.seed)
+    with team.synchronized(model, options.sync_bn and splits_scoring(experiment)):
+        yield team.parallel(model), batches, how
+
+
+def initial(experiment: Experiment, inputs: Inputs | None = None) -> nn.Module:
+    """Build the experiment's network at its initial weights, on the CPU; they depend on the seed alone.
+
+    It is built for such inputs; without any, for those of the experiment's data, a data set of the library.
+    """
+    inputs = inputs or known_inputs(experiment)
+    assert inputs is not None
     with forked(torch.device("cpu"), seed=digest.text(experiment.seed, "build")):
         model = built(experiment.model, inputs)
     generator = torch.Generator("cpu").manual_seed(digest.text(experiment.seed, "init"))
@@ -175,26 +156,12 @@ def built(name: str, inputs: Inputs) -> nn.Module:
     return build(name, inputs.classes, inputs.size, inputs.channels)
 
 
-def inputs_of(experiment: Experiment, options: RunOptions) -> Inputs:
-    """Return what the experiment's network has to take; data of the user's own is loaded for it."""
-    return known_inputs(experiment) or data_of(experiment, options).inputs
-
-
 def known_inputs(experiment: Experiment) -> Inputs | None:
-    """Return what the network has to take if it is known without loading the data: for a data set of the library."""
+    """Return what the network has to take, if it is known without loading the data: for a data set of the library."""
     if experiment.data not in DATA:
         return None
     inputs, wish = DATA[experiment.data].inputs, wanted(experiment.model)
     return replace(inputs, shape=(inputs.channels, wish.size, wish.size)) if wish else inputs
-
-
-def resized(experiment: Experiment) -> str:
-    """Say that the images of a data set of the library are resized for the network; an empty string if they are not."""
-    name, inputs = experiment.data, known_inputs(experiment)
-    if inputs is None or inputs == DATA[name].inputs:
-        return ""
-    before, after = (" x ".join(map(str, each.shape[1:])) for each in (DATA[name].inputs, inputs))
-    return f"The images of {name}, {before}, are resized to {after} for {experiment.model}."
 
 
 def beginning(experiment: Experiment, model: nn.Module, data: str) -> str:
@@ -204,16 +171,6 @@ def beginning(experiment: Experiment, model: nn.Module, data: str) -> str:
         method = source_digest(experiment.method)
         method_named(experiment.method)  # so that the folder of the run tells how to show it
     return f"{digest.hexadecimal(model.parameters())}+{data}+{method}".rstrip("+")
-
-
-def _unread(experiment: Experiment, device: torch.device) -> Data:
-    """Return random inputs in the place of a data set that nobody has to read."""
-    inputs = known_inputs(experiment)
-    assert inputs is not None
-    images = inputs.example(experiment.plan().batch_size)
-    plain = Normalization((), (), device=device, channels_last=device.type == "cuda")
-    split = TensorSplit(images, torch.zeros(len(images)), plain, pad=0, flip=False)
-    return Data(experiment.data, inputs.classes, inputs.shape, split, None, split)
 
 
 def data_of(experiment: Experiment, options: RunOptions) -> Data:

@@ -1,11 +1,21 @@
-"""Run options: where and how to run experiments."""
+"""Run options: where and how to run experiments, and what a result says about that."""
 
 from __future__ import annotations
 
+import platform
+import shlex
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ...running.processors import processors
+from ...version import __version__
 from ..experiment.experiment import Experiment
 from .connectivity import ON_COLLAPSE, RAISE, SKIP, WARN
 
@@ -62,3 +72,34 @@ class RunOptions:
         A sweep on CPUs has a process for each of them. Processes that use a GPU need few threads.
         """
         return min(processors(), BESIDE_A_GPU) if self.on_gpu else 1
+
+
+def environment(options: RunOptions, epochs: int) -> dict[str, Any]:
+    """Return versions, device and modes, on which the bits of a result may depend."""
+    device, processor = torch.device(options.device), platform.machine()
+    if device.type not in ("cpu", "cuda"):
+        processor = f"{device.type} of {processor}"
+    return {
+        "barebones": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
+        "threads": torch.get_num_threads(),
+        "compiled": options.compiles(epochs),
+        "captured": options.captured and device.type == "cuda",
+        "micro_batch": options.micro_batch,
+    }
+
+
+def made() -> dict[str, Any]:
+    """Return when, where and by which command a result was made, and the commit of the working folder, if any."""
+    commit, script = None, Path(sys.argv[0]).name
+    with suppress(OSError, subprocess.SubprocessError):
+        git = ["git", "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    return {
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["barebones" if script == "__main__.py" else script, *sys.argv[1:]]),
+        "host": platform.node(),
+        "commit": commit,
+    }

@@ -21,7 +21,7 @@ from . import connectivity
 from .folder import finished, progress, recorded
 from .heartbeat import heartbeat
 from .metrics import COUNTED, Line
-from .network import built, inputs_of
+from .network import built, data_of, known_inputs
 from .options import RunOptions
 
 PREPARING = "reading the data and building the network"
@@ -112,7 +112,7 @@ def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] |
     names for a mask file; the others are those of the file.
     """
     experiment = requested.resolved(options.device)
-    inputs = inputs_of(experiment, options)
+    inputs = known_inputs(experiment) or data_of(experiment, options).inputs
     yield settings(experiment, requested, given)
     weights = sum(p.numel() for p in prunable(built(experiment.model, inputs)).values())
     keep = round((1 - experiment.sparsity) * weights)
@@ -164,7 +164,6 @@ def summary(result: dict[str, Any], folder: Path, before: bool = False) -> Itera
     test, best, seconds = result["test"], result["best_validation"], result["seconds"]
     five = f", {test['top5']:.2%} top-5" if test["top5"] is not None else ""
     yield f"Test accuracy {connectivity.when_tested(result)}: {test['top1']:.2%}{five}."
-    yield from connectivity.absurd(result)
     if best is not None:
         yield (
             f"Best validation accuracy {best['validation']:.2%} after epoch {best['epoch']}; "
@@ -172,7 +171,8 @@ def summary(result: dict[str, Any], folder: Path, before: bool = False) -> Itera
         )
     yield from kept(result, connectivity.untrained(result))
     if small := result["shrunk"]:
-        yield from shrunk(small)
+        before, after = small["parameters"]
+        yield f"Shrunk from {before:,} to {after:,} parameters, and to {small['flops']:.1%} of the dense FLOPs."
     if not result["found_for_these_weights"]:
         yield "These masks were found for other initial weights than those of this run."
     yield f"Pruning took {seconds['prune']:.1f} s, training {seconds['train']:.1f} s. Everything is in {folder}"
@@ -184,21 +184,8 @@ def kept(about: dict[str, Any], skipped: bool = False) -> Iterator[str]:
     known = "" if effective is None else f"; effective sparsity {effective:.3%}"
     left = f"{about['kept']:,} of {about['prunable']:,} prunable weights are left"
     yield f"{left}: sparsity {about['sparsity']:.3%}{known}."
-    yield from connectivity.sentences(about, skipped)
-
-
-def shrunk(small: dict[str, Any]) -> Iterator[str]:
-    """Yield what shrinking did to a network before it was trained, in sentences."""
-    before, after = small["parameters"]
-    yield f"Shrunk from {before:,} to {after:,} parameters, and to {small['flops']:.1%} of the dense FLOPs."
-    pace = small["images_per_second"]
-    if pace is not None:
-        times = pace["shrunk"] / pace["masked"]
-        memory_order = "" if small.get("layout") else ", both with channels last"
-        yield (
-            f"It trains {times:.2f} times as fast as the masked network: "
-            f"{pace['shrunk']:,.0f} images/s against {pace['masked']:,.0f}{memory_order}."
-        )
+    for sentence, _ in connectivity.findings(about, skipped):
+        yield sentence
 
 
 def mask_file(path: Path) -> tuple[Text, Table, Table, dict[str, Any]]:

@@ -1,26 +1,54 @@
-"""A run: one experiment in one folder. Finished stages are skipped; an interrupted stage resumes."""
+"""A run: one experiment in one folder, in stages: pretrain, prune, shrink, train.
 
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+Each stage writes a file. A stage whose file exists is skipped, and an interrupted one resumes.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
-from ...data import DATA
-from ...pruning.methods import METHODS
-from ..experiment.experiment import Experiment
+from ...accounting import account
+from ...data import Data
+from ...files import masks as maskfile
+from ...files.weights import load_weights, save_weights
+from ...holding import audit
+from ...masks import Masks, everything, kept
+from ...pruning.controls import inverted, shuffled
+from ...pruning.probe import Probe
+from ...pruning.round import Round
+from ...running import digest
+from ...scope import prunable
+from ..experiment.experiment import DENSE, Experiment
+from ..experiment.plan import TrainingPlan
+from ..experiment.styles import look
 from . import connectivity
+from . import folder as files
 from .distributed import ALONE, Team, check_norms
-from .folder import CHECKPOINT, MASK, emptied, finished, load_mask, reserved
 from .loading import check_unchanged
-from .metrics import METRICS, Line, Metrics
-from .network import Network, data_of
-from .options import RunOptions
-from .stages import Stages, Stopped
+from .metrics import COUNTED, METRICS, Line, Mark, Metrics
+from .network import Network, data_of, deterministic, pruned, scores
+from .options import RunOptions, environment, made
+from .shrunk import account_of, to_train
 from .tracking import tracking
+from .training import Training
 
 __all__ = ["RunOptions", "Stopped", "run"]
+
+FLUSH = {"cuda": 1.0}  # seconds between reading the numbers of pruning rounds, which delays a GPU each time
+TICK = 0.2  # seconds between reports of the progress within a round or an epoch
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The run was stopped, and has saved a checkpoint."""
 
 
 def run(
@@ -43,7 +71,7 @@ def run(
     """
     path = options.folder(experiment)
     if options.overwrite:
-        emptied(path)
+        files.emptied(path)
     if team.any((ending := _ending(path, experiment, until)) is not None):  # only the first process has the folder
         if ending is not None:
             check_unchanged(path, experiment, options)
@@ -53,24 +81,18 @@ def run(
     if options.download:
         with team.after_first():
             data_of(experiment, options)
-    unread = until == "prune" and not experiment.pretrain and experiment.data in DATA and _needs_no_data(experiment)
-    network = Network(experiment, options, torch.device(options.device), without_data=unread)
+    network = Network(experiment, options, torch.device(options.device))
     check_norms(network.model, experiment, options, team, until)
-    with (
-        reserved(path, experiment, network.digest, network.bytes) as folder,
-        ExitStack() as stack,
-    ):
-        names = dict.fromkeys(options.track or ())
-        tracks = [stack.enter_context(tracking(name, folder, experiment)) for name in names]
+    with files.reserved(path, experiment, network.digest) as folder, ExitStack() as stack:
         team.copy_from_first(path)
         if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
             return ending
         held()
+        trackers = dict.fromkeys(options.track or ())
+        tracks = [stack.enter_context(tracking(name, folder, experiment)) for name in trackers]
         metrics = Metrics(path / METRICS, folder.run, report, tracks, folder.check)
         try:
-            stages = Stages(
-                experiment, options, folder, network, metrics, report, lambda: team.any(stopping()), team
-            )  # fmt: skip
+            stages = Stages(experiment, options, folder, network, metrics, lambda: team.any(stopping()), team)
             if experiment.pretrain:
                 stages.pretrain()
             masks, about = stages.prune()
@@ -79,16 +101,275 @@ def run(
             metrics.close()
 
 
-def _needs_no_data(experiment: Experiment) -> bool:
-    return experiment.method in METHODS and not METHODS[experiment.method].needs_data
-
-
 def _ending(path: Path, experiment: Experiment, until: str) -> dict[str, Any] | None:
     """Return what the run leaves in its folder at the end; None if it has not come to that. Nothing is locked."""
-    result = finished(path, experiment)
+    result = files.finished(path, experiment)
     if until == "prune":
-        return load_mask(path, experiment.folder).about if (path / MASK).exists() else None
+        return files.load_mask(path, experiment.folder).about if (path / files.MASK).exists() else None
     if result is not None:
         with suppress(OSError):  # the folder may be read-only
-            (path / CHECKPOINT).unlink(missing_ok=True)  # if the run was killed just before deleting it
+            (path / files.CHECKPOINT).unlink(missing_ok=True)  # if the run was killed just before deleting it
     return result
+
+
+class Stages:
+    """The stages of one run, in the folder that it has locked."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        options: RunOptions,
+        folder: files.Folder,
+        network: Network,
+        metrics: Metrics,
+        stopping: Callable[[], bool],
+        team: Team = ALONE,
+    ) -> None:
+        self.team = team
+        self.experiment, self.options, self.folder, self.network = experiment, options, folder, network
+        self.metrics, self.report, self.stopping = metrics, metrics.report, stopping
+        self.model, self.data = network.model, network.data
+        self.mark: Mark | None = None  # of the last finished stage: the metrics up to its end
+        self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
+        self.told_at = 0.0  # when progress was reported
+        self.plan, self.skipped = experiment.plan(), False  # a skipped training has no epochs
+
+    def pretrain(self) -> None:
+        """Train the dense network before pruning, at the first learning rate."""
+        path = self.folder.path / files.PRETRAINED
+        if not path.exists():
+            plan = replace(self.experiment.plan(), epochs=self.experiment.pretrain, lr_schedule="constant", warmup=0)
+            self._training("pretrain", plan, Masks(), files.PRETRAINING)
+            with self._writing(files.PRETRAINED) as stamp:
+                save_weights(self.model, {}, path, **stamp)
+        with files.reading(path, self.folder.run) as about:
+            load_weights(path, self.model)
+        self._passed(about["metrics"])
+        self.folder.delete(files.PRETRAINING)
+
+    def prune(self) -> tuple[Masks, dict[str, Any]]:
+        """Prune, and return the masks and the metadata of their file."""
+        path, experiment = self.folder.path / files.MASK, self.experiment
+        if not path.exists():
+            after = self._resume(files.ROUND, Round.load)
+            if experiment.mask is not None:
+                self._copy_mask(self.options.mask)
+            elif experiment.method == DENSE:
+                self._save_masks(everything(prunable(self.model)), [], 0.0, method=DENSE)
+            else:
+                self._prune(after)
+        masks = files.load_mask(self.folder.path, self.folder.run, self.model)
+        about = masks.about
+        self._passed(about["metrics"])
+        self.folder.delete(files.ROUND)
+        if experiment.mask is not None or about.get("account") is None:  # what a file says is counted here again
+            numbers, about["collapsed"] = _account(self.model, masks, self.data)
+            about |= numbers
+        if experiment.mask is not None:  # training other initial weights is allowed, but reported
+            weights = int(Probe(self.model).weights_digest()) % 2**64
+            about["found_for_these_weights"] = about.get("weights") == f"{weights:016x}"
+        connectivity.check(about, self.options.on_collapse)
+        if connectivity.skips(about, self.options.on_collapse):
+            self.plan, self.skipped = replace(self.plan, epochs=0), True
+        if found := list(connectivity.findings(about, self.skipped)):
+            sentences, phrases = zip(*found, strict=True)
+            told = {"warning": " ".join(sentences), "short": ", ".join(filter(None, phrases))}
+            self.report({"stage": "prune"} | told)
+        return masks, about
+
+    def _prune(self, after: Round | None) -> None:
+        method = self.experiment.pruning()
+        lines = [line for line in self.metrics.lines if line["stage"] == "prune"]
+        flushed_at = monotonic()
+        began = flushed_at - (lines[-1]["elapsed"] if lines else 0.0)
+        unwritten: list[Round] = []
+        self._tell("prune", after.index + 1 if after else 0, method.rounds, 0.0, resumed=after is not None)
+
+        def flush() -> None:
+            nonlocal flushed_at
+            flushed_at = monotonic()
+            for step in unwritten:
+                line = {"stage": "prune", "round": step.index + 1, "rounds": method.rounds, **asdict(step.record)}
+                del line["index"]
+                self.metrics(line | {"elapsed": flushed_at - began})
+            unwritten.clear()
+
+        def on_round(step: Round) -> None:
+            unwritten.append(step.without_masks())
+            stop = self.stopping()
+            if stop or monotonic() - flushed_at >= FLUSH.get(self.network.device.type, 0.0):
+                flush()
+            if step.index + 1 < method.rounds and (stop or self._due()):
+                flush()  # first: a resumed run does not write the lines of rounds before its checkpoint
+                self._save(files.ROUND, step.save)
+            if stop:
+                raise Stopped
+
+        with deterministic():
+            result = pruned(self.network, self.experiment, self.options, on_round, after, self.team)
+            flush()
+            masks, collapsed = result.masks, result.collapsed
+            if self.experiment.control == "shuffle":
+                masks, collapsed = shuffled(masks, self.experiment.seed), []
+            elif self.experiment.control == "invert":
+                low = scores(self.network, self.experiment, self.options, kept(masks), self.team)
+                masks, collapsed = inverted(masks, low), []
+        self._save_masks(masks, collapsed, monotonic() - began, **result.about)
+
+    def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
+        self.team.check_same("masks", maskfile.masks_digest(masks))
+        numbers, dead = _account(self.model, masks, self.data)
+        about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
+        cutting = [] if numbers["not_followed"] else collapsed or dead  # a signal may pass around empty layers
+        about |= {"collapsed": cutting, "account": numbers, "inputs": asdict(self.data.inputs)}
+        about["look"] = look(self.experiment.method)._asdict()
+        with self._writing(files.MASK) as stamp:
+            maskfile.save_masks(masks, self.folder.path / files.MASK, **about, **stamp)
+
+    def _copy_mask(self, source: Path | None) -> None:
+        """Take the masks of a file as those of this run."""
+        if source is None:
+            raise ValueError("the run has no masks yet; name their file with --mask FILE")
+        masks = maskfile.load_masks(source, self.model)  # raises if they do not match the model
+        if maskfile.masks_digest(masks) != self.experiment.mask:
+            raise ValueError(f"{source} has changed since it was read; start again")
+        about = masks.about | {"inputs": asdict(self.data.inputs)}
+        with self._writing(files.MASK) as stamp:
+            maskfile.save_masks(masks, self.folder.path / files.MASK, **about | stamp)
+
+    def train(self, masks: Masks, about: dict[str, Any]) -> dict[str, Any]:
+        """Train to the end, test, and write the weights and, as the last file, the result."""
+        experiment, plan = self.experiment, self.plan
+        if experiment.control == "reinitialize" or experiment.scoring_init is not None:
+            about["found_for_these_weights"] = False
+        if experiment.rewind or experiment.control == "reinitialize":
+            self.model = self.network.initial(experiment.init if experiment.control == "reinitialize" else None)
+        stored = Masks() if experiment.method == DENSE else masks
+        held, small, shrunk = stored, None, None
+        if experiment.shrink and not self.skipped:
+            images = next(self.data.test.epoch(2))[0]
+            small = to_train(self.model, masks, images)
+            shrunk = account_of(small, self.model, masks, images[:1])
+            self.model, held = small.module, small.masks
+        if self.skipped:  # an earlier command, without this option, may have begun to train
+            self.folder.delete(files.CHECKPOINT)
+        training = self._training("train", plan, held, files.CHECKPOINT)
+        audit(self.model, held)
+        self.team.check_same("weights", digest.hexadecimal(self.model.parameters()))
+        if small is not None:
+            self.model = small.expand()  # the network that the user named is the one to keep
+            audit(self.model, masks)
+        last = training.last
+        test = last.test if last is not None else training.evaluate(self.data.test)
+        assert test is not None
+        with self._writing(files.WEIGHTS) as stamp:
+            save_weights(self.model, stored, self.folder.path / files.WEIGHTS, **stamp)
+        lines = self.metrics.lines
+        result = {
+            "experiment": experiment.to_dict(),
+            "id": experiment.id,
+            "test": asdict(test),
+            "best_validation": training.best and asdict(training.best) | {"epoch": training.best.epoch + 1},
+            **{name: about.get(name) for name in (*maskfile.NUMBERS, "not_followed")},
+            "collapsed": about.get("collapsed") or [],
+            "empty": about["empty"],
+            "layers": about["layers"],
+            "found_for_these_weights": about.get("found_for_these_weights", True),
+            "seconds": {
+                "pretrain": sum(line["seconds"] for line in lines if line["stage"] == "pretrain"),
+                "prune": about.get("seconds") or 0.0,
+                "train": sum(line["seconds"] for line in lines if line["stage"] == "train"),
+            },
+            "plan": asdict(plan),
+            "shrunk": shrunk,
+            "weights": digest.hexadecimal(self.model.parameters()),
+            "metrics": self.metrics.mark(),
+            "environment": environment(self.options, plan.epochs) | {"ranks": self.team.size},
+            "made": made(),
+        }
+        self.folder.write(files.RESULT, result)
+        self.folder.delete(files.CHECKPOINT)
+        return result
+
+    def _training(self, stage: str, plan: TrainingPlan, masks: Masks, checkpoint: str) -> Training:
+        """Train, from the checkpoint if there is one; save checkpoints from time to time, and before a stop."""
+        seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
+        with self.team.synchronized(self.model, self.options.sync_bn):
+            training = Training(
+                self.model, self.data, plan, masks, seed=seed, team=self.team,
+                precision=self.experiment.precision or "fp32", compiled=self.options.compiles(plan.epochs),
+                captured=self.options.captured, micro_batch=self.options.micro_batch,
+            )  # fmt: skip
+            resumed = self._resume(checkpoint, training.load) is not None
+            steps = math.ceil(len(self.data.train) / plan.batch_size)  # of an epoch
+            self._tell(stage, training.epoch, plan.epochs, training.step / steps, resumed)
+            for epoch in training.steps():
+                self._tell(stage, training.epoch, plan.epochs, training.step / steps)
+                if epoch is not None:
+                    line = {"stage": stage, "epoch": epoch.index + 1, "epochs": plan.epochs, **asdict(epoch)}
+                    del line["index"]
+                    self.metrics(line)
+                over = training.epoch == plan.epochs
+                stop = self.stopping()
+                if stop or over or self._due():
+                    self._save(checkpoint, training.save)
+                if stop and not over:
+                    raise Stopped
+            return training
+
+    def _tell(self, stage: str, finished: int, total: int, part: float, resumed: bool | None = None) -> None:
+        """Report how far a stage is: its finished rounds or epochs, and the part of the current one that is done.
+
+        The beginning of a stage is reported always, then not too often. Nothing waits for the device.
+        """
+        if finished == total or (resumed is None and monotonic() - self.told_at < TICK):
+            return
+        self.told_at, unit = monotonic(), COUNTED[stage]
+        line = {"stage": stage, unit: finished + 1, unit + "s": total, "part": part}
+        self.report(line if resumed is None else line | {"resumed": resumed})
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the metadata of a file that is written within: its run, and up to where metrics are on the disk."""
+        with self.folder.writing(name) as stamp:
+            yield {**stamp, "metrics": self.metrics.mark()}
+
+    def _resume(self, name: str, load: Callable[[Path], T]) -> T | None:
+        """Load a checkpoint, if there is one; the metrics end where it was saved, or where the last stage ended."""
+        path, mark, loaded = self.folder.path / name, self.mark, None
+        if path.exists():
+            with files.reading(path, self.folder.run) as about:
+                loaded = load(path)
+            mark = about["metrics"]
+        self.metrics.rewind(mark)
+        return loaded
+
+    def _passed(self, mark: Mark) -> None:
+        """Note up to where the metrics of the stage that has ended go; they must be there."""
+        self.metrics.check(mark)
+        self.mark = mark
+
+    def _due(self) -> bool:
+        """Return whether it is time for a checkpoint: every `save_every` seconds, in at most 2 % of the time."""
+        pause = self.options.save_every
+        return monotonic() - self.saved_at >= max(pause, 50 * self.saving_took if pause else 0)
+
+    def _save(self, name: str, save: Callable[..., None]) -> None:
+        """Save a checkpoint with this function of a path and its metadata."""
+        began = monotonic()
+        with self._writing(name) as stamp:
+            save(self.folder.path / name, **stamp)
+        self.saved_at = monotonic()
+        self.saving_took = self.saved_at - began
+
+
+def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any], list[str]]:
+    """Return the counts of the masks, and the names of the collapsed layers."""
+    example = next(data.test.epoch(1))[0]
+    problem = None
+    try:
+        full = account(model, masks, example)
+    except ValueError as error:  # a module whose paths cannot be followed: count without paths
+        full, problem = account(model, masks), str(error)
+    numbers = {name: getattr(full, "total" if name == "prunable" else name) for name in maskfile.NUMBERS}
+    return numbers | {"not_followed": problem}, full.collapsed or []

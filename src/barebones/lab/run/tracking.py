@@ -2,7 +2,7 @@
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,17 +17,7 @@ from .metrics import COUNTED, Line
 
 PROJECT = "barebones"  # the project or experiment that holds all tracked runs
 
-
 Axis = tuple[str, int]  # for example ("train/epoch", 0)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a tracker needs to know about a run."""
-
-    path: Path  # its folder
-    settings: dict[str, Any]
-    id: str | None  # of the tracked run, if the run was tracked before
 
 
 @dataclass(frozen=True)
@@ -40,48 +30,6 @@ class Tracked:
     seen: int = 0
 
 
-class Tracking:
-    """Sends lines of metrics to a tracker. A resumed run continues its tracked run, where the last line has arrived.
-
-    Points that were tracked after the last checkpoint of a killed run stay as they are: the lines that the resumed run
-    writes in their place are not sent.
-    """
-
-    def __init__(self, name: str, folder: Folder, experiment: Experiment) -> None:
-        self.name, self.folder = name, folder
-        self.settings = {name: value for name, value in experiment.to_dict().items() if value is not None}
-        self.tracked: Tracked | None = None
-
-    def begin(self, lines: Sequence[Line]) -> None:
-        """Open the tracked run, and send the lines that it has not seen."""
-        self.close(False)
-        path = self.folder.path
-        ids = self.folder.read(TRACKED) if (path / TRACKED).exists() else {}
-        known = ids.get(self.name)
-        remedy = f"delete {path / TRACKED} to track it as a new one" if known else REMEDIES[self.name]
-        with _one_sentence(self.name, remedy):
-            self.tracked = TRACKERS[self.name](Run(path, self.settings, known))
-        if self.tracked.id is not None:
-            self.folder.write(TRACKED, ids | {self.name: self.tracked.id})
-        for index, line in enumerate(lines):
-            self.log(index, line)
-
-    def log(self, index: int, line: Line) -> None:
-        """Send one line, unless the tracker has it."""
-        assert self.tracked is not None
-        if index >= self.tracked.seen:
-            stage, counted = line["stage"], COUNTED[line["stage"]]
-            numbers = {f"{stage}/{name}": value for name, value in _numbers(line) if name.rstrip("s") != counted}
-            with _one_sentence(self.name, "the same command resumes the run"):
-                self.tracked.log(index, (f"{stage}/{counted}", line[counted]), numbers)
-
-    def close(self, finished: bool) -> None:
-        """Close the tracked run, if it is open."""
-        if self.tracked is not None:
-            tracked, self.tracked = self.tracked, None
-            tracked.close(finished)
-
-
 def check(name: str) -> None:
     """Raise an error unless there is a tracker of this name, and its package is installed."""
     if name not in TRACKERS:
@@ -91,14 +39,33 @@ def check(name: str) -> None:
 
 
 @contextmanager
-def tracking(name: str, folder: Folder, experiment: Experiment) -> Iterator[Tracking]:
-    """Track a run while the block is executed."""
-    track, finished = Tracking(name, folder, experiment), False
+def tracking(name: str, folder: Folder, experiment: Experiment) -> Iterator[Callable[[int, Line], None]]:
+    """Yield a function that sends a line of metrics, with its place among all lines, to a tracker.
+
+    A resumed run continues its tracked run, where the last line has arrived. Points that were tracked after the last
+    checkpoint of a killed run stay as they are: the lines that the resumed run writes in their place are not sent.
+    """
+    ids = folder.read(TRACKED) if (folder.path / TRACKED).exists() else {}
+    known, settings = ids.get(name), {key: value for key, value in experiment.to_dict().items() if value is not None}
+    with _one_sentence(name, f"delete {folder.path / TRACKED} to track it as a new one" if known else REMEDIES[name]):
+        tracked = TRACKERS[name](folder.path, settings, known)
+    seen, finished = tracked.seen, False
+
+    def track(index: int, line: Line) -> None:
+        nonlocal seen
+        if index >= seen:
+            seen, stage, counted = index + 1, line["stage"], COUNTED[line["stage"]]
+            numbers = {f"{stage}/{key}": value for key, value in _numbers(line) if key.rstrip("s") != counted}
+            with _one_sentence(name, "the same command resumes the run"):
+                tracked.log(index, (f"{stage}/{counted}", line[counted]), numbers)
+
     try:
+        if tracked.id is not None:
+            folder.write(TRACKED, ids | {name: tracked.id})
         yield track
         finished = True
     finally:
-        track.close(finished)
+        tracked.close(finished)
 
 
 @contextmanager
@@ -113,12 +80,12 @@ def _one_sentence(name: str, remedy: str) -> Iterator[None]:
         raise ValueError(f"{name} cannot track the run ({why}); {remedy}") from error
 
 
-def _tensorboard(run: Run) -> Tracked:
+def _tensorboard(folder: Path, settings: dict[str, Any], known: str | None) -> Tracked:
     """Write a new log, in the run's folder."""
     from torch.utils.tensorboard import SummaryWriter
 
-    shutil.rmtree(run.path / "tensorboard", ignore_errors=True)
-    writer = SummaryWriter(str(run.path / "tensorboard"))
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    writer = SummaryWriter(str(folder / "tensorboard"))
 
     def log(index: int, axis: Axis, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
@@ -128,17 +95,17 @@ def _tensorboard(run: Run) -> Tracked:
     return Tracked(log, lambda finished: writer.close())
 
 
-def _wandb(run: Run) -> Tracked:
+def _wandb(folder: Path, settings: dict[str, Any], known: str | None) -> Tracked:
     """Log to a server; or offline to a new log in the run's folder, as nobody can ask what an old one has."""
     import wandb
 
     opened = wandb.init(
-        project=PROJECT, name=run.path.name, id=run.id or secrets.token_hex(8), config=run.settings, dir=run.path,
+        project=PROJECT, name=folder.name, id=known or secrets.token_hex(8), config=settings, dir=folder,
         resume="allow", reinit="create_new", settings=wandb.Settings(silent=True, console="off"),
     )  # fmt: skip
     for stage, counted in COUNTED.items():
         opened.define_metric(f"{stage}/*", step_metric=f"{stage}/{counted}")
-    for other in (run.path / "wandb").glob("offline-run-*") if opened.offline else ():
+    for other in (folder / "wandb").glob("offline-run-*") if opened.offline else ():
         if not other.samefile(Path(opened.dir).parent):
             shutil.rmtree(other)
 
@@ -148,17 +115,17 @@ def _wandb(run: Run) -> Tracked:
     return Tracked(log, lambda finished: opened.finish(exit_code=int(not finished)), opened.id, opened.step)
 
 
-def _mlflow(run: Run) -> Tracked:
+def _mlflow(folder: Path, settings: dict[str, Any], known: str | None) -> Tracked:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
     client = MlflowClient()  # without mlflow's own "active run", of which there is one per process
-    identifier = run.id
+    identifier = known
     if identifier is None:
         experiment = client.get_experiment_by_name(PROJECT)
         place = client.create_experiment(PROJECT) if experiment is None else experiment.experiment_id
-        identifier = client.create_run(place, run_name=run.path.name).info.run_id
-        client.log_batch(identifier, params=[Param(name, str(value)) for name, value in run.settings.items()])
+        identifier = client.create_run(place, run_name=folder.name).info.run_id
+        client.log_batch(identifier, params=[Param(name, str(value)) for name, value in settings.items()])
     client.update_run(identifier, status="RUNNING")
 
     def log(index: int, axis: Axis, numbers: dict[str, float]) -> None:
@@ -173,7 +140,7 @@ def _mlflow(run: Run) -> Tracked:
     return Tracked(log, close, identifier, seen)
 
 
-TRACKERS: dict[str, Callable[[Run], Tracked]] = {
+TRACKERS: dict[str, Callable[[Path, dict[str, Any], str | None], Tracked]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "mlflow": _mlflow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from time import perf_counter
 from typing import Any
@@ -154,11 +154,8 @@ class Training:
             yield self.last
 
     def _broken(self, what: str) -> FloatingPointError:
-        remedies = ["lower the learning rate"]
-        remedies += [] if self.plan.warmup else ["add a warm-up"]
-        remedies += [] if self.precision == "fp32" else ["use fp32"]
-        remedies[-1] = f"or {remedies[-1]}" if len(remedies) > 1 else remedies[-1]
-        return FloatingPointError(f"epoch {self.epoch + 1}: {what} not finite; {', '.join(remedies)}")
+        remedy = "lower the learning rate, add a warm-up, or train in fp32"
+        return FloatingPointError(f"epoch {self.epoch + 1}: {what} not finite; {remedy}")
 
     def _learn_from(self, images: Tensor, labels: Tensor) -> None:
         """Do one step: forward, backward, optimizer. `hold` zeroes the pruned weights after it."""
@@ -272,8 +269,8 @@ class Training:
                         empty = torch.zeros_like(count if key == "step" else p)
                         self.optimizer.state[p][key] = self._put(name, empty, stored)
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
-        self.best = state["best"] and _made(Best, state["best"])
-        self.last = state["last"] and epoch_from(state["last"])
+        self.best = state["best"] and Best(**state["best"])
+        self.last = state["last"] and _epoch(**state["last"])
         self.scaler.load_state_dict(state["scaler"])
         return self
 
@@ -316,11 +313,6 @@ def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes
     return Accuracy(first / count, five_best / count if classes >= TOP5_FROM else None, loss_sum / count)
 
 
-def epoch_from(values: dict[str, Any]) -> Epoch:
+def _epoch(**values: Any) -> Epoch:
     """Make an `Epoch` from the plain values of `asdict`."""
-    accuracies = {name: values[name] and _made(Accuracy, values[name]) for name in ("validation", "test")}
-    return _made(Epoch, values | accuracies)
-
-
-def _made(kind: Any, values: dict[str, Any]) -> Any:
-    return kind(**{each.name: values[each.name] for each in fields(kind)})
+    return Epoch(**values | {name: values[name] and Accuracy(**values[name]) for name in ("validation", "test")})

@@ -124,20 +124,6 @@ def test_a_run_goes_on_with_any_number_of_processes_when_some_are_killed_or_stop
     assert set(tmp_path.glob("barebones-*")) == of_killed  # the other processes have deleted their folders
 
 
-@pytest.mark.nightly
-def test_processes_skip_a_cut_network_together(split, start, tmp_path, undisturbed):
-    cut = replace(split, sparsity=0.997)  # two weights are left for three layers
-    options = RunOptions(tmp_path / "runs", save_every=0)
-    interrupted(cut, options, 8)
-    assert (options.folder(cut) / "checkpoint.safetensors").exists()
-    assert codes(start([*words(options.runs, cut), "--on-collapse=skip"], 2)) == [0, 0], printed(tmp_path, 0)
-    result, expected = finished(options.folder(cut)), finished(undisturbed(replace(cut, epochs=0)))
-    assert (result["plan"]["epochs"], result["environment"]["ranks"]) == (0, 2)
-    assert (result["weights"], result["test"]["top1"]) == (expected["weights"], expected["test"]["top1"])
-    assert any("Its training is skipped." in line for line in printed(tmp_path, 0))
-    assert {path.name for path in options.folder(cut).iterdir()} == ALWAYS
-
-
 @pytest.mark.slow
 def test_processes_share_out_batches_and_prune_with_batch_norms(start, tmp_path, undisturbed):
     settings = dict(seed=1, rounds=2, batches_per_round=3, epochs=1, batch_size=76, lr=0.02)
@@ -226,39 +212,45 @@ def test_batch_norms_share_their_statistics_for_a_while():
         assert model[1][0] is norm
 
 
+NORM, GPU = nn.BatchNorm2d(1), {"device": "cuda"}
+
+
 @pytest.mark.parametrize(
-    ("options", "norm", "until", "message"),
+    ("options", "norm", "until", "settings"),
     [
-        (dict(device="cuda"), nn.BatchNorm2d(1), "train", r"split each batch, but layers of .*\(0\); pass --sync-bn$"),
-        (dict(device="cuda"), nn.BatchNorm2d(1), "prune", "pass --sync-bn, or --batches-per-round 2 or more$"),
-        (dict(sync_bn=True), nn.BatchNorm2d(1), "train", "on GPUs only, so use one process$"),
-        (dict(device="cuda", sync_bn=True), nn.InstanceNorm2d(1, track_running_stats=True), "train", "no form of 0"),
+        (GPU, NORM, "train", {}),
+        (GPU, NORM, "prune", {}),
+        (GPU, NORM, "prune", {"method": "own.py:method"}),
+        (GPU, NORM, "prune", {"method": "erk", "pretrain": 1}),
+        ({"sync_bn": True}, NORM, "train", {}),
+        (GPU | {"sync_bn": True}, nn.InstanceNorm2d(1, track_running_stats=True), "train", {}),
     ],
+    ids=str,
 )
-def test_batches_that_layers_need_whole_are_not_split(options, norm, until, message, split):
-    with pytest.raises(ValueError, match=message):
-        check_norms(nn.Sequential(norm), split, RunOptions(**options), Team(0, 2), until)
+def test_batches_that_layers_need_whole_are_not_split(options, norm, until, settings, split):
+    network, experiment = nn.Sequential(norm), replace(split, **settings)
+    with pytest.raises(
+        ValueError, match=r"2 processes split each batch, but layers of .*\(0\); use one process, or --sync"
+    ):
+        check_norms(network, experiment, RunOptions(**options), Team(0, 2), until)
+    with pytest.raises(ValueError, match=r"--micro-batch splits batches, but layers of .*\(0\); leave it out"):
+        check_norms(network, experiment, RunOptions(**options, micro_batch=8), Team(), until)
 
 
 @pytest.mark.parametrize(
-    "settings", [dict(scoring_bn="eval"), *(dict(method=name) for name in ("magnitude", "random", "erk", "synflow"))]
+    ("options", "norm", "until", "settings"),
+    [
+        ({}, nn.GroupNorm(1, 1), "train", {}),
+        ({}, nn.InstanceNorm2d(1), "train", {}),
+        (GPU | {"sync_bn": True}, NORM, "train", {}),
+        ({}, NORM, "prune", {"batches_per_round": 2}),
+        ({}, NORM, "prune", {"scoring_bn": "eval"}),
+        *(({}, NORM, "prune", {"method": method}) for method in ("magnitude", "random", "erk", "synflow")),
+    ],
+    ids=str,
 )
-def test_scoring_without_statistics_of_batches_may_split_them_but_training_may_not(settings, split):
-    experiment, norm = replace(split, **settings), nn.Sequential(nn.BatchNorm2d(1))
-    for options, team in ((RunOptions(micro_batch=8), Team()), (RunOptions(), Team(0, 2))):
-        check_norms(norm, experiment, options, team, "prune")
-        with pytest.raises(ValueError, match="take statistics of whole batches"):
-            check_norms(norm, experiment, options, team, "train")
-        with pytest.raises(ValueError, match="take statistics of whole batches"):
-            check_norms(norm, replace(experiment, pretrain=1), options, team, "prune")
-
-
-def test_layers_that_need_no_whole_batches_or_share_them_are_allowed(split):
-    check_norms(nn.Sequential(nn.InstanceNorm2d(1), nn.GroupNorm(1, 1)), split, RunOptions(), Team(0, 2), "train")
-    gpu, norm = RunOptions(device="cuda", sync_bn=True), nn.Sequential(nn.BatchNorm2d(1))
-    check_norms(norm, split, gpu, Team(0, 2), "train")
-    check_norms(norm, split, RunOptions(), Team(), "train")
-    check_norms(norm, replace(split, batches_per_round=2), RunOptions(), Team(0, 2), "prune")
+def test_layers_that_need_no_whole_batches_or_share_them_are_allowed(options, norm, until, settings, split):
+    check_norms(nn.Sequential(norm), replace(split, **settings), RunOptions(**options), Team(0, 2), until)
 
 
 @pytest.mark.parametrize(("device", "message"), [("cuda:1", "use cuda"), ("cuda", "this node has 1 GPU.*needs one")])
