@@ -84,13 +84,6 @@ def test_images_that_are_resized_for_a_network_are_told(size, command, tiny, mon
         assert done.out.count("The images of digits, 8 x 8, are resized to 16 x 16 for small-vgg.\n") == (size == 16)
 
 
-def test_a_sweep_without_time_is_a_sentence(command, tiny):
-    done = command("sweep", "smoke", "--time-limit", "0", "--device", "cpu")
-    assert (done.code, done.out) == (2, "")
-    assert "time_limit=0: a sweep needs some time" in done.err
-    assert not (tiny / "runs").exists()
-
-
 # trouble
 
 
