@@ -222,7 +222,7 @@ def test_masks_of_a_file_train_with_the_defaults_of_another_optimizer(short, opt
         ("--label-smoothing 1", "label-smoothing 1.0 must be at least 0, and below 1"),
         ("--label-smoothing nan", "label-smoothing nan must be at least 0, and below 1"),
         ("--lr nan", "lr nan must be at least 0"),
-        ("--optimizer adamw --momentum 1", "momentum 1 must be below 1 for adamw"),
+        ("--optimizer adamw --momentum 1", "momentum 1.0 must be at least 0, and below 1"),
     ],
 )
 def test_wrong_settings_are_said_in_one_line(words, message, mistake):
