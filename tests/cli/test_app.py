@@ -37,16 +37,10 @@ def test_every_command_explains_itself(name, command):
     assert done.out.split("[OPTIONS]")[1].split("\n")[0].split() == usage
     assert (done.code, done.err) == (0, "")
     assert subject.help.splitlines()[0] in done.out
+    assert subject.help.splitlines()[0] in " ".join(command("--help").out.replace("│", "").split())
     for option in (each for each in subject.params if not getattr(each, "hidden", False)):
         assert option.name == "help" or option.help, f"{name} {option.name} has no help"
         assert option.param_type_name == "argument" or option.opts[0] in done.out
-
-
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_the_list_of_commands_says_what_the_command_says(name, command):
-    first = cli.loaded(name).help.splitlines()[0]
-    shown = command("--help").out
-    assert first in " ".join(shown.replace("│", "").split())
 
 
 @pytest.mark.slow
@@ -123,6 +117,7 @@ def test_the_shell_completes(typed, expected, command, monkeypatch):
 
 RUN = "run --model nets_for_cli:tiny --data digits --batch-size 256 --device cpu"
 PRUNE = RUN.replace("run", "prune")
+SWEEP = "sweep smoke --device cpu"
 
 
 @pytest.mark.parametrize(
@@ -154,10 +149,20 @@ PRUNE = RUN.replace("run", "prune")
         ("inspect .", "is not the folder of a run: it has no experiment.json"),
         ("sweep smok", "smok"),
         ("sweep nowhere.toml", "nowhere.toml"),
+        (f"{SWEEP} --time-limit 0", "time_limit=0: a sweep needs some time"),
+        (f"{SWEEP} --engine rai", "there is no engine 'rai'; did you mean 'ray'?"),
+        (f"{SWEEP} --engine ray --engine-option address", "--engine-option address: write a name, =, and a value"),
+        (f"{SWEEP} --engine-option memory=8e9", "the local engine has no options; leave out --engine-option"),
+        (f"{SWEEP} --engine ray --device cuda:1", "--engine ray chooses the GPUs itself; use --device cuda instead of"),
+        (f"{SWEEP} --engine ray --device cuda --devices 0", "--devices names GPUs of this machine"),
+        (f"{SWEEP} --engine ray", "--engine ray needs Ray: pip install 'barebones[ray]'"),
     ],
 )
-def test_a_mistake_is_one_line_and_code_2(words, expected, mistake, tiny):
+def test_a_mistake_is_one_line_and_code_2(words, expected, mistake, tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "barebones.lab.sweep.ray", raising=False)
     mistake(expected, *words.split())
+    assert not (tiny / "smoke-runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -205,14 +210,6 @@ def test_debug_shows_the_whole_error(monkeypatch):
         cli.main()
 
 
-@pytest.mark.slow
-def test_the_module_is_the_command(tmp_path):
-    words = [sys.executable, "-m", "barebones", "inspect", "nowhere"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    problem = "error: there is no file or folder nowhere; name a run's folder or a mask file\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", problem)
-
-
 # brackets and signals
 
 
@@ -229,6 +226,18 @@ def test_brackets_in_paths_are_shown_as_they_are(name, command, capsys):
     shown = command("inspect", path).out
     assert f"{name}.mask" in shown
     assert "by [red]me[/]" in shown
+
+
+@pytest.mark.parametrize("text", ["[/]", "[red]", "a\x1b[2Jb\rc", "\n", "\x07"])
+def test_no_text_of_a_file_controls_the_terminal(text, command):
+    experiment = Experiment(f"x{text}", "digits", "snip").resolved().to_dict()
+    bb.save_masks({text: torch.eye(2) > 0}, "mask", **{text: text, "note": {text: text}, "experiment": experiment})
+    for words in ("inspect mask", "train --mask mask --dry-run", "train --mask mask --device cpu", "shrink mask"):
+        done = command(*words.split())
+        assert done.code == (0 if words == "inspect mask" else 2)
+        assert (done.out + done.err).replace("\n", "").isprintable()
+        assert done.err.count("\n") == (done.code > 0)
+    assert "\x1b" not in command("inspect", "mask").out
 
 
 def test_the_first_signal_asks_and_the_second_insists(capfd, monkeypatch):

@@ -72,11 +72,13 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(words, expected, comm
     assert {path.name for path in tiny.iterdir()} <= {"nets_for_cli.py", "__pycache__"}
 
 
-def test_a_sweep_without_time_is_a_sentence(command, tiny):
-    done = command("sweep", "smoke", "--time-limit", "0", "--device", "cpu")
-    assert (done.code, done.out) == (2, "")
-    assert "time_limit=0: a sweep needs some time" in done.err
-    assert not (tiny / "runs").exists()
+@pytest.mark.parametrize("size", [8, 16])
+def test_images_that_are_resized_for_a_network_are_told(size, command, tiny, monkeypatch):
+    monkeypatch.setattr(network, "wanted", lambda name: Wanted(size, (0.5,), (0.5,)))
+    for words in (["run", "--dry-run"], ["prune", "--method", "random"]):
+        done = command(*words, "--data", "digits", "--model", "small-vgg", "--device", "cpu")
+        assert done.code == 0
+        assert done.out.count("The images of digits, 8 x 8, are resized to 16 x 16 for small-vgg.\n") == (size == 16)
 
 
 # trouble
@@ -167,10 +169,8 @@ def test_a_run_is_shown_at_every_stage_and_does_nothing_twice(command, tiny):
     shown = json.loads(command("inspect", folder, "--json").out)
     assert shown["state"] == "finished"
     assert shown["result"] == finished(folder)
-    printed = command("inspect", folder).out
-    assert all(
-        text in printed for text in ("State: finished.", "Test accuracy after the last epoch", "nets_for_cli:tiny")
-    )
+    texts, printed = ("State: finished.", "Test accuracy after the last epoch", TINY[1]), command("inspect", folder).out
+    assert all(text in printed for text in texts)
 
     assert "119 of 594 prunable weights are left" in command("prune", *FORCE, "-o", "mask").out
     assert Path("mask").read_bytes() == (folder / "mask.safetensors").read_bytes()
@@ -184,10 +184,7 @@ def test_a_run_is_shown_at_every_stage_and_does_nothing_twice(command, tiny):
     ],
 )
 def test_the_result_of_a_network_that_has_changed_is_not_given_as_a_new_one(old, new, command, mistake, tiny):
-    network, words = (
-        tiny / "changing_net.py",
-        ("run", *["changing_net:tiny" if ":tiny" in str(w) else w for w in FORCE]),
-    )
+    network, words = tiny / "changing_net.py", ("run", "--model", "changing_net:tiny", *FORCE[2:])
     network.write_text((tiny / "nets_for_cli.py").read_text())
     assert command(*words).code == 0
     network.write_text(network.read_text().replace(old, new))
@@ -226,11 +223,14 @@ def test_train_trains_the_masks_of_prune_as_run_does(mask, command, tiny):
     assert "These masks were found for other initial weights than those of this run." in seeded.out
 
 
-def test_train_refuses_what_does_not_fit_its_masks(mask, mistake):
+def test_train_refuses_what_does_not_fit_its_masks(mask, command, mistake):
     for option, value in {"rounds": 3, "sparsity": 0.5, "scoring-precision": "bf16", "pretrain": 1}.items():
         problem = f"the masks are found already, so --{option} has no effect"
         mistake(problem, "train", "--mask", mask, f"--{option}", value)
     mistake("does not match the model", "train", "--mask", mask, "--model", "nets_for_cli:mlp")
+    assert command("prune", *TINY, "--method", "magnitude", "--pretrain", "1", "-o", "late").code == 0
+    problem = "late was found after pretraining; use barebones run, which repeats the pretraining"
+    mistake(problem, "train", "--mask", "late")
 
 
 def test_masks_of_the_library_are_trained_once_it_is_said_on_what(command, mistake, tiny):
@@ -245,10 +245,17 @@ def test_masks_of_the_library_are_trained_once_it_is_said_on_what(command, mista
     assert "found for other initial weights" in done.out
 
 
-def test_masks_found_after_pretraining_are_not_trained_by_mistake(command, mistake, tiny):
-    assert command("prune", *TINY, "--method", "magnitude", "--pretrain", "1", "-o", "mask").code == 0
-    problem = "mask was found after pretraining; use barebones run, which repeats the pretraining"
-    mistake(problem, "train", "--mask", "mask")
+@pytest.mark.parametrize("method", [name for name, row in bb.METHODS.items() if not row.needs_data])
+def test_a_method_without_data_finds_the_same_masks_where_the_data_is_missing(method, command, tiny, monkeypatch):
+    words = (*TINY, "--method", method, "--sparsity", "0.8")
+    assert command("run", *words, "--epochs", "0", "--runs", "read").code == 0
+    cached_data.cache_clear()
+    monkeypatch.setitem(DATA, "digits", replace(DATA["digits"], load=lambda request: pytest.fail("it reads data")))
+    done = command("prune", *words, "--epochs", "0", "--runs", "unread")
+    assert done.code == 0, done.err
+    read, unread = (load_masks(next(Path(runs).glob("*/mask.safetensors"))) for runs in ("read", "unread"))
+    assert all(torch.equal(read[name], unread[name]) for name in read)
+    assert all(read.about[name] == unread.about[name] for name in ("account", "inputs", "collapsed", "run"))
 
 
 def test_train_without_masks_says_how_to_train_the_dense_network(command, mistake, tiny):

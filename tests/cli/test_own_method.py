@@ -12,7 +12,9 @@ import pytest
 
 import barebones as bb
 from barebones.lab.experiment import recipes, styles
+from barebones.lab.records import records, tables
 from barebones.lab.run.folder import recorded
+from barebones.paper.figures import FIGURES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-method.md").read_text(encoding="utf-8")
 (CODE,) = re.findall(r"```python\n# taylor.py\n(.*?)```", PAGE, re.DOTALL)
@@ -41,6 +43,12 @@ def run(file, command) -> Path:
     file.unlink()
     forget()
     return folder
+
+
+def reported() -> dict:
+    """Return the content of the page report.html."""
+    packed = Path("report.html").read_text(encoding="utf-8").split('id="data">')[1].split("</script>")[0]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
 def forget() -> None:
@@ -107,8 +115,7 @@ def test_it_looks_the_same_everywhere_without_its_code(run, command):
         assert f"<!-- {LABEL}" in drawing
         assert COLOUR.lower() in drawing
     command("report", "runs", "-o", "report.html")
-    packed = Path("report.html").read_text(encoding="utf-8").split('id="data">')[1].split("</script>")[0]
-    looks = json.loads(gzip.decompress(base64.b64decode(packed)))["looks"]
+    looks = reported()["looks"]
     assert (looks[NAME]["label"], looks[NAME]["light"], looks[NAME]["glyph"][0]) == (LABEL, COLOUR, "★")
     command("export", run, "--to-hub-folder", "hub")
     card = Path("hub/README.md").read_text(encoding="utf-8")
@@ -162,3 +169,62 @@ def test_the_workers_of_a_sweep_import_it(file, command, forkserver):
 def test_a_wrong_name_is_one_line(name, expected, file, mistake):
     mistake(expected, "run", "--method", name, "--data", "digits", "--model", "small-vgg", *QUICK)
     assert not Path("runs").exists()
+
+
+# a method that a recipe registers
+
+RECIPE = """
+from barebones import METHODS, Method
+from barebones.lab.experiment.experiment import Experiment
+
+def smallest(probe):
+    return {name: -weight.abs() for name, weight in probe.weights.items()}
+
+METHODS["smallest"] = Method(smallest, needs_data=False, label="Smallest first", colour="#12ab34", marker="*")
+
+def experiments():
+    for method in ("smallest", "random"):
+        yield Experiment("nets_for_cli:tiny", "digits", method, sparsity=0.5, epochs=1, batch_size=256)
+"""
+
+
+@pytest.fixture
+def recipe(tiny, monkeypatch) -> Path:
+    """Write the recipe file that registers the method; forget the method at the end of the test."""
+    monkeypatch.setitem(bb.METHODS, "smallest", bb.METHODS["random"])  # so that it is removed again
+    (path := tiny / "my_recipe.py").write_text(RECIPE)
+    exec(RECIPE, {})
+    return path
+
+
+def test_the_command_line_knows_it(recipe, command, monkeypatch):
+    done = command("prune", "--model", "nets_for_cli:tiny", "--data", "digits", "--method", "smallest", "-o", "mask")
+    assert done.code == 0, done.err
+    assert bb.load_masks("mask").about["method"] == "smallest"
+    assert "did you mean 'smallest'?" in command("run", "--method", "smalest").err
+    monkeypatch.setenv("_BAREBONES_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "barebones run --method smal")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    monkeypatch.setattr("__main__.__package__", "", raising=False)  # as for an installed command
+    assert command().out.split() == ["smallest"]
+
+
+@pytest.mark.slow
+def test_a_sweep_a_figure_and_the_report_know_it(recipe, command, forkserver):
+    done = command("sweep", f"{recipe}:experiments", "--device", "cpu", "--jobs", "1")
+    assert done.code == 0, done
+    rows = records.records(Path("runs"))
+    assert {row["method"]: row["status"] for row in rows} == {"smallest": "done", "random": "done"}
+
+    tables.write([{"scale": "smoke"} | row for row in FIGURES["cifar10"].source.rows(rows)], Path("runs/cifar10.csv"))
+    done = command("figure", "cifar10", "--from", "runs", "--out", ".")
+    assert done.code == 0, done
+    drawing = Path("cifar10.svg").read_text()
+    assert "<!-- Smallest first -->" in drawing
+    assert "stroke: #12ab34" in drawing
+
+    done = command("report", "runs", "-o", "report.html")
+    assert done.code == 0, done
+    content = reported()
+    assert "smallest" in [group["method"] for group in content["groups"]]
+    assert (content["looks"]["smallest"]["light"], content["looks"]["smallest"]["glyph"][0]) == ("#12ab34", "★")

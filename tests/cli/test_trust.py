@@ -103,13 +103,6 @@ def test_another_network_than_that_of_the_run_is_refused(run, mistake):
     assert not ran()
 
 
-@pytest.mark.slow
-def test_a_grid_runs_the_networks_that_the_user_names(run, command, forkserver):
-    done = command("sweep", "grid.toml", "--model", NAME, "--device", "cpu", "--jobs", "1")
-    assert done.code == 0, done
-    assert "2 done" in done.out
-
-
 def test_the_library_asks_too(run):
     for source in (run, Path("mask")):
         with pytest.raises(ValueError, match=WAYS):

@@ -141,8 +141,9 @@ def test_after_a_crash_a_run_is_tried_once_more_alone(pool):
 
 @pytest.mark.parametrize("case", range(cases(60)))
 def test_whatever_happens_every_job_ends_once(case, tmp_path, monkeypatch, fakes):
-    """Random events: runs end, fail and lack memory, and workers die; one or two GPUs with one to three runs each."""
-    random = Random(case)
+    """Random events: runs end, fail, wait and lack memory, and workers die; one or two GPUs with up to three runs."""
+    random, busy = Random(case), Event("failed", {"reason": "another process has it", "busy": True})
+    monkeypatch.setattr(module, "AGAIN", 0.0005)
     monkeypatch.setattr(module, "write_json", lambda path, content, owner: None)
     ended: list[str] = []
     listed, options = [job(seed, "cuda") for seed in range(random.randint(1, 12))], RunOptions(tmp_path, device="cuda")
@@ -159,7 +160,7 @@ def test_whatever_happens_every_job_ends_once(case, tmp_path, monkeypatch, fakes
             one.ended = "killed"
         elif one.folder:
             failure = Event("failed", FAILURE | {"again": random.random() < 0.5}, ends=random.random() < 0.3)
-            one.to_recv += [Event("started"), random.choice([Event("done", {"top1": 0.5}), failure])]
+            one.to_recv += [Event("started"), random.choice([Event("done", {"top1": 0.5}), failure, busy])]
         pool.attend(0)
     assert not pool.busy
     assert sorted(ended) == sorted(pool.jobs)
@@ -173,9 +174,7 @@ def check(pool: Pool) -> None:
         job.folder for job in pool.jobs.values() if job.state in ("queued", "running")
     )
     for place in {*pool.places()}:
-        here = [worker for worker in pool.workers if worker.place == place]
-        assert len(here) <= pool.places().count(place)
-        folders = [worker.folder for worker in here if worker.folder]
+        folders = [worker.folder for worker in pool.workers if worker.place == place and worker.folder]
         assert len(folders) <= 1 or not any(pool.jobs[folder].alone for folder in folders)
 
 

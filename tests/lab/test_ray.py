@@ -1,5 +1,6 @@
 """Sweeps on a Ray cluster of this machine: each experiment ends once, also if a worker dies, and a stop saves."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -135,7 +136,7 @@ def test_a_head_that_is_gone_ends_the_sweep_before_ray_aborts_it(made, monkeypat
         made.assign()
 
 
-def test_how_far_a_job_is_stands_in_the_folder_of_its_run(made, options):
+def test_how_far_a_job_is_stands_in_the_folder_of_its_run(made, options, monkeypatch):
     seen: list[str] = []
     made.changed = lambda job: seen.append(job.state)
     job = next(iter(made.jobs.values()))
@@ -149,6 +150,10 @@ def test_how_far_a_job_is_stands_in_the_folder_of_its_run(made, options):
             metrics({"stage": "train", "epoch": 1, "epochs": 2, "accuracy": 0.5})
         made._read(job)
     assert (job.state, job.progress, job.accuracy) == ("running", "1 of 2 epochs", 0.5)
+    with monkeypatch.context() as patch:  # the file system does not answer for a moment
+        patch.setattr(engine, "check_free", lambda folder: os.stat("nowhere"))
+        made._read(job)
+    assert job.state == "running"
     made._read(job)  # its process has died
     with leased(folder):
         made._read(job)

@@ -23,7 +23,7 @@ from barebones.lab.run.lock import leased
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import run
 from barebones.lab.sweep import pool
-from barebones.lab.sweep.sweep import SweepResult, sweep
+from barebones.lab.sweep.sweep import sweep
 from barebones.pruning.methods import METHODS, Method
 
 MODELS = """
@@ -82,27 +82,11 @@ def test_a_run_that_another_process_owns_is_left_alone(tmp_path):
     assert not (locked / "failure.json").exists()
 
 
-@pytest.mark.nightly
-def test_the_run_of_an_owner_who_died_on_another_node_is_taken_over(tmp_path, soon, forkserver):
-    options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
-    folder(options, short()).mkdir(parents=True)
-    lease = folder(options, short()) / "lease-1"
-    lease.write_text(json.dumps({"node": "another", "process": 1, "renewed_every": 1000.0}))
-
-    def die() -> bool:
-        if "busy " in console.file.getvalue() and lease.exists():
-            os.utime(lease, (0, 0))  # it was not renewed for long
-        return False
-
-    result = sweep([short()], options, jobs=1, console=console, stopping=die)
-    assert counts(result) == (1, 0, 0, 0)
-    told = [line.split()[0] for line in console.file.getvalue().splitlines()]
-    assert [word for word in told if word in ("busy", "started", "done")] == ["busy", "started", "done"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_another_process_ends_meanwhile_is_not_run_again(fails, tmp_path, soon, forkserver):
+@pytest.mark.parametrize(
+    ("how", "expected", "started"), [("done", (1, 0, 0, 1), 1), ("failed", (1, 1, 0, 0), 1), ("gone", (2, 0, 0, 0), 2)]
+)
+def test_what_another_process_ends_meanwhile_is_not_run_again(how, expected, started, tmp_path, soon, forkserver):
     options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
     first = short().resolved()
     held, go, threads = Event(), Event(), ThreadPoolExecutor()
@@ -110,7 +94,7 @@ def test_what_another_process_ends_meanwhile_is_not_run_again(fails, tmp_path, s
     def wait(line: dict) -> None:
         held.set()
         go.wait(60)
-        if fails:
+        if how != "done":
             raise RuntimeError("no luck")
 
     mine = threads.submit(run, first, options, wait)  # this process holds the folder
@@ -119,15 +103,15 @@ def test_what_another_process_ends_meanwhile_is_not_run_again(fails, tmp_path, s
     def finish() -> bool:
         if "busy " in console.file.getvalue() and not go.is_set():
             go.set()
-            assert (mine.exception() is not None) == fails
-            if fails:
+            assert (mine.exception() is None) == (how == "done")
+            if how == "failed":
                 about = {"reason": "no luck", "traceback": "", "attempts": 1} | {"experiment": first.to_dict()}
                 write_file(options.folder(first), first, "failure.json", about)
         return False
 
     result = sweep([short(), short(seed=1)], options, jobs=1, console=console, stopping=finish)
-    assert counts(result) == ((1, 1, 0, 0) if fails else (1, 0, 0, 1))
-    assert console.file.getvalue().count("started ") == 1
+    assert counts(result) == expected
+    assert console.file.getvalue().count("started ") == started
     assert "unfinished" not in console.file.getvalue()
     assert len(result.tables[0].read_text().splitlines()) == 3
 
@@ -166,19 +150,8 @@ def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monk
     (tmp_path / "odd_models.py").write_text(MODELS)
     monkeypatch.syspath_prepend(str(tmp_path))  # workers have the same path
     options = RunOptions(tmp_path / "runs")
-    recorded(options, *swept(ALL, options, jobs=2))
+    result, text = swept(ALL, options, jobs=2)
     assert capfd.readouterr() == ("", "")  # what a worker prints is not shown
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool.Worker, "_start", None)  # no process is started
-        left_alone(options)
-    (tmp_path / "mended").touch()
-    result, _ = swept(ALL[:2], options, retry_failed=True)
-    assert counts(result) == (1, 0, 0, 1)
-    assert not (folder(options, ALL[1]) / "failure.json").exists()
-
-
-def recorded(options: RunOptions, result: SweepResult, text: str) -> None:
-    """Check the records: one has failed, one was killed twice, one was killed once, and the others are done."""
     assert counts(result) == (2, 2, 0, 0)
     failed, killed = (json.loads((folder(options, each) / "failure.json").read_text()) for each in ALL[1:3])
     assert failed["experiment"] == ALL[1].resolved().to_dict()
@@ -190,6 +163,13 @@ def recorded(options: RunOptions, result: SweepResult, text: str) -> None:
     assert (text.count("started "), text.count("again ")) == (2, 2)
     assert sorted(row["status"] for row in records.records(options.runs)) == ["done", "done", "failed", "failed"]
     assert result.tables[0].read_text().count("\n") == 5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool.Worker, "_start", None)  # no process is started
+        left_alone(options)
+    (tmp_path / "mended").touch()
+    result, _ = swept(ALL[:2], options, retry_failed=True)
+    assert counts(result) == (1, 0, 0, 1)
+    assert not (folder(options, ALL[1]) / "failure.json").exists()
 
 
 def left_alone(options: RunOptions) -> None:
@@ -265,12 +245,6 @@ def test_a_sweep_stops_by_itself_at_its_time_limit(tmp_path, forkserver):
     assert "minutes" not in text
 
 
-@pytest.mark.parametrize("limit", [0, -1, float("inf"), float("nan")])
-def test_a_sweep_needs_some_time(limit, tmp_path):
-    with pytest.raises(ValueError, match="a sweep needs some time; leave it out for no limit"):
-        swept([short()], RunOptions(tmp_path / "runs"), time_limit=limit)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
@@ -319,21 +293,22 @@ def alive(pid: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("experiment", "options", "jobs", "match"),
+    ("experiment", "options", "settings", "match"),
     [
-        (short("small-vgh"), {}, None, "did you mean 'small-vgg'"),
-        (Experiment("vgg19", "cifar10"), {"data_root": Path("no-data-here")}, None, "no-data-here"),
-        (short(), {}, 0, "at least one experiment must run"),
-        (short(), {"device": "cuda"}, None, "use --device cpu"),
+        (short("small-vgh"), {}, {}, "did you mean 'small-vgg'"),
+        (Experiment("vgg19", "cifar10"), {"data_root": Path("no-data-here")}, {}, "no-data-here"),
+        (short(), {}, {"jobs": 0}, "at least one experiment must run"),
+        (short(), {"device": "cuda"}, {}, "use --device cpu"),
+        *((short(), {}, {"time_limit": limit}, "a sweep needs some time") for limit in (0, float("inf"), float("nan"))),
     ],
 )
 def test_what_would_fail_every_run_is_an_error_before_any_starts(
-    experiment, options, jobs, match, tmp_path, monkeypatch
+    experiment, options, settings, match, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(pool.Worker, "_start", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((ValueError, OSError), match=match):
-        swept([experiment], RunOptions(tmp_path / "runs", **options), jobs=jobs)
+        swept([experiment], RunOptions(tmp_path / "runs", **options), **settings)
 
 
 @pytest.mark.gpu

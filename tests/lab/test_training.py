@@ -439,7 +439,7 @@ def test_masks_of_a_file_train_with_the_defaults_of_another_optimizer(short, opt
         ("--warmup 1 --epochs 1", "warmup 1: the training has 1 epoch, and must be longer than its warm-up"),
         ("--label-smoothing 1", "label-smoothing 1.0 must be at least 0, and below 1"),
         ("--lr nan", "lr nan must be at least 0"),
-        ("--optimizer adamw --momentum 1", "momentum 1 must be below 1 for adamw"),
+        ("--optimizer adamw --momentum 1", "momentum 1.0 must be at least 0, and below 1"),
     ],
 )
 def test_wrong_settings_are_said_in_one_line(words, message, mistake):

@@ -142,7 +142,7 @@ class Experiment:
     )
     batch_size: int | None = _training(None, "Images per batch, in training and in scoring.", least=2)
     lr: float | None = _training(None, "Learning rate: the first and highest, after the warm-up.", least=0)
-    momentum: float = _training(0.9, "Momentum of SGD, or the first beta of AdamW.", least=0)
+    momentum: float = _training(0.9, "Momentum of SGD, or the first beta of AdamW.", least=0, below=1)
     weight_decay: float | None = _training(None, "Weight decay.", least=0)
     optimizer: str = _training("sgd", "Optimizer", kind="optimizer", known=OPTIMIZERS)
     lr_schedule: str = _training(
@@ -177,8 +177,6 @@ class Experiment:
             raise ValueError(
                 f"sparsity {self.sparsity:g} is not a fraction of weights to remove, from 0 to below 1{hint}"
             )
-        if self.optimizer == "adamw" and self.momentum >= 1:
-            raise ValueError(f"momentum {self.momentum:g} must be below 1 for adamw")
         if self.method == FILE and self.mask is None:
             raise ValueError("method file trains the masks of a file; name it with barebones train --mask FILE")
         if self.rewind and not self.pretrain:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ... import imports
@@ -133,13 +132,12 @@ def _not_taken(method: str, revive_until: float | None = None, **_: Any) -> set[
     return {name for name in unused if unused[name]}
 
 
-def imported(source: str) -> ModuleType:
+def imported(source: str) -> None:
     """Import the module of a recipe, a name or the path of a Python file, and remember it for workers."""
     source = str(Path(source).resolve()) if source.endswith(".py") else source
-    module = imports.imported(source)
+    imports.imported(source)
     if source not in IMPORTED:
         IMPORTED.append(source)
-    return module
 
 
 def _from_file(path: Path, named: Collection[str], trust: bool) -> Iterator[Experiment]:

@@ -33,8 +33,8 @@ except ImportError:
 RETRIES = 20  # how often Ray starts a task anew whose process or node has died
 SAVING = 60.0  # seconds that the runs of a task have to save
 PATIENCE = 10.0  # seconds to wait for an address to answer
-LOOK, LOST = 5.0, 20.0  # seconds between looks at the cluster, and without its head; Ray aborts us after 60
-READ = 2.0  # seconds between looks at the run folders
+LOOK = 5.0  # seconds between looks at the cluster, and at the runs
+LOST = 20.0  # seconds without the head of the cluster; Ray aborts us after 60
 
 
 def work(experiments: list[Experiment], options: RunOptions, jobs: int | None, note: Path, *here: Any) -> None:
@@ -125,7 +125,7 @@ class Cluster(Pool):
                 if not self.calls and not self.stopping:
                     died = f"the Ray workers have died ({type(error).__name__})"
                     raise ValueError(f"{died}; run the same command again to resume the sweep") from error
-        if monotonic() >= self.read + READ or not self.calls:
+        if monotonic() >= self.read + LOOK or not self.calls:
             self.read = monotonic()
             for job in self.jobs.values():
                 if job.state in (QUEUED, RUNNING):
@@ -142,6 +142,8 @@ class Cluster(Pool):
                 job.state = RUNNING
                 with suppress(ValueError, OSError, IndexError):  # it may have no line yet
                     job.update(metrics.read(folder / metrics.METRICS)[-1])
+            except OSError:  # the file system may answer the next time
+                pass
         elif job.state == SKIPPED:
             job.state = DONE
         if job.state not in (before, QUEUED):

@@ -195,7 +195,5 @@ def _sentences(pool: Pool, result: SweepResult, why: str) -> Iterator[str]:
     if result.failed:
         yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."
     yield f"Records: {', '.join(map(str, result.tables))}"
-    if len(result.tables) == 1:
-        yield "To get Parquet as well: pip install 'barebones[lab]'"
     if result.stopped:
         yield f"{why}{result.stopped} unfinished; run the same command again to resume."
