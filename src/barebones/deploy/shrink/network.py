@@ -186,21 +186,17 @@ def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:
 
     A network that runs only in its own precision keeps it.
     """
-    double = deepcopy(large).double()
     doubles = tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, example)
-    try:
-        outputs(copy_sharing_parameters(double).eval(), doubles)
-        return double, doubles
-    except Exception:  # it may run only in its own precision
-        unchanged = deepcopy(large)
-    try:
-        outputs(copy_sharing_parameters(unchanged).eval(), example)
-    except Exception as error:
-        raise ValueError(
-            f"{type(large).__name__} does not run on the example ({first_line(error)}); pass what it is called with: "
-            "an input, a tuple of arguments, a dict of them by name, or (args, kwargs)"
-        ) from error
-    return unchanged, example
+    for network, inputs in ((deepcopy(large).double(), doubles), (deepcopy(large), example)):
+        try:
+            outputs(copy_sharing_parameters(network).eval(), inputs)
+            return network, inputs
+        except Exception as error:
+            reason = error
+    raise ValueError(
+        f"{type(large).__name__} does not run on the example ({first_line(reason)}); pass what it is called with: an "
+        "input, a tuple of arguments, a dict of them by name, or (args, kwargs)"
+    ) from reason
 
 
 def _observe(

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ...scope import parameters
-from .coupling import ChannelSlot, Coupling
+from .channels import ChannelSlot
+from .coupling import Coupling
 from .cut import RemovedChannels, connections
 
 
@@ -48,11 +49,7 @@ class ChannelReader:
 
     @property
     def has_bias(self) -> bool:
-        """Whether the layer has a bias. Without one, the small network gets a new bias for the constants.
-
-        The large network has no place for that bias, so `expand` must compute the constants again, from the removed
-        channels.
-        """
+        """Whether the layer has a bias. Else the small network gets one, and `expand` computes its constants again."""
         return self.layer.bias is not None
 
     @property
