@@ -53,12 +53,9 @@ def find_coupling(model: nn.Module, example: Any, modes: tuple[bool, ...] = (Fal
     free = dict(_free_parameters(labels, model))
     for training in modes:
         with ExitStack() as stack:
-            for guard in guards(device):
+            numbered = {key: labels.numbered(value) for key, value in free.items()}
+            for guard in (*guards(device), standing_in(model, numbered, training), _watched(labels, model)):
                 stack.enter_context(guard)
-            stack.enter_context(
-                standing_in(model, {key: labels.numbered(value) for key, value in free.items()}, training)
-            )
-            stack.enter_context(_watched(labels, model))
             inputs = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, call(example))
             args, kwargs = tree_map(labels.like_input, inputs)
             with labels:
@@ -66,12 +63,10 @@ def find_coupling(model: nn.Module, example: Any, modes: tuple[bool, ...] = (Fal
             for tensor in tensors(returned):
                 labels.fix(labels.of(tensor))
     group = labels.groups()
-
-    def of_groups(channels: list[Tensor]) -> Tensor:
-        return torch.zeros(labels.size, dtype=torch.bool).index_fill(0, group[torch.cat(channels)], True)
-
-    fixed = of_groups(labels.fixed) | ~of_groups(labels.written)  # no layer writes them: the model's input, for example
-    return Coupling(labels.slots, group, fixed)
+    fixed, written = torch.zeros(2, labels.size, dtype=torch.bool)
+    fixed[group[torch.cat(labels.fixed)]] = True
+    written[group[torch.cat(labels.written)]] = True
+    return Coupling(labels.slots, group, fixed | ~written)  # the model's input, for example, is not written
 
 
 def _free_parameters(labels: Labels, model: nn.Module) -> Iterator[tuple[int, Tensor]]:

@@ -63,10 +63,7 @@ class ChannelReader:
 
 
 def _pads_no_zeros(layer: nn.Module) -> bool:
-    """Whether a constant input adds the same at every position, since no zeros are padded.
-
-    Always false for transposed and grouped convolutions.
-    """
+    """Whether a constant input adds the same at every position; false for transposed and grouped convolutions."""
     if isinstance(layer, nn.Linear):
         return True
     if not isinstance(layer, nn.modules.conv._ConvNd) or layer.transposed or layer.groups > 1:
@@ -176,10 +173,9 @@ def _idle(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor, fill
 def _depends_on_kept_constants(
     coupling: Coupling, reading: list[ChannelReader], needed: Tensor, gone: Tensor
 ) -> Tensor:
-    """Return the groups that must be kept because their constants are computed from constants of kept channels.
+    """Return which groups must stay: `expand` would compute their constants from those of kept channels.
 
-    `needed` are the groups whose constants `expand` computes again. Training may change the constant of a kept
-    channel, and `expand` would then compute another value from it than the one that the small network uses.
+    `needed` are the groups whose constants it computes again. Training may change the constant of a kept channel.
     """
     result = torch.zeros_like(needed)
     to_follow = needed
@@ -199,8 +195,7 @@ def _depends_on_kept_constants(
 def severed(coupling: Coupling, reading: list[ChannelReader], removal: Removal) -> dict[str, Tensor]:
     """Return the connections between kept and removed channels that `expand` sets to zero, as (outputs, inputs).
 
-    These are the connections of a channel that is zero, which training may change in the large network, and of a
-    constant that was added to a bias.
+    They carry a zero, which training may change in the large network, or a constant that was added to a bias.
     """
     result = {}
     for reader in reading:
