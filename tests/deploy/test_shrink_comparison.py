@@ -39,14 +39,11 @@ def zero_head() -> nn.Module:
     return net
 
 
-def layer_scale() -> nn.Module:
-    return Net(lambda net, x: x + net.gamma * net.second(torch.relu(net.first(x))), first=nn.Linear(4, 6),
-               second=nn.Linear(6, 4), gamma=nn.Parameter(torch.zeros(4)))  # fmt: skip
-
-
-def rezero() -> nn.Module:
-    return Net(lambda net, x: x + net.alpha * net.second(torch.relu(net.first(x))), first=nn.Linear(4, 6),
-               second=nn.Linear(6, 4), alpha=nn.Parameter(torch.tensor(0.0)))  # fmt: skip
+def scaled(*scales: float, trained: bool = False) -> nn.Module:
+    """A branch with one scale or one for each channel: parameters, or a buffer that a schedule raises later."""
+    scale = torch.tensor(scales).squeeze()
+    return Net(lambda net, x: x + net.scale * net.second(torch.relu(net.first(x))), first=nn.Linear(4, 6),
+               second=nn.Linear(6, 4), scale=nn.Parameter(scale) if trained else scale)  # fmt: skip
 
 
 def zero_gamma() -> nn.Module:
@@ -63,19 +60,6 @@ def low_rank() -> nn.Module:
     return net
 
 
-def tiny_scale() -> nn.Module:
-    net = layer_scale()
-    nn.init.constant_(net.gamma, 1e-20)
-    return net
-
-
-def scheduled(*scales: float) -> nn.Module:
-    net = rezero()
-    del net.alpha
-    net.register_buffer("alpha", torch.tensor(scales))  # a schedule raises it later
-    return net
-
-
 def grown(net: Any, x: Tensor) -> Tensor:
     """Add a second branch behind a scale that a schedule raises later."""
     return net.skip(x) + net.scales[0] * net.near(x) + net.scales[1] * net.second(torch.relu(net.first(x)))
@@ -88,12 +72,12 @@ def one_branch_at_a_time() -> nn.Module:
 
 ZEROS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "head": (zero_head, (4, 4)),
-    "LayerScale": (layer_scale, (4, 4)),
-    "tiny LayerScale": (tiny_scale, (4, 4)),
-    "ReZero": (rezero, (4, 4)),
-    "scale in a buffer": (lambda: scheduled(0.0), (4, 4)),
-    "scales in a buffer": (lambda: scheduled(0.0, 0.0, 0.0, 0.0), (4, 4)),
-    "tiny scales in a buffer": (lambda: scheduled(1e-9, 1e-12, -1e-9, 0.0), (4, 4)),
+    "LayerScale": (lambda: scaled(0.0, 0.0, 0.0, 0.0, trained=True), (4, 4)),
+    "tiny LayerScale": (lambda: scaled(1e-20, 1e-20, 1e-20, 1e-20, trained=True), (4, 4)),
+    "ReZero": (lambda: scaled(0.0, trained=True), (4, 4)),
+    "scale in a buffer": (lambda: scaled(0.0), (4, 4)),
+    "scales in a buffer": (lambda: scaled(0.0, 0.0, 0.0, 0.0), (4, 4)),
+    "tiny scales in a buffer": (lambda: scaled(1e-9, 1e-12, -1e-9, 0.0), (4, 4)),
     "some scales in a buffer": (one_branch_at_a_time, (4, 4)),
     "gamma": (zero_gamma, (4, 2, 8, 8)),
     "low rank": (low_rank, (4, 4)),
