@@ -109,7 +109,10 @@ def find_cuts(
     name = type(model).__name__
     with torch.inference_mode(False):
         model = bare(model)
-        _refuse_without_values(model, example)
+        if any(p.device.type == "meta" for p in model.parameters()):
+            raise ValueError("the model is on the meta device and has no weights; give it some first, with to_empty()")
+        if any(t.numel() == 0 for t in tree_leaves(example) if isinstance(t, Tensor)):
+            raise ValueError("the example holds a tensor without elements; pass a batch of two")
         cpu_masks, large = _masked(model, masks)
         exact, exact_example = _in_float64(large, example)
         comparison = Comparison.for_network(exact, exact_example)
@@ -172,13 +175,6 @@ def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Masks, nn.Mo
     large = masked_copy(model, cpu_masks)
     large.zero_grad(set_to_none=True)
     return cpu_masks, large
-
-
-def _refuse_without_values(model: nn.Module, example: Any) -> None:
-    if any(p.device.type == "meta" for p in model.parameters()):
-        raise ValueError("the model is on the meta device and has no weights; give it some first, with to_empty()")
-    if any(t.numel() == 0 for t in tree_leaves(example) if isinstance(t, Tensor)):
-        raise ValueError("the example holds a tensor without elements; pass a batch of two")
 
 
 def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:

@@ -136,7 +136,7 @@ def choose(
     """
     pinned, fillers = pinned | coupling.fixed, torch.zeros_like(pinned)
     while True:
-        idle, unread = _idle(coupling, reading, pinned, fillers)
+        idle, unread = _idle(coupling, reading, pinned)
         removal = Removal(idle, fillers & idle)
         missing = _missing(coupling, removal, multiple_of, at_least, unread)
         if not missing.any():
@@ -145,7 +145,7 @@ def choose(
         pinned = pinned | (missing & ~unread)
 
 
-def _idle(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor, fillers: Tensor) -> tuple[Tensor, Tensor]:
+def _idle(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor) -> tuple[Tensor, Tensor]:
     """Return the groups that carry no signal, and the groups that no kept channel reads.
 
     At first all groups that are not pinned count as idle. Then the groups that a kept channel needs are kept, then
@@ -164,31 +164,20 @@ def _idle(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor, fill
             reproducible[span] = ignored | reader.zero | reader.has_bias
         still_idle = idle & coupling.all_of(removable)
         needed = still_idle & ~coupling.all_of(reproducible)  # `expand` must compute these constants
-        still_idle &= ~_depends_on_kept_constants(coupling, reading, needed, still_idle & ~fillers)
+        still_idle &= ~_made_of_constants(coupling, reading, needed)
         if torch.equal(still_idle, idle):
             return idle, coupling.all_of(unread)
         idle = still_idle
 
 
-def _depends_on_kept_constants(
-    coupling: Coupling, reading: list[ChannelReader], needed: Tensor, gone: Tensor
-) -> Tensor:
-    """Return which groups must stay: `expand` would compute their constants from those of kept channels.
-
-    `needed` are the groups whose constants it computes again. Training may change the constant of a kept channel.
-    """
+def _made_of_constants(coupling: Coupling, reading: list[ChannelReader], needed: Tensor) -> Tensor:
+    """Return which of these groups have constants that layers make of other constants, which training may change."""
     result = torch.zeros_like(needed)
-    to_follow = needed
-    while to_follow.any():
-        sources = torch.zeros_like(needed)
-        for reader in reading:
-            if reader.outputs is None:
-                continue
-            written, read = coupling.groups(reader.outputs), coupling.groups(reader.inputs)
-            used = reader.reads & (to_follow[written] & ~reader.writes)[:, None]
-            result[written[(used & ~gone[read] & ~reader.zero).any(1)]] = True
-            sources[read[used.any(0) & gone[read]]] = True
-        to_follow, needed = sources & ~needed, needed | sources
+    for reader in reading:
+        if reader.outputs:
+            written = coupling.groups(reader.outputs)
+            made = needed[written] & ~reader.writes & (reader.reads & ~reader.zero).any(1)
+            result[written[made]] = True
     return result
 
 
