@@ -223,12 +223,8 @@ def _restored(small: nn.Module, model: nn.Module) -> nn.Module:
     A bias that the original does not have gets the precision of its layer's weight.
     """
     dtypes = {name: t.dtype for name, t in (*model.named_parameters(), *model.named_buffers())}
-    for name, parameter in small.named_parameters():
-        parameter.data = parameter.data.to(dtypes.get(name) or dtypes[f"{name.removesuffix('bias')}weight"])
-    for path, module in small.named_modules():
-        for last, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[last] = buffer.to(dtypes[f"{path}.{last}" if path else last])
+    for name, tensor in (*small.named_parameters(), *small.named_buffers()):
+        tensor.data = tensor.data.to(dtypes.get(name) or dtypes[f"{name.removesuffix('bias')}weight"])
     _copy_modes(small, model)
     return small
 

@@ -105,9 +105,7 @@ class Labels(TorchFunctionMode):
             a, b = (torch.cat(side) for side in zip(*self._pairs, strict=True))
             while True:
                 smallest = torch.minimum(group[a], group[b])
-                smaller = group
-                for ends in (a, b):
-                    smaller = smaller.scatter_reduce(0, group[ends], smallest, "amin")
+                smaller = group.scatter_reduce(0, torch.cat([group[a], group[b]]), smallest.repeat(2), "amin")
                 smaller = smaller[smaller]
                 if torch.equal(smaller, group):
                     break
