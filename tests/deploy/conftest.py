@@ -1,7 +1,14 @@
 """Fixtures for the tests of small and fast networks."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+
+from barebones.deploy.shrink import trials
+from barebones.deploy.shrink.removal import Removal
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +22,28 @@ def onnx_packages() -> None:
     """Skip a test if one of the packages for ONNX is missing."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name, reason=f"needs {name}: pip install 'barebones[export]'")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Path:
+    """Return the folder of a finished run."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'barebones[demo]'")
+    from barebones.lab.experiment.experiment import Experiment
+    from barebones.lab.run import run as lab
+
+    options = lab.RunOptions(runs=tmp_path_factory.mktemp("runs"))
+    experiment = Experiment("small-vgg", "digits", "snip", 0.98, epochs=1, batch_size=256).resolved()
+    lab.run(experiment, options)
+    return options.folder(experiment)
+
+
+@pytest.fixture
+def careless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose all channels for removal that the coupling allows, so that only the comparison can save them."""
+    choose = trials.choose
+
+    def too_many(coupling: Any, reading: Any, pinned: Tensor, multiple_of: int, at_least: int) -> Removal:
+        removal = choose(coupling, reading, pinned, multiple_of, at_least)
+        return Removal(removal.idle | ~(coupling.fixed | pinned), removal.fillers)
+
+    monkeypatch.setattr(trials, "choose", too_many)

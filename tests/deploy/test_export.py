@@ -1,6 +1,5 @@
 """Export: a written file computes what the masked network computes, or nothing is written."""
 
-import logging
 import sys
 import types
 import zipfile
@@ -14,7 +13,7 @@ import zoo
 from torch import Tensor, nn
 
 from barebones.deploy import export
-from barebones.deploy.export import Exported, to_onnx, to_program, to_sparse
+from barebones.deploy.export import Exported, to_onnx, to_program
 from barebones.files.weights import dense_bytes
 from barebones.running.outputs import difference, outputs
 
@@ -77,19 +76,6 @@ def test_a_program_has_no_path_of_this_machine(program_file):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.pt", b"\x80\x04cos\nsystem\n."), ("b.json", b'{"use_pickle": true}')]
-)
-def test_a_program_with_code_in_it_is_not_loaded(name, content, tmp_path, monkeypatch):
-    def save(program, file) -> None:
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(name, content)
-
-    monkeypatch.setattr(torch.export, "save", save)
-    monkeypatch.setattr(torch.export, "load", lambda file: pytest.fail("it was loaded"))
-    assert to_program(nn.Linear(4, 3), {}, torch.randn(2, 4), tmp_path / "network.pt2").difference == 0
-
-
-@pytest.mark.parametrize(
     ("example", "problem"),
     [
         (torch.zeros(2, 3), "Net cannot be exported for batches of any size"),
@@ -118,19 +104,6 @@ def test_a_decoder_is_exported_without_its_cache_and_the_error_says_how(tmp_path
     assert to_onnx(model, {}, example | {"use_cache": False}, tmp_path / "network").difference < 1e-5
     model.config.use_cache = False
     assert to_program(model, {}, example, tmp_path / "network").difference < 1e-5
-
-
-def test_exporting_leaves_no_trace(tmp_path):
-    levels = [logging.getLogger(name).level for name in export.CHATTY]
-    model, masks, example = built("flatten")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    to_program(model, masks, example, tmp_path / "network.pt2")
-    to_sparse(model, masks, tmp_path / "weights")
-    with pytest.raises(ValueError, match="the masks do not fit the model"):
-        to_program(model, {"fc.weight": torch.ones(1) > 0}, example, tmp_path / "network.pt2")
-    assert model.training
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert [logging.getLogger(name).level for name in export.CHATTY] == levels
 
 
 @pytest.mark.parametrize("limit", [-1e9, 0.0])

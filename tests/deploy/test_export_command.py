@@ -11,22 +11,11 @@ import zoo
 
 from barebones.files.masks import save_masks
 from barebones.files.weights import load_weights
-from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import loading
 from barebones.lab.run import run as lab
 from barebones.lab.run.network import Network
 from barebones.models import build
 from barebones.running.outputs import difference, outputs
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """Return the folder of a finished run."""
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'barebones[demo]'")
-    options = lab.RunOptions(runs=tmp_path_factory.mktemp("runs"))
-    experiment = Experiment("small-vgg", "digits", "snip", 0.98, epochs=1, batch_size=256).resolved()
-    lab.run(experiment, options)
-    return options.folder(experiment)
 
 
 def test_a_run_is_exported_sparse(finished, command):

@@ -3,10 +3,6 @@
 import json
 import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,15 +22,6 @@ from barebones.lab.run import run as lab
 from barebones.models import build
 
 EXPERIMENT = Experiment("small-vgg", "digits", "snip", 0.98, epochs=1, batch_size=256)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """Return the folder of a finished run."""
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'barebones[demo]'")
-    options = lab.RunOptions(runs=tmp_path_factory.mktemp("runs"))
-    lab.run(EXPERIMENT.resolved(), options)
-    return options.folder(EXPERIMENT.resolved())
 
 
 def test_the_folder_of_a_run(finished, command):
@@ -73,6 +60,21 @@ def test_the_folder_of_a_run(finished, command):
     assert str(finished) not in text
 
 
+def test_the_card_is_one_that_the_hub_reads_and_loads_the_network(finished, command, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub", reason="the Hub's own reader of cards: pip install huggingface_hub")
+    assert command("export", finished, "--to-hub-folder", "hub").code == 0
+    about = hub.ModelCard.load(Path("hub/README.md")).data
+    assert about.library_name == "barebones"
+    [evaluation] = about.eval_results
+    assert (evaluation.dataset_type, evaluation.metric_type) == ("digits", "accuracy")
+    assert evaluation.metric_value == json.loads((finished / "result.json").read_text())["test"]["top1"]
+    monkeypatch.chdir("hub")
+    [code] = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    assert bb.account(names["model"], names["masks"]).kept == names["masks"].about["kept"]
+
+
 def test_the_card_says_what_no_signal_reaches():
     network = nn.Sequential(nn.Linear(2, 3, bias=False))
     for kept, said in (((1, 1, 1), []), ((1, 0, 1), ["disconnected outputs"]), ((0, 0, 0), ["collapsed"])):
@@ -95,25 +97,6 @@ def test_the_card_of_a_skipped_training_says_so(command, tmp_path):
     assert "and not trained after that, because no signal passes from input to output. " in text
     assert "--sparsity 0.9999 --seed 0 --epochs 2 --batch-size 256 --on-collapse skip\n" in text
     assert "last epoch" not in text
-
-
-def test_the_card_is_one_that_the_hub_reads(finished, command):
-    hub = pytest.importorskip("huggingface_hub", reason="the Hub's own reader of cards: pip install huggingface_hub")
-    assert command("export", finished, "--to-hub-folder", "hub").code == 0
-    about = hub.ModelCard.load(Path("hub/README.md")).data
-    assert about.library_name == "barebones"
-    [evaluation] = about.eval_results
-    assert (evaluation.dataset_type, evaluation.metric_type) == ("digits", "accuracy")
-    assert evaluation.metric_value == json.loads((finished / "result.json").read_text())["test"]["top1"]
-
-
-def test_the_card_says_how_to_load_the_network(finished, command, monkeypatch):
-    assert command("export", finished, "--to-hub-folder", "hub").code == 0
-    monkeypatch.chdir("hub")
-    [code] = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
-    names: dict = {}
-    exec(code, names)
-    assert bb.account(names["model"], names["masks"]).kept == names["masks"].about["kept"]
 
 
 @pytest.mark.parametrize(
@@ -257,31 +240,7 @@ def test_an_error_leaves_what_was_there(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", rename)
     with pytest.raises(OSError, match="no luck"):
         to_hub_folder(model, masks, tmp_path / "hub", {}, "third", replace=True)
+    with pytest.raises(TypeError):
+        to_hub_folder(model, masks, tmp_path / "new", {"not for JSON": object()})
     assert os.listdir(tmp_path) == ["hub"]
     assert (tmp_path / "hub" / "README.md").read_text() == "first"
-
-
-KILLED = """
-import os, signal, sys, torch
-from torch import nn
-import barebones.deploy.hub as hub
-real, count = os.replace, int(sys.argv[1])
-def replace(source, target):
-    global count
-    count -= 1
-    if count == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(source, target)
-os.replace = os.rename = replace
-hub.to_hub_folder(nn.Linear(2, 2), {"weight": torch.eye(2) > 0}, "hub", {}, "card")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 3, 5])
-def test_a_killed_export_leaves_no_folder(step, tmp_path):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(step)], cwd=tmp_path)
-    assert done.returncode == -signal.SIGKILL
-    assert not (tmp_path / "hub").exists()
-    for left in tmp_path.iterdir():
-        shutil.rmtree(left)

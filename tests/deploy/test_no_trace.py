@@ -1,5 +1,6 @@
 """Making a network faster or writing it leaves no trace: neither in the caller's random numbers nor in the model."""
 
+import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from references import Trace
 from torch import Tensor, nn
 
 import barebones as bb
+from barebones.deploy import export
 from barebones.deploy.export import to_onnx, to_program, to_sparse
 
 FUNCTIONS: dict[str, Callable[[nn.Module, Any, Any, Path], Any]] = {
@@ -39,8 +41,10 @@ def test_the_random_numbers_of_the_caller_stay(name, noise, tmp_path, request):
     drawing = Noise() if noise == "all" else nn.Identity()
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), drawing, nn.Dropout(0.5), nn.Linear(4, 2))
     masks, x = zoo.random_masks(model, 0.5), torch.randn(3, 4)
+    levels = [logging.getLogger(name).level for name in export.CHATTY]
     with Trace(model), suppress(ValueError if noise == "all" else ()):  # exports do not know Python's random numbers
         FUNCTIONS[name](model, masks, x, tmp_path)
+    assert [logging.getLogger(name).level for name in export.CHATTY] == levels
 
 
 def noisy(net: Any, x: Tensor) -> Tensor:

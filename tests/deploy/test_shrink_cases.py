@@ -159,6 +159,27 @@ def summed(pool: Callable[[Tensor], Tensor]) -> nn.Module:
     return Net(lambda net, x: net.head(pool(F.relu(net.first(x)))), first=first, head=nn.Linear(8, 3))
 
 
+def with_waves(net: Any, x: Tensor) -> Tensor:
+    """For one token the row of the buffer is constant, but longer sequences see others."""
+    return net.out(torch.relu(net.first(x) + net.waves[: x.shape[1]]))
+
+
+def with_places(net: Any, x: Tensor) -> Tensor:
+    """Compute positions in place."""
+    places = torch.arange(x.shape[1], dtype=x.dtype)
+    places += 1
+    places.mul_(0.1).clamp_(max=0.5)
+    return net.out(torch.relu(net.first(x) + places[:, None] * net.slopes))
+
+
+def written_in_parts(net: Any, x: Tensor) -> Tensor:
+    """Write to a view, and so to the whole."""
+    h = net.start.expand(len(x), 6).clone()
+    part = h[:, :4]
+    part += net.first(x)
+    return net.out(torch.relu(net.second(h)))
+
+
 def lenet(net: Any, x: Tensor) -> Tensor:
     x = F.max_pool2d(F.relu(net.second(F.relu(net.first(x)))), 2)
     return net.last(F.relu(net.hidden(x.view(-1, 24))))  # a width that is written down
@@ -356,6 +377,11 @@ CASES: dict[str, Case] = {
     "parameters that are no floats": Case(
         with_numbers, IMAGE, [("first.weight", S[4:])], {"first": (4, 2)}, check=keeps_numbers
     ),
+    "it runs in its own precision only": Case(
+        two_layers(lambda net, x: net.second(torch.relu(net.first(x.float())))), (2, 4),
+        [("first.weight", S[:2])], {"first": (4, 4)}, modes=(),
+        check=lambda small: torch.equal(small.module(torch.ones(2, 4)), small.expand()(torch.ones(2, 4))),
+    ),
     "a bias that is pruned takes nothing over": Case(
         lambda: shifted(mlp(4, 6, 3), 0, 0.5), (2, 4), [("0.weight", S[:2]), ("2.bias", S[1])], {"0": (6, 4)}
     ),
@@ -382,6 +408,25 @@ CASES: dict[str, Case] = {
         )
         for name, gate in GATES.items()
     },
+    "a buffer of positions": Case(
+        lambda: Net(
+            with_waves, first=nn.Linear(5, 6), out=nn.Linear(6, 3), waves=torch.ones(12, 6).tril(-1)
+        ),
+        (2, 1, 5), [("first.weight", S[:2])], {"first": (6, 5)}, more=(torch.randn(2, 2, 5), torch.randn(2, 8, 5)),
+    ),
+    "positions computed in place": Case(
+        lambda: Net(with_places, first=nn.Linear(5, 6), out=nn.Linear(6, 3), slopes=nn.Parameter(torch.randn(6))),
+        (2, 1, 5), [("first.weight", S[:2])], {"first": (6, 5)}, more=(torch.randn(2, 7, 5),),
+    ),
+    "a tensor that is written in parts": Case(  # three units read only what looks constant
+        lambda: Net(
+            written_in_parts, first=nn.Linear(5, 4), second=nn.Linear(6, 8), out=nn.Linear(8, 3), start=torch.ones(6)
+        ),
+        (4, 5), [("second.weight", (S[:3], S[:4]))], {},
+    ),
+    "an example without a batch": Case(
+        lambda: mlp(4, 6, 3), (4,), [("2.weight", S[:, :2])], {"0": (4, 4)},
+    ),
     "a gate: a mask among the inputs": Case(
         lambda: gated(lambda h, x, c, keep: (h * keep[..., None]).mean(1)),
         (torch.randn(2, 6, 5), torch.ones(2, 6, dtype=torch.bool)), [("units.weight", S[:4])], {"units": (8, 5)},
@@ -450,14 +495,6 @@ def test_an_example_of_one_sample_is_enough():
     small = bb.shrink(model, masks, torch.randn(1, 4))
     assert widths(small.module, "0") == (4, 4)
     assert_alike(torch.randn(3, 4), zoo.masked(model, masks), small.module)
-
-
-def test_an_example_without_a_batch_is_enough():
-    model = mlp(4, 6, 3)
-    masks = {"2.weight": torch.arange(18).view(3, 6) % 6 > 1}
-    small = bb.shrink(model, masks, torch.randn(4))
-    assert widths(small.module, "0") == (4, 4)
-    assert_trains_and_expands(small, torch.randn(4))
 
 
 def test_an_expert_that_gets_no_token_is_kept():

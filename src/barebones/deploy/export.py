@@ -6,7 +6,6 @@ import io
 import logging
 import os
 import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,9 +58,8 @@ def to_onnx(
     these batches. The outputs then differ by more than rounding; `Exported.difference` says by how much on the example.
     Pruned weights stay exactly zero. A batch is what the model is called with; targets after it are left out.
 
-    Before the file is written, onnxruntime runs it on the example and on a batch that is larger by one. If the outputs
-    differ from those of the masked model in eval mode by more than rounding, a `ValueError` says by how much, and
-    nothing is written. (This is checked before quantizing.)
+    Before the file is written (and quantized), onnxruntime runs it on the example and on a batch that is larger by one.
+    If the outputs differ from those of the masked model in eval mode by more than rounding, that is a `ValueError`.
 
     The example is what the model is called with: one input, a tuple of arguments, a dict of arguments by name, or
     (args, kwargs). The first dimension of its first tensor is the batch. The export runs on the CPU, and the model does
@@ -75,13 +73,13 @@ def to_onnx(
     plain, program, examples = _program(model, masks, example)
     if sum(t.numel() * t.element_size() for t in program.state_dict.values()) > ONNX_BYTES:
         raise ValueError("an ONNX file holds at most 2 GB, and these weights are more; use torch.export (.pt2) instead")
-    with _quietly(), _explained(f"{_name(plain)} cannot be written as ONNX"):
+    with _quietly(), _explained(f"{type(plain).__name__} cannot be written as ONNX"):
         onnx_program = torch.onnx.export(program, (), dynamo=True, verbose=False)
         assert onnx_program is not None
         blob = _without_notes(onnx_program.model_proto).SerializeToString()
     gap = _checked(plain, examples, session(blob), "onnxruntime")
     if batches:
-        with _quietly(), _explained(f"onnxruntime cannot quantize {_name(plain)}"):
+        with _quietly(), _explained(f"onnxruntime cannot quantize {type(plain).__name__}"):
             blob = _quantized(blob, batches)
         args, kwargs = examples[0]
         gap = difference(outputs(plain, (args, kwargs)), session(blob)(*args, **kwargs))
@@ -92,20 +90,16 @@ def to_onnx(
 def to_program(model: nn.Module, masks: Mapping[str, Tensor], example: Any, path: files.Path) -> Exported:
     """Write the masked network as a program of `torch.export` (.pt2) for batches of any size, checked like `to_onnx`.
 
-    The check loads the program again. A .pt2 file holds weights as raw bytes, but torch stores the example as a pickle.
-    This function reads the pickle only with `weights_only=True`; if that fails, it checks the program as it was before
-    saving. `torch.export.load` falls back to full unpickling, so do not load programs from people you do not trust.
+    The check loads the program again. `torch.export.load` may unpickle what a file contains, so do not load programs
+    from people you do not trust.
     """
     plain, program, examples = _program(model, masks, example)
-    with _quietly(), _explained(f"{_name(plain)} cannot be saved by torch.export"):
+    with _quietly(), _explained(f"{type(plain).__name__} cannot be saved by torch.export"):
         buffer = io.BytesIO()
         torch.export.save(program, buffer)
-        blob = buffer.getvalue()
-        if _without_code(blob):
-            program = torch.export.load(io.BytesIO(blob))
-        module = program.module()
+        module = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     gap = _checked(plain, examples, module, "torch.export")
-    return _written(path, blob, model, gap)
+    return _written(path, buffer.getvalue(), model, gap)
 
 
 @forked(torch.device("cpu"))
@@ -117,10 +111,9 @@ def to_sparse(model: nn.Module, masks: Mapping[str, Tensor], path: files.Path, *
     ...     to_sparse(nn.Linear(100, 100), {"weight": torch.eye(100) > 0}, f"{folder}/weights").difference
     0.0
     """
-    masked = _masked(model, masks)
     save_weights(model, masks, path, **about)
     state = load_weights(path).state
-    for name, tensor in masked.state_dict().items():
+    for name, tensor in masked_copy(model, masks).cpu().state_dict().items():
         if not torch.equal(_bytes(tensor), _bytes(state[name])):
             raise OSError(f"{os.fspath(path)} does not return the values of {name} that were written; check the disk")
     return Exported(os.fspath(path), os.path.getsize(path), dense_bytes(model), 0.0)
@@ -162,7 +155,7 @@ def _program(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any
 ) -> tuple[nn.Module, torch.export.ExportedProgram, list[Any]]:
     """Return the masked network on the CPU, its exported program, and examples of two batch sizes."""
-    plain = _masked(model, masks)
+    plain = masked_copy(model, masks).cpu().eval()
     args, kwargs = _copied(call(example))
     first = next((tensor for tensor in tensors((args, kwargs)) if tensor.dim()), None)
     if first is None or not len(first):
@@ -175,7 +168,7 @@ def _program(
     size = torch.export.Dim("batch")
     arguments = inspect.signature(plain.forward).bind(*args, **kwargs).arguments
     shapes = {name: tree_map(lambda t: {0: size} if batched(t) else None, value) for name, value in arguments.items()}
-    with _quietly(), _explained(f"{_name(plain)} cannot be exported for batches of any size"):
+    with _quietly(), _explained(f"{type(plain).__name__} cannot be exported for batches of any size"):
         program = torch.export.export(plain, *larger, dynamic_shapes=shapes)  # a batch of 1 would become a constant
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it contains paths of this machine
@@ -185,11 +178,6 @@ def _program(
 def _copied(example: Any) -> Any:
     """Return an example on the CPU in memory of its own: a network may write into its inputs."""
     return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, example)
-
-
-def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy on the CPU in eval mode, with the pruned weights at zero."""
-    return masked_copy(model, masks).cpu().eval()
 
 
 def _without_notes(proto: Any) -> Any:
@@ -250,7 +238,8 @@ def _checked(plain: nn.Module, examples: list[Any], run: Callable[..., Any], whe
         expected = outputs(plain, (args, kwargs))
         noise = partial(rounded, plain, (args, kwargs), expected=expected)
         if problem := mismatch(expected, exported, tolerance(plain), noise):
-            raise ValueError(f"{where} does not compute what {_name(plain)} does: {problem}; nothing was written")
+            name = type(plain).__name__
+            raise ValueError(f"{where} does not compute what {name} does: {problem}; nothing was written")
         gap = max(gap, difference(expected, exported))
     return gap
 
@@ -259,20 +248,6 @@ def _written(path: files.Path, blob: bytes, model: nn.Module, gap: float) -> Exp
     with files.atomically(path) as file:
         file.write(blob)
     return Exported(os.fspath(path), len(blob), dense_bytes(model), gap)
-
-
-def _without_code(blob: bytes) -> bool:
-    """Tell whether all pickles in a .pt2 file are plain data that `weights_only=True` can read."""
-    with zipfile.ZipFile(io.BytesIO(blob)) as archive:
-        for name in archive.namelist():
-            if name.endswith(".json") and b'"use_pickle": true' in archive.read(name):  # a weight of a custom class
-                return False
-            if name.endswith(".pt") and (content := archive.read(name)):
-                try:
-                    torch.load(io.BytesIO(content), weights_only=True)
-                except Exception:  # any error means that it is not plain data
-                    return False
-    return True
 
 
 @contextmanager
@@ -313,7 +288,3 @@ def _required(package: str) -> Any:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def _name(model: nn.Module) -> str:
-    return type(model).__name__

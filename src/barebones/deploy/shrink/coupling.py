@@ -20,8 +20,6 @@ from ...paths.follow import guards, standing_in
 from ...running.inputs import call, tensors
 from .channels import CONVOLUTIONS, NORMS, OF_LAYERS, RULES, ChannelSlot, Labels
 
-__all__ = ["ChannelSlot", "Coupling", "find_coupling"]
-
 LAYERS = (nn.Linear, CONVOLUTIONS, NORMS, nn.PReLU, nn.Embedding)
 # Layers whose parameters are used by one function that mixes channels, so that nothing can be removed from them.
 WHOLE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase, nn.Bilinear)
@@ -55,31 +53,20 @@ def find_coupling(model: nn.Module, example: Any, modes: tuple[bool, ...] = (Fal
     free = dict(_free_parameters(labels, model))
     for training in modes:
         with ExitStack() as stack:
-            for guard in guards(device):
+            numbered = {key: labels.numbered(value) for key, value in free.items()}
+            for guard in (*guards(device), standing_in(model, numbered, training), _watched(labels, model)):
                 stack.enter_context(guard)
-            stack.enter_context(
-                standing_in(model, {key: labels.numbered(value) for key, value in free.items()}, training)
-            )
-            stack.enter_context(_watched(labels, model))
-            args, kwargs = tree_map(lambda value: _copy(labels, value), call(example))
+            inputs = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, call(example))
+            args, kwargs = tree_map(labels.like_input, inputs)
             with labels:
                 returned = model(*args, **kwargs)
             for tensor in tensors(returned):
                 labels.fix(labels.of(tensor))
     group = labels.groups()
-
-    def of_groups(channels: list[Tensor]) -> Tensor:
-        return torch.zeros(labels.size, dtype=torch.bool).index_fill(0, group[torch.cat(channels)], True)
-
-    fixed = of_groups(labels.fixed) | ~of_groups(labels.written)  # no layer writes them: the model's input, for example
-    return Coupling(labels.slots, group, fixed)
-
-
-def _copy(labels: Labels, value: Any) -> Any:
-    """Return a stand-in for an input: its channels cannot be removed."""
-    if not isinstance(value, Tensor):
-        return value
-    return labels.like_input(value) if value.is_floating_point() else value.clone()
+    fixed, written = torch.zeros(2, labels.size, dtype=torch.bool)
+    fixed[group[torch.cat(labels.fixed)]] = True
+    written[group[torch.cat(labels.written)]] = True
+    return Coupling(labels.slots, group, fixed | ~written)  # the model's input, for example, is not written
 
 
 def _free_parameters(labels: Labels, model: nn.Module) -> Iterator[tuple[int, Tensor]]:

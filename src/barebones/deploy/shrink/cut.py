@@ -150,7 +150,9 @@ def fill(small: nn.Module, source: nn.Module, added: Mapping[str, Tensor]) -> di
         if name in added:
             values = values + added[name]
         origin[name] = parameter.data.long()
-        parameter.data = _in_format_of(values, values.flatten()[origin[name].to(values.device)])
+        parameter.data = values.flatten()[origin[name].to(values.device)]
+        if values.dim() == 4 and not values.is_contiguous():
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         parameter.grad = None
         parameter.requires_grad_(name in original and original[name].requires_grad)
     for path, module in small.named_modules():
@@ -162,14 +164,6 @@ def fill(small: nn.Module, source: nn.Module, added: Mapping[str, Tensor]) -> di
             values = buffers[name]
             module._buffers[last] = values.flatten()[origin[name].to(values.device)].clone()
     return origin
-
-
-def _in_format_of(values: Tensor, fewer: Tensor) -> Tensor:
-    """Return `fewer` in the memory format of `values`: with channels last if these have them last."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(values.dim())
-    if last is None or values.is_contiguous() or not values.is_contiguous(memory_format=last):
-        return fewer
-    return fewer.contiguous(memory_format=last)
 
 
 def scatter(large: nn.Module, small: nn.Module, origin: Mapping[str, Tensor]) -> None:
@@ -237,10 +231,6 @@ class Blank(nn.Module):
     def _filled(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Apply a linear layer to no inputs, which gives its bias."""
         return F.linear(x.new_zeros((*shape, 0)), x.new_zeros((self.channels, 0)), self.bias)
-
-    def extra_repr(self) -> str:
-        """Return the width and whether there is a bias."""
-        return f"{self.channels}, bias={self.bias is not None}"
 
 
 def _geometry(conv: Any) -> list[tuple[int, int, int]]:

@@ -109,7 +109,10 @@ def find_cuts(
     name = type(model).__name__
     with torch.inference_mode(False):
         model = bare(model)
-        _refuse_without_values(model, example)
+        if any(p.device.type == "meta" for p in model.parameters()):
+            raise ValueError("the model is on the meta device and has no weights; give it some first, with to_empty()")
+        if any(t.numel() == 0 for t in tree_leaves(example) if isinstance(t, Tensor)):
+            raise ValueError("the example holds a tensor without elements; pass a batch of two")
         cpu_masks, large = _masked(model, masks)
         exact, exact_example = _in_float64(large, example)
         comparison = Comparison.for_network(exact, exact_example)
@@ -174,33 +177,22 @@ def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Masks, nn.Mo
     return cpu_masks, large
 
 
-def _refuse_without_values(model: nn.Module, example: Any) -> None:
-    if any(p.device.type == "meta" for p in model.parameters()):
-        raise ValueError("the model is on the meta device and has no weights; give it some first, with to_empty()")
-    if any(t.numel() == 0 for t in tree_leaves(example) if isinstance(t, Tensor)):
-        raise ValueError("the example holds a tensor without elements; pass a batch of two")
-
-
 def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:
     """Return the network and the example in float64, so that rounding errors are far below any real difference.
 
     A network that runs only in its own precision keeps it.
     """
-    double = deepcopy(large).double()
     doubles = tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, example)
-    try:
-        outputs(copy_sharing_parameters(double).eval(), doubles)
-        return double, doubles
-    except Exception:  # it may run only in its own precision
-        unchanged = deepcopy(large)
-    try:
-        outputs(copy_sharing_parameters(unchanged).eval(), example)
-    except Exception as error:
-        raise ValueError(
-            f"{type(large).__name__} does not run on the example ({first_line(error)}); pass what it is called with: "
-            "an input, a tuple of arguments, a dict of them by name, or (args, kwargs)"
-        ) from error
-    return unchanged, example
+    for network, inputs in ((deepcopy(large).double(), doubles), (deepcopy(large), example)):
+        try:
+            outputs(copy_sharing_parameters(network).eval(), inputs)
+            return network, inputs
+        except Exception as error:
+            reason = error
+    raise ValueError(
+        f"{type(large).__name__} does not run on the example ({first_line(reason)}); pass what it is called with: an "
+        "input, a tuple of arguments, a dict of them by name, or (args, kwargs)"
+    ) from reason
 
 
 def _observe(
@@ -231,12 +223,8 @@ def _restored(small: nn.Module, model: nn.Module) -> nn.Module:
     A bias that the original does not have gets the precision of its layer's weight.
     """
     dtypes = {name: t.dtype for name, t in (*model.named_parameters(), *model.named_buffers())}
-    for name, parameter in small.named_parameters():
-        parameter.data = parameter.data.to(dtypes.get(name) or dtypes[f"{name.removesuffix('bias')}weight"])
-    for path, module in small.named_modules():
-        for last, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[last] = buffer.to(dtypes[f"{path}.{last}" if path else last])
+    for name, tensor in (*small.named_parameters(), *small.named_buffers()):
+        tensor.data = tensor.data.to(dtypes.get(name) or dtypes[f"{name.removesuffix('bias')}weight"])
     _copy_modes(small, model)
     return small
 

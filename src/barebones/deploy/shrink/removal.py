@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ...scope import parameters
-from .coupling import ChannelSlot, Coupling
+from .channels import ChannelSlot
+from .coupling import Coupling
 from .cut import RemovedChannels, connections
 
 
@@ -48,11 +49,7 @@ class ChannelReader:
 
     @property
     def has_bias(self) -> bool:
-        """Whether the layer has a bias. Without one, the small network gets a new bias for the constants.
-
-        The large network has no place for that bias, so `expand` must compute the constants again, from the removed
-        channels.
-        """
+        """Whether the layer has a bias. Else the small network gets one, and `expand` computes its constants again."""
         return self.layer.bias is not None
 
     @property
@@ -66,10 +63,7 @@ class ChannelReader:
 
 
 def _pads_no_zeros(layer: nn.Module) -> bool:
-    """Whether a constant input adds the same at every position, since no zeros are padded.
-
-    Always false for transposed and grouped convolutions.
-    """
+    """Whether a constant input adds the same at every position; false for transposed and grouped convolutions."""
     if isinstance(layer, nn.Linear):
         return True
     if not isinstance(layer, nn.modules.conv._ConvNd) or layer.transposed or layer.groups > 1:
@@ -142,7 +136,7 @@ def choose(
     """
     pinned, fillers = pinned | coupling.fixed, torch.zeros_like(pinned)
     while True:
-        idle, unread = _idle(coupling, reading, pinned, fillers)
+        idle, unread = _idle(coupling, reading, pinned)
         removal = Removal(idle, fillers & idle)
         missing = _missing(coupling, removal, multiple_of, at_least, unread)
         if not missing.any():
@@ -151,7 +145,7 @@ def choose(
         pinned = pinned | (missing & ~unread)
 
 
-def _idle(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor, fillers: Tensor) -> tuple[Tensor, Tensor]:
+def _idle(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor) -> tuple[Tensor, Tensor]:
     """Return the groups that carry no signal, and the groups that no kept channel reads.
 
     At first all groups that are not pinned count as idle. Then the groups that a kept channel needs are kept, then
@@ -170,40 +164,27 @@ def _idle(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor, fill
             reproducible[span] = ignored | reader.zero | reader.has_bias
         still_idle = idle & coupling.all_of(removable)
         needed = still_idle & ~coupling.all_of(reproducible)  # `expand` must compute these constants
-        still_idle &= ~_depends_on_kept_constants(coupling, reading, needed, still_idle & ~fillers)
+        still_idle &= ~_made_of_constants(coupling, reading, needed)
         if torch.equal(still_idle, idle):
             return idle, coupling.all_of(unread)
         idle = still_idle
 
 
-def _depends_on_kept_constants(
-    coupling: Coupling, reading: list[ChannelReader], needed: Tensor, gone: Tensor
-) -> Tensor:
-    """Return the groups that must be kept because their constants are computed from constants of kept channels.
-
-    `needed` are the groups whose constants `expand` computes again. Training may change the constant of a kept
-    channel, and `expand` would then compute another value from it than the one that the small network uses.
-    """
+def _made_of_constants(coupling: Coupling, reading: list[ChannelReader], needed: Tensor) -> Tensor:
+    """Return which of these groups have constants that layers make of other constants, which training may change."""
     result = torch.zeros_like(needed)
-    to_follow = needed
-    while to_follow.any():
-        sources = torch.zeros_like(needed)
-        for reader in reading:
-            if reader.outputs is None:
-                continue
-            written, read = coupling.groups(reader.outputs), coupling.groups(reader.inputs)
-            used = reader.reads & (to_follow[written] & ~reader.writes)[:, None]
-            result[written[(used & ~gone[read] & ~reader.zero).any(1)]] = True
-            sources[read[used.any(0) & gone[read]]] = True
-        to_follow, needed = sources & ~needed, needed | sources
+    for reader in reading:
+        if reader.outputs:
+            written = coupling.groups(reader.outputs)
+            made = needed[written] & ~reader.writes & (reader.reads & ~reader.zero).any(1)
+            result[written[made]] = True
     return result
 
 
 def severed(coupling: Coupling, reading: list[ChannelReader], removal: Removal) -> dict[str, Tensor]:
     """Return the connections between kept and removed channels that `expand` sets to zero, as (outputs, inputs).
 
-    These are the connections of a channel that is zero, which training may change in the large network, and of a
-    constant that was added to a bias.
+    They carry a zero, which training may change in the large network, or a constant that was added to a bias.
     """
     result = {}
     for reader in reading:

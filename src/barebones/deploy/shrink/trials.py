@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from ...masks import Masks
 from ...messages import first_line
+from .channels import ChannelSlot
 from .comparison import Comparison, Unusable, copy_sharing_parameters
-from .coupling import ChannelSlot, Coupling
+from .coupling import Coupling
 from .cut import RemovedChannels, without
 from .removal import ChannelReader, Removal, choose, folded_constants, rests_on_values, severed
 

@@ -105,9 +105,7 @@ class Labels(TorchFunctionMode):
             a, b = (torch.cat(side) for side in zip(*self._pairs, strict=True))
             while True:
                 smallest = torch.minimum(group[a], group[b])
-                smaller = group.scatter_reduce(0, group[a], smallest, "amin").scatter_reduce(
-                    0, group[b], smallest, "amin"
-                )
+                smaller = group.scatter_reduce(0, torch.cat([group[a], group[b]]), smallest.repeat(2), "amin")
                 smaller = smaller[smaller]
                 if torch.equal(smaller, group):
                     break
@@ -225,11 +223,8 @@ class Labels(TorchFunctionMode):
 
     def layer(self, kinds: Any, weight: Any) -> tuple[str, Any] | None:
         """Return the name and module of the running layer if it is of one of these kinds and has this weight."""
-        if self.running and isinstance(self.running[-1][1], kinds):
-            name, module = self.running[-1]
-            if getattr(module, "weight", None) is weight:
-                return name, module
-        return None
+        name, module = self.running[-1] if self.running else ("", None)
+        return (name, module) if isinstance(module, kinds) and getattr(module, "weight", None) is weight else None
 
 
 def varies(groups: Tensor, dim: int) -> bool:
