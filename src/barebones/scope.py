@@ -111,11 +111,7 @@ def prunable(model: nn.Module, scope: Pattern | None = None, exclude: Pattern = 
 
 
 def _default(model: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return the default scope by name.
-
-    A weight that is computed from other parameters of its layer, as by weight norm, is listed under its own name with
-    the first of these parameters.
-    """
+    """Return the default scope by name; a computed weight stands there with the first parameter of its layer."""
     names = {id(parameter): name for name, parameter in named.items()}
     embedded = {id(m.weight) for _, m in layers(model) if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     chosen: dict[str, nn.Parameter] = {}
