@@ -48,18 +48,6 @@ class Recipe:
         lines = "".join(f"    ({name!r}, {options!r}),\n" for name, options in self.blocks)
         return f"Recipe({self.seed}, {self.kind!r}, {self.shape}, [\n{lines}])"
 
-    def names(self) -> set[str]:
-        """Return the names of all blocks, also of blocks within blocks."""
-
-        def within(blocks: Blocks) -> Iterator[str]:
-            for name, options in blocks:
-                yield name
-                for value in options.values():
-                    if isinstance(value, list):
-                        yield from within(value)
-
-        return set(within(self.blocks))
-
 
 class At:
     """The place of a block in a network: the tensor that arrives there, and the options that the block draws."""
@@ -138,15 +126,9 @@ def activation(at: At, channels: int, in_place: bool = True) -> nn.Module:
     return MODULES[name](channels) if name in MODULES else Net(lambda net, x: ACTIVATIONS[name](x))
 
 
-class Turned(nn.Module):
-    """A module that has the channels where the tensor does not: they trade places before and after it."""
-
-    def __init__(self, module: nn.Module, dims: tuple[int, int] = (1, -1)) -> None:
-        super().__init__()
-        self.module, self.dims = module, dims
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(x.transpose(*self.dims)).transpose(*self.dims)
+def turned(module: nn.Module) -> nn.Module:
+    """Return a module that has the channels where the tensor does not: they trade places before and after it."""
+    return Net(lambda net, x: net.module(x.transpose(1, -1)).transpose(1, -1), module=module)
 
 
 def normalization(at: At, channels: int, among: Sequence[str] = ()) -> nn.Module:
@@ -163,13 +145,13 @@ def normalization(at: At, channels: int, among: Sequence[str] = ()) -> nn.Module
     }
     if at.kind == "sequence":
         norms = {"layer": norms["layer"], "rms": norms["rms"],
-                 "batch, turned": lambda: Turned(nn.BatchNorm1d(channels))}  # fmt: skip
+                 "batch, turned": lambda: turned(nn.BatchNorm1d(channels))}  # fmt: skip
     if at.kind == "vector":
         del norms["group of one"]
     if at.kind == "image":
         del norms["rms"]
         norms |= {
-            "layer": lambda: Turned(nn.LayerNorm(channels)),
+            "layer": lambda: turned(nn.LayerNorm(channels)),
             "instance": lambda: at.maker("InstanceNorm")(channels),
             "instance, affine": lambda: at.maker("InstanceNorm")(channels, affine=True),
             "instance, statistics": lambda: at.maker("InstanceNorm")(channels, affine=True, track_running_stats=True),
@@ -222,11 +204,11 @@ def product(at: At) -> nn.Module:
     return at.one_of(functions, weight=weight, bias=bias, **parts)
 
 
-def turned(at: At) -> nn.Module:
+def across(at: At) -> nn.Module:
     """Linear layers over tokens, as in an MLP-Mixer, or a convolution over a sequence."""
     if at("how", "mixer", "convolution") == "mixer":
-        return Turned(nn.Sequential(nn.Linear(at.shape[0], 6), nn.GELU(), nn.Linear(6, at.shape[0])))
-    return Turned(nn.Conv1d(at.channels, at("width", *WIDTHS), 3, padding=1))
+        return turned(nn.Sequential(nn.Linear(at.shape[0], 6), nn.GELU(), nn.Linear(6, at.shape[0])))
+    return turned(nn.Conv1d(at.channels, at("width", *WIDTHS), 3, padding=1))
 
 
 def recurrent(at: At) -> nn.Module:
@@ -469,10 +451,7 @@ def excitation(at: At) -> nn.Module:
 
 
 def attention(at: At) -> nn.Module:
-    """Attention in several heads, in the ways in which people write it; two heads of queries may share keys and values.
-
-    Scores may be masked, or get a bias for each head.
-    """
+    """Attention in the ways in which people write it; two heads of queries may share one of keys and values."""
     c, length, size, sharing = at.channels, at.shape[0], at("size", 2, 4), at("sharing", 1, 1, 2)
     heads, inner, fused = 2 * sharing, 2 * sharing * size, sharing == 1 and at("fused", *BOTH)
     how = at("how", "sdpa", "softmax", "einsum")
@@ -606,41 +585,41 @@ def regroup(at: At) -> nn.Module:
     return at.one_of(functions)
 
 
+IN_VIEWS: dict[str, Callable[[Tensor, Tensor], object]] = {  # what happens to a part of a tensor, given another part
+    "relu_": lambda part, other: part.relu_(),
+    "mul_": lambda part, other: part.mul_(0.5),
+    "slice": lambda part, other: operator.setitem(part, slice(None), 0.0),  # type: ignore[call-overload]
+    "add_": lambda part, other: part.add_(other.tanh()),
+}
+
+
 def views(at: At) -> nn.Module:
     """A layer whose output is changed in place: a part of it, or behind or before something that reads it."""
     c, d, k = at.channels, at.dim, at.channels // 2
-    how = at("how", "relu_", "mul_", "slice", "add_", "copy_", "fill", "read before", "alias", "norm")
+    how = at("how", *IN_VIEWS, "copy_", "fill", "read before", "alias", "norm")
 
     def forward(net: Any, x: Tensor) -> Tensor:
         y = net.layer(x)
-        part = y.narrow(d, 0, k)
-        if how == "relu_":
-            part.relu_()
-        elif how == "mul_":
-            part.mul_(0.5)
-        elif how == "slice":
-            y[(slice(None),) * (d % y.dim()) + (slice(0, k),)] = 0.0
-        elif how == "add_":
-            part.add_(y.narrow(d, c - k, k).tanh())
-        elif how == "copy_":
+        if how in IN_VIEWS:
+            IN_VIEWS[how](y.narrow(d, 0, k), y.narrow(d, c - k, k))
+            return y
+        if how == "copy_":
             return torch.zeros_like(y).copy_(y)
-        elif how == "fill":
+        if how == "fill":
             before = y.tanh()
-            y.fill_(0.0)
-            y.add_(before)
-        elif how == "read before":
+            return y.fill_(0.0).add_(before)
+        if how == "read before":
             before = torch.sin(y.clone())
             return y.relu_() + before
-        elif how == "alias":
+        if how == "alias":
             alias = y.view(y.shape)
             y.mul_(0.5)
             return net.behind(alias)
-        return net.behind(y) + y if how == "norm" else y
+        return net.behind(y) + y
 
-    parts = {"behind": at.layer(c, c)} if how == "alias" else {}
-    if how == "norm":
-        parts["behind"] = normalization(at, c, ("batch", "layer"))
-    return Net(forward, layer=at.layer(c, c, 3), **parts)
+    parts = {"alias": lambda: at.layer(c, c), "norm": lambda: normalization(at, c, ("batch", "layer"))}
+    behind = {"behind": parts[how]()} if how in parts else {}
+    return Net(forward, layer=at.layer(c, c, 3), **behind)
 
 
 # ---- from one kind to another ----
@@ -690,7 +669,7 @@ TABLE: dict[str, list[Callable[[At], nn.Module]]] = {
     "image sequence vector": [block, shared, acts, norm, dropout, residual, concatenation, split, position, buffer,
                               gate, branches, functional, mixing, regroup, views, head],
     "image": [transposed, pool, excitation, channels_last, to_sequence],
-    "sequence": [turned, recurrent, attention, multihead, class_token, to_image],
+    "sequence": [across, recurrent, attention, multihead, class_token, to_image],
     "sequence vector": [product],
     "image sequence": [to_vector],
     "tokens": [words],

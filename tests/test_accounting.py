@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import references
 import torch
 import zoo
 from rich.console import Console
@@ -79,7 +80,8 @@ def test_by_hand() -> None:
 def test_every_network_of_the_zoo(name: str, density: float) -> None:
     model, example = zoo.build(name)
     masks = zoo.draw_masks(name, model, density)
-    counts = account(model, masks, example)
+    with references.Trace(model):
+        counts = account(model, masks, example)
     on_paths = effective(model, masks, example)
     assert {layer.name: layer.kept for layer in counts.layers} == {n: int(mask.sum()) for n, mask in masks.items()}
     assert {layer.name: layer.effective for layer in counts.layers} == {n: int(m.sum()) for n, m in on_paths.items()}
@@ -87,7 +89,9 @@ def test_every_network_of_the_zoo(name: str, density: float) -> None:
     for costs in [counts, *counts.layers]:
         assert costs.flops_dense >= costs.flops_kept >= costs.flops_effective
         assert costs.flops_dense >= costs.flops_shrunk >= costs.flops_effective
-    if density == 1.0 and not zoo.ZOO[name].empty:
+    if density == 1.0:
+        assert counts.collapsed == list(zoo.ZOO[name].empty)
+    if density == 1.0 and not counts.collapsed:
         assert counts.flops_dense == counts.flops_kept > 0
         assert counts.bytes_stored == counts.bytes_dense
     stored = counts.to_dict()

@@ -79,17 +79,6 @@ def test_weights_on_paths_are_those_that_matter(name: str) -> None:
     assert removed > 0 or name == "lstm"
 
 
-@pytest.mark.parametrize("name", zoo.ZOO)
-def test_a_dense_network_does_not_collapse(name: str) -> None:
-    model, example = zoo.build(name)
-    before = references.Trace(model)
-    masks = {n: torch.ones_like(mask) for n, mask in zoo.random_masks(model, 0.5).items()}
-    assert account(model, masks, example).collapsed == []
-    empty = zoo.ZOO[name].empty
-    assert account(model, none(masks, *empty), example).collapsed == list(empty)
-    before.check()
-
-
 def test_everything_is_effective_in_a_dense_transformer() -> None:
     block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     encoder = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
@@ -271,13 +260,6 @@ def test_wrapped_and_compiled_models() -> None:
     ):
         on_paths = effective(model, masks, x4)  # type: ignore[arg-type]
         assert all(on_paths[name].equal(mask) for name, mask in expected.items())
-
-
-def test_the_flag_does_not_matter() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    masks = {"0.weight": half, "3.weight": ~off}
-    counts = [effective(net.train(train), masks, x4[:1])["3.weight"].sum() for train in (True, False)]
-    assert counts == [8, 8]
 
 
 def inference(net: Any, x: Tensor) -> Tensor:

@@ -166,10 +166,10 @@ class Bits(TorchFunctionMode):
         """
         if self.strict and (table in self.weights or (table in self.stored and bool(table.any()))):
             spread = (table.detach() != 0).to(table.dtype).amax(dims, keepdim=True).expand(table.shape).contiguous()
-            result = _with_table(call, table, spread)
+            result = with_table(call, table, spread)
             return alive(result.detach().requires_grad_())
         if table in self.weights and not any(t in self.from_input for t in call.tensors):
-            name, part = self.weights[table], _with_table(call, table, table).sum()
+            name, part = self.weights[table], with_table(call, table, table).sum()
             (selected,) = torch.autograd.grad(part, self._leaves[name], retain_graph=True, allow_unused=True)
             if selected is not None:
                 self._parts[name] = self._parts.get(name, 0) + selected
@@ -287,7 +287,7 @@ class Bits(TorchFunctionMode):
         return alive(self.product(lambda x, w: F.linear(x, w, b), operands, lambda y: y.numel() // weight.shape[0]))
 
 
-def _with_table(call: Call, table: Tensor, other: Tensor) -> Tensor:
+def with_table(call: Call, table: Tensor, other: Tensor) -> Tensor:
     """Return what a call selects from another table."""
     args, kwargs = tree_map(lambda a: other if a is table else a, (call.args, call.kwargs))
     return call.func(*args, **kwargs)
