@@ -14,10 +14,11 @@ Blocks work on three kinds of tensors: images (batch, channels, and one to three
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -47,23 +48,6 @@ class Recipe:
         lines = "".join(f"    ({name!r}, {options!r}),\n" for name, options in self.blocks)
         return f"Recipe({self.seed}, {self.kind!r}, {self.shape}, [\n{lines}])"
 
-    def names(self) -> set[str]:
-        """Return the names of all blocks, also of blocks within blocks."""
-
-        def within(blocks: Blocks) -> Iterator[str]:
-            for name, options in blocks:
-                yield name
-                for value in options.values():
-                    if isinstance(value, list):
-                        yield from within(value)
-
-        return set(within(self.blocks))
-
-    def shorter(self) -> Iterator[Recipe]:
-        """Yield this recipe without one of its blocks, for each of them; some cannot be built."""
-        for i in range(len(self.blocks)):
-            yield replace(self, blocks=self.blocks[:i] + self.blocks[i + 1 :])
-
 
 class At:
     """The place of a block in a network: the tensor that arrives there, and the options that the block draws."""
@@ -88,21 +72,25 @@ class At:
         body, _, shape = _grow(self.rng, self.kind, self.shape, blocks, self.names)
         return body, shape
 
-    def layer(self, inputs: int, outputs: int, kernel: int = 1, **options: Any) -> nn.Module:
+    def maker(self, name: str) -> Callable[..., nn.Module]:
+        """Return the class of torch with this name for tensors at this place, such as `nn.Conv2d`."""
+        return getattr(nn, f"{name}{max(len(self.pixels), 1)}d")
+
+    def layer(self, inputs: int, outputs: int, kernel: int = 1, **options: Any) -> Any:
         """Return a convolution for images, and a linear layer for everything else."""
         if self.kind != "image":
             return nn.Linear(inputs, outputs, bias=options.get("bias", True))
-        return CONV[len(self.pixels)](inputs, outputs, kernel, padding=kernel // 2, **options)
+        return self.maker("Conv")(inputs, outputs, kernel, padding=kernel // 2, **options)
+
+    def one_of(self, functions: dict[str, Callable[[Any, Any], Any]], **parts: Any) -> nn.Module:
+        """Return a network of these parts that computes one of these functions of itself and its input."""
+        return Net(functions[self("how", *functions)], **parts)
 
     def per_channel(self, t: Tensor) -> Tensor:
         """Return one value per channel in a shape that broadcasts over the tensors at this place."""
         return t.view(-1, *[1] * len(self.pixels))
 
 
-CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-BATCH_NORM = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-INSTANCE_NORM = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
 WIDTHS = (4, 6, 8)
 BOTH = (False, True)
 IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -129,44 +117,26 @@ MODULES: dict[str, Callable[[int], nn.Module]] = {
 }  # fmt: skip
 
 
-class Activation(nn.Module):
-    """An activation by name."""
-
-    def __init__(self, name: str, channels: int) -> None:
-        super().__init__()
-        self.name = name
-        self.module = MODULES[name](channels) if name in MODULES else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(x) if self.module is not None else ACTIVATIONS[self.name](x)
-
-
 def activation(at: At, channels: int, in_place: bool = True) -> nn.Module:
     """Return an activation; one that writes to its input only behind a layer or norm that does not need its output."""
     names = [n for n in ACTIVATIONS if in_place or n not in IN_PLACE] + list(MODULES if in_place else ("ReLU", "PReLU"))
     if at.kind == "sequence":  # there, the channels of a PReLU are the tokens
-        names = [n for n in names if n != "PReLU"]
-    return Activation(at("activation", *names), channels)
+        names.remove("PReLU")
+    name = at("activation", *names)
+    return MODULES[name](channels) if name in MODULES else Net(lambda net, x: ACTIVATIONS[name](x))
 
 
-class Turned(nn.Module):
-    """A module that has the channels where the tensor does not: they trade places before and after it."""
-
-    def __init__(self, module: nn.Module, dims: tuple[int, int] = (1, -1)) -> None:
-        super().__init__()
-        self.module, self.dims = module, dims
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(x.transpose(*self.dims)).transpose(*self.dims)
+def turned(module: nn.Module) -> nn.Module:
+    """Return a module that has the channels where the tensor does not: they trade places before and after it."""
+    return Net(lambda net, x: net.module(x.transpose(1, -1)).transpose(1, -1), module=module)
 
 
 def normalization(at: At, channels: int, among: Sequence[str] = ()) -> nn.Module:
     """Return a norm of any kind that fits."""
-    n = len(at.pixels)
     norms: dict[str, Callable[[], nn.Module]] = {
-        "batch": lambda: BATCH_NORM[n](channels),
-        "batch, no affine": lambda: BATCH_NORM[n](channels, affine=False),
-        "batch, no statistics": lambda: BATCH_NORM[n](channels, track_running_stats=False),
+        "batch": lambda: at.maker("BatchNorm")(channels),
+        "batch, no affine": lambda: at.maker("BatchNorm")(channels, affine=False),
+        "batch, no statistics": lambda: at.maker("BatchNorm")(channels, track_running_stats=False),
         "group": lambda: nn.GroupNorm(2, channels),
         "group of all": lambda: nn.GroupNorm(1, channels),
         "group of one": lambda: nn.GroupNorm(channels, channels),
@@ -175,16 +145,16 @@ def normalization(at: At, channels: int, among: Sequence[str] = ()) -> nn.Module
     }
     if at.kind == "sequence":
         norms = {"layer": norms["layer"], "rms": norms["rms"],
-                 "batch, turned": lambda: Turned(nn.BatchNorm1d(channels))}  # fmt: skip
+                 "batch, turned": lambda: turned(nn.BatchNorm1d(channels))}  # fmt: skip
     if at.kind == "vector":
         del norms["group of one"]
     if at.kind == "image":
         del norms["rms"]
         norms |= {
-            "layer": lambda: Turned(nn.LayerNorm(channels)),
-            "instance": lambda: INSTANCE_NORM[n](channels),
-            "instance, affine": lambda: INSTANCE_NORM[n](channels, affine=True),
-            "instance, statistics": lambda: INSTANCE_NORM[n](channels, affine=True, track_running_stats=True),
+            "layer": lambda: turned(nn.LayerNorm(channels)),
+            "instance": lambda: at.maker("InstanceNorm")(channels),
+            "instance, affine": lambda: at.maker("InstanceNorm")(channels, affine=True),
+            "instance, statistics": lambda: at.maker("InstanceNorm")(channels, affine=True, track_running_stats=True),
             "local response": lambda: nn.LocalResponseNorm(3, alpha=1.0),
         }
     return norms[at("norm", *[name for name in norms if not among or name.startswith(tuple(among))])]()
@@ -193,30 +163,19 @@ def normalization(at: At, channels: int, among: Sequence[str] = ()) -> nn.Module
 # ---- layers ----
 
 
-def conv(at: At) -> nn.Module:
-    """A convolution or linear layer."""
-    options: dict[str, Any] = {"bias": at("bias", *BOTH)}
-    width = at("width", *WIDTHS)
-    if at.kind == "image":
-        options["groups"] = at("groups", *[g for g in (1, 1, 2, 4) if at.channels % g == width % g == 0])
-        options["stride"] = at("stride", 1, 2) if min(at.pixels) >= 4 else 1
-        options["padding_mode"] = at("padding", "zeros", "zeros", "circular") if min(at.pixels) > 1 else "zeros"
-    return at.layer(at.channels, width, at("kernel", 1, 3), **options)
-
-
 def block(at: At) -> nn.Module:
-    """A layer, a batch-norm and an activation, in the usual order."""
-    width = at("width", *WIDTHS)
-    first = at.layer(at.channels, width, at("kernel", 1, 3), bias=at("bias", *BOTH))
+    """A layer, alone or with a norm and an activation behind it; a convolution may be grouped or depthwise."""
+    c, width, options = at.channels, at("width", *WIDTHS), {"bias": at("bias", *BOTH)}
+    if at.kind == "image":
+        groups = at("groups", 1, 1, *[g for g in (2, 4, c) if c % g == 0])
+        width = width if width % groups == 0 else groups * at("multiplier", 1, 1, 2)
+        options |= {"groups": groups, "stride": at("stride", 1, 2) if min(at.pixels) >= 4 else 1}
+        options["padding_mode"] = at("padding", "zeros", "zeros", "circular") if min(at.pixels) > 1 else "zeros"
+    layer = at.layer(c, width, at("kernel", 1, 3), **options)
+    if at("alone", *BOTH):
+        return layer
     norm = normalization(at, width, ("batch", "layer", "group", "instance")) if at("normed", *BOTH) else nn.Identity()
-    return nn.Sequential(first, norm, activation(at, width))
-
-
-def depthwise(at: At) -> nn.Module:
-    """A depthwise convolution, with one or two outputs per channel."""
-    width = at.channels * at("multiplier", 1, 1, 2)
-    return nn.Sequential(at.layer(at.channels, width, 3, groups=at.channels, bias=at("bias", *BOTH)),
-                         activation(at, width))  # fmt: skip
+    return nn.Sequential(layer, norm, activation(at, width))
 
 
 def transposed(at: At) -> nn.Module:
@@ -224,34 +183,32 @@ def transposed(at: At) -> nn.Module:
     width = at("width", *WIDTHS)
     groups = at("groups", *[g for g in (1, 1, 2) if at.channels % g == width % g == 0])
     stride = at("stride", 1, 2) if math.prod(at.pixels) <= 32 else 1
-    layer = TRANSPOSED[len(at.pixels)](at.channels, width, 3, stride, padding=1, groups=groups, bias=at("bias", *BOTH))
+    layer = at.maker("ConvTranspose")(at.channels, width, 3, stride, padding=1, groups=groups, bias=at("bias", *BOTH))
     return nn.Sequential(layer, activation(at, width))
 
 
 def product(at: At) -> nn.Module:
-    """A matrix product with a parameter, as a function."""
+    """A matrix product with a parameter, as a function; low ranks may be added to it (LoRA), the last of them zero."""
     width = at("width", *WIDTHS)
-    weight = nn.Parameter(torch.randn(at.channels, width) / 2)
-    how = at("how", "matmul", "einsum", "linear", "addmm")
-    bias = nn.Parameter(torch.zeros(width))
     functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
         "matmul": lambda net, x: x @ net.weight + net.bias,
         "einsum": lambda net, x: torch.einsum("...i,io->...o", x, net.weight) + net.bias,
         "linear": lambda net, x: F.linear(x, net.weight.t(), net.bias),
         "addmm": lambda net, x: torch.addmm(net.bias, x.reshape(-1, x.shape[-1]), net.weight).view(*x.shape[:-1], -1),
+        "low rank": lambda net, x: x @ net.weight + net.bias + x @ net.a.T @ net.b.T,
+        "merged": lambda net, x: F.linear(x, net.weight.t() + net.b @ net.a, net.bias),
     }
-    return Net(functions[how], weight=weight, bias=bias)
+    low = {"a": nn.Parameter(torch.randn(2, at.channels)), "b": nn.Parameter(torch.zeros(width, 2))}
+    parts = low if at("how", *functions) in ("low rank", "merged") else {}
+    weight, bias = nn.Parameter(torch.randn(at.channels, width) / 2), nn.Parameter(torch.zeros(width))
+    return at.one_of(functions, weight=weight, bias=bias, **parts)
 
 
-def tokens_mixed(at: At) -> nn.Module:
-    """A linear layer over tokens, as in an MLP-Mixer."""
-    return Turned(nn.Sequential(nn.Linear(at.shape[0], 6), nn.GELU(), nn.Linear(6, at.shape[0])))
-
-
-def conv_of_tokens(at: At) -> nn.Module:
-    """A convolution over a sequence."""
-    width = at("width", *WIDTHS)
-    return Turned(nn.Conv1d(at.channels, width, 3, padding=1))
+def across(at: At) -> nn.Module:
+    """Linear layers over tokens, as in an MLP-Mixer, or a convolution over a sequence."""
+    if at("how", "mixer", "convolution") == "mixer":
+        return turned(nn.Sequential(nn.Linear(at.shape[0], 6), nn.GELU(), nn.Linear(6, at.shape[0])))
+    return turned(nn.Conv1d(at.channels, at("width", *WIDTHS), 3, padding=1))
 
 
 def recurrent(at: At) -> nn.Module:
@@ -289,26 +246,28 @@ def dropout(at: At) -> nn.Module:
     functional = Net(lambda net, x: F.dropout(x, 0.3, net.training))
     modules = {"module": nn.Dropout(0.3), "function": functional}
     if at.kind == "image":
-        modules["channels"] = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)[len(at.pixels) - 1](0.3)
+        modules["channels"] = at.maker("Dropout")(0.3)
         modules["channels, function"] = Net(lambda net, x: F.feature_alpha_dropout(x, 0.3, net.training))
     return modules[at("how", *modules)]
 
 
 def pool(at: At) -> nn.Module:
-    """A pool."""
-    n, size = len(at.pixels), 2 if min(at.pixels) >= 3 else 1
-    pools = {"max": nn.MaxPool1d, "average": nn.AvgPool1d, "adaptive": nn.AdaptiveAvgPool1d} if n == 1 else {
-        "max": (nn.MaxPool2d, nn.MaxPool3d)[n - 2], "average": (nn.AvgPool2d, nn.AvgPool3d)[n - 2],
-        "adaptive": (nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool3d)[n - 2]}  # fmt: skip
-    return pools[at("how", *pools)](size)
-
-
-def upsampling(at: At) -> nn.Module:
-    """Nearest neighbours at twice the size, and every second pixel of them."""
-    return Net(lambda net, x: F.interpolate(x, scale_factor=2)[..., 1::2])
+    """A pool, or the nearest neighbours at twice the size and every second pixel of them."""
+    how = at("how", "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "nearest")
+    if how == "nearest":
+        return Net(lambda net, x: F.interpolate(x, scale_factor=2)[..., 1::2])
+    return at.maker(how)(2 if min(at.pixels) >= 3 else 1)
 
 
 # ---- two ways ----
+
+
+SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "x + y": lambda x, y: x + y,
+    "y += x": lambda x, y: operator.iadd(y, x),
+    "add_": lambda x, y: y.add_(x),
+    "torch.add": lambda x, y: torch.add(x, y, alpha=0.5),
+}
 
 
 def residual(at: At) -> nn.Module:
@@ -316,41 +275,27 @@ def residual(at: At) -> nn.Module:
     c = at.channels
     body, shape = at.inner("body")
     inside = At(at.rng, at.kind, shape, {}, ())
-    last: list[nn.Module] = [inside.layer(inside.channels, c, bias=at("bias", *BOTH))]
+    last: list[Any] = [inside.layer(inside.channels, c, bias=at("bias", *BOTH))]
     zero = at("zero", "nothing", "gamma", "layer", "scale", "tiny scale", "scalar")
     if zero == "gamma":
-        last.append(BATCH_NORM[len(at.pixels)](c) if at.kind != "sequence" else nn.LayerNorm(c))
-        nn.init.zeros_(last[-1].weight)  # type: ignore[arg-type]
-    if zero == "layer":
-        nn.init.zeros_(last[0].weight)  # type: ignore[arg-type]
-    value = {"scale": 0.0, "tiny scale": 1e-5}.get(zero)
-    parts: dict[str, Any] = {"body": body, "last": nn.Sequential(*last)}
-    if value is not None:
-        parts["scale"] = nn.Parameter(at.per_channel(torch.full((c,), value)))
-    if zero == "scalar":
-        parts["scale"] = nn.Parameter(torch.zeros(()))
-    drops = at("drop path", *BOTH)
-    how, resized = at("sum", "x + y", "y += x", "add_", "torch.add"), shape[1:] != at.shape[1:] and at.kind == "image"
+        last.append(at.maker("BatchNorm")(c) if at.kind != "sequence" else nn.LayerNorm(c))
+    if zero in ("gamma", "layer"):
+        nn.init.zeros_(last[-1].weight)
+    scales = {"scale": at.per_channel(torch.zeros(c)), "tiny scale": at.per_channel(torch.full((c,), 1e-5)),
+              "scalar": torch.zeros(())}  # fmt: skip
+    parts = {"scale": nn.Parameter(scales[zero])} if zero in scales else {}
+    drops, add = at("drop path", *BOTH), SUMS[at("sum", *SUMS)]
+    resized = shape[1:] != at.shape[1:] and at.kind == "image"
 
     def forward(net: Any, x: Tensor) -> Tensor:
         y = net.last(net.body(x))
-        if hasattr(net, "scale"):
+        if zero in scales:
             y = y * net.scale
         if drops:
             y = y * F.dropout(y.new_ones(len(y), *[1] * (y.dim() - 1)), 0.2, net.training)
-        if resized:
-            x = F.interpolate(x, size=y.shape[2:])
-        if how == "y += x":
-            y += x
-        elif how == "add_":
-            y.add_(x)
-        elif how == "torch.add":
-            y = torch.add(x, y, alpha=0.5)
-        else:
-            y = x + y
-        return net.activation(y)
+        return net.activation(add(F.interpolate(x, size=y.shape[2:]) if resized else x, y))
 
-    return Net(forward, **parts, activation=activation(at, c))
+    return Net(forward, body=body, last=nn.Sequential(*last), activation=activation(at, c), **parts)
 
 
 def concatenation(at: At) -> nn.Module:
@@ -368,17 +313,16 @@ def concatenation(at: At) -> nn.Module:
 
 def split(at: At) -> nn.Module:
     """A part of the channels takes another way, as in a ShuffleNet."""
-    c, dim = at.channels, at.dim
-    part = c // 2
-    how = at("how", "chunk", "slice", "split")
+    c, dim, part = at.channels, at.dim, at.channels // 2
+    parts: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
+        "chunk": lambda x: x.chunk(2, dim),
+        "split": lambda x: x.split([part, c - part], dim),
+        "slice": lambda x: (x.narrow(dim, 0, part), x.narrow(dim, part, c - part)),
+    }
+    halves = parts[at("how", *parts)]
 
     def forward(net: Any, x: Tensor) -> Tensor:
-        if how == "chunk":
-            a, b = x.chunk(2, dim)
-        elif how == "split":
-            a, b = x.split([part, c - part], dim)
-        else:
-            a, b = x.narrow(dim, 0, part), x.narrow(dim, part, c - part)
+        a, b = halves(x)
         return torch.cat([torch.relu(net.layer(a)), b], dim)
 
     return Net(forward, layer=at.layer(part, part, 3))
@@ -394,40 +338,14 @@ def position(at: At) -> nn.Module:
 
 def buffer(at: At) -> nn.Module:
     """A constant for each channel, in a buffer that is no parameter; it may be one number that is expanded."""
-    how = at("how", "scale", "shift", "expanded", "count")
+    how = at("how", "factor", "shift", "expanded", "count")
     values = at.per_channel(torch.rand(at.channels) + 0.5)
     if how == "shift":
         return Net(lambda net, x: x + net.shift, shift=values)
-    if how == "expanded":
-        values = at.per_channel(torch.full((1,), 0.7).expand(at.channels))
     if how == "count":
-
-        def counting(net: Any, x: Tensor) -> Tensor:
-            net.calls += 1
-            return x * 1.5
-
-        return Net(counting, calls=torch.tensor(0))
-    return Net(lambda net, x: x * net.factor, factor=values)
-
-
-def low_rank(at: At) -> nn.Module:
-    """A linear layer plus a product of two small ones, the second of which is zero at first (LoRA)."""
-    width = at("width", *WIDTHS)
-    layer, down, up = (
-        nn.Linear(at.channels, width),
-        nn.Linear(at.channels, 2, bias=False),
-        nn.Linear(2, width, bias=False),
-    )
-    nn.init.zeros_(up.weight)
-    if at("how", "layers", "parameters") == "layers":
-        return Net(lambda net, x: net.layer(x) + net.up(net.down(x)), layer=layer, down=down, up=up)
-    return Net(lambda net, x: net.layer(x) + x @ net.a.T @ net.b.T, layer=layer, a=down.weight, b=up.weight)
-
-
-def merged(at: At) -> nn.Module:
-    """The same, as one layer: its weight is the sum of both, so the layer itself is never called."""
-    layer, a, b = nn.Linear(at.channels, 4), nn.Parameter(torch.randn(2, at.channels)), nn.Parameter(torch.zeros(4, 2))
-    return Net(lambda net, x: F.linear(x, net.layer.weight + net.b @ net.a, net.layer.bias), layer=layer, a=a, b=b)
+        return Net(lambda net, x: x * (1.5 if net.calls.add_(1) is net.calls else 0), calls=torch.tensor(0))
+    expanded = at.per_channel(torch.full((1,), 0.7).expand(at.channels))
+    return Net(lambda net, x: x * net.factor, factor=expanded if how == "expanded" else values)
 
 
 def branches(at: At) -> nn.Module:
@@ -474,20 +392,14 @@ def functional(at: At) -> nn.Module:
 
 def channels_last(at: At) -> nn.Module:
     """Layers for the last dimension of an image whose channels were moved there, as in a ConvNeXt."""
-    c, width = at.channels, at("width", *WIDTHS)
-    last = [nn.LayerNorm(c)] if at("normed", *BOTH) else []
-    body = nn.Sequential(*last, nn.Linear(c, width), nn.GELU(), nn.Linear(width, c))
-    how = at("how", "permute", "movedim", "flatten")
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        if how == "flatten":
-            return net.body(x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
-        if how == "movedim":
-            return x + net.body(x.movedim(1, -1)).movedim(-1, 1)
-        dims = range(2, x.dim())
-        return net.body(x.permute(0, *dims, 1)).permute(0, x.dim() - 1, *range(1, x.dim() - 1))
-
-    return Net(forward, body=body)
+    c, n, width = at.channels, len(at.pixels), at("width", *WIDTHS)
+    last = [nn.LayerNorm(c)] if at("norm", "none", "layer") == "layer" else []
+    functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
+        "permute": lambda net, x: net.body(x.permute(0, *range(2, n + 2), 1)).permute(0, n + 1, *range(1, n + 1)),
+        "movedim": lambda net, x: x + net.body(x.movedim(1, -1)).movedim(-1, 1),
+        "flatten": lambda net, x: net.body(x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape),
+    }
+    return at.one_of(functions, body=nn.Sequential(*last, nn.Linear(c, width), nn.GELU(), nn.Linear(width, c)))
 
 
 def class_token(at: At) -> nn.Module:
@@ -496,65 +408,40 @@ def class_token(at: At) -> nn.Module:
                position=nn.Parameter(torch.randn(1, 1, at.channels)))  # fmt: skip
 
 
-def grouped_queries(at: At) -> nn.Module:
-    """Four heads of queries for two heads of keys and values, which are expanded, and a bias for each head."""
-    c, t = at.channels, at.shape[0]
-    how = at("how", "expand", "repeat_interleave", "einsum")
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        b, t, _ = x.shape
-        q, (k, v) = (
-            net.q(x).view(b, t, 4, 2).transpose(1, 2),
-            (f(x).view(b, t, 2, 2).transpose(1, 2) for f in (net.k, net.v)),
-        )
-        if how == "expand":
-            k, v = (y[:, :, None].expand(-1, -1, 2, -1, -1).reshape(b, 4, t, 2) for y in (k, v))
-        else:
-            k, v = (y.repeat_interleave(2, 1) for y in (k, v))
-        if how == "einsum":
-            weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) + net.position).softmax(-1)
-            y = torch.einsum("bhqk,bhkd->bhqd", weights, v)
-        else:
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=net.position)
-        return x + net.out(y.transpose(1, 2).reshape(b, t, 8))
-
-    return Net(forward, q=nn.Linear(c, 8), k=nn.Linear(c, 4), v=nn.Linear(c, 4), out=nn.Linear(8, c),
-               position=nn.Parameter(torch.randn(4, t, t)))  # fmt: skip
-
-
 # ---- gates ----
 
 
 def gate(at: At) -> nn.Module:
-    """One half of a layer is the gate of the other."""
+    """One half of a layer is the gate of the other, or one layer that of another."""
     width, dim = at("width", *WIDTHS), at.dim
-    how = at("how", "glu", "chunk", "two layers", "swish", "softmax")
 
-    def forward(net: Any, x: Tensor) -> Tensor:
-        if how == "glu":
-            return F.glu(net.layer(x), dim)
-        if how == "two layers":
-            return net.value(x) * torch.sigmoid(net.gate(x))
-        a, b = net.layer(x).chunk(2, dim)
-        if how == "softmax":
-            return a * b.softmax(dim)
-        return a * (F.silu(b) if how == "swish" else torch.sigmoid(b))
+    def halves(function: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+        def forward(net: Any, x: Tensor) -> Tensor:
+            a, b = net.layer(x).chunk(2, dim)
+            return a * function(b)
 
-    if how == "two layers":
-        return Net(forward, value=at.layer(at.channels, width, 3), gate=at.layer(at.channels, width))
-    return Net(forward, layer=at.layer(at.channels, 2 * width, 3, bias=at("bias", *BOTH)))
+        return forward
+
+    functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
+        "two layers": lambda net, x: net.value(x) * torch.sigmoid(net.gate(x)),
+        "glu": lambda net, x: F.glu(net.layer(x), dim),
+        "chunk": halves(torch.sigmoid),
+        "swish": halves(F.silu),
+        "softmax": halves(lambda b: b.softmax(dim)),
+    }
+    if at("how", *functions) == "two layers":
+        return at.one_of(functions, value=at.layer(at.channels, width, 3), gate=at.layer(at.channels, width))
+    return at.one_of(functions, layer=at.layer(at.channels, 2 * width, 3, bias=at("bias", *BOTH)))
 
 
 def excitation(at: At) -> nn.Module:
-    """Squeeze and excite."""
+    """Squeeze and excite, with linear layers or convolutions."""
     c, n = at.channels, len(at.pixels)
-    linear = at("linear", *BOTH)
-    down, up = (nn.Linear(c, 4), nn.Linear(4, c)) if linear else (CONV[n](c, 4, 1), CONV[n](4, c, 1))
-    dims = tuple(range(2, 2 + n))
+    linear, dims = at("linear", *BOTH), tuple(range(2, 2 + n))
+    down, up = (nn.Linear(c, 4), nn.Linear(4, c)) if linear else (at.layer(c, 4), at.layer(4, c))
 
     def forward(net: Any, x: Tensor) -> Tensor:
-        mean = x.mean(dims) if linear else x.mean(dims, keepdim=True)
-        weights = torch.sigmoid(net.up(F.relu(net.down(mean))))
+        weights = torch.sigmoid(net.up(F.relu(net.down(x.mean(dims, keepdim=not linear)))))
         return x * (weights[(..., *[None] * n)] if linear else weights)
 
     return Net(forward, down=down, up=up)
@@ -564,22 +451,27 @@ def excitation(at: At) -> nn.Module:
 
 
 def attention(at: At) -> nn.Module:
-    """Attention in several heads, in the ways in which people write it."""
-    c, heads, size = at.channels, 2, at("size", 2, 4)
-    inner = heads * size
-    how, fused = at("how", "sdpa", "softmax"), at("fused", *BOTH)
+    """Attention in the ways in which people write it; two heads of queries may share one of keys and values."""
+    c, length, size, sharing = at.channels, at.shape[0], at("size", 2, 4), at("sharing", 1, 1, 2)
+    heads, inner, fused = 2 * sharing, 2 * sharing * size, sharing == 1 and at("fused", *BOTH)
+    how = at("how", "sdpa", "softmax", "einsum")
+    repeated = at("repeated by", "expand", "repeat_interleave", *["enable_gqa"] * (how == "sdpa"))
     views, joins = at("views", "-1 heads", "-1 channels", "fixed", "unflatten"), at("joins", "-1", "flatten", "fixed")
-    rotary, bypass, causal = at("rotary", "no", "halves", "pairs"), at("bypass", *BOTH), at("causal", *BOTH)
-    angles = torch.outer(torch.arange(at.shape[0]), 1 / 10.0 ** torch.arange(0, 1, 2 / size))
+    rotary, bypass, masked = (
+        at("rotary", "no", "halves", "pairs"),
+        at("bypass", *BOTH),
+        at("masked", "no", "later", "bias"),
+    )
+    angles = torch.outer(torch.arange(length), 1 / 10.0 ** torch.arange(0, 1, 2 / size))
     angles = angles.repeat_interleave(2, -1) if rotary == "pairs" else torch.cat([angles, angles], -1)
 
     def heads_of(x: Tensor) -> Tensor:
-        b, t, _ = x.shape
+        b, t, width = x.shape
+        n = width // size
         if views == "unflatten":
-            x = x.unflatten(-1, (heads, -1))
-        else:
-            x = x.view(b, t, *{"-1 heads": (-1, size), "-1 channels": (heads, -1), "fixed": (heads, size)}[views])
-        return x.transpose(1, 2)
+            return x.unflatten(-1, (n, -1)).transpose(1, 2)
+        last = {"-1 heads": (-1, size), "-1 channels": (n, -1), "fixed": (n, size)}[views]
+        return x.view(b, t, *last).transpose(1, 2)
 
     def rotate(net: Any, x: Tensor) -> Tensor:
         if rotary == "no":
@@ -591,29 +483,38 @@ def attention(at: At) -> nn.Module:
             other = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
         return x * net.cos + other * net.sin
 
+    def repeat(x: Tensor) -> Tensor:
+        if sharing == 1 or repeated == "enable_gqa":
+            return x
+        if repeated == "repeat_interleave":
+            return x.repeat_interleave(sharing, 1)
+        return x[:, :, None].expand(-1, -1, sharing, -1, -1).reshape(len(x), heads, length, size)
+
+    def mix(net: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if how == "sdpa":
+            bias, grouped = net.position if masked == "bias" else None, repeated == "enable_gqa"
+            return F.scaled_dot_product_attention(q, k, v, bias, is_causal=masked == "later", enable_gqa=grouped)
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) if how == "einsum" else q @ k.transpose(-1, -2) / size**0.5
+        if masked != "no":
+            scores = scores + net.position if masked == "bias" else scores.masked_fill(net.later, -torch.inf)
+        weights = scores.softmax(-1)
+        return torch.einsum("bhqk,bhkd->bhqd", weights, v) if how == "einsum" else weights @ v
+
     def forward(net: Any, x: Tensor) -> Tensor:
         q, k, v = net.qkv(x).chunk(3, -1) if fused else (net.q(x), net.k(x), net.v(x))
-        q, k, v = rotate(net, heads_of(q)), rotate(net, heads_of(k)), heads_of(v)
-        if how == "sdpa":
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        else:
-            scores = q @ k.transpose(-1, -2) / size**0.5
-            if causal:
-                scores = scores.masked_fill(net.later, -torch.inf)
-            y = scores.softmax(-1) @ v
-        y = y.transpose(1, 2)
+        y = mix(net, rotate(net, heads_of(q)), repeat(rotate(net, heads_of(k))), repeat(heads_of(v))).transpose(1, 2)
         y = y.flatten(2) if joins == "flatten" else y.reshape(*y.shape[:2], -1 if joins == "-1" else inner)
-        y = net.out(y)
-        return x + y if bypass else y
+        return x + net.out(y) if bypass else net.out(y)
 
-    bias = at("bias", *BOTH)
-    projections = {"qkv": nn.Linear(c, 3 * inner, bias=bias)} if fused else {
-        name: nn.Linear(c, inner, bias=bias) for name in "qkv"}  # fmt: skip
-    out = nn.Linear(inner, c)
+    widths = {"qkv": 3 * inner} if fused else {"q": inner, "k": inner // sharing, "v": inner // sharing}
+    bias, out = at("bias", *BOTH), nn.Linear(inner, c)
+    parts: dict[str, Any] = {name: nn.Linear(c, width, bias=bias) for name, width in widths.items()}
     if at("zero", *BOTH):
         nn.init.zeros_(out.weight)
-    later = torch.ones(at.shape[0], at.shape[0]).triu(1).bool()
-    return Net(forward, **projections, out=out, cos=angles.cos(), sin=angles.sin(), later=later)
+    if masked == "bias":
+        parts["position"] = nn.Parameter(torch.randn(heads, length, length))
+    later = torch.ones(length, length).triu(1).bool()
+    return Net(forward, **parts, out=out, cos=angles.cos(), sin=angles.sin(), later=later)
 
 
 def multihead(at: At) -> nn.Module:
@@ -628,6 +529,7 @@ def multihead(at: At) -> nn.Module:
 def mixing(at: At) -> nn.Module:
     """A function along the channels that is no layer."""
     d, c = at.dim, at.channels
+    order = torch.arange(c).view(-1, 2).t().flatten() if c % 2 == 0 else torch.arange(c - 1, -1, -1)
     functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
         "roll": lambda net, x: x.roll(1, d),
         "flip": lambda net, x: x.flip(d),
@@ -637,11 +539,8 @@ def mixing(at: At) -> nn.Module:
         "log_softmax": lambda net, x: F.log_softmax(x, d),
         "fft": lambda net, x: torch.fft.fft(x, dim=d).real,
         "normalize": lambda net, x: F.normalize(x, dim=d),
-        "center": lambda net, x: x - x.mean(d, keepdim=True),
         "standardize": lambda net, x: (x - x.mean(d, keepdim=True)) / (x.var(d, keepdim=True) + 1).sqrt(),
         "max": lambda net, x: x - x.amax(d, keepdim=True),
-        "difference": lambda net, x: x - x.roll(1, d),
-        "index": lambda net, x: x.index_select(d, torch.arange(c - 1, -1, -1)),
         "pad": lambda net, x: F.pad(x, [0, 0] * len(at.pixels) + [1, 1]),
         "repeat": lambda net, x: torch.cat([x, x], d),
         "slice": lambda net, x: x.narrow(d, c // 2, c - c // 2),
@@ -651,104 +550,76 @@ def mixing(at: At) -> nn.Module:
         "stack": lambda net, x: torch.stack([x, x.roll(1, d)]).sum(0),
         "square": lambda net, x: x * x.roll(1, d),
         "where": lambda net, x: torch.where(x > 0, x, x.roll(1, d)),
-        "in order": lambda net, x: x.index_select(
-            d, torch.arange(c).view(-1, 2).t().flatten() if c % 2 == 0 else torch.arange(c)
-        ),
+        "index": lambda net, x: x.index_select(d, order),
         "logsumexp": lambda net, x: x - x.logsumexp(d, keepdim=True),
     }
-    return Net(functions[at("how", *functions)])
-
-
-def shuffle(at: At) -> nn.Module:
-    """Channel shuffle."""
-    c, pixels = at.channels, at.pixels
-    how = at("how", "view", "flatten", "channel_shuffle")
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        if how == "channel_shuffle":
-            return F.channel_shuffle(x, 2)
-        if how == "view":
-            return x.reshape(len(x), 2, c // 2, *pixels).transpose(1, 2).reshape(len(x), c, *pixels)
-        return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-
-    return Net(forward)
+    return at.one_of(functions)
 
 
 def regroup(at: At) -> nn.Module:
     """A reshape that puts channels into groups, or between the channels and the pixels or tokens."""
-    c, d = at.channels, at.dim
+    c, d, pixels = at.channels, at.dim, at.pixels
+    groups, within = (1, 2) if d > 0 else (-2, -1)  # the dimensions of groups, and of the channels in them
     functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
-        "maxout": lambda net, x: x.unflatten(d, (c // 2, 2)).amax(d + 1 if d > 0 else -1),
-        "maxout, -1": lambda net, x: x.unflatten(d, (-1, 2)).amax(d + 1 if d > 0 else -1),
-        "softmax of groups": lambda net, x: x.unflatten(d, (2, c // 2)).softmax(d + 1 if d > 0 else -1).flatten(*(
-            (1, 2) if d > 0 else (-2, -1))),
-        "mean of groups": lambda net, x: x.unflatten(d, (2, -1)).mean(d if d > 0 else -2),
-    }  # fmt: skip
+        "maxout": lambda net, x: x.unflatten(d, (c // 2, 2)).amax(within),
+        "maxout, -1": lambda net, x: x.unflatten(d, (-1, 2)).amax(within),
+        "softmax of groups": lambda net, x: x.unflatten(d, (2, c // 2)).softmax(within).flatten(groups, within),
+        "mean of groups": lambda net, x: x.unflatten(d, (2, -1)).mean(groups),
+        "shuffle": lambda net, x: x.unflatten(d, (2, -1)).transpose(groups, within).flatten(groups, within),
+    }
     if at.kind == "image":
-        functions["to pixels"] = lambda net, x: x.reshape(len(x), c // 2, x.shape[2] * 2, *x.shape[3:])
-        functions["-1 to pixels"] = lambda net, x: x.reshape(len(x), -1, x.shape[2] * 2, *x.shape[3:])
-        if len(at.pixels) == 2 and c % 4 == 0:
-            functions["pixel_shuffle"] = lambda net, x: F.pixel_shuffle(x, 2)
-        if len(at.pixels) == 2 and not any(size % 2 for size in at.pixels) and c <= 4:
-            functions["pixel_unshuffle"] = lambda net, x: F.pixel_unshuffle(x, 2)
-            functions["patches"] = lambda net, x: F.unfold(x, 2, stride=2).view(
-                len(x), 4 * c, *(n // 2 for n in at.pixels)
-            )
+        functions |= {
+            "to pixels": lambda net, x: x.reshape(len(x), c // 2, x.shape[2] * 2, *x.shape[3:]),
+            "-1 to pixels": lambda net, x: x.reshape(len(x), -1, x.shape[2] * 2, *x.shape[3:]),
+            "channel_shuffle": lambda net, x: F.channel_shuffle(x, 2),
+            "shuffle by views": lambda net, x: x.reshape(len(x), 2, c // 2, *pixels).transpose(1, 2).reshape(x.shape),
+        }
+    if len(pixels) == 2 and c % 4 == 0:
+        functions["pixel_shuffle"] = lambda net, x: F.pixel_shuffle(x, 2)
+    if len(pixels) == 2 and not any(size % 2 for size in pixels) and c <= 4:
+        halved = [size // 2 for size in pixels]
+        functions["pixel_unshuffle"] = lambda net, x: F.pixel_unshuffle(x, 2)
+        functions["patches"] = lambda net, x: F.unfold(x, 2, stride=2).view(len(x), 4 * c, *halved)
     if at.kind == "sequence":
         functions["to tokens"] = lambda net, x: x.reshape(len(x), x.shape[1] * 2, -1)
-    return Net(functions[at("how", *functions)])
+    return at.one_of(functions)
+
+
+IN_VIEWS: dict[str, Callable[[Tensor, Tensor], object]] = {  # what happens to a part of a tensor, given another part
+    "relu_": lambda part, other: part.relu_(),
+    "mul_": lambda part, other: part.mul_(0.5),
+    "slice": lambda part, other: operator.setitem(part, slice(None), 0.0),  # type: ignore[call-overload]
+    "add_": lambda part, other: part.add_(other.tanh()),
+}
 
 
 def views(at: At) -> nn.Module:
-    """A layer whose output is changed in place through a view of a part of it, or written into another tensor."""
+    """A layer whose output is changed in place: a part of it, or behind or before something that reads it."""
     c, d, k = at.channels, at.dim, at.channels // 2
-    how = at("how", "relu_", "mul_", "slice", "add_", "copy_", "fill")
+    how = at("how", *IN_VIEWS, "copy_", "fill", "read before", "alias", "norm")
 
     def forward(net: Any, x: Tensor) -> Tensor:
         y = net.layer(x)
-        part = y.narrow(d, 0, k)
-        if how == "relu_":
-            part.relu_()
-        elif how == "mul_":
-            part.mul_(0.5)
-        elif how == "slice":
-            y[(slice(None),) * (d % y.dim()) + (slice(0, k),)] = 0.0
-        elif how == "add_":
-            part.add_(y.narrow(d, c - k, k).tanh())
-        elif how == "copy_":
-            out = torch.zeros_like(y)
-            out.copy_(y)
-            y = out
-        else:
+        if how in IN_VIEWS:
+            IN_VIEWS[how](y.narrow(d, 0, k), y.narrow(d, c - k, k))
+            return y
+        if how == "copy_":
+            return torch.zeros_like(y).copy_(y)
+        if how == "fill":
             before = y.tanh()
-            y.fill_(0.0)
-            y.add_(before)
-        return y
-
-    return Net(forward, layer=at.layer(c, c, 3))
-
-
-def written(at: At) -> nn.Module:
-    """A layer whose output is read before and after it is changed in place."""
-    c = at.channels
-    how = at("how", "before", "alias", "norm")
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        y = net.layer(x)
-        if how == "before":
-            z = torch.sin(y.clone())
-            return y.relu_() + z
+            return y.fill_(0.0).add_(before)
+        if how == "read before":
+            before = torch.sin(y.clone())
+            return y.relu_() + before
         if how == "alias":
-            z = y.view(y.shape)
+            alias = y.view(y.shape)
             y.mul_(0.5)
-            return net.second(z)
-        z = net.norm(y)
-        return z + y
+            return net.behind(alias)
+        return net.behind(y) + y
 
-    parts = {"second": at.layer(c, c)} if how == "alias" else {}
-    if how == "norm":
-        parts["norm"] = BATCH_NORM[len(at.pixels)](c) if at.kind != "sequence" else nn.LayerNorm(c)
-    return Net(forward, layer=at.layer(c, c, 3), **parts)
+    parts = {"alias": lambda: at.layer(c, c), "norm": lambda: normalization(at, c, ("batch", "layer"))}
+    behind = {"behind": parts[how]()} if how in parts else {}
+    return Net(forward, layer=at.layer(c, c, 3), **behind)
 
 
 # ---- from one kind to another ----
@@ -766,7 +637,7 @@ def to_vector(at: At) -> nn.Module:
         functions["flatten"] = lambda net, x: x.flatten(1)
         functions["view"] = lambda net, x: x.contiguous().view(len(x), -1)
         functions["reshape"] = lambda net, x: x.reshape(x.size(0), math.prod(at.shape))
-    return Net(functions[at("how", *functions)])
+    return at.one_of(functions)
 
 
 def to_sequence(at: At) -> nn.Module:
@@ -795,36 +666,20 @@ def head(at: At) -> nn.Module:
 
 
 TABLE: dict[str, list[Callable[[At], nn.Module]]] = {
-    "image sequence vector": [conv, block, shared, acts, norm, dropout, residual, concatenation, split, position,
-                              buffer, gate, branches, functional, mixing, regroup, views, written, head],
-    "image": [depthwise, transposed, pool, upsampling, excitation, channels_last, shuffle, to_sequence],
-    "sequence": [tokens_mixed, conv_of_tokens, recurrent, attention, multihead, class_token, grouped_queries, to_image],
-    "sequence vector": [product, low_rank, merged],
+    "image sequence vector": [block, shared, acts, norm, dropout, residual, concatenation, split, position, buffer,
+                              gate, branches, functional, mixing, regroup, views, head],
+    "image": [transposed, pool, excitation, channels_last, to_sequence],
+    "sequence": [across, recurrent, attention, multihead, class_token, to_image],
+    "sequence vector": [product],
     "image sequence": [to_vector],
     "tokens": [words],
 }  # fmt: skip
 MAKERS = {function.__name__: function for functions in TABLE.values() for function in functions}
 KINDS = {function.__name__: kinds.split() for kinds, functions in TABLE.items() for function in functions}
 BECOMES = {"to_vector": "vector", "to_sequence": "sequence", "to_image": "image", "words": "sequence"}
-LAYERS = ("conv", "block", "block", "depthwise", "transposed", "attention", "product", "low_rank", "functional")
-EVEN = (
-    "split",
-    "shuffle",
-    "regroup",
-    "multihead",
-    "attention",
-    "views",
-    "norm",
-)  # they need an even number of channels
-OUTER = (
-    "residual",
-    "concatenation",
-    "split",
-    "recurrent",
-    "multihead",
-    "grouped_queries",
-    "class_token",
-)  # never inside
+LAYERS = ("block", "block", "block", "transposed", "attention", "product", "functional")
+EVEN = ("split", "regroup", "multihead", "attention", "views", "norm")  # they need an even number of channels
+OUTER = ("residual", "concatenation", "split", "recurrent", "multihead", "class_token")  # never inside
 ANY = "any"  # stands for a block that is still to be drawn
 
 

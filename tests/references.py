@@ -63,13 +63,12 @@ class Pooled(nn.Module):
 def pairs(count: int, seed: int = 1, size: int = 8, dtype: torch.dtype = torch.float64) -> Pairs:
     """Batches for `tiny`."""
     generator = torch.Generator().manual_seed(seed)
-    return [
-        (
-            torch.randn(size, 1, 6, 6, generator=generator, dtype=torch.float64).to(dtype),
-            torch.randint(3, (size,), generator=generator),
-        )
-        for _ in range(count)
-    ]
+
+    def batch() -> tuple[Tensor, Tensor]:
+        images = torch.randn(size, 1, 6, 6, generator=generator, dtype=torch.float64)
+        return images.to(dtype), torch.randint(3, (size,), generator=generator)
+
+    return [batch() for _ in range(count)]
 
 
 def few(name: str, rounds: int = 4, batches: int = 3) -> Method:
@@ -129,24 +128,6 @@ def sensitivity(
         for name, part in zip(theta, gradients, strict=True):
             total[name] += part
     return {name: t / len(batches) for name, t in total.items()}
-
-
-def sensitivity_by_differences(
-    model: nn.Module, masks: dict[str, Tensor], batches: Pairs, loss: Loss = F.cross_entropy, step: float = 1e-5
-) -> dict[str, Tensor]:
-    """Return the same from values of the loss alone: (L(c + h e_i) - L(c - h e_i)) / 2h."""
-    theta = {name: w.double() for name, w in weights_of(model).items()}
-    slopes = {name: torch.zeros_like(w) for name, w in theta.items()}
-    for name, w in theta.items():
-        for i in range(w.numel()):
-            sides = []
-            for h in (step, -step):
-                c = {n: mask.double() for n, mask in masks.items()}
-                c[name].view(-1)[i] += h
-                with torch.no_grad():
-                    sides.append(float(loss_at(model, {n: theta[n] * c[n] for n in theta}, batches, loss)))
-            slopes[name].view(-1)[i] = (sides[0] - sides[1]) / (2 * step)
-    return slopes
 
 
 def snip(model: nn.Module, masks: dict[str, Tensor], batches: Pairs, **options: Any) -> dict[str, Tensor]:
@@ -253,9 +234,8 @@ def exponential(total: int, keep: int, rounds: int) -> list[Decimal]:
     with localcontext() as context:
         context.prec = 60
         logs = Decimal(keep).ln(), Decimal(total).ln()
-        return [
-            (Decimal(t) / rounds * logs[0] + (1 - Decimal(t) / rounds) * logs[1]).exp() for t in range(1, rounds + 1)
-        ]
+        shares = [Decimal(t) / rounds for t in range(1, rounds + 1)]
+        return [(a * logs[0] + (1 - a) * logs[1]).exp() for a in shares]
 
 
 def linear(total: int, keep: int, rounds: int) -> list[Fraction]:
@@ -266,10 +246,9 @@ def top(
     scores: dict[str, Tensor], keep: int, prefer: dict[str, Tensor] | None = None, at_least: int = 0
 ) -> dict[str, Tensor]:
     """Keep the `keep` highest by a full sort in Python: by score, then the preferred, then the lower index."""
-    values = [value for score in scores.values() for value in score.contiguous().flatten().tolist()]
-    preferred = (
-        [value for name in scores for value in prefer[name].flatten().tolist()] if prefer else [False] * len(values)
-    )
+    values = [value for score in scores.values() for value in score.flatten().tolist()]
+    prefer = prefer or ones(scores)
+    preferred = [value for name in scores for value in prefer[name].flatten().tolist()]
     layers = [name for name, score in scores.items() for _ in range(score.numel())]
     ranked = sorted(range(len(values)), key=lambda at: (-values[at], not preferred[at], at))
     chosen: set[int] = set()

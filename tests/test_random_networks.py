@@ -66,42 +66,6 @@ def assert_same(expected: nn.Module, actual: nn.Module, example: Tensor, limit: 
                 assert gap <= limit, f"they differ by {gap:.1e} in {'train' if train else 'eval'} mode"
 
 
-def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """Return the gradient of each parameter in train mode without dropout, of a sum with random weights."""
-    model = deepcopy(model).train()
-    for p in model.parameters():
-        p.grad = None
-    with no_dropout():
-        outputs = [t for t in tensors(model(x.clone())) if t.requires_grad]
-    if outputs:
-        rng = torch.Generator().manual_seed(0)
-        torch.autograd.backward(outputs, [torch.randn(t.shape, generator=rng).to(t) for t in outputs])
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters(model).items()}
-
-
-def assert_same_gradients(small: bb.Shrunk, example: Tensor) -> None:
-    """Check that each kept weight of the small network has the gradient of its place in the expanded network."""
-    marked, count = deepcopy(small), 1
-    marks = {}
-    with torch.no_grad():
-        for name, p in parameters(marked.module).items():
-            marks[name] = torch.arange(count, count + p.numel()).view(p.shape).double() + 1e6  # no value of a network
-            p.copy_(marks[name])
-            count += p.numel()
-    places = parameters(marked.expand())
-    here, there = gradients(small.module, example), gradients(small.expand(), example)
-    largest = max([float(g.abs().max()) for g in here.values() if g.numel()], default=0.0)
-    for name, gradient in here.items():
-        if name in places and parameters(small.module)[name].requires_grad:
-            order = places[name].detach().flatten()
-            found = torch.where(order >= 1e6)[0]
-            found = found[order[found].argsort()]
-            assert len(found) == gradient.numel(), name
-            gap = (there[name].flatten()[found] - gradient.flatten()).abs()
-            gap = gap[small.masks[name].flatten()] if name in small.masks else gap
-            assert not len(gap) or float(gap.max()) <= 1e-6 * max(largest, 1e-3), f"the gradients of {name} differ"
-
-
 def exact(network: Network) -> tuple[nn.Module, Tensor]:
     """Return the model and the example in float64."""
     example = network.example.double() if network.example.is_floating_point() else network.example
@@ -117,7 +81,6 @@ def check_shrink(network: Network) -> None:
     assert_keeps_paths(small, model, network.masks, example)
     redraw(small.module, 1, small.masks)
     assert_same(small.module, small.expand(), example)
-    assert_same_gradients(small, example)
     fit(small.module, small.masks, example, steps=1, lr=0.01)
     assert_same(small.module, small.expand(), example)
 
@@ -146,6 +109,12 @@ def check_onnx(network: Network, path: Path) -> None:
 def stand_in(x: Tensor, *_: object, **__: object) -> Tensor:
     """A function of each value by itself, and 0 at 0."""
     return x + 0.3 * torch.sin(x)
+
+
+def mixed_by_scores(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
+    """A stand-in for attention; several heads of queries may share keys and values."""
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    return stand_in(q @ k.transpose(-1, -2)) @ v
 
 
 def scaled(weight: int, bias: int | None, channels_last: bool) -> Callable[..., Tensor]:
@@ -182,7 +151,7 @@ def constants_at_zero() -> Iterator[None]:
         "normalize": stand_in,
         "log_softmax": stand_in,
         "softmax": stand_in,
-        "scaled_dot_product_attention": lambda q, k, v, *_, **__: stand_in(q @ k.transpose(-1, -2)) @ v,
+        "scaled_dot_product_attention": mixed_by_scores,
     }
     with (
         mock.patch.multiple(F, **functions),
@@ -199,10 +168,7 @@ def without_constants(model: nn.Module) -> nn.Module:
     """Set everything that is added to zero."""
     with torch.no_grad():
         for name, t in (*model.named_parameters(), *model.named_buffers()):
-            if (
-                any(word in name.split(".")[-1] for word in ("bias", "position", "shift", "running_mean"))
-                or "table" in name
-            ):
+            if any(word in name for word in ADDED):
                 t.zero_()
     return model
 
@@ -225,21 +191,10 @@ def matters(model: nn.Module, parameter: Tensor, index: int, x: Tensor) -> bool:
 
 
 # Paths through these count more than perturbation finds, see `rules.py`: of a product, either factor; of a function
-# without a rule, everything. What is added counts where it leads to an output. A norm over channels mixes all of them,
-# but if one alone is reached, only its sign gets through.
-OVER_CHANNELS = ("'norm': 'layer", "'norm': 'group", "'norm': 'rms")
-GENEROUS = {
-    "branches",
-    "gate",
-    "excitation",
-    "attention",
-    "grouped_queries",
-    "multihead",
-    "recurrent",
-    "mixing",
-    "regroup",
-    "written",
-}
+# without a rule, everything. A norm over channels mixes all of them, but if one alone is reached, only its sign gets
+# through. And what is added counts where it leads to an output.
+BLOCKS = ("branches", "gate", "excitation", "attention", "multihead", "recurrent", "mixing", "regroup")
+GENEROUS = [*(f"('{block}', " for block in BLOCKS), "'norm': 'layer", "'norm': 'group", "'norm': 'rms"]
 
 
 def check_account(network: Network, sample: int = 25) -> None:
@@ -265,8 +220,8 @@ def check_account(network: Network, sample: int = 25) -> None:
         weighs = "softmax" in str(network.recipe)  # a share of a softmax counts only if a signal reaches what it weighs
         assert on_path or not found or weighs, f"{name}[{index}] matters, but it is on no path"
         if on_path and not found:
-            strict = not any(word in name for word in ADDED) and not network.recipe.names() & GENEROUS
-            strict = strict and not any(norm in str(network.recipe) for norm in OVER_CHANNELS)
+            strict = not any(word in name for word in ADDED)
+            strict = strict and not any(text in str(network.recipe) for text in GENEROUS)
             assert not strict, f"{name}[{index}] is on a path, but does not matter"
 
 
@@ -292,15 +247,3 @@ def test_effective_weights_are_those_that_matter(seed: int) -> None:
     network = generator.draw(seed)
     with described(network):
         check_account(network)
-
-
-def test_a_network_is_built_again_from_its_recipe() -> None:
-    for seed in range(20):
-        network = generator.draw(seed)
-        again = generator.build(eval(str(network.recipe), {"Recipe": generator.Recipe}))
-        assert str(again.recipe) == str(network.recipe)
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(network.model.state_dict().values(), again.model.state_dict().values(), strict=True)
-        )
-        assert all(torch.equal(mask, again.masks[name]) for name, mask in network.masks.items())

@@ -133,12 +133,6 @@ def writing() -> nn.Module:
     return Net(lambda net, x: net.out(torch.relu(net.first(x.mul_(2)))), first=nn.Linear(4, 8), out=nn.Linear(8, 3))
 
 
-def twice() -> nn.Module:
-    """One layer is used twice."""
-    return Net(lambda net, x: net.out(torch.relu(net.shared(torch.relu(net.shared(torch.relu(net.first(x))))))),
-               first=nn.Linear(4, 6), shared=nn.Linear(6, 6), out=nn.Linear(6, 3))  # fmt: skip
-
-
 def tied() -> nn.Module:
     """Two layers have one weight."""
     net = Net(lambda net, x: net.out(torch.relu(net.third(torch.relu(net.second(torch.relu(net.first(x))))))),
@@ -204,17 +198,6 @@ def flat() -> nn.Module:
     return nn.Sequential(*body, nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def excited() -> nn.Module:
-    """Squeeze and excite with linear layers, and an adaptive max-pool."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = F.silu(net.conv(x))
-        gate = torch.sigmoid(net.wide(F.relu(net.narrow(x.mean((2, 3))))))
-        return net.head(F.adaptive_max_pool2d(x * gate[..., None, None], 1).flatten(1))
-
-    return Net(forward, conv=nn.Conv2d(2, 5, 3), narrow=nn.Linear(5, 3), wide=nn.Linear(3, 5), head=nn.Linear(5, 3))
-
-
 def scaled() -> nn.Module:
     """A layer scale, as in ConvNeXt, and a position that is added."""
 
@@ -225,17 +208,6 @@ def scaled() -> nn.Module:
     return Net(forward, first=nn.Conv2d(2, 6, 3, padding=1), inner=nn.Conv2d(6, 6, 3, padding=1),
                scale=nn.Parameter(torch.rand(6, 1, 1) + 0.5), position=nn.Parameter(torch.rand(1, 6, 1, 1)),
                out=nn.Conv2d(6, 3, 1))  # fmt: skip
-
-
-def buffered() -> nn.Module:
-    """A scale per channel that is no parameter, and a counter of the calls."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        net.calls += 1
-        return net.out(torch.relu(net.second(torch.relu(net.first(x)) * net.scale)))
-
-    return Net(forward, first=nn.Conv2d(2, 6, 3), second=nn.Conv2d(6, 6, 3), out=nn.Conv2d(6, 3, 1),
-               scale=torch.rand(6, 1, 1) + 0.5, calls=torch.tensor(0))  # fmt: skip
 
 
 def shuffled() -> nn.Module:
@@ -258,11 +230,6 @@ def sliced() -> nn.Module:
         return net.out(torch.cat([x[:, 3:], torch.relu(net.second(x[:, :3]))], 1))
 
     return Net(forward, first=nn.Conv2d(2, 8, 3), second=nn.Conv2d(3, 5, 1), out=nn.Conv2d(10, 3, 1))
-
-
-def upsampling() -> nn.Module:
-    return Net(lambda net, x: net.b(F.interpolate(net.a(x), scale_factor=1.5, mode="bicubic")).amax((2, 3)),
-               a=nn.Conv2d(2, 3, 3), b=nn.Conv2d(3, 2, 3, padding=1))  # fmt: skip
 
 
 # ---- attention and language ----
@@ -303,17 +270,6 @@ def attention_of_two_sizes() -> nn.Module:
     attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True)
     return Net(lambda net, x: net.head(net.attention(x, x[..., :6], x[..., :6])[0]),
                attention=attention, head=nn.Linear(8, 3))  # fmt: skip
-
-
-def grouped_queries() -> nn.Module:
-    """Four heads of queries for two heads of keys and values."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (-1, 2)).transpose(1, 2) for f in (net.q, net.k, net.v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return net.out(y.transpose(1, 2).flatten(2))
-
-    return Net(forward, q=nn.Linear(6, 8), k=nn.Linear(6, 4), v=nn.Linear(6, 4), out=nn.Linear(8, 3))
 
 
 class Conv1D(nn.Module):
@@ -409,7 +365,6 @@ IMAGE, SEQUENCE = (4, 2, 8, 8), (2, 5, 6)
 ZOO: dict[str, Entry] = {
     # perceptrons
     "mlp": Entry(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), (4, 4)),
-    "one": Entry(lambda: nn.Linear(4, 3), (4, 4)),
     "around": Entry(around, (4, 6)),
     "layer": Entry(normed, (4, 4), exact_paths=False),
     "gate": Entry(gated, (4, 5)),
@@ -417,7 +372,6 @@ ZOO: dict[str, Entry] = {
     "dropout": Entry(dropping, (4, 4)),
     "functional": Entry(functional, (4, 4), dropout_stays=True),
     "writing": Entry(writing, (4, 4)),
-    "twice": Entry(twice, (4, 4)),
     "tied": Entry(tied, (4, 4)),
     "many": Entry(many, lambda g: ((torch.randn(4, 4, generator=g),), {"other": torch.randn(4, 5, generator=g)})),
     "bilinear": Entry(bilinear, (2, 3)),
@@ -426,7 +380,6 @@ ZOO: dict[str, Entry] = {
     "vgg": Entry(lambda: SmallVGG(3, width=2), (4, 1, 8, 8)),
     "resnet": Entry(lambda: SmallResNet(3, width=2), (4, 1, 8, 8)),
     "mobile": Entry(mobile, IMAGE),
-    "multiplier": Entry(lambda: Pooled(nn.Sequential(*conv(2, 4), *conv(4, 8, groups=4), *conv(8, 4, 1)), 4), IMAGE),
     "dense": Entry(dense_net, IMAGE),
     "next": Entry(resnext, IMAGE),
     "unet": Entry(unet, IMAGE),
@@ -434,17 +387,13 @@ ZOO: dict[str, Entry] = {
     "conv1d": Entry(conv1d, (4, 2, 12)),
     "conv3d": Entry(conv3d, (4, 1, 5, 6, 7)),
     "flatten": Entry(flat, IMAGE),
-    "excite": Entry(excited, (2, 2, 5, 5)),
     "scale": Entry(scaled, IMAGE),
-    "prelu": Entry(lambda: between(nn.PReLU(6), nn.PReLU()), IMAGE),
     "instance": Entry(lambda: between(nn.Sequential(nn.InstanceNorm2d(6, affine=True), nn.ReLU())), IMAGE),
     "group": Entry(lambda: between(nn.Sequential(nn.GroupNorm(2, 6), nn.ReLU()), nn.ReLU()), IMAGE, exact_paths=False),
     "plain": Entry(lambda: between(nn.BatchNorm2d(6, affine=False), nn.ReLU(),
                                    nn.BatchNorm2d(6, track_running_stats=False)), IMAGE),
-    "buffer": Entry(buffered, IMAGE),
     "shuffle": Entry(shuffled, IMAGE),
     "slice": Entry(sliced, IMAGE),
-    "upsampling": Entry(upsampling, (2, 2, 6, 6)),
     "collapsed": Entry(flat, IMAGE, empty=("3.weight",)),
     # attention and language
     "encoder": Entry(lambda: nn.TransformerEncoderLayer(6, 2, 10, batch_first=True), SEQUENCE),
@@ -453,7 +402,6 @@ ZOO: dict[str, Entry] = {
     "sdpa": Entry(lambda: attention(sdpa=True), SEQUENCE),
     "two inputs": Entry(two_inputs, lambda g: (torch.randn(2, 3, 4, generator=g), torch.randn(2, 5, 4, generator=g))),
     "two sizes": Entry(attention_of_two_sizes, (2, 3, 8)),
-    "grouped queries": Entry(grouped_queries, SEQUENCE),
     "gpt": Entry(gpt_mlp, SEQUENCE),
     "words": Entry(words, tokens(4, 5)),
     "language": Entry(language, lambda g: {"ids": tokens(2, 3)(g)}, dropout_stays=True),

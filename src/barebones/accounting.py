@@ -127,9 +127,8 @@ class Account:
             table.add_column(f"FLOPs/\nsample\n{kind}", _scaled(getattr(self, f"flops_{kind}")), justify="right")
         table.add_column("")
         for layer in self.layers:
-            collapsed = layer.name in (self.collapsed or ())
             note = "empty" if layer.empty else "disconnected" if layer.disconnected else ""
-            note = "collapsed" if collapsed else note
+            note = "collapsed" if layer.name in (self.collapsed or ()) else note
             table.add_row(
                 Dotted(layer.name.removesuffix(".weight")),
                 shape_of(layer.shape),
@@ -138,7 +137,7 @@ class Account:
                 *([_count(layer.effective)] if traced else []),
                 *(_scaled(getattr(layer, f"flops_{kind}")) for kind in flops),
                 note,
-                style="red" if collapsed else "yellow" if note else None,
+                style={"collapsed": "red", "": None}.get(note, "yellow"),
             )
         return Group(table, Text("\n".join(self._sentences())))
 
@@ -188,8 +187,8 @@ def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) 
     bytes_dense = bytes_stored = sum(p.numel() * p.element_size() for p in named.values())
     layers = {name: LayerAccount(name, tuple(p.shape), p.numel(), count(mask)) for name, p, mask in masked}
     for name, parameter, mask in masked:
-        removed = layers[name].total - layers[name].kept
-        bytes_stored += (encode(mask)[1].numel() if removed else 0) - removed * parameter.element_size()
+        if removed := layers[name].total - layers[name].kept:
+            bytes_stored += encode(mask)[1].numel() - removed * parameter.element_size()
     if example is None:
         return Account(list(layers.values()), size, bytes_dense, bytes_stored)
 
@@ -200,13 +199,12 @@ def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) 
         kept = layers[name].kept if name in layers else on_path.numel()
         effective, use = int(on_path.count_nonzero()), traced.uses.get(name, Use())
         dense, used = use.dense // traced.samples, use.kept // traced.samples  # multiply-adds of one sample
-        on_paths, occupied = used * effective / max(kept, 1), dense * _occupied(on_path)
-        flops = [2 * dense, 2 * used, 2 * round(on_paths), 2 * round(occupied)]
+        adds = (dense, used, used * effective / max(kept, 1), dense * _occupied(on_path))
+        flops = [2 * round(each) for each in adds]
         sums = [a + b for a, b in zip(sums, flops, strict=True)]
         if name in layers:
             layers[name] = LayerAccount(name, layers[name].shape, layers[name].total, kept, effective, *flops)
-    dense, kept, effective, shrunk = sums
-    costs = (bytes_dense, bytes_stored, dense, kept, effective, shrunk)
+    costs = (bytes_dense, bytes_stored, sums[0], sums[1], sums[2], sums[3])
     return Account(list(layers.values()), size, *costs, *losses(model, masks, example, traced), traced.columns)
 
 

@@ -104,6 +104,11 @@ def empty(masks: Mapping[str, Tensor]) -> list[str]:
     return [name for name, mask in masks.items() if mask.numel() and not count(mask)]
 
 
+def copied(masks: Mapping[str, Tensor]) -> Masks:
+    """Return a copy of the masks that shares no memory with them."""
+    return Masks({name: mask.clone() for name, mask in masks.items()})
+
+
 def check_masks(masks: Mapping[str, Tensor]) -> None:
     """Raise a `ValueError` unless these are masks."""
     if not isinstance(masks, Mapping) or any(getattr(m, "dtype", None) != torch.bool for m in masks.values()):

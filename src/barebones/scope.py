@@ -111,11 +111,7 @@ def prunable(model: nn.Module, scope: Pattern | None = None, exclude: Pattern = 
 
 
 def _default(model: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return the default scope by name.
-
-    A weight that is computed from other parameters of its layer, as by weight norm, is listed under its own name with
-    the first of these parameters.
-    """
+    """Return the default scope by name; a computed weight stands there with the first parameter of its layer."""
     names = {id(parameter): name for name, parameter in named.items()}
     embedded = {id(m.weight) for _, m in layers(model) if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     chosen: dict[str, nn.Parameter] = {}
@@ -160,15 +156,12 @@ def _why_not(parameter: nn.Parameter | None) -> str:
         return "it is lazy and has no shape yet; run the model once first"
     if parameter.is_meta:
         return "it is on the meta device and has no values; materialize the model first"
-    if parameter.is_complex():
-        return "it is complex"
     if is_sharded(parameter):
         return why_not(parameter)
-    if type(parameter.data) is not Tensor or parameter.is_quantized or not parameter.is_floating_point():
-        kind = f"{type(parameter.data).__name__}, {parameter.dtype}"
-        return f"it is quantized, sharded or otherwise not a plain float tensor ({kind})"
-    if parameter.layout != torch.strided:
-        return f"its layout is {parameter.layout}"
+    dense = type(parameter.data) is Tensor and parameter.layout == torch.strided
+    if not dense or not parameter.is_floating_point():
+        kind = f"{type(parameter.data).__name__}, {parameter.dtype}, {parameter.layout}"
+        return f"it is complex, quantized, sharded or otherwise not a plain float tensor ({kind})"
     if parameter.is_inference():
         return "it was created under torch.inference_mode(); build the model outside of it"
     return ""
@@ -197,11 +190,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 
 def matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, nn.Parameter, Tensor]]:
-    """Return the name, parameter and mask of every mask, on the parameter's device; check that the masks fit.
-
-    >>> [(name, mask.shape) for name, _, mask in matched(nn.Linear(2, 1), {"weight": torch.ones(1, 2) > 0})]
-    [('weight', torch.Size([1, 2]))]
-    """
+    """Return the name, parameter and mask of every mask, on the parameter's device; check that the masks fit."""
     if not isinstance(masks, Mapping):
         raise ValueError(
             f"masks must be a dict from names to bool tensors, not a {type(masks).__name__}; pass result.masks"

@@ -50,16 +50,6 @@ def test_every_round_is_what_the_equations_say(name):
     assert kept(before) == KEEP
 
 
-def test_the_reference_of_the_sensitivity_is_a_derivative():
-    """With respect to the mask, from values of the loss alone; pruned weights too."""
-    model = tiny()
-    masks = {name: w > -0.1 for name, w in weights_of(model).items()}
-    exact = references.sensitivity(model, masks, BATCHES[:1])
-    rough = references.sensitivity_by_differences(model, masks, BATCHES[:1])
-    for name in exact:
-        torch.testing.assert_close(exact[name], rough[name], rtol=1e-5, atol=1e-8)
-
-
 class Twice(torch.autograd.Function):
     """Multiplies by two; some ways to write a backward pass cannot be differentiated."""
 

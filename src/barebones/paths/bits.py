@@ -63,12 +63,10 @@ class Use:
     ends: bool = False  # a signal reaches the weight's input, but not its output
 
 
-# Functions by which Python code reads the values of a tensor. Bits cannot follow what it does with them.
+# Functions by which Python code reads values, which bits cannot follow.
 PEEKS = frozenset("item tolist bool int float complex index numpy equal allclose is_nonzero contains".split())  # noqa: SIM905
-# Functions whose result has a length that depends on the values: to read the length is to read the values.
+# Functions whose result has a length that depends on the values.
 COUNTS = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount".split())  # noqa: SIM905
-
-
 # Functions that number things, such as positions: other inputs may have more of them.
 LENGTHS = ("arange", "linspace", "one_hot")
 
@@ -95,7 +93,7 @@ class Bits(TorchFunctionMode):
             self.weights[weight] = name
 
     def inputs(self, tree: Any, device: torch.device | None = None) -> Any:
-        """Return the arguments to run on: floats become ones, other tensors are copied.
+        """Return the arguments to run on, in which floats are ones.
 
         Integers are input like floats, unless they are a mask: not the first tensor, and only zeros and ones.
         """
@@ -122,9 +120,9 @@ class Bits(TorchFunctionMode):
         result = self._result(call)
         if call.inplace or call.out is None:
             return result
-        return (
-            call.out.resize_(result.shape).copy_(result) if call.out.shape != result.shape else call.out.copy_(result)
-        )
+        if call.out.shape != result.shape:
+            call.out.resize_(result.shape)
+        return call.out.copy_(result)
 
     def _result(self, call: Call) -> Any:
         if torch.is_inference_mode_enabled():
@@ -141,8 +139,6 @@ class Bits(TorchFunctionMode):
             return tree_map(partial(self._constant, call), call.func(*call.args, **call.kwargs))
         if call.inplace and rule is pass_on:
             return call.args[0]
-        if call.returns_integers:  # which autograd does not track
-            return self._note(call, call.plain()) if self.strict else call.plain()
         if call.live and all(t in self.weights for t in call.live):
             call.weight = self.weights[call.live[0]]
         call.share = all(t in self.shares for t in call.live)
@@ -154,10 +150,7 @@ class Bits(TorchFunctionMode):
         return tree_map(partial(self._live, call, rule), result)
 
     def _note(self, call: Call, result: Any) -> Any:
-        """In a strict run, record a result that depends on the input but is not a float, such as a comparison.
-
-        Also record whether the call lets Python code read values, or a length that depends on values.
-        """
+        """In a strict run, record a result from the input that is not a float, and whether Python code reads values."""
         if isinstance(result, Tensor) and not result.is_floating_point():
             self.from_input[result] = True
         self.peeked |= not isinstance(result, Tensor) and call.name in PEEKS
@@ -173,10 +166,10 @@ class Bits(TorchFunctionMode):
         """
         if self.strict and (table in self.weights or (table in self.stored and bool(table.any()))):
             spread = (table.detach() != 0).to(table.dtype).amax(dims, keepdim=True).expand(table.shape).contiguous()
-            result = _with_table(call, table, spread)
+            result = with_table(call, table, spread)
             return alive(result.detach().requires_grad_())
         if table in self.weights and not any(t in self.from_input for t in call.tensors):
-            name, part = self.weights[table], _with_table(call, table, table).sum()
+            name, part = self.weights[table], with_table(call, table, table).sum()
             (selected,) = torch.autograd.grad(part, self._leaves[name], retain_graph=True, allow_unused=True)
             if selected is not None:
                 self._parts[name] = self._parts.get(name, 0) + selected
@@ -206,10 +199,7 @@ class Bits(TorchFunctionMode):
         return target if flooded is target else target.copy_(flooded)
 
     def _constant(self, call: Call, result: Any) -> Any:
-        """Return the result of a call without live tensors.
-
-        If it is computed from integers of the input, every value of it counts as reached; otherwise it is unchanged.
-        """
+        """Return the result of a call without live tensors; floats from integers of the input count as reached."""
         if isinstance(result, Tensor) and result._is_view() and any(t in self.stored for t in call.tensors):
             self.stored[result] = True
         if isinstance(result, Tensor) and any(t in self.from_input for t in call.tensors):
@@ -220,10 +210,7 @@ class Bits(TorchFunctionMode):
         return result
 
     def _live(self, call: Call, rule: Rule, result: Any) -> Any:
-        """Return the bits of a rule's result, and record whether they are a weight or a share.
-
-        The bits are a new tensor, unless the result is a view or the rule returns one of its inputs on purpose.
-        """
+        """Return the bits of a rule's result, as a new tensor unless it is a view, and record a weight or a share."""
         if not isinstance(result, Tensor) or not result.requires_grad:
             return result
         if any(result is t for t in call.tensors):
@@ -300,7 +287,7 @@ class Bits(TorchFunctionMode):
         return alive(self.product(lambda x, w: F.linear(x, w, b), operands, lambda y: y.numel() // weight.shape[0]))
 
 
-def _with_table(call: Call, table: Tensor, other: Tensor) -> Tensor:
+def with_table(call: Call, table: Tensor, other: Tensor) -> Tensor:
     """Return what a call selects from another table."""
     args, kwargs = tree_map(lambda a: other if a is table else a, (call.args, call.kwargs))
     return call.func(*args, **kwargs)

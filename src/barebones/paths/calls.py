@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 @cache
 def _place_of_inplace(func: Callable[..., Any]) -> int | None:
-    """Return the place of the argument `inplace` of a function, as in `F.relu(x, True)`; None if it has none."""
+    """Return the place of a function's argument `inplace`, as in `F.relu(x, True)`."""
     try:
         names = list(signature(func).parameters)
     except (TypeError, ValueError):  # a function in C++: none of these has the argument
@@ -36,12 +36,6 @@ class Call:
         self.live = [t for t in self.tensors if t.requires_grad]
         self.weight: str | None = None  # if the result is a weight: the name of the first parameter in it
         self.share = False  # whether the result is a share
-
-    @property
-    def returns_integers(self) -> bool:
-        """Whether the call asks for a result that is not a float, as `torch.cumsum(x, 0, dtype=torch.int)` does."""
-        dtype = self.kwargs.get("dtype")
-        return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
 
     def named(self, *slots: str) -> dict[str, Any]:
         """Return the arguments by name, given the names of the positional ones."""

@@ -28,9 +28,8 @@ from .rules import RULES
 def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Masks:
     """Return masks of the kept weights that lie on a path from an input to an output.
 
-    No signal of the input passes through the other kept weights. They still act on the output if they pass on a
-    constant, such as a bias. A `ValueError` is raised if the paths cannot be followed. `example` is what the model is
-    called with, as in `shrink`.
+    No signal of the input passes through the others, which may still pass on a constant, such as a bias. A `ValueError`
+    is raised if the paths cannot be followed. `example` is what the model is called with, as in `shrink`.
 
     >>> first, second = torch.eye(2) > 0, torch.tensor([[True, False]])  # the second unit is not used
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
@@ -137,9 +136,7 @@ def trace(
 
 
 def _samples(model: nn.Module, inputs: Any, outputs: list[Tensor]) -> int:
-    """Return the first size of all inputs and of the first output, if it is the same; otherwise 1.
-
-    Layers with `batch_first=False` have positions first, so their inputs count as one sample, too.
+    """Return the first size of all inputs and the first output if it is the same and counts samples; otherwise 1.
 
     >>> net = nn.Linear(3, 1)
     >>> _samples(net, [torch.zeros(8, 3)], [torch.zeros(8)]), _samples(net, [torch.zeros(3, 9, 9)], [torch.zeros(10)])

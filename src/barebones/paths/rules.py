@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.modules.utils import _ntuple
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .bits import Bits, Rule, alive, as_it_is, blank, mixed, pass_on, signal, silent, skip
+from .bits import Bits, Rule, alive, as_it_is, blank, mixed, pass_on, signal, silent, skip, with_table
 from .calls import Call, selection
 
 
@@ -112,9 +112,7 @@ def lookup(bits: Bits, call: Call) -> Any:
     if found is None:  # one number of the input chooses
         return mixed(bits, call)
     table, dims = found
-    spread = table.sum(dims, keepdim=True).expand(table.shape)
-    args, kwargs = tree_map(lambda a: spread if a is table else a, (call.args, call.kwargs))
-    return call.func(*args, **kwargs)
+    return with_table(call, table, table.sum(dims, keepdim=True).expand(table.shape))
 
 
 def softmax(bits: Bits, call: Call) -> Tensor:

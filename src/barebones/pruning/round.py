@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..files import container as files
 from ..files.encoding import pack, unpack
-from ..masks import Masks, Scores, row
+from ..masks import Masks, Scores, copied, row
 from ..messages import shortened
 from ..running.shards import by_one
 from .processes import Shards
@@ -108,7 +108,7 @@ class Round:
 
     def with_own_masks(self) -> Round:
         """Return the round with copies of its masks, so that whoever gets it cannot change the run."""
-        return replace(self, masks=Masks({name: mask.clone() for name, mask in self.masks.items()}))
+        return replace(self, masks=copied(self.masks))
 
     def without_masks(self) -> Round:
         """Return the round with its numbers alone: the names of the layers stay, their masks are None."""
