@@ -161,19 +161,8 @@ def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
     assert sum(row[f"expected_{name}"] for name in dead.THICKNESSES) == pytest.approx(row["dead"], abs=0.02)
     assert f"dead {row['dead']}" in capsys.readouterr().out
     (tmp_path / "none").mkdir()
-    for runs, out, sentence in (
-        (tmp_path / "none", "dead.csv", "none holds no finished run of VGG-19 or small-vgg with its weights"),
-        (tmp_path / "nowhere", "dead.csv", "there is no folder"),
-        (tmp_path, "no/dead.csv", "there is no folder"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            dead.main(runs, tmp_path / out)
-
-
-def test_the_script_about_dead_channels_takes_as_many_images_as_it_is_told():
-    batches = [(torch.arange(4) + start, torch.zeros(4)) for start in (0, 4, 8)]
-    for images in (1, 4, 6, 12, 20):
-        assert torch.cat(list(dead.first(images, iter(batches)))).tolist() == list(range(min(images, 12)))
+    with pytest.raises(ValueError, match="none holds no finished run of VGG-19 or small-vgg with its weights"):
+        dead.main(tmp_path / "none", tmp_path / "dead.csv")
 
 
 def test_the_script_about_settling_follows_the_masks_and_draws_a_table_that_is_there(monkeypatch, tmp_path):
