@@ -11,8 +11,7 @@ from platformdirs import user_cache_path
 
 from ..imports import is_code
 from ..messages import unknown
-from ..running.launch import launch
-from ..running.processors import processors
+from ..running.launch import launch, processors
 from . import cifar, custom, digits, image_folder, imagenet, tiny_imagenet
 from .split import Batch, Data, Inputs, Request, Split
 from .tensors import TensorSplit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...running.processors import processors
+from ...running.launch import processors
 from ..experiment.experiment import Experiment
 from .connectivity import ON_COLLAPSE, RAISE, SKIP, WARN
 
