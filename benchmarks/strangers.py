@@ -60,11 +60,8 @@ class Rows(nn.Module):
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.embed, self.gru, self.head = (
-            nn.Linear(8, width),
-            nn.GRU(width, width, batch_first=True),
-            nn.Linear(width, 10),
-        )
+        self.embed, self.gru = nn.Linear(8, width), nn.GRU(width, width, batch_first=True)
+        self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.gru(torch.relu(self.embed(x.squeeze(1))))[0][:, -1])
