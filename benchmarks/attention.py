@@ -7,17 +7,13 @@ repeats them. Each is pruned to three sparsities with three seeds, held, and tra
 has the mean test accuracy, and at 90 % the layers without weights and the effective sparsity.
 """
 
-from __future__ import annotations
-
-import os
 import warnings
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from multiprocessing import get_context
 from statistics import mean
 from typing import Any
 
 import torch
+from measuring import in_processes
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
@@ -91,8 +87,7 @@ def case(network: str, sparsity: float, way: str, seed: int) -> tuple[float, int
 
 def main() -> None:
     cases = list(product(NETWORKS, SPARSITIES, WAYS, SEEDS))
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        rows = dict(zip(cases, pool.map(case, *zip(*cases, strict=True)), strict=True))
+    rows = dict(zip(cases, in_processes(case, cases), strict=True))
     heads = [f"{n} {title}" for n in NETWORKS for title in (*(f"{s:.0%}" for s in SPARSITIES), "empty", "effective")]
     print("|" + "|".join(["", *heads]) + "|\n" + "|---" * (len(heads) + 1) + "|")
     for way in WAYS:

@@ -7,8 +7,6 @@ not trained: what counts is whether SNIP-MB leaves it connected.
     barebones sweep benchmarks/batch_norm_scales.py:variants --device cuda --data-root DATA --on-collapse skip
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace

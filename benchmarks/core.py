@@ -1,26 +1,24 @@
 """Benchmark of pruning: time and memory beyond the necessary gradients, and the selection of the highest scores."""
 
-from __future__ import annotations
-
 import os
-import resource
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 import typer
+from measuring import machine, memory, seconds, start
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from barebones.cli.options import check_device
 from barebones.masks import size
 from barebones.models import build, initialize
 from barebones.pruning.methods import METHODS
@@ -31,6 +29,9 @@ from barebones.running.precision import computing
 from barebones.scope import prunable
 
 SPARSITY = 0.995
+REPEATS = 3  # of each side; the median is printed
+BATCH = 128
+SCORES = 100_000_000  # to select from
 Batch = tuple[Tensor, Tensor]
 
 
@@ -78,7 +79,7 @@ class TimedBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.batches:
-            self.seconds += _seconds(partial(bare_gradients, self.model, [batch]), self.device)
+            self.seconds += seconds(partial(bare_gradients, self.model, [batch]), self.device)
             yield batch
 
 
@@ -88,50 +89,24 @@ def run_pruning(name: str, model: nn.Module, batches: Iterable[Batch], count: in
     changes = {"batches_per_round": count} if method.rounds == 1 else {"rounds": count}
     probe = Probe(model, batches)
     keep = round((1 - SPARSITY) * size(probe.weights))
-    for _ in prune_rounds(probe, replace(method, **changes), keep):  # type: ignore[arg-type]
+    for _ in prune_rounds(probe, replace(method, **changes), keep):
         pass
 
 
-def run(console: Console, model: str, rounds: int, repeats: int, batch_size: int, scores: int, device: str) -> None:
-    """Print the three tables: time, memory and selection."""
-    if device != "cpu" and not torch.cuda.is_available():
-        raise typer.BadParameter(f"device {device}: there is no CUDA device on this machine; choose cpu")
-    module = network(model).to(device)
-    weights = size(prunable(module))
-    on_cpu = device == "cpu"
-    where = f"{torch.get_num_threads()} threads" if on_cpu else torch.cuda.get_device_name()
-    console.print(
-        f"{model}, {weights / 1e6:.1f} M prunable weights, batch {batch_size}, fp32; {where}, torch {torch.__version__}"
-    )
-    for subject, measure in {
-        "the time of pruning": lambda: _speed(module, rounds, repeats, batch_size, device),
-        "its memory": lambda: _memory(model, weights * 4, min(batch_size, 32 if on_cpu else batch_size), device),
-        "the selection": lambda: _selection(scores, repeats, device),
-    }.items():
-        with console.status(f"measuring {subject}"), computing(torch.device(device), "fp32"):
-            table = measure()
-        console.print(table)
-
-
-def _speed(model: nn.Module, rounds: int, repeats: int, batch: int, device: str) -> Table:
-    batches, single = images(rounds, batch, device), images(1, batch, device)
+def _speed(model: nn.Module, rounds: int, device: str) -> Table:
+    batches, single = images(rounds, BATCH, device), images(1, BATCH, device)
     table = Table("time", "bare, s", "pruning, s", "ratio", "target", title="pruning against the bare passes it needs")
     bare_gradients(model, single)
     for name, unit in {"force": "rounds", "iter-snip": "rounds", "snip-mb": "batches"}.items():
         pairs = []
-        for _ in range(repeats):
+        for _ in range(REPEATS):
             timed = TimedBatches(model, batches, device)
-            total = _seconds(partial(run_pruning, name, model, timed, rounds), device)
+            total = seconds(partial(run_pruning, name, model, timed, rounds), device)
             pairs.append((timed.seconds, total - timed.seconds))
         table.add_row(f"{name}, {rounds} {unit}", *_compared(pairs), "≤ 1.05" if device == "cpu" else "")
     bare_double_backward(model, single)
-    pairs = [
-        (
-            _seconds(partial(bare_double_backward, model, single), device),
-            _seconds(partial(run_pruning, "grasp", model, single, 1), device),
-        )
-        for _ in range(repeats)
-    ]
+    sides = partial(bare_double_backward, model, single), partial(run_pruning, "grasp", model, single, 1)
+    pairs = [tuple(seconds(side, device) for side in sides) for _ in range(REPEATS)]
     table.add_row("grasp, 1 batch", *_compared(pairs), "≤ 1.10" if device == "cpu" else "")
     return table
 
@@ -174,69 +149,44 @@ def print_peak(name: str, method: str, batch: int, device: str) -> None:
             bare_gradients(model, batches[:1])
         else:
             run_pruning(method, model, batches, len(batches))
-    print(_peak_of_this_process() if device == "cpu" else torch.cuda.max_memory_allocated())
+    print(memory("VmHWM") if device == "cpu" else torch.cuda.max_memory_allocated())
 
 
-def _peak_of_this_process() -> int:
-    """Return the peak memory; on Linux from /proc, because `getrusage` includes the peak of the parent process."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if "VmHWM" in line)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _selection(count: int, repeats: int, device: str) -> Table:
-    scores = torch.rand(count, device=device).square_()
-    title = f"top k of {count / 1e6:g} M scores"
+def _selection(device: str) -> Table:
+    scores = torch.rand(SCORES, device=device).square_()
+    title = f"top k of {SCORES / 1e6:g} M scores"
     table = Table("selection", "keep_top, s", "sorted topk, s", "faster", "target", title=title)
     for share in (0.005, 0.1, 0.5):
-        keep = max(1, round(share * count))
-        ours, theirs = [], []
-        for _ in range(repeats):
-            ours.append(_seconds(partial(top_masks, {"scores": scores}, keep), device))
-            theirs.append(_seconds(partial(torch.topk, scores, keep), device))
-        ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
-        target = "≥ 2.5 x" if device == "cpu" else "no sync"
-        numbers = f"{statistics.median(ours):.4f}", f"{statistics.median(theirs):.4f}", f"{ratio:.1f} x"
-        table.add_row(f"k = {share:.1%}", *numbers, target)
-    if device != "cpu":
-        table.caption = _waits(scores, count // 200)
+        keep = max(1, round(share * SCORES))
+        sides = partial(torch.topk, scores, keep), partial(top_masks, {"scores": scores}, keep)
+        pairs = [tuple(seconds(side, device) for side in sides) for _ in range(REPEATS)]
+        theirs, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+        faster = statistics.median(a / b for a, b in pairs)
+        target = "≥ 2.5 x" if device == "cpu" else ""
+        table.add_row(f"k = {share:.1%}", f"{ours:.4f}", f"{theirs:.4f}", f"{faster:.1f} x", target)
     return table
-
-
-def _waits(scores: Tensor, keep: int) -> str:
-    """Check with torch's debug mode whether the selection waits for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        top_masks({"scores": scores}, keep)
-    except RuntimeError as error:
-        return f"the selection waited for the device: {error}"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return "the selection did not synchronize with the host"
-
-
-def _seconds(call: Callable[[], Any], device: str) -> float:
-    if device != "cpu":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    call()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
 
 
 def main(
     model: Annotated[str, typer.Option(help="A network for 32x32 images, such as resnet18 or vgg19.")] = "resnet18",
     rounds: Annotated[int, typer.Option(min=1, help="Pruning rounds, each with a bare pass.")] = 5,
-    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each side; the median is reported.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=2, help="Images in a batch.")] = 128,
-    scores: Annotated[int, typer.Option(min=1000, help="Number of scores to select from.")] = 100_000_000,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Compare pruning with bare gradients, print its memory, and compare the selection with a sorted topk."""
-    run(Console(), model=model, rounds=rounds, repeats=repeats, batch_size=batch_size, scores=scores, device=device)
+    device = check_device(device)
+    module = network(model).to(device)
+    weights = size(prunable(module))
+    console = Console()
+    console.print(f"{model}, {weights / 1e6:.1f} M prunable weights, batch {BATCH}, fp32; {machine(device)}")
+    for subject, measure in {
+        "the time of pruning": partial(_speed, module, rounds, device),
+        "its memory": partial(_memory, model, weights * 4, min(BATCH, 32) if device == "cpu" else BATCH, device),
+        "the selection": partial(_selection, device),
+    }.items():
+        with console.status(f"measuring {subject}"), computing(torch.device(device), "fp32"):
+            table = measure()
+        console.print(table)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    start(main)

@@ -1,17 +1,15 @@
 """Benchmark of the time to a mask: the paper's table of costs, each case in a process of its own, cold and warm."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated, Any
 
 import torch
 import typer
+from measuring import machine, seconds, start
 from rich.console import Console
 from rich.table import Table
 
@@ -41,40 +39,14 @@ def cases(small: bool) -> Iterator[Case]:
                 yield case | {"method": row.method} | sizes
 
 
-_TURN: Any = None  # of a process: the barrier until all have their networks, and the lock of who measures
-
-
-def _ready(barrier: Any, lock: Any) -> None:
-    global _TURN
-    _TURN = (barrier, lock)
-
-
-def measure(case: Case, device: str, data_root: str | None) -> Case:
+def measure(case: Case, device: str, data_root: Path | None) -> Case:
     """Prune twice, and return the case with the seconds of both; GRASP over many batches, which takes minutes, once."""
     torch.backends.cudnn.benchmark = True  # cuDNN takes its fastest algorithms
-    options = RunOptions(device=device, data_root=Path(data_root) if data_root else None)
+    options = RunOptions(device=device, data_root=data_root)
     experiment = Experiment(**case).resolved(device)
-    barrier, lock = _TURN
-    try:
-        network = Network(experiment, options, torch.device(device))
-    except BaseException:
-        barrier.abort()  # the others need not wait
-        raise
-    seconds = []
-    barrier.wait()
-    with lock:
-        for _ in range(1 if case["method"] == "grasp-mb" else 2):
-            _wait(device)
-            began = perf_counter()
-            pruned(network, experiment, options)
-            _wait(device)
-            seconds.append(round(perf_counter() - began, 3))
-    return case | {"cold": seconds[0]} | ({"warm": seconds[1]} if seconds[1:] else {})
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+    work = partial(pruned, Network(experiment, options, torch.device(device)), experiment, options)
+    times = [round(seconds(work, device), 3) for _ in range(1 if case["method"] == "grasp-mb" else 2)]
+    return case | dict(zip(("cold", "warm"), times, strict=False))
 
 
 def paper_seconds(case: Case) -> float | None:
@@ -95,11 +67,9 @@ def main(
 ) -> None:
     """Measure each case in a process of its own, one after the other; print a line of JSON for each, then a table."""
     table = Table("network", "method", "rounds", "batches", "scores in", "cold, s", "warm, s", "K40m (paper), s")
-    wanted, context = list(cases(small)), get_context("spawn")
-    turn = (context.Barrier(len(wanted)), context.Lock())
-    with context.Pool(len(wanted), _ready, turn) as pool:
-        each = partial(measure, device=device, data_root=str(data_root) if data_root else None)
-        for found in pool.imap(each, wanted):
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        each = partial(measure, device=device, data_root=data_root)
+        for found in pool.imap(each, cases(small)):
             print(json.dumps(found), flush=True)
             paper = paper_seconds(found)
             table.add_row(
@@ -112,9 +82,8 @@ def main(
                 "" if paper is None else f"{paper:.0f}",
             )
     Console(width=120).print(table)
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else f"{torch.get_num_threads()} threads"
-    print(f"{name}, torch {torch.__version__}; cold is the first pruning of a process, warm the second")
+    print(f"{machine(device)}; cold is the first pruning of a process, warm the second")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    start(main)

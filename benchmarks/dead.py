@@ -3,15 +3,13 @@
 It takes the folders of finished runs of VGG-19 or small-vgg, where each convolution has a batch-norm and a ReLU.
 """
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from measuring import start
 from torch import Tensor, nn
 
 from barebones.cli.options import check_device, check_output
@@ -119,8 +117,4 @@ def first(images: int, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Ten
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    start(main)

@@ -7,8 +7,6 @@ multiplied by 1/sqrt(eps), about 316. `force-signal` and `hybrid-signal` give su
     barebones sweep benchmarks/empty_channels.py:variants --device cuda --data-root DATA
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product

@@ -1,8 +1,5 @@
 """Why does FORCE never settle? It reaches its final count after 70 % of the rounds, and goes on choosing weights."""
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -10,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import typer
+from measuring import start
 
 import barebones as bb
 from barebones.cli.options import check_device, check_output
@@ -124,7 +122,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    start(main)

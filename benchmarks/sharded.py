@@ -1,19 +1,16 @@
 """Benchmark of sharded pruning: the memory of each process, and the time of a round, with 1, 2 and 4 processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-import typer
+from measuring import memory
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -35,12 +32,6 @@ def network(width: int, depth: int) -> nn.Module:
     return fully_shard(model)
 
 
-def memory(key: str) -> int:
-    """Return a line of the kernel's account of this process, in bytes: VmRSS now, VmHWM at its highest."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
-
-
 def measure(rank: int, world: int, folder: str, width: int, depth: int, rounds: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=300), rank=rank, world_size=world)
@@ -52,7 +43,7 @@ def measure(rank: int, world: int, folder: str, width: int, depth: int, rounds: 
     began = time.perf_counter()
     result = bb.prune(model, batches, 0.99, "force", rounds=rounds)
     seconds = (time.perf_counter() - began) / rounds
-    own = sum(parameter.to_local().numel() for parameter in model.parameters())  # type: ignore[attr-defined]
+    own = sum(parameter.to_local().numel() for parameter in model.parameters())
     total = sum(parameter.numel() for parameter in model.parameters())
     found = {"weights": total, "own": own, "bytes": memory("VmHWM") - empty, "seconds": seconds}
     found["kept"] = kept(result.masks)  # every process must ask
@@ -61,11 +52,7 @@ def measure(rank: int, world: int, folder: str, width: int, depth: int, rounds: 
     os._exit(0)  # torch caches what was sharded, and a gloo thread that outlives Python aborts the process
 
 
-def main(
-    width: Annotated[int, typer.Option(help="neurons of a layer")] = 2048,
-    depth: Annotated[int, typer.Option(help="layers")] = 10,
-    rounds: Annotated[int, typer.Option(help="rounds of FORCE")] = 3,
-) -> None:
+def main(width: int = 2048, depth: int = 10, rounds: int = 3) -> None:
     """Prune a perceptron with FORCE in 1, 2 and 4 processes, and print memory and time."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # so that what is freed does not count as memory of the process
     table = Table("processes", "weights", "of each process", "memory of each", "to one process", "seconds a round")
@@ -89,4 +76,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -6,8 +6,6 @@
 The values of weights and inputs do not change the time, so int8 is calibrated with random inputs here.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 import typer
+from measuring import machine, start
 from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
@@ -106,7 +105,7 @@ def main(
     flops = [bb.account(network, {}, example[:1]).flops_dense or 0 for network in (model, small.module)]
     before, after = small.plan.parameters
     left = f"{after:,} of {before:,} parameters and {flops[1] / max(flops[0], 1):.1%} of the FLOPs are left"
-    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}; {left} after shrinking.\n")
+    print(f"{machine('cpu')}; {left} after shrinking.\n")
     with TemporaryDirectory() as folder:
         variants = networks(model, small, example, Path(folder))
     calls, sizes = ({name: pair[index] for name, pair in variants.items()} for index in (0, 1))
@@ -121,4 +120,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    start(main)

@@ -6,20 +6,17 @@ Each of them is pruned to four sparsities with three seeds, held, and trained fo
 tables have the mean test accuracy, and the share of the kept weights that is on a path from input to output.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import sys
 import warnings
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from multiprocessing import get_context
 from statistics import mean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from measuring import in_processes
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -63,11 +60,8 @@ class Rows(nn.Module):
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.embed, self.gru, self.head = (
-            nn.Linear(8, width),
-            nn.GRU(width, width, batch_first=True),
-            nn.Linear(width, 10),
-        )
+        self.embed, self.gru = nn.Linear(8, width), nn.GRU(width, width, batch_first=True)
+        self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.gru(torch.relu(self.embed(x.squeeze(1))))[0][:, -1])
@@ -191,8 +185,7 @@ def table(rows: list[dict[str, Any]], column: str) -> str:
 
 
 def main() -> None:
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        rows = list(pool.map(case, *zip(*cases(), strict=True), chunksize=4))
+    rows = in_processes(case, cases())
     with open(sys.argv[1] if len(sys.argv) > 1 else os.devnull, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()

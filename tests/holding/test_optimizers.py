@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections import Counter
 from functools import partial
 
 import held
@@ -11,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from held import CASES, OPTIMIZERS, Lamb, Noise, X, Y, backward, by_hand, network, train, twins
 from torch import optim
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from barebones.holding import ELEMENTWISE, hold
 from barebones.scope import matched
@@ -244,24 +242,3 @@ def test_ways_of_training(way, options, masks):
         by_hand(other, masks, others)
         held.assert_held(model, masks)
         held.assert_same(model, other)
-
-
-def test_an_elementwise_step_costs_one_operation_per_pruned_layer(model, masks):
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            calls[function.overloadpacket.__name__] += 1
-            return function(*args, **(kwargs or {}))
-
-    masks = {**masks, "5.weight": torch.ones(5, 8, dtype=torch.bool)}  # all weights of the last layer are kept
-    optimizer = optim.SGD(model.parameters(), lr=0.1, foreach=False)
-    counts = []
-    for holding in (False, True):
-        if holding:
-            hold(model, masks, optimizer)
-        backward(model)
-        calls = Counter()
-        with Count():
-            optimizer.step()
-        counts.append(calls)
-    extra = counts[1] - counts[0]
-    assert {name: extra[name] for name in extra if name not in ("detach", "view", "alias")} == {"bitwise_and_": 2}

@@ -118,13 +118,11 @@ def test_every_tensor_has_its_own_scale_and_integers_are_not_compared():
 
 
 def test_the_tolerance_is_that_of_the_least_precise_parameter():
-    double, single, half, brain = (
-        nn.Linear(2, 2).to(t) for t in (torch.float64, torch.float32, torch.half, torch.bfloat16)
-    )
-    limits = [tolerance(model) for model in (double, single, half, brain)]
+    nets = [nn.Linear(2, 2).to(dtype) for dtype in (torch.float64, torch.float32, torch.half, torch.bfloat16)]
+    limits = [tolerance(net) for net in nets]
     assert limits == sorted(set(limits))
-    assert tolerance(nn.Sequential(double, half, single)) == tolerance(half)
-    assert tolerance(nn.ReLU()) == tolerance(single)
-    double.order = nn.Parameter(torch.arange(3), requires_grad=False)
-    assert tolerance(double) == limits[0]
-    assert tolerance(single, train=True) > tolerance(single)
+    assert tolerance(nn.Sequential(nets[0], nets[2], nets[1])) == limits[2]
+    assert tolerance(nn.ReLU()) == limits[1]
+    nets[0].order = nn.Parameter(torch.arange(3), requires_grad=False)
+    assert tolerance(nets[0]) == limits[0]
+    assert tolerance(nets[1], train=True) > limits[1]

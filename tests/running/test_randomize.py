@@ -20,7 +20,7 @@ class Block(nn.Module):
         super().__init__()
         self.first, self.second, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.gamma = nn.Parameter(torch.zeros(4, 1))
-        self.alpha = nn.Parameter(torch.zeros(()))
+        self.alpha, self.phase = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(2, 3, dtype=torch.complex64))
         self.steps = nn.Parameter(torch.arange(3), requires_grad=False)
         self.register_buffer("frequencies", torch.ones(4))
         self.register_buffer("warmup", torch.zeros(1))
@@ -40,6 +40,8 @@ def test_zero_initialized_parts_get_values_that_are_not_zero() -> None:
     assert scales.min() >= 0.5
     assert scales.max() <= 1.5
     assert all((p != 0).all() for p in (block.second.weight, block.second.bias, block.norm.running_mean))
+    assert block.phase.dtype == torch.complex64
+    assert (block.phase != 0).all()
     assert block.drops[[0, 3]].tolist() == [1, -2]
     assert block.drops[[1, 2]].min() >= 0.5
     x = torch.randn(3, 4)
@@ -82,12 +84,3 @@ def test_draws_depend_on_the_seed_alone_and_leave_the_random_state_alone() -> No
     first, second, third = (nn.utils.parameters_to_vector(net.parameters()) for net in nets)
     assert torch.equal(first, second)
     assert not torch.equal(first, third)
-
-
-def test_tied_and_complex_parameters_are_drawn_once_and_in_their_type() -> None:
-    net = zoo.tied()
-    net.phase = nn.Parameter(torch.zeros(2, 3, dtype=torch.complex64))
-    randomize_(net, 0)
-    assert net.second.weight is net.third.weight
-    assert net.phase.dtype == torch.complex64
-    assert (net.phase != 0).all()

@@ -11,8 +11,7 @@ from platformdirs import user_cache_path
 
 from ..imports import is_code
 from ..messages import unknown
-from ..running.launch import launch
-from ..running.processors import processors
+from ..running.launch import launch, processors
 from . import cifar, custom, digits, image_folder, imagenet, tiny_imagenet
 from .dataset import Data, Inputs, Request
 from .split import Batch, Normalization, Split, TensorSplit

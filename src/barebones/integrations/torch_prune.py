@@ -1,7 +1,7 @@
 """torch.nn.utils.prune: its masks as ours, and a model without its hooks."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import prune
 
 from ..masks import Masks
@@ -32,15 +32,14 @@ def from_torch_prune(model: nn.Module) -> Masks:
     if not pruned:
         raise ValueError("torch.nn.utils.prune has pruned no parameter of this model; pass it before prune.remove")
     kept = {getattr(module, f"{name}_orig"): getattr(module, f"{name}_mask") != 0 for module, name in pruned}
-    uses = [(path, name, p, module) for path, module in layers(model) for name, p in module._parameters.items()]
-    if tied := [f"{path}.{name}" for path, name, p, module in uses if p in kept and not _has(module, name, kept[p])]:
+    tied = []
+    for path, module in layers(model):
+        for name, parameter in module._parameters.items():
+            mask = module._buffers.get(f"{name.removesuffix('_orig')}_mask")
+            if parameter in kept and (mask is None or not torch.equal(mask != 0, kept[parameter])):
+                tied.append(f"{path}.{name}")
+    if tied:
         raise ValueError(f"{shortened(tied)} shares a parameter whose pruning differs; give all its modules one mask")
     for module, name in pruned:
         prune.remove(module, name)
     return Masks({name: kept[parameter] for name, parameter in parameters(model).items() if parameter in kept})
-
-
-def _has(module: nn.Module, name: str, kept: Tensor) -> bool:
-    """Return whether a module prunes its parameter by this mask."""
-    mask = module._buffers.get(f"{name.removesuffix('_orig')}_mask")
-    return mask is not None and torch.equal(mask != 0, kept)

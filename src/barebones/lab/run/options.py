@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...running.processors import processors
+from ...running.launch import processors
 from ...version import __version__
 from ..experiment.experiment import Experiment
 from .connectivity import ON_COLLAPSE, RAISE, SKIP, WARN
