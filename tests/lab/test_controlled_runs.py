@@ -26,17 +26,6 @@ def masks_of(folder):
     return load_masks(folder / "mask.safetensors")
 
 
-def test_a_control_changes_the_name_of_a_run_only_if_there_is_one(short):
-    assert short.folder == replace(short, control="none").folder
-    names = {replace(short, control=control).folder for control in CONTROLS}
-    assert len(names) == len(CONTROLS)
-    assert "-force-shuffle-70-s1-" in replace(short, control="shuffle").folder
-    with pytest.raises(ValueError, match="no control 'shufle'; did you mean 'shuffle'"):
-        replace(short, control="shufle")
-    with pytest.raises(ValueError, match="dense prunes nothing, so it takes no control"):
-        Experiment("small-vgg", "digits", "dense", control="shuffle").resolved()
-
-
 def test_the_shuffle_of_a_run_shuffles(short, undisturbed):
     plain, other = (masks_of(undisturbed(replace(short, control=control))) for control in ("none", "shuffle"))
     assert {name: int(m.sum()) for name, m in plain.items()} == {name: int(m.sum()) for name, m in other.items()}

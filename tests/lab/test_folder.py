@@ -102,12 +102,12 @@ def test_a_run_that_is_refused_again_leaves_no_folder(short, options, monkeypatc
 def test_running_again_deletes_only_what_a_run_has_written(short, options):
     result, again = run(short, options), replace(options, overwrite=True)
     folder = options.folder(short)
-    (folder / "notes.txt").write_text("mine")
     (folder / "exported").mkdir()
-    (folder / "exported" / "network.onnx").write_text("mine, too")
+    mine = [folder / "notes.txt", folder / "exported" / "network.onnx"]
+    for path in mine:
+        path.write_text("mine")
     assert run(short, again)["weights"] == result["weights"]
-    assert (folder / "notes.txt").read_text() == "mine"
-    assert (folder / "exported" / "network.onnx").read_text() == "mine, too"
+    assert [path.read_text() for path in mine] == ["mine", "mine"]
 
 
 @pytest.mark.parametrize("what", ["is a link", "is not the folder of a run", "belongs to another run"])

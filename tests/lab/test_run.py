@@ -9,8 +9,7 @@ import torch
 from lab_runs import ALWAYS, assert_same_run, interrupted, stamps
 
 import barebones as bb
-from barebones.files import masks as maskfile
-from barebones.files.masks import load_masks, save_masks
+from barebones.files.masks import load_masks, masks_digest, save_masks
 from barebones.files.weights import dense_bytes, load_weights
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import run as lab
@@ -91,16 +90,6 @@ def test_a_finished_run_is_not_repeated(short, options, monkeypatch):
     assert lines == []
 
 
-@pytest.mark.parametrize("method", ["synflow", "erk", "snip-mb"])
-def test_every_kind_of_method_runs(method, short, options):
-    rounds = 10 if method == "synflow" else None
-    experiment = Experiment(short.model, "digits", method, 0.5, rounds=rounds, epochs=1, batch_size=256).resolved()
-    result = run(experiment, options)
-    assert result["sparsity"] == pytest.approx(0.5, abs=0.01)
-    stages_of_lines = [line["stage"] for line in read(options.folder(experiment) / "metrics.jsonl")]
-    assert stages_of_lines.count("prune") == experiment.rounds
-
-
 def test_the_initial_weights_depend_on_the_seed_alone(short, options):
     torch.manual_seed(123)
     model = Network(short, options, CPU).model
@@ -113,11 +102,8 @@ def test_the_initial_weights_depend_on_the_seed_alone(short, options):
 
 
 def trained_from(path: Path, maker: Experiment, **changes) -> Experiment:
-    finding = dict.fromkeys(
-        ["scoring_precision", "rounds", "batches_per_round", "schedule", "revive_until", "at_least"]
-    )
-    content = {"method": "file", "mask": maskfile.masks_digest(load_masks(path))}
-    return replace(maker, **finding, **content, **changes)
+    unset = ("scoring_precision", "rounds", "batches_per_round", "schedule", "revive_until", "at_least")
+    return replace(maker, **dict.fromkeys(unset), method="file", mask=masks_digest(load_masks(path)), **changes)
 
 
 def test_the_masks_of_a_file_train_as_in_the_run_that_made_them(short, options, tmp_path):

@@ -3,7 +3,6 @@
 import copy
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -427,21 +426,3 @@ def test_masks_of_a_file_train_with_the_defaults_of_another_optimizer(short, opt
     changed = experiment_for_mask(mask, {"optimizer": "adamw"}, trust=True).resolved()
     assert (changed.optimizer, changed.lr, changed.weight_decay) == ("adamw", 1e-3, 0.01)
     assert experiment_for_mask(mask, {"optimizer": "adamw", "lr": 0.02}, trust=True).lr == 0.02
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--optimizer adam", "there is no optimizer 'adam'; did you mean 'adamw'? Choose one of sgd, adamw"),
-        ("--lr-schedule cosin", "there is no schedule of the learning rate 'cosin'; did you mean 'cosine'?"),
-        ("--warmup -1", "warmup -1 must be at least 0"),
-        ("--warmup 20", "warmup 20: the training has 20 epochs, and must be longer than its warm-up"),
-        ("--warmup 1 --epochs 1", "warmup 1: the training has 1 epoch, and must be longer than its warm-up"),
-        ("--label-smoothing 1", "label-smoothing 1.0 must be at least 0, and below 1"),
-        ("--lr nan", "lr nan must be at least 0"),
-        ("--optimizer adamw --momentum 1", "momentum 1.0 must be at least 0, and below 1"),
-    ],
-)
-def test_wrong_settings_are_said_in_one_line(words, message, mistake):
-    mistake(message, "run", "--data", "digits", "--model", "small-vgg", "--device", "cpu", *words.split())
-    assert not Path("runs").exists()

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from ...messages import counted, shortened
+from ...messages import shortened
 from ...pruning.methods import METHODS
+from ...running.devices import check_here
 from ...running.launch import launch
 from ..experiment.experiment import Experiment
 from .lock import is_lease
@@ -137,11 +138,12 @@ def joined(options: RunOptions) -> Iterator[tuple[Team, RunOptions]]:
     if size == 1:
         yield ALONE, options
         return
-    if not options.on_gpu and options.device != "cpu":
+    if options.device not in ("cpu", "cuda"):
         raise ValueError(f"several processes train on --device cpu or cuda, not on {options.device}; start only one")
     if options.on_gpu:
-        options = replace(options, device=_own_gpu(options.device, local, on_node))
+        check_here(f"cuda:{on_node - 1}")  # in all processes, of which only the first speaks
         torch.cuda.set_device(local)
+        options = replace(options, device=f"cuda:{local}")
     store, rank, size = next(torch.distributed.rendezvous("env://", timeout=TIMEOUT))
     life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store outlives processes that torchrun restarts
     store = torch.distributed.PrefixStore(f"barebones-{life}", store)
@@ -153,17 +155,6 @@ def joined(options: RunOptions) -> Iterator[tuple[Team, RunOptions]]:
             options = replace(options, runs=Path(scratch), save_every=float("inf"), track=None, overwrite=False)
         yield Team(rank, size, store), options
         torch.distributed.destroy_process_group()  # not after an error: the others may not come
-
-
-def _own_gpu(device: str, local: int, on_node: int) -> str:
-    if device != "cuda":
-        raise ValueError(f"each process uses the GPU of its own number, so --device {device} is too much; use cuda")
-    if on_node > torch.cuda.device_count():  # in all processes, of which only the first speaks
-        raise ValueError(
-            f"this node has {counted(torch.cuda.device_count(), 'GPU')}, and each process needs one; "
-            "start fewer with --nproc-per-node"
-        )
-    return f"cuda:{local}"
 
 
 def is_lost(error: BaseException) -> bool:

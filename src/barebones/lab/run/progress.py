@@ -29,7 +29,7 @@ PREPARING = "reading the data and building the network"
 
 @contextmanager
 def watching(console: Console) -> Iterator[Callable[[Line], None]]:
-    """Yield a function that shows lines of a run: as progress bars on a terminal, otherwise as lines of text."""
+    """Yield a function that shows lines of a run: as a progress bar on a terminal, otherwise as lines of text."""
     latest: list[Line] = []
     with heartbeat(console, lambda: _place(latest[-1]) if latest else PREPARING) as say:
 
@@ -39,7 +39,7 @@ def watching(console: Console) -> Iterator[Callable[[Line], None]]:
             elif _worth_a_line(line):
                 say(f"{_place(line)}, {note(line)}")
 
-        with _bars(console) if console.is_terminal else nullcontext(write) as show:
+        with _bar(console) if console.is_terminal else nullcontext(write) as show:
 
             def watch(line: Line) -> None:
                 if "warning" in line:
@@ -54,24 +54,23 @@ def watching(console: Console) -> Iterator[Callable[[Line], None]]:
 
 
 @contextmanager
-def _bars(console: Console) -> Iterator[Callable[[Line], None]]:
-    """Yield a function that shows lines as one bar for each stage."""
+def _bar(console: Console) -> Iterator[Callable[[Line], None]]:
+    """Yield a function that shows lines as a bar for the present stage."""
     rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # of the line, which the numbers may not break
-    note_column = TextColumn("{task.fields[note]}", table_column=rest)
+    note_column, stage = TextColumn("{task.fields[note]}", table_column=rest), ""
     columns = (TextColumn("{task.description}"), BarColumn(20), TimeRemainingColumn(), note_column)
     with Progress(*columns, console=console, transient=True, expand=True) as progress:
-        bars: dict[str, Any] = {"": progress.add_task(PREPARING, total=None, note="")}
+        bar = progress.add_task(PREPARING, total=None, note="")
 
         def show(line: Line) -> None:
-            if "" in bars:
-                progress.remove_task(bars.pop(""))
-            stage, unit = line["stage"], COUNTED[line["stage"]]
-            done = line[unit] - 1 + line.get("part", 1.0)
-            if stage not in bars:
-                bars[stage] = progress.add_task(stage, total=line[unit + "s"], completed=done, note="")
-            progress.update(bars[stage], description=_place(line, part=False), completed=done)
+            nonlocal stage
+            unit = COUNTED[line["stage"]]
+            if line["stage"] != stage:
+                stage = line["stage"]
+                progress.reset(bar, total=line[unit + "s"], note="")
+            progress.update(bar, description=_place(line, False), completed=line[unit] - 1 + line.get("part", 1.0))
             if "part" not in line:
-                progress.update(bars[stage], note=note(line))
+                progress.update(bar, note=note(line))
 
         yield show
 
