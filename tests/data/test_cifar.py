@@ -32,6 +32,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as http:
+        monkeypatch.setattr(http, "handle_error", Mock())  # a client that goes away
         thread = threading.Thread(target=partial(http.serve_forever, poll_interval=0.01))
         thread.start()
         yield f"http://127.0.0.1:{http.server_port}"
@@ -174,12 +175,6 @@ def test_a_failed_download_leaves_nothing(change, error, message, cifar10, serve
     with pytest.raises(error, match=message):
         cifar10.load(tmp_path / "root", download=True)
     assert not names(tmp_path / "root")
-
-
-def test_a_folder_that_cannot_be_written_is_named(cifar10, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"Not a directory: .*file/root"):
-        cifar10.load(tmp_path / "file" / "root", download=True)
 
 
 def test_a_damaged_archive_is_not_unpacked(cifar10):
