@@ -17,7 +17,7 @@ from torch import nn
 
 from .messages import did_you_mean, first_line, printable
 
-SHORTHANDS = ("timm", "images")  # not modules: timm:NAME is a network of timm, images:PATH a folder of images
+SHORTHANDS = {"timm": ("network of timm", "NAME"), "images": ("folder of images", "PATH")}  # no modules
 
 
 def is_code(name: str) -> bool:
@@ -27,6 +27,22 @@ def is_code(name: str) -> bool:
     (False, False, True, True)
     """
     return ":" in name and name.partition(":")[0] not in SHORTHANDS
+
+
+def sized(name: str) -> tuple[str, int | None]:
+    """Return what "timm:NAME@SIZE" or "images:PATH@SIZE" names, and the size; None if it has none.
+
+    >>> sized("images:pets@64"), sized("images:me@home")
+    (('pets', 64), ('me@home', None))
+    """
+    prefix, _, rest = name.partition(":")
+    source, _, size = rest.rpartition("@")
+    if not source or not size.isdecimal():
+        source, size = rest, ""
+    if not source or (size and not int(size)):
+        kind, word = SHORTHANDS[prefix]
+        raise ValueError(f"{name} names no {kind}; write {prefix}:{word}, or {prefix}:{word}@SIZE (in pixels)")
+    return source, int(size) if size else None
 
 
 def imported(source: str) -> ModuleType:

@@ -253,10 +253,8 @@ def shorten(path: Path, size: int) -> None:
         (lambda f: shorten(f / "val/val_annotations.txt", 25), ValueError, r"annotations.txt is truncated .* 1 images"),
         (lambda f: shorten(f / "val/val_annotations.txt", 35), ValueError, r"annotations.txt is damaged: line 2 does"),
         (lambda f: (f / "wnids.txt").write_text("n01\nn02\n"), ValueError, r"wnids.txt is damaged: it names 2 classes"),
-        (lambda f: (f / "wnids.txt").write_bytes(b"\xff\xff"), ValueError, r"wnids.txt is damaged: it names 1 classes"),
         (lambda f: (f / "val/images/val_4.JPEG").unlink(), FileNotFoundError, r"val_4.JPEG is missing"),
         (lambda f: (f / "train/n01/images/n01_2.JPEG").unlink(), ValueError, r"n01/images has 3 images, not 4"),
-        (lambda f: (f / "train/n01").rename(f / "gone"), ValueError, r"train/n01/images has 0 images, not 4"),
         (lambda f: shorten(f / "val/images/val_4.JPEG", 300), ValueError, r"val_4.JPEG cannot be read as an image"),
         (
             lambda f: Image.new("L", (64, 32)).save(f / "val/images/val_4.JPEG"),
@@ -357,24 +355,9 @@ def test_a_damaged_image_is_named_in_one_sentence(workers, imagenet):
         list(data.load("imagenet", imagenet, workers=workers).test.epoch(3))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "error", "message"),
-    [
-        (lambda f: shutil.rmtree(f / "train"), FileNotFoundError, r"no ImageNet in .*; put the folders .* account"),
-        (lambda f: shutil.rmtree(f / "val"), FileNotFoundError, r"val is missing"),
-        (lambda f: (f / "train/n00").mkdir(), ValueError, r"must have folders of the same names, but only one has n00"),
-        (lambda f: [(f / s / "n00").mkdir() for s in ("train", "val")], ValueError, r"train/n00 contains no images"),
-        (
-            lambda f: (shutil.rmtree(f / "val"), (f / "val").mkdir()),
-            ValueError,
-            r"val contains no folders; put each image",
-        ),
-    ],
-)
-def test_imagenet_names_the_wrong_folder(spoil, error, message, imagenet):
-    spoil(imagenet)
-    with pytest.raises(error, match=message):
-        data.load("imagenet", imagenet, download=True)
+def test_where_imagenet_is_looked_for_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no ImageNet in .*; put the folders .* account"):
+        data.load("imagenet", tmp_path, download=True)
 
 
 def test_without_pillow_the_extra_is_named(tiny, imagenet, monkeypatch):

@@ -1,5 +1,6 @@
 """Folders of images of the user's own: sizes, classes, what is wrong with them, and that changes are noticed."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,24 +69,35 @@ def test_a_folder_for_validation_is_used(pets):
     assert len(data.load(f"images:{pets}").validation) == 4
 
 
-def moved(pets: Path, source: str, target: str) -> None:
-    (pets / source).rename(pets / target)
+def moved(source: str, target: str):
+    return lambda pets: (pets / source).rename(pets / target)
 
 
-def rewritten(pets: Path, name: str, content: bytes) -> None:
-    (pets / name).write_bytes(content)
+def written(name: str, content: bytes):
+    return lambda pets: (pets / name).write_bytes(content)
+
+
+def emptied(name: str):
+    return lambda pets: [shutil.rmtree(pets / name), (pets / name).mkdir()]
+
+
+def without_dogs(pets: Path) -> None:
+    for part in ("train", "test"):
+        shutil.rmtree(pets / part / "dog")
 
 
 WRONG = {
-    "test is missing; create it, with one folder of images per class": lambda p: moved(p, "test", "rest"),
-    "train is missing": lambda p: moved(p, "train", "training"),
-    "must have folders of the same names, but only one has cat": lambda p: moved(p, "test/cat", "test/cow"),
-    "1.png cannot be read as an image": lambda p: rewritten(p, "train/dog/1.png", b"not an image"),
-    "0.png cannot be read as an image": lambda p: rewritten(p, "train/cat/0.png", b""),
-    "odd.png is 5 x 6 pixels, not 20 x 16; to resize all images, name a size, for example images:": lambda p: Image.new(
-        "RGB", (5, 6)
-    ).save(p / "test" / "dog" / "odd.png"),
-    "contains no images": lambda p: [f.unlink() for f in (p / "test" / "cat").iterdir()],
+    "test is missing; create it, with one folder of images per class": moved("test", "rest"),
+    "train is missing": moved("train", "training"),
+    "train contains no folders; put each image": emptied("train"),
+    "must have folders of the same names, but only one has cat": moved("test/cat", "test/cow"),
+    "has one class, cat": without_dogs,
+    "1.png cannot be read as an image": written("train/dog/1.png", b"not an image"),
+    "0.png cannot be read as an image": written("train/cat/0.png", b""),
+    "odd.png is 5 x 6 pixels, not 20 x 16; to resize all images, name a size, for example images:": (
+        lambda pets: Image.new("RGB", (5, 6)).save(pets / "test/dog/odd.png")
+    ),
+    "cat contains no images": emptied("test/cat"),
 }
 
 
@@ -109,12 +121,6 @@ def test_other_mistakes(pets, monkeypatch):
         Experiment(data="images:")
     monkeypatch.setattr(image_folder, "MOST", 1000)
     with pytest.raises(ValueError, match="has 16 images of 20 x 16 pixels, which need 0 GB of memory; name a smaller"):
-        data.load(f"images:{pets}")
-    for part in ("train", "test"):
-        for file in (pets / part / "dog").iterdir():
-            file.unlink()
-        (pets / part / "dog").rmdir()
-    with pytest.raises(ValueError, match="has one class, cat"):
         data.load(f"images:{pets}")
 
 

@@ -208,20 +208,12 @@ def test_a_factory_in_a_file_or_a_module_gets_the_root_if_it_asks_for_it(tmp_pat
         "def rooted(root):\n"
         "    assert str(root) == ('.' if root == '.' else 'there')\n"
         "    return (torch.eye(4), torch.arange(4)), (torch.eye(4), torch.arange(4))\n"
-        "def failing(): raise RuntimeError('no disk')\n"
         "def needy(a, b): pass\n"
-        "number = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     for name in (f"{path}:plain", "data_of_mine:plain", f"{path}:rooted"):
         assert data.load(name, root="there").classes == 4
-    for name, message in {
-        "failing": "raised RuntimeError: no disk",
-        "needy": r"needy\(a, b\) needs more arguments than root",
-        "number": "is of type int; name a function or a class that returns .train, test.",
-        "plane": "has no 'plane'; did you mean 'plain'",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            data.load(f"{path}:{name}")
+    with pytest.raises(ValueError, match=r"needy\(a, b\) needs more arguments than root"):
+        data.load(f"{path}:needy")
     with pytest.raises(ValueError, match=r"there is no file no.py for the data set no.py:plain; check its path"):
         data.load("no.py:plain")

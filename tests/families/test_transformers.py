@@ -25,9 +25,9 @@ BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def model(name: str, config: str, **options: Any) -> Callable[[], nn.Module]:
-    """Return a function that builds the network of this class from this class of configurations."""
-    return lambda: getattr(transformers, name)(getattr(transformers, config)(**options))
+def model(name: str, **options: Any) -> Callable[[], nn.Module]:
+    """Return a function that builds the network of this class."""
+    return lambda: getattr(transformers, name)(getattr(transformers, name).config_class(**options))
 
 
 def without_weight_norm(*args: Any, **options: Any) -> Callable[[], nn.Module]:
@@ -47,81 +47,81 @@ def tokens(**more: Tensor) -> dict[str, Tensor]:
 
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "bert": (
-        model("BertForSequenceClassification", "BertConfig", **TEXT, **BERT, **NO_DROPOUT, num_labels=3),
+        model("BertForSequenceClassification", **TEXT, **BERT, **NO_DROPOUT, num_labels=3),
         tokens(),
     ),
-    "roberta": (model("RobertaModel", "RobertaConfig", **TEXT, **BERT, **NO_DROPOUT), tokens()),
+    "roberta": (model("RobertaModel", **TEXT, **BERT, **NO_DROPOUT), tokens()),
     "distilbert": (
-        model("DistilBertModel", "DistilBertConfig", vocab_size=64, dim=16, n_layers=2, n_heads=2, hidden_dim=24,
+        model("DistilBertModel", vocab_size=64, dim=16, n_layers=2, n_heads=2, hidden_dim=24,
               dropout=0.0, attention_dropout=0.0),
         tokens(),
     ),
     "gpt2": (
-        model("GPT2LMHeadModel", "GPT2Config", vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=16,
+        model("GPT2LMHeadModel", vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=16,
               bos_token_id=1, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False),
         tokens(),
     ),
     "llama": (
-        model("LlamaForCausalLM", "LlamaConfig", **TEXT, **BERT, num_key_value_heads=1, use_cache=False,
+        model("LlamaForCausalLM", **TEXT, **BERT, num_key_value_heads=1, use_cache=False,
               tie_word_embeddings=False),
         tokens(),
     ),
     "mixtral": (
-        model("MixtralForCausalLM", "MixtralConfig", **TEXT, **BERT, num_key_value_heads=1, num_local_experts=3,
+        model("MixtralForCausalLM", **TEXT, **BERT, num_key_value_heads=1, num_local_experts=3,
               use_cache=False),
         tokens(),
     ),
     "t5": (
-        model("T5ForConditionalGeneration", "T5Config", vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=2,
+        model("T5ForConditionalGeneration", vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=2,
               num_heads=2, dropout_rate=0.0, decoder_start_token_id=0, use_cache=False),
         {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :5]},
     ),
     "mamba": (
-        model("MambaForCausalLM", "MambaConfig", vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4,
+        model("MambaForCausalLM", vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4,
               use_cache=False, pad_token_id=0, bos_token_id=1, eos_token_id=2),
         {"input_ids": TOKENS},
     ),
     "vit": (
-        model("ViTForImageClassification", "ViTConfig", **BERT, **NO_DROPOUT, image_size=32, patch_size=16,
+        model("ViTForImageClassification", **BERT, **NO_DROPOUT, image_size=32, patch_size=16,
               num_labels=3),
         {"pixel_values": PIXELS},
     ),
     "convnext": (
-        model("ConvNextForImageClassification", "ConvNextConfig", hidden_sizes=[8, 12], depths=[1, 1], num_stages=2,
+        model("ConvNextForImageClassification", hidden_sizes=[8, 12], depths=[1, 1], num_stages=2,
               num_labels=3),
         {"pixel_values": PIXELS},
     ),
     "resnet": (
-        model("ResNetForImageClassification", "ResNetConfig", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
+        model("ResNetForImageClassification", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
               num_labels=3),
         {"pixel_values": PIXELS},
     ),
     "regnet": (
-        model("RegNetForImageClassification", "RegNetConfig", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
+        model("RegNetForImageClassification", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
               groups_width=4, num_labels=3),
         {"pixel_values": PIXELS},
     ),
     "swin": (
-        model("SwinForImageClassification", "SwinConfig", image_size=32, patch_size=4, embed_dim=8, depths=[2, 1],
+        model("SwinForImageClassification", image_size=32, patch_size=4, embed_dim=8, depths=[2, 1],
               num_heads=[2, 2], window_size=4, drop_path_rate=0.0, hidden_dropout_prob=0.0, num_labels=3),
         {"pixel_values": PIXELS},
     ),
     "segformer": (
-        model("SegformerForSemanticSegmentation", "SegformerConfig", num_encoder_blocks=2, depths=[1, 1],
+        model("SegformerForSemanticSegmentation", num_encoder_blocks=2, depths=[1, 1],
               sr_ratios=[2, 1], hidden_sizes=[8, 12], patch_sizes=[7, 3], strides=[4, 2], num_attention_heads=[1, 2],
               mlp_ratios=[2, 2], decoder_hidden_size=16, drop_path_rate=0.0, classifier_dropout_prob=0.0, num_labels=3),
         {"pixel_values": PIXELS},
     ),
     "wav2vec2": (
         without_weight_norm(
-              "Wav2Vec2Model", "Wav2Vec2Config", **BERT, conv_dim=[8, 8], conv_stride=[5, 4], conv_kernel=[10, 4],
+              "Wav2Vec2Model", **BERT, conv_dim=[8, 8], conv_stride=[5, 4], conv_kernel=[10, 4],
               num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, hidden_dropout=0.0,
               attention_dropout=0.0, feat_proj_dropout=0.0, activation_dropout=0.0, layerdrop=0.0,
               apply_spec_augment=False),
         {"input_values": SOUND},
     ),
     "whisper": (
-        model("WhisperModel", "WhisperConfig", vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1,
+        model("WhisperModel", vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1,
               encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24,
               num_mel_bins=8, max_source_positions=10, max_target_positions=8, use_cache=False, dropout=0.0,
               pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1),

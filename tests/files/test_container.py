@@ -6,6 +6,8 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -45,7 +47,7 @@ def test_equal_content_makes_equal_bytes(path: Path) -> None:
 def test_tensors_are_laid_out_as_safetensors_does(tmp_path: Path) -> None:
     types = (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64)
     tensors = {f"{name} {kind}": torch.ones(3, 2).to(kind) for name in "ba" for kind in types} | TENSORS
-    tensors["all alike"] = torch.ones(()).expand(2, 5)
+    tensors |= {"alike": torch.ones(()).expand(2, 5), "turned": torch.ones(6, requires_grad=True).view(2, 3).t()}
     files.write(tmp_path / "x", tensors, "kind", 1, {})
     plain, ours = save({name: tensor.contiguous() for name, tensor in tensors.items()}), (tmp_path / "x").read_bytes()
     ends = [8 + int.from_bytes(content[:8], "little") for content in (plain, ours)]
@@ -53,12 +55,7 @@ def test_tensors_are_laid_out_as_safetensors_does(tmp_path: Path) -> None:
     headers[1].pop("__metadata__")
     assert list(headers[0].items()) == list(headers[1].items())
     assert plain[ends[0] :] == ours[ends[1] :]
-
-
-def test_tensors_of_any_layout_and_older_versions(path: Path) -> None:
-    turned = torch.arange(6.0, requires_grad=True).view(2, 3).t()
-    files.write(path, {"turned": turned}, "kind", 1, {})
-    assert torch.equal(files.read(path, "kind", 2)[0]["turned"], turned)
+    assert files.read(tmp_path / "x", "kind", 2)[0].keys() == tensors.keys()  # a newer version reads it, too
 
 
 def test_every_flipped_bit_is_found(path: Path) -> None:
@@ -83,7 +80,6 @@ def test_every_truncation_and_extension_is_found(path: Path) -> None:
 FOREIGN = {
     "empty": (lambda p: p.write_bytes(b""), "x is empty"),
     "json": (lambda p: p.write_text(json.dumps({"weights": [1, 2, 3]})), "not a safetensors file"),
-    "text": (lambda p: p.write_text("hello"), "not a safetensors file"),
     "pickle": (lambda p: torch.save({"w": torch.ones(2)}, p), "not a safetensors file"),
     "state dict": (lambda p: save_file({"w": torch.ones(2)}, p), "not a kind file .its format is None"),
     "hugging face": (lambda p: save_file({"w": torch.ones(2)}, p, {"format": "pt"}), "its format is 'pt'"),
@@ -91,7 +87,6 @@ FOREIGN = {
     "newer": (lambda p: files.write(p, TENSORS, "kind", 2, {}), "version 2, .* up to version 1; .* upgrade"),
     "no checksum": (lambda p: save_file({}, p, {"format": "kind", "version": "1"}), "checksum"),
     "no object": (lambda p: p.write_bytes((3).to_bytes(8, "little") + b"{5}"), "header is damaged"),
-    "no header": (lambda p: p.write_bytes(bytes(8)), "header is damaged"),
     "odd metadata": (lambda p: p.write_bytes(b"\x12" + bytes(7) + b'{"__metadata__":5}'), "header is damaged"),
     "deep": (lambda p: p.write_bytes((1 << 20).to_bytes(8, "little") + b'{"":' * (1 << 18)), "header is damaged"),
     "folder": (lambda p: (p.unlink(), p.mkdir()), "x is a folder"),
@@ -116,29 +111,21 @@ def test_what_json_cannot_hold_is_named(path: Path, value: object) -> None:
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_interrupted_write_leaves_no_trace(path: Path, error: type[BaseException]) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, "fsync", "replace"])
+def test_an_interrupted_write_leaves_no_trace(path: Path, error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     content = path.read_bytes()
+    if isinstance(error, str):
+        monkeypatch.setattr(os, error, Mock(side_effect=OSError(28, "No space left on device")))
     for name in ("x", "new"):
-        with pytest.raises(error), files.atomically(path.parent / name) as file:  # noqa: PT012
+        with (  # noqa: PT012
+            pytest.raises(OSError if isinstance(error, str) else error, match=r"No space|half"),
+            files.atomically(path.parent / name) as file,
+        ):
             file.write(b"half")
-            file.flush()
-            raise error
+            if not isinstance(error, str):
+                raise error("half")
     assert os.listdir(path.parent) == ["x"]
     assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_failing_disk_leaves_no_trace(path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    content = path.read_bytes()
-    monkeypatch.setattr(os, step, fail)
-    with pytest.raises(OSError, match="No space"):
-        files.write(path, {}, "kind", 1, {})
-    assert path.read_bytes() == content
-    assert os.listdir(path.parent) == ["x"]
 
 
 def test_places_that_cannot_be_written(path: Path) -> None:
@@ -168,12 +155,6 @@ def test_links_stay_and_modes_are_the_usual_ones(path: Path) -> None:
     assert link.is_symlink()
     assert path.read_bytes() == b"new"
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(usual.stat().st_mode)
-
-
-def test_a_bare_name_is_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    files.write("x", TENSORS, "kind", 1, {})
-    assert files.read("x", "kind", 1)[1] == {}
 
 
 def test_concurrent_writers_and_readers_see_whole_files(path: Path) -> None:

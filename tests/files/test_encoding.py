@@ -64,21 +64,6 @@ def test_any_gaps_come_back(gaps: list[int]) -> None:
     assert data.numel() == min(w * sum(1 + g // (256**w - 1) for g in gaps) for w in (1, 2))
 
 
-@pytest.mark.parametrize(
-    ("density", "encoding", "most"),
-    [
-        (1.0, "bits", 0.125), (0.5, "bits", 0.251), (0.1, "gaps8", 1.001), (0.01, "gaps8", 1.1), (0.005, "gaps8", 1.4),
-        (0.001, "gaps16", 2.01), (0.0, "gaps8", 0),
-    ],
-)  # fmt: skip
-def test_bytes_per_kept_weight_of_a_random_million(density: float, encoding: str, most: float) -> None:
-    mask = random_mask((1000, 1000), density)
-    chosen, data = encode(mask)
-    assert chosen == encoding
-    assert data.numel() <= most * int(mask.count_nonzero())
-    assert torch.equal(decode(chosen, data, mask.shape), mask)
-
-
 def test_packed_masks_come_back_in_their_order() -> None:
     masks = {"b": random_mask((4, 5), 0.5), "a": random_mask((2000,), 0.01), "c": torch.tensor(True)}
     assert equal(masks, unpack(*pack(masks)))

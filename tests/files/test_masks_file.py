@@ -87,13 +87,6 @@ def test_what_was_loaded_can_be_saved_again_and_what_the_masks_tell_is_not_taken
     assert path.read_bytes() == content
 
 
-def test_masks_that_keep_none_of_many_weights_are_read(path: Path) -> None:
-    masks = {"w": torch.zeros(10**8, dtype=torch.bool)}
-    save_masks(masks, path)
-    assert path.stat().st_size < 1000
-    assert equal(masks, load_masks(path))
-
-
 @pytest.mark.parametrize(
     ("model", "messages"),
     [

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from barebones.models import MODELS, SCHEMES, SmallResNet, SmallVGG, build, initialize, parameter_table
+from barebones.models import MODELS, SCHEMES, build, initialize, parameter_table
 
 # The paper's table "Percentage of weights per layer for each network and dataset", as printed.
 TABLE = {  # (model, classes, size): Conv, Fully connected, BatchNorm, Bias, Prunable, Total
@@ -220,11 +220,6 @@ def test_errors_of_initialize():
 
 
 # Models by name
-
-
-@pytest.mark.parametrize(("name", "network"), [("small-vgg", SmallVGG), ("small-resnet", SmallResNet)])
-def test_small_networks_by_name(name, network):
-    assert digest(sketch(name, 10, 8, channels=1)) == digest(network(10))
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vgg19"])

@@ -1,6 +1,7 @@
 """Fixtures of the figures' tests: coarse pictures, and analyses that are computed once."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ def _fast() -> Iterator[None]:
     """Use one thread, networks of few channels, and coarse pictures."""
     with sources.threads(1), pytest.MonkeyPatch.context() as patch:
         for name, network, width in (("small-vgg", SmallVGG, 4), ("small-resnet", SmallResNet, 2)):
-            narrow = lambda classes, size, channels=3, network=network, width=width: network(classes, width, channels)
-            patch.setitem(MODELS, name, MODELS[name]._replace(factory=narrow))
+            patch.setitem(MODELS, name, MODELS[name]._replace(network=partial(network, width=width)))
         patch.setattr(plots, "DPI", 50)
         yield
 

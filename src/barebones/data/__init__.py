@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from platformdirs import user_cache_path
 
-from ..imports import is_code
+from ..imports import is_code, sized
 from ..messages import unknown
 from ..running.launch import launch, processors
 from . import cifar, custom, digits, image_folder, imagenet, tiny_imagenet
@@ -95,7 +95,7 @@ def load(
 def check_name(name: str) -> None:
     """Raise a `ValueError` if there is no data set of this name, and it names neither code nor a folder of images."""
     if name.startswith(image_folder.PREFIX):
-        image_folder.parsed(name)
+        sized(name)
     elif name not in DATA and not is_code(name):
         own_ones = f"{image_folder.PREFIX}PATH for a folder of images, or file.py:factory for a data set of your own"
         raise ValueError(f"{unknown('data set', name, DATA)}, {own_ones}")

@@ -1,15 +1,15 @@
-"""Downloads: archives are downloaded by pooch, checked by SHA-256, and unpacked completely or not at all."""
+"""Downloads: archives are downloaded by torch.hub, checked by SHA-256, and unpacked completely or not at all."""
 
 import hashlib
 import os
-import tarfile
+import shutil
+import sys
 import tempfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import URLError
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+import torch
 
 
 @dataclass(frozen=True)
@@ -48,54 +48,22 @@ def located(archive: Archive, root: Path, download: bool, files: tuple[str, ...]
 
 def fetch(archive: Archive, root: Path) -> None:
     """Download the archive into `root`; the file exists only after its checksum has been verified."""
-    try:
-        import pooch
-        import requests
-    except ImportError as error:
-        raise ImportError(f"downloading {archive.title} needs pooch: pip install 'barebones[data]'") from error
     root.mkdir(parents=True, exist_ok=True)
-    console = Console(stderr=True)
-    columns = (TextColumn(archive.title), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    pooch.get_logger().setLevel("WARNING")  # the progress bar says the same
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        downloader = pooch.HTTPDownloader(progressbar=_PoochBar(progress), chunk_size=1 << 20)
-        try:
-            pooch.retrieve(archive.url, f"sha256:{archive.sha256}", archive.name, root, downloader=downloader)
-        except requests.RequestException as error:
-            raise ConnectionError(
-                f"{archive.title} could not be downloaded ({error}); download {archive.url} yourself and put it into "
-                f"{root}"
-            ) from None
-        except ValueError:
-            raise ValueError(
-                f"{archive.url} was damaged on its way or is not the published file (its SHA-256 differs); try again"
-            ) from None
-
-
-class _PoochBar:
-    """The progress bar of rich, with the attribute and the methods that pooch uses."""
-
-    total = 0
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self.task = progress, progress.add_task("", total=None)
-
-    def update(self, count: int) -> None:
-        self.progress.update(self.task, advance=count, total=self.total)
-
-    def reset(self) -> None:
-        self.progress.reset(self.task)
-
-    def close(self) -> None:
-        self.progress.stop_task(self.task)
+    progress = sys.stderr.isatty()
+    try:
+        torch.hub.download_url_to_file(archive.url, str(root / archive.name), archive.sha256, progress)
+    except (URLError, ConnectionError, TimeoutError) as error:
+        raise ConnectionError(
+            f"{archive.title} could not be downloaded ({error}); download {archive.url} yourself and put it into {root}"
+        ) from None
+    except RuntimeError:
+        raise ValueError(
+            f"{archive.url} was damaged on its way or is not the published file (its SHA-256 differs); try again"
+        ) from None
 
 
 def unpack(path: Path, archive: Archive) -> Path:
-    """Unpack an archive next to it, completely or not at all, if its checksum is that of the published file.
-
-    pooch's own extraction is not used: it does not filter tar archives on Python 3.11, and it leaves a partial folder
-    behind if it is interrupted.
-    """
+    """Unpack an archive next to it, completely or not at all, if its checksum is that of the published file."""
     with open(path, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != archive.sha256:
             raise ValueError(
@@ -103,19 +71,10 @@ def unpack(path: Path, archive: Archive) -> Path:
             )
     target = path.parent / archive.folder
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unpacking-") as temporary:
-        _extract(path, temporary)
+        shutil.unpack_archive(path, temporary, filter=None if path.suffix == ".zip" else "data")  # zip always filters
         try:
             os.rename(Path(temporary, archive.folder), target)
         except OSError:
             if not target.is_dir():  # another process may have unpacked it in the meantime
                 raise
     return target
-
-
-def _extract(path: Path, folder: str) -> None:
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(folder)
-    else:
-        with tarfile.open(path) as tar:
-            tar.extractall(folder, filter="data")

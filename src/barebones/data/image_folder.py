@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from ..imports import sized
 from ..running import digest
 from .dataset import Data, Request, in_memory
 from .images import decoded, listed, open_rgb, require_pillow
@@ -21,7 +22,8 @@ def load(name: str, request: Request) -> Data:
     have the size of the first. Augmentation shifts each image by up to an eighth of its shorter side, and mirrors half
     of them.
     """
-    root, size = parsed(name)
+    path, size = sized(name)
+    root = Path(path).expanduser()
     size = size or request.size  # a network that wants a size gets it, whatever the sizes of the images
     require_pillow()
     if not root.is_dir():
@@ -46,17 +48,3 @@ def load(name: str, request: Request) -> Data:
     content = digest.hexadecimal(chain.from_iterable(read.values()))
     normalization, pad = request.normalization(mean, std), min(width, height) // 8
     return in_memory(name, len(classes), read, normalization, pad, digest=content)
-
-
-def parsed(name: str) -> tuple[Path, int | None]:
-    """Return the folder and the size that "images:PATH@SIZE" names; the size is None if there is none.
-
-    >>> parsed("images:pets@64")[1], parsed("images:me@home")[1]
-    (64, None)
-    """
-    path, _, size = name.removeprefix(PREFIX).rpartition("@")
-    if not path or not size.isdecimal():
-        path, size = name.removeprefix(PREFIX), ""
-    if not path or (size and not int(size)):
-        raise ValueError(f"{name} names no folder of images; write {PREFIX}PATH, or {PREFIX}PATH@SIZE (in pixels)")
-    return Path(path).expanduser(), int(size) if size else None

@@ -81,34 +81,29 @@ def listed(root: Path, parts: Sequence[str]) -> tuple[list[str], dict[str, tuple
 
     Each part has one folder per class, the same in all. Classes are numbered in sorted order.
     """
-    classes = _classes(root / parts[0])
-    for part in parts[1:]:
-        if (others := _classes(root / part)) != classes:
-            odd = min(set(others) ^ set(classes))
+    classes, files = _classes(root / parts[0]), {}
+    for part in parts:
+        if odd := set(_classes(root / part)) ^ set(classes):
             raise ValueError(
-                f"{root}/{parts[0]} and {root}/{part} must have folders of the same names, but only one has {odd}"
+                f"{root}/{parts[0]} and {root}/{part} must have folders of the same names, but only one has {min(odd)}"
             )
-    return classes, {part: _listed(root / part, classes) for part in parts}
+        images = [_images(root / part / name) for name in classes]
+        labels = [label for label, paths in enumerate(images) for _ in paths]
+        files[part] = [path for paths in images for path in paths], labels
+    return classes, files
 
 
 def _classes(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing; create it, with one folder of images per class")
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
         raise ValueError(f"{folder} contains no folders; put each image into a folder of its class")
     return names
 
 
-def _listed(folder: Path, classes: list[str]) -> tuple[list[str], list[int]]:
-    paths: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        with os.scandir(folder / name) as entries:
-            images = sorted(e.path for e in entries if e.name.lower().endswith(SUFFIXES) and not e.name.startswith("."))
-        if not images:
-            raise ValueError(f"{folder / name} contains no images")
-        paths += images
-        labels += [label] * len(images)
-    return paths, labels
+def _images(folder: Path) -> list[str]:
+    names = [name for name in os.listdir(folder) if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+    if not names:
+        raise ValueError(f"{folder} contains no images")
+    return sorted(f"{folder}/{name}" for name in names)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -11,17 +10,14 @@ from hashlib import sha256
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from ..messages import printable, shape_of, shown
 from ..version import __version__
-from .typed import typed
 
 Path = str | os.PathLike[str]
 
-LONGEST_HEADER = 100_000_000  # bytes; safetensors does not read longer headers
 BLANK = "0" * 64  # stands in for the checksum while it is computed
 _check: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: None)
 _check_read: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("check_read", default=lambda about: None)
@@ -140,43 +136,29 @@ def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[s
     if os.path.isdir(path):
         raise ValueError(f"{name} is a folder, not a {kind} file")
     with open(path, "rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        text = file.read(length) if length <= LONGEST_HEADER else b""
-        if len(start) < 8 or length > LONGEST_HEADER or text[:1] not in (b"{", b""):
-            raise ValueError(f"{name} is {'not a safetensors file' if start else 'empty'}")
-        if len(text) < length:
-            raise ValueError(f"{name} is truncated: it ends inside its header")
-        try:
-            header = json.loads(text)
-            metadata = typed("its metadata", header.get("__metadata__", {}), "dict[str, str]")
-        except (ValueError, AttributeError, RecursionError):
-            raise ValueError(f"{name} is not a safetensors file, or its header is damaged") from None
-        if metadata.get("format") != kind:
-            stored_kind = shown(metadata.get("format"))
-            raise ValueError(f"{name} is a safetensors file, but not a {kind} file (its format is {stored_kind})")
-        number = metadata.get("version", "")
-        if not re.fullmatch("[1-9][0-9]{0,8}", number):
-            raise ValueError(f"{name} is not a valid {kind} file: its version {shown(number)} is not a number")
-        if int(number) > version:
-            raise ValueError(
-                f"{name} is a {kind} file of version {number}, and barebones {__version__} reads up to version "
-                f"{version}; it was written by barebones {printable(metadata.get('library', '?'))}; upgrade to that "
-                "version"
-            )
-        file.seek(0)
         blob = file.read()
-    checksum = metadata.get("sha256", "")
-    sealed = _seal(checksum) if re.fullmatch("[0-9a-f]{64}", checksum) else b""
-    data = memoryview(blob)[8 + length :]
-    if not sealed or _checksum(start, text.replace(sealed, _seal(BLANK), 1), data) != checksum:
-        raise ValueError(f"{name} is truncated or damaged: its checksum does not match its content")
+    end = 8 + int.from_bytes(blob[:8], "little")
+    if blob[8:9] != b"{":
+        raise ValueError(f"{name} is {'not a safetensors file' if blob else 'empty'}")
     try:
-        about = typed("its about", json.loads(metadata["about"]), "dict[str, Any]")
-        json.dumps(about, allow_nan=False, ensure_ascii=False).encode()  # as `write` does, and text that can be printed
-        tensors = load(blob)  # in random order
-    except (SafetensorError, KeyError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{name} is not a valid {kind} file ({printable(repr(error))})") from None
+        header = json.loads(blob[8:end])
+        metadata = header.get("__metadata__", {})
+        stored, number = metadata.get("format"), int(metadata.get("version", 0))
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError(f"{name} is not a safetensors file, or its header is damaged") from None
+    if stored != kind:
+        raise ValueError(f"{name} is a safetensors file, but not a {kind} file (its format is {shown(stored)})")
+    if number > version:
+        raise ValueError(
+            f"{name} is a {kind} file of version {number}, and barebones {__version__} reads up to version "
+            f"{version}; it was written by barebones {printable(metadata.get('library', '?'))}; upgrade to that version"
+        )
+    checksum = metadata.get("sha256", "")
+    digest = sha256(blob[:end].replace(_seal(checksum), _seal(BLANK), 1))
+    digest.update(memoryview(blob)[end:])
+    if digest.hexdigest() != checksum:
+        raise ValueError(f"{name} is truncated or damaged: its checksum does not match its content")
+    about, tensors = json.loads(metadata["about"]), load(blob)  # in random order
     _check_read.get()(about)
     return {name: tensors[name] for name in header if name in tensors}, about
 
@@ -208,12 +190,6 @@ def differences(
 def _seal(checksum: str) -> bytes:
     """Return the checksum as it appears in a header; inside any other JSON string the quotes would be escaped."""
     return f'"sha256":"{checksum}"'.encode()
-
-
-def _checksum(start: bytes, text: bytes, data: memoryview) -> str:
-    digest = sha256(start + text)
-    digest.update(data)
-    return digest.hexdigest()
 
 
 def _json(about: Mapping[str, Any]) -> str:

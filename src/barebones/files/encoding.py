@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,20 +13,6 @@ from ..running.shards import count, full, is_sharded, on_disk
 WIDTHS = {"gaps8": 1, "gaps16": 2}  # bytes per gap
 
 Layout = dict[str, dict[str, Any]]  # the shape, encoding and kept count of each mask, by name; fit for JSON
-
-
-@dataclass(frozen=True)
-class Layer:
-    """An entry of a layout: the shape of a mask, its encoding, and how many weights it keeps."""
-
-    shape: list[int]
-    encoding: str
-    kept: int
-
-    @property
-    def total(self) -> int:
-        """The number of weights."""
-        return math.prod(self.shape)
 
 
 def pack(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
@@ -48,18 +33,13 @@ def pack(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
     return tensors, layout
 
 
-def layers(layout: Layout) -> dict[str, Layer]:
-    """Return the entries of a layout; nothing is decoded."""
-    return {name: Layer(**entry) for name, entry in layout.items()}
-
-
 def unpack(tensors: Mapping[str, Tensor], layout: Layout) -> Masks:
     """Decode the masks that `pack` encoded, in their original order.
 
     >>> dict(unpack(*pack({"w": torch.tensor([True, False])})))
     {'w': tensor([ True, False])}
     """
-    return Masks({name: decode(e.encoding, tensors[name], e.shape) for name, e in layers(layout).items()})
+    return Masks({name: decode(e["encoding"], tensors[name], e["shape"]) for name, e in layout.items()})
 
 
 def encode(mask: Tensor) -> tuple[str, Tensor]:

@@ -14,7 +14,7 @@ from ..running.shards import by_one
 from ..scope import Pattern, parameters, placed, prunable
 from ..version import __version__
 from . import container
-from .encoding import layers, pack, unpack
+from .encoding import pack, unpack
 
 KIND, VERSION = "barebones-masks", 1
 
@@ -65,17 +65,18 @@ def load_masks(
     layout = about.pop("layout")
     if model is None:
         masks = unpack(tensors, layout)
-        masks.about = about
-        return masks
-    stored = layers(layout)
-    weights, named = prunable(model, scope, exclude), parameters(model)
-    if differing := container.differences(stored, named, required=weights):
-        hint = "; if only some weights have masks, pass scope= or exclude=" if stored.keys() < weights.keys() else ""
-        raise ValueError(
-            f"{path} does not match the model; {len(differing)} of the parameters differ: {shortened(differing)}{hint}"
-        )
-    one = {name: {name: entry} for name, entry in layout.items()}  # at a time: of a sharded model, some rows are kept
-    masks = Masks({name: placed(unpack(tensors, one[name])[name], named[name]) for name in layout})
+    else:
+        stored = {name: entry["shape"] for name, entry in layout.items()}
+        weights, named = prunable(model, scope, exclude), parameters(model)
+        if differing := container.differences(stored, named, required=weights):
+            some = stored.keys() < weights.keys()
+            hint = "; if only some weights have masks, pass scope= or exclude=" if some else ""
+            raise ValueError(
+                f"{path} does not match the model; {len(differing)} of the parameters differ: "
+                f"{shortened(differing)}{hint}"
+            )
+        one = {name: {name: entry} for name, entry in layout.items()}  # at a time: of a sharded model, some rows stay
+        masks = Masks({name: placed(unpack(tensors, one[name])[name], named[name]) for name in layout})
     masks.about = about
     return masks
 

@@ -1,6 +1,6 @@
 """Weight files: the weights and buffers of a network, sparse or dense; of pruned weights only what is kept."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -87,11 +87,12 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
         refuse_sharded(model, "load a weight file into it", "load it before you shard the model")
     tensors, about = container.read(path, KIND, VERSION)
     layout, tied = about.pop("layout"), about.pop("tied")
+    state, masks = _decoded(tensors, layout, tied)
     if model is None:
-        return Weights(*_decoded(tensors, layout, tied), about)
+        return Weights(state, masks, about)
     named, ties = _state_of(model)
     expected = named | {name: named[first] for name, first in ties.items()}
-    if differing := container.differences(_forms(tensors, layout, tied), expected, expected, _shape_and_type):
+    if differing := container.differences(state, expected, expected, _shape_and_type):
         raise ValueError(f"{path} does not match the model: {shortened(differing)}")
     if meta := [name for name, tensor in named.items() if tensor.is_meta]:
         raise ValueError(f"{shortened(meta)}: on the meta device; move the model with to_empty() before loading {path}")
@@ -99,7 +100,6 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
         raise ValueError(
             f"{shortened(shared)}: expanded, so many values are one number; clone() it before loading {path}"
         )
-    state, masks = _decoded(tensors, layout, tied)
     with torch.no_grad():
         for name, tensor in named.items():
             tensor.copy_(state[name])
@@ -141,20 +141,6 @@ def _state_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return named, tied
 
 
-class _Form(NamedTuple):
-    """The shape and type of a tensor that is not decoded yet."""
-
-    shape: Sequence[int]
-    dtype: torch.dtype
-
-
-def _forms(tensors: Mapping[str, Tensor], layout: Layout, tied: Mapping[str, str]) -> dict[str, _Form]:
-    """Return the form of each tensor that the tensors of a file stand for."""
-    forms = {name: _Form(tensor.shape, tensor.dtype) for name, tensor in _with_prefix(tensors, WHOLE).items()}
-    forms |= {name: _Form(entry["shape"], tensors[VALUES + name].dtype) for name, entry in layout.items()}
-    return forms | {name: forms[first] for name, first in tied.items()}
-
-
 def _decoded(tensors: Mapping[str, Tensor], layout: Layout, tied: Mapping[str, str]) -> tuple[dict[str, Tensor], Masks]:
     """Return the state dict and the masks that the tensors of a file encode."""
     masks, state = unpack(_with_prefix(tensors, MASK), layout), _with_prefix(tensors, WHOLE)
@@ -188,5 +174,5 @@ def _is_expanded(tensor: Tensor) -> bool:
     )
 
 
-def _shape_and_type(tensor: Tensor | _Form) -> str:
+def _shape_and_type(tensor: Tensor) -> str:
     return f"{shape_of(tensor)} of {str(tensor.dtype).removeprefix('torch.')}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import nn
 
@@ -30,61 +30,39 @@ __all__ = [
 ]
 
 
-class Factory(Protocol):
-    """A function that makes a network for a number of classes and square images of `size` x `size` pixels."""
-
-    def __call__(self, classes: int, size: int, channels: int = 3) -> nn.Module: ...
-
-
-def _factory(network: Callable[..., nn.Module], smallest: int = 1, imagenet: bool | None = None) -> Factory:
-    """Return a factory that picks the variant for ImageNet by the size of the images, unless `imagenet` is given."""
-
-    def make(classes: int, size: int, channels: int = 3) -> nn.Module:
-        if size < smallest:
-            raise ValueError(
-                f"images of {size}x{size} pixels are too small for this network, which needs {smallest}x{smallest}; "
-                "use a network for small images, such as small-vgg or small-resnet"
-            )
-        return network(classes, channels=channels, imagenet=size >= IMAGENET_SIZE if imagenet is None else imagenet)
-
-    return make
-
-
 IMAGENET_SIZE = 128  # smaller images get the variant for CIFAR and Tiny-ImageNet, others the one for ImageNet
 
 
 class Architecture(NamedTuple):
-    """A row of `MODELS`: how to build a network, and its name in figures and tables."""
+    """A row of `MODELS`: a function of the number of classes and channels, and its name in figures and tables."""
 
-    factory: Factory
+    network: Callable[..., nn.Module]
     label: str
+    smallest: int = 1  # pixels along each side of an image
+    variants: bool = True  # whether the size of the images decides about `imagenet`
 
 
 MODELS: dict[str, Architecture] = {
-    "resnet18": Architecture(_factory(partial(ResNet, 18)), "ResNet-18"),
-    "resnet34": Architecture(_factory(partial(ResNet, 34)), "ResNet-34"),
-    "resnet50": Architecture(_factory(partial(ResNet, 50)), "ResNet-50"),
-    "vgg16": Architecture(_factory(partial(VGG, 16), smallest=16), "VGG-16"),
-    "vgg19": Architecture(_factory(partial(VGG, 19), smallest=16), "VGG-19"),
-    "mobilenet-v2": Architecture(_factory(MobileNetV2), "MobileNet-v2"),
-    "small-vgg": Architecture(lambda classes, size, channels=3: SmallVGG(classes, channels=channels), "small VGG"),
-    "small-resnet": Architecture(
-        lambda classes, size, channels=3: SmallResNet(classes, channels=channels), "small ResNet"
-    ),
-    "resnet50-imagenet": Architecture(_factory(partial(ResNet, 50), imagenet=True), "ResNet-50 (ImageNet)"),
-    "vgg19-imagenet": Architecture(_factory(partial(VGG, 19), smallest=32, imagenet=True), "VGG-19 (ImageNet)"),
+    "resnet18": Architecture(partial(ResNet, 18), "ResNet-18"),
+    "resnet34": Architecture(partial(ResNet, 34), "ResNet-34"),
+    "resnet50": Architecture(partial(ResNet, 50), "ResNet-50"),
+    "vgg16": Architecture(partial(VGG, 16), "VGG-16", smallest=16),
+    "vgg19": Architecture(partial(VGG, 19), "VGG-19", smallest=16),
+    "mobilenet-v2": Architecture(MobileNetV2, "MobileNet-v2"),
+    "small-vgg": Architecture(SmallVGG, "small VGG", variants=False),
+    "small-resnet": Architecture(SmallResNet, "small ResNet", variants=False),
+    "resnet50-imagenet": Architecture(partial(ResNet, 50, imagenet=True), "ResNet-50 (ImageNet)", variants=False),
+    "vgg19-imagenet": Architecture(partial(VGG, 19, imagenet=True), "VGG-19 (ImageNet)", smallest=32, variants=False),
 }
 
 
 def build(name: str, classes: int, size: int, channels: int = 3) -> nn.Module:
     """Build the network of that name in `MODELS`, or the one that a factory of your own returns.
 
-    Such a factory is named as "package.module:factory" or "path/to/file.py:factory". "timm:NAME" is a network of timm,
-    and "timm:NAME@SIZE" the same for images of another size.
-
-    It receives the number of classes if it has a parameter `classes`, `num_classes` or
-    `n_classes`, or if it needs exactly one argument. The weights are those of torch's default initialization; use
-    `initialize` to change them.
+    Such a factory is named as "package.module:factory" or "path/to/file.py:factory". It receives the number of classes
+    if it has a parameter `classes`, `num_classes` or `n_classes`, or if it needs exactly one argument. "timm:NAME" is a
+    network of timm, and "timm:NAME@SIZE" the same for images of another size. The weights are those of torch's default
+    initialization; use `initialize` to change them.
 
     >>> build("resnet50", classes=10, size=32).conv1.kernel_size, build("resnet50", 1000, 224).conv1.kernel_size
     ((3, 3), (7, 7))
@@ -97,7 +75,14 @@ def build(name: str, classes: int, size: int, channels: int = 3) -> nn.Module:
     check_name(name)
     if name.startswith(from_timm.PREFIX):
         return from_timm.build(name, classes, channels)
-    return MODELS[name].factory(classes, size, channels)
+    row = MODELS[name]
+    if size < (least := row.smallest):
+        raise ValueError(
+            f"images of {size}x{size} pixels are too small for this network, which needs {least}x{least}; "
+            "use a network for small images, such as small-vgg or small-resnet"
+        )
+    variant = {"imagenet": size >= IMAGENET_SIZE} if row.variants else {}
+    return row.network(classes, channels=channels, **variant)
 
 
 def check_name(name: str) -> None:

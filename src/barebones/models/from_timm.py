@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..imports import sized
 from ..messages import did_you_mean, first_line
 
 PREFIX = "timm:"
@@ -21,7 +22,7 @@ class Wanted(NamedTuple):
 
 def build(name: str, classes: int, channels: int) -> nn.Module:
     """Build the network for the input size of its configuration, or for the one that the name ends with."""
-    timm, (architecture, size) = _timm(), parsed(name)
+    timm, (architecture, size) = _timm(), sized(name)
     config = _config(architecture)
     options = {"img_size": size} if size and config["fixed_input_size"] and size != config["input_size"][-1] else {}
     try:
@@ -34,21 +35,9 @@ def build(name: str, classes: int, channels: int) -> nn.Module:
 
 def wanted(name: str) -> Wanted:
     """Return what the network wants as its input, from its configuration."""
-    architecture, size = parsed(name)
+    architecture, size = sized(name)
     config = _config(architecture)
     return Wanted(size or config["input_size"][-1], tuple(config["mean"]), tuple(config["std"]))
-
-
-def parsed(name: str) -> tuple[str, int | None]:
-    """Return the architecture that "timm:NAME@SIZE" names, and its size; None if it names none.
-
-    >>> parsed("timm:vit_tiny_patch16_224"), parsed("timm:vit_tiny_patch16_224@32")
-    (('vit_tiny_patch16_224', None), ('vit_tiny_patch16_224', 32))
-    """
-    architecture, at, size = name.removeprefix(PREFIX).partition("@")
-    if not architecture or (at and not (size.isdecimal() and int(size))):
-        raise ValueError(f"{name} names no network of timm; write {PREFIX}NAME, or {PREFIX}NAME@SIZE (in pixels)")
-    return architecture, int(size) if at else None
 
 
 @cache
