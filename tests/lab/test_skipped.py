@@ -88,7 +88,7 @@ def test_a_skipped_run_is_a_row_of_the_tables_and_of_the_report(cut, skip):
     gathered = _run(skip.folder(cut), "a", effective=False)
     assert (gathered["status"], gathered["problems"], gathered["series"]["train"]) == ("done", [], None)
     first = gathered["collapsed"][0].removesuffix(".weight")
-    assert f"no signal passes from input to output, collapsed at {first}" in words_of(gathered)
+    assert f"No signal passes from input to output: collapsed at {first}" in words_of(gathered)
     assert UNTRAINED in words_of(gathered)
     assert gathered["untrained"]
 

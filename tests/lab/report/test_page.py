@@ -184,7 +184,7 @@ def test_a_run_opens_and_shows_its_masks(opened: Opened) -> None:
     page.locator("#table tbody tr", has_text="collapsed").locator("a").click()
     one = page.locator("#one")
     words = one.inner_text()
-    for part in ("An empty layer, with no weight left: features.20.", "Sparsity, effective", "Density of each layer",
+    for part in ("1 of 9 layers keeps no weight: features.20.", "Sparsity, effective", "Density of each layer",
                  "Accuracy in training", "Loss in training"):  # fmt: skip
         assert part in words
     layers = one.locator(".plot").first
