@@ -58,7 +58,7 @@ def counting(seeds: list[int], asked: list[Any]) -> Analysis:
             yield from ({"data": data, "model": model, "seed": seed, "value": 10 * seed + i} for i in range(3))
 
     settings = {"pairs": [("digits", "a"), ("digits", "b")], "seeds": seeds}
-    return Analysis(analyse, {"short": settings}, {}, ("value", "sum"), lambda rows: [
+    return Analysis(analyse, {"short": settings}, ("value", "sum"), lambda rows: [
         row | {"sum": sum(each["value"] for each in rows)} for row in rows
     ])  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_a_stopped_analysis_resumes_with_the_networks_that_are_missing(tmp_path:
 
 def test_each_sparsity_is_a_part() -> None:
     settings = {"pairs": [("digits", "a")], "seeds": [0, 1], "sparsities": [0.5, 0.9], "rounds": [1, 2]}
-    parts = Analysis(lambda *_: iter([]), {"short": settings}, {}, ()).parts("short")
+    parts = Analysis(lambda *_: iter([]), {"short": settings}, ()).parts("short")
     assert [(part["seeds"], part["sparsities"]) for part in parts] == [
         ([0], [0.5]), ([0], [0.9]), ([1], [0.5]), ([1], [0.9])
     ]  # fmt: skip
@@ -108,7 +108,7 @@ def test_analyses_use_deterministic_algorithms(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(cudnn, "benchmark", True)  # as training on a GPU sets it
     analysis = Analysis(
         lambda settings, options: iter([{"value": int(cudnn.deterministic and not cudnn.benchmark)}]),
-        {"short": {}}, {}, ("value",),
+        {"short": {}}, ("value",),
     )  # fmt: skip
     assert analysis.compute("made-up", "short", context(tmp_path)) == [{"value": 1}]
     assert (cudnn.benchmark, cudnn.deterministic) == (True, False)

@@ -44,7 +44,7 @@ def test_all_figures_of_the_paper_are_there() -> None:
     assert TINY.keys() <= ANALYSES.keys()
     for each in FIGURES.values():
         assert each.about.endswith(".")
-        assert all(each.source.cost(scale) for scale in SCALES)
+        assert all(each.costs)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -206,7 +206,7 @@ def test_smoke_pictures_say_that_they_show_nothing_about_the_methods(tmp_path: P
     for scale, data, cautioned in (("smoke", "digits", True), ("short", "cifar10", False), ("smoke", None, False)):
         drawn = plots.canvas(3, 2)
         source = SimpleNamespace(compute=lambda *_, data=data: [{"data": data}])
-        figure = lab_figures.Figure("nothing", source, lambda rows, drawn=drawn: drawn)  # type: ignore[arg-type]
+        figure = lab_figures.Figure("nothing", source, lambda rows, drawn=drawn: drawn, ("", "", ""))  # type: ignore[arg-type]
         context = FigureContext(RunOptions(tmp_path), Console(quiet=True))
         lab_figures.write("nothing", figure, scale, tmp_path, context)
         assert ("shows nothing about the methods" in drawn.get_suptitle()) == cautioned
