@@ -207,7 +207,7 @@ def test_a_skipped_run_is_a_row_of_the_tables_and_of_the_report(cut, skip):
     gathered = _run(skip.folder(cut), "a", effective=False)
     assert (gathered["status"], gathered["problems"], gathered["series"]["train"]) == ("done", [], None)
     first = gathered["collapsed"][0].removesuffix(".weight")
-    assert f"no signal passes from input to output, collapsed at {first}" in str(gathered["words"])
+    assert f"No signal passes from input to output: collapsed at {first}" in str(gathered["words"])
     assert UNTRAINED in str(gathered["words"])
     assert gathered["untrained"]
 

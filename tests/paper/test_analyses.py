@@ -58,7 +58,7 @@ def counting(seeds: list[int], asked: list[Any]) -> Analysis:
             yield from ({"data": data, "model": model, "seed": seed, "value": 10 * seed + i} for i in range(3))
 
     settings = {"pairs": [("digits", "a"), ("digits", "b")], "seeds": seeds}
-    return Analysis(analyse, {"short": settings}, {}, ("value", "sum"), lambda rows: [
+    return Analysis(analyse, {"short": settings}, ("value", "sum"), lambda rows: [
         row | {"sum": sum(each["value"] for each in rows)} for row in rows
     ])  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_a_stopped_analysis_resumes_with_the_networks_that_are_missing(tmp_path:
 
 def test_each_sparsity_is_a_part() -> None:
     settings = {"pairs": [("digits", "a")], "seeds": [0, 1], "sparsities": [0.5, 0.9], "rounds": [1, 2]}
-    parts = Analysis(lambda *_: iter([]), {"short": settings}, {}, ()).parts("short")
+    parts = Analysis(lambda *_: iter([]), {"short": settings}, ()).parts("short")
     assert [(part["seeds"], part["sparsities"]) for part in parts] == [
         ([0], [0.5]), ([0], [0.9]), ([1], [0.5]), ([1], [0.9])
     ]  # fmt: skip
@@ -108,7 +108,7 @@ def test_analyses_use_deterministic_algorithms(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(cudnn, "benchmark", True)  # as training on a GPU sets it
     analysis = Analysis(
         lambda settings, options: iter([{"value": int(cudnn.deterministic and not cudnn.benchmark)}]),
-        {"short": {}}, {}, ("value",),
+        {"short": {}}, ("value",),
     )  # fmt: skip
     assert analysis.compute("made-up", "short", context(tmp_path)) == [{"value": 1}]
     assert (cudnn.benchmark, cudnn.deterministic) == (True, False)
@@ -262,27 +262,6 @@ def test_consistency_of_one_shot_and_iterated_masks(rows_of: Callable[[str], tab
     assert methods["iter-snip"][-1]["disconnected"] is False
 
 
-def test_consistency_draws_each_network_by_itself(rows_of: Callable[[str], tables.Rows]) -> None:
-    emptied_layer = {"kept": 0, "density": 0.0, "disconnected": True}  # whether it is empty depends on the machine
-    rows = [
-        row | emptied_layer if (row["method"], row["round"], row["layer"]) == ("grasp-taylor", 8, 1) else row
-        for row in rows_of("consistency")
-    ]
-    other = [row | {"model": "my net", "density": row["density"] or 0.5, "kept": row["kept"] or 1} for row in rows]
-    alone, both = (FIGURES["consistency"].draw(each) for each in (rows, [*rows, *other]))
-    ours, theirs = ([axes for axes in figure.axes if axes.get_title()] for figure in (alone, both))
-    assert [axes.get_ylabel().splitlines()[0] for axes in theirs[:: len(theirs) // 4]] == [
-        "Digits, small VGG", "Digits, small VGG", "Digits, my net", "Digits, my net",
-    ]  # fmt: skip
-    for one, same in zip(ours, theirs, strict=False):
-        lines, kept = ([line.get_xydata().tolist() for line in axes.lines] for axes in (one, same))
-        assert kept == lines
-    emptied = [axes.texts[0].get_text() for axes in theirs]
-    assert any("layers empty" in text for text in emptied[: len(ours)])
-    assert not any("layers empty" in text for text in emptied[len(ours) :])
-    assert "no signal passes" in emptied[len(ours) + 2]  # of GRASP iterated, which cuts the network
-
-
 def test_consistency_says_how_many_seeds_are_cut(rows_of: Callable[[str], tables.Rows]) -> None:
     rows = tables.grouped(rows_of("consistency"), "kind", "method")["one-shot", "snip"]
     rows = [row for row in rows if row["sparsity"] == 0.95]
@@ -333,21 +312,19 @@ def test_analyses_leave_the_threads_alone(tmp_path: Path) -> None:
         assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "titles"),
-    [
-        ("saliency-scatter", ["Digits, small VGG", "Digits, my net"]),
-        ("saliency-vs-rounds", [f"{m}: Digits, {n}" for n in ("small VGG", "my net") for m in ("FORCE", "Iter SNIP")]),
-        ("evolution", [f"{m}: Digits, {n}" for n in ("small VGG", "my net") for m in ("Iter SNIP", "FORCE")]),
-    ],
-)
-def test_each_network_has_panels_of_its_own(
-    name: str, titles: list[str], rows_of: Callable[[str], tables.Rows]
-) -> None:
-    rows = rows_of(name)
+@pytest.mark.parametrize("name", ["saliency-scatter", "saliency-vs-rounds", "evolution", "layers", "consistency"])
+def test_each_network_has_panels_of_its_own(name: str, rows_of: Callable[[str], tables.Rows]) -> None:
+    def shown(rows: tables.Rows) -> list[str]:
+        """The title and the lines of each panel."""
+        panels = [axes for axes in FIGURES[name].draw(rows).axes if axes.axison and axes.get_title()]
+        return [str([axes.get_title(), *(line.get_xydata().tolist() for line in axes.lines)]) for axes in panels]
+
+    rows = [
+        row | {"kept": row["kept"] or 1, "density": row["density"] or 0.5} if "kept" in row else row
+        for row in rows_of(name)
+    ]
     other = [row | {"model": "my net"} for row in rows]
-    drawn = FIGURES[name].draw([*rows, *other])
-    assert [axes.get_title() for axes in drawn.axes] == titles
-    fewer = [row for row in other if row["method"] == "force"]
-    shown = [axes.get_title() for axes in FIGURES[name].draw([*rows, *fewer]).axes if axes.axison]
-    assert len(shown) == (2 if name == "saliency-scatter" else 3)
+    alone = shown(rows)
+    assert shown([*rows, *other]) == [*alone, *(panel.replace("small VGG", "my net") for panel in alone)]
+    fewer = [row for row in other if row["method"] != rows[0]["method"]]
+    assert shown([*rows, *fewer])[: len(alone)] == alone

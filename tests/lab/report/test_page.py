@@ -62,7 +62,6 @@ def opened(browser: Any, address: str) -> Iterator[Opened]:
 
     yield go
     for page in pages:
-        page.evaluate("localStorage.clear()")  # the theme
         page.close()
     assert complaints == []
 
@@ -128,7 +127,7 @@ def found(page: Any, text: str) -> int:
 
 def test_it_filters(opened: Opened) -> None:
     page = opened()
-    page.check("input[name=rows][value=runs]", force=True)
+    page.check("#single")
     for text, many in [
         ("seed:1", 1), ("seed:1,2", 2), ("seed>0", 2), ("seed>=0", 12), ("seed<0", 0), ("seed>=many", 0),
         ("FORCE", 4), ("force 98", 3), ("98", 9), ("98%", 9), ("99.5", 2), ("forc", 0), ("for*", 4),
@@ -184,7 +183,7 @@ def test_a_run_opens_and_shows_its_masks(opened: Opened) -> None:
     page.locator("#table tbody tr", has_text="collapsed").locator("a").click()
     one = page.locator("#one")
     words = one.inner_text()
-    for part in ("An empty layer, with no weight left: features.20.", "Sparsity, effective", "Density of each layer",
+    for part in ("1 of 9 layers keeps no weight: features.20.", "Sparsity, effective", "Density of each layer",
                  "Accuracy in training", "Loss in training"):  # fmt: skip
         assert part in words
     layers = one.locator(".plot").first
@@ -217,7 +216,7 @@ def test_names_are_text_in_charts_too(opened: Opened, tmp_path: Path) -> None:
     assert page.locator(".plot svg a, .plot img, .plot tspan[style]").count() == 0
 
 
-def test_a_chart_tells_its_numbers_hides_a_line_and_is_saved(opened: Opened) -> None:
+def test_a_chart_tells_its_numbers(opened: Opened) -> None:
     page = opened()
     plot = page.locator("#panels .plot").last
     plot.scroll_into_view_if_needed()
@@ -226,24 +225,6 @@ def test_a_chart_tells_its_numbers_hides_a_line_and_is_saved(opened: Opened) -> 
     box = point.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     until(lambda: "accuracy" in tip(page))
-    with page.expect_download() as download:
-        plot.locator("[data-title^='Download']").click()
-    assert Path(download.value.path()).read_bytes().startswith(b"<svg")
-    many = plot.locator(".point").count()
-    plot.locator(".legendtoggle").first.click()
-    until(lambda: plot.locator(".point").count() < many)
-
-
-@pytest.mark.parametrize("accuracies", [(0.825, 0.875), (0.9101, 0.9104), (0.1, 0.99)])
-def test_ticks_stand_where_their_labels_say(opened: Opened, tmp_path: Path, accuracies: tuple[float, float]) -> None:
-    for sparsity, accuracy in zip((0.9, 0.99), accuracies, strict=True):
-        write_run(tmp_path / "runs", "snip", sparsity, 0, accuracy)
-    page = shown_at(opened, tmp_path)
-    read = "(p, axis) => [...p.querySelectorAll(`.${axis}tick text`)].map((t) => [t.__data__.x, Number(t.textContent)])"
-    plot = page.locator("#panels .plot")
-    until(lambda: len(plot.evaluate(read, "x")) == 2)
-    assert [label == pytest.approx(100 * (1 - 10**-at)) for at, label in plot.evaluate(read, "x")] == [True] * 2
-    assert all(label == pytest.approx(at) for at, label in plot.evaluate(read, "y"))
 
 
 def test_a_method_has_the_same_colour_everywhere(opened: Opened) -> None:
@@ -273,7 +254,7 @@ def test_ticked_rows_are_compared(opened: Opened) -> None:
     until(lambda: plot.evaluate("(plot) => plot.data?.length") == 4)  # two edges of the band, and two lines
     upper, lower, mean, one = plot.evaluate("(plot) => plot.data.map((trace) => trace.y[0])")
     assert (upper, lower, mean, one) == pytest.approx((96.6056, 89.3944, 93.0, 70.0), rel=1e-4)
-    page.check("input[name=rows][value=runs]", force=True)
+    page.check("#single")
     assert page.locator("#comparison thead th").count() == 1 + 4  # each seed on its own
 
 
@@ -309,7 +290,7 @@ def test_a_followed_page_loads_itself_anew(opened: Opened, content: dict[str, An
     assert page.input_value("#text") == "force"
 
 
-def test_light_dark_and_print(opened: Opened) -> None:
+def test_light_and_dark(opened: Opened) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     page = opened()
     before = page.evaluate(paper)
@@ -317,9 +298,8 @@ def test_light_dark_and_print(opened: Opened) -> None:
     assert page.evaluate(paper) != before
     assert page.get_attribute("#theme", "aria-pressed") == "true"
     assert opened(colours="dark").evaluate(paper) == page.evaluate(paper)
-    page.emulate_media(media="print")
-    assert page.evaluate(paper) == "rgb(255, 255, 255)"
-    assert not page.locator("#filters").is_visible()
+    again = opened(page.evaluate("location.href"))  # which holds the theme
+    assert again.evaluate(paper) == page.evaluate(paper)
 
 
 @pytest.mark.parametrize("width", [390, 320, 768])

@@ -66,8 +66,10 @@ def card(
 
     `finder` has the settings of the experiment that found the masks, if they came from a file.
     """
-    name = f"{_label(experiment)} on {plots.data_label(experiment.data)}"
-    share = "dense" if experiment.method == DENSE else f"{plots.removed(counts.sparsity)} % sparse"
+    label = plots.model_label(experiment.model).replace("`", "'")
+    name = f"{label} on {plots.data_label(experiment.data)}"
+    dense = experiment.method == DENSE
+    share = "dense" if dense else f"{plots.removed(counts.sparsity)} % sparse"
     task = "image-classification" if inputs.size else "other"
     about: dict[str, Any] = {
         "library_name": "barebones",
@@ -84,9 +86,7 @@ def card(
     rows = [f"| {what} | {value} |" for what, value in _numbers(counts, result)]
     form = {"classes": inputs.classes, "size": inputs.size, "channels": inputs.channels}
     loading = LOADING.format(model=experiment.model, **form, weights=WEIGHTS, masks=MASKS)
-    method = (
-        "not pruned" if experiment.method == DENSE else f"pruned at initialization ({look(experiment.method).label})"
-    )
+    method = "not pruned" if dense else f"pruned at initialization ({look(experiment.method).label})"
     state = "trained" if result is not None else "not trained: these are its initial weights"
     made_by = commands(experiment, result is not None, finder)
     if result is not None and untrained(result):
@@ -104,15 +104,7 @@ def card(
         "## How to load it",
         f"```python\n{loading}\n```",
     ]
-    return "\n\n".join(_printable(part) for part in parts) + "\n"
-
-
-def _printable(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
-
-
-def _label(experiment: Experiment) -> str:
-    return plots.model_label(experiment.model).replace("`", "'")
+    return "\n".join(map(printable, "\n\n".join(parts).split("\n"))) + "\n"
 
 
 def _numbers(counts: Account, result: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
@@ -121,10 +113,8 @@ def _numbers(counts: Account, result: Mapping[str, Any] | None) -> Iterator[tupl
         on_paths = f"{counts.effective:,} weights are on a path from input to output"
         yield "effective sparsity", f"{counts.effective_sparsity:.4%}: {on_paths}"
     if counts.flops_dense and counts.flops_effective is not None:
-        left = (
-            f"{counts.flops_effective:,} ({counts.flops_effective / counts.flops_dense:.2%}) for the weights on a path"
-        )
-        yield "FLOPs per sample", f"{left}, {counts.flops_dense:,} for the dense network"
+        left = f"{counts.flops_effective:,} ({counts.flops_effective / counts.flops_dense:.2%})"
+        yield "FLOPs per sample", f"{left} for the weights on a path, {counts.flops_dense:,} for the dense network"
     if counts.collapsed:
         yield "collapsed", f"no signal passes {shortened(counts.collapsed)}"
     elif counts.disconnected_outputs:

@@ -29,6 +29,7 @@ class Figure:
     about: str
     source: Runs | Analysis
     draw: Callable[[Rows], Canvas | str]
+    costs: tuple[str, str, str]  # the time that it takes at each scale: on two CPU cores at smoke, else on one H200
     is_table: bool = False
 
 
@@ -127,6 +128,10 @@ def listed(figures: Mapping[str, Figure]) -> Table:
     table.title_justify = "left"
     table.add_row(Text(accuracy.NAME, style="bold"), Text.assemble(accuracy.ABOUT, "\n", ("any runs: 3 s", "dim")))
     for name, figure in figures.items():
-        costs = "; ".join(f"{scale}: {figure.source.cost(scale)}" for scale in SCALES)
+        costs = "; ".join(f"{s}: {_runs(figure, s)}{cost}" for s, cost in zip(SCALES, figure.costs, strict=True))
         table.add_row(Text(name, style="bold", no_wrap=True), Text.assemble(figure.about, "\n", (costs, "dim")))
     return table
+
+
+def _runs(figure: Figure, scale: str) -> str:
+    return f"{len(set(figure.source.experiments(scale)))} runs, " if isinstance(figure.source, Runs) else ""

@@ -34,18 +34,6 @@ COLUMNS = (
 )  # fmt: skip
 Settings = dict[str, Any]
 
-# Seconds of one epoch on one H200 that trains four networks side by side, by data set and network. Those of ResNet-50
-# and VGG-19 on CIFAR are measured (benchmarks/lab.md), and that of MobileNet-v2 is a quarter of the median in results/.
-# The others are estimates from multiplications and images.
-EPOCH_SECONDS = {
-    ("cifar10", "resnet50"): 3.0, ("cifar10", "vgg19"): 0.66, ("cifar10", "mobilenet-v2"): 1.8,
-    ("cifar100", "resnet50"): 3.0, ("cifar100", "vgg19"): 0.66,
-    ("tiny-imagenet", "resnet50"): 27.0, ("tiny-imagenet", "vgg19"): 6.0,
-    ("imagenet", "resnet50"): 600.0, ("imagenet", "vgg19"): 1200.0,
-}  # fmt: skip
-PRUNE_SECONDS = 15.0  # an estimate for one mask on the same GPU
-SMOKE_SECONDS = (8.0, 0.7)  # estimates on a CPU: to start and draw, and for each run
-
 
 @dataclass(frozen=True)
 class FigureContext:
@@ -68,16 +56,6 @@ class Runs:
     free: tuple[str, ...] = ("sparsity", "seed")  # settings in which stored runs may differ from the experiments
     jobs: int | None = None  # runs at the same time; None for as many as fit
     columns: tuple[str, ...] = ("source", *COLUMNS, "mean", "std", "seeds")  # required to draw the figure
-
-    def cost(self, scale: str) -> str:
-        """Return the number of runs and the estimated time, in words."""
-        listed = set(self.experiments(scale))
-        if scale == "smoke":
-            start, each = SMOKE_SECONDS
-            return f"{len(listed)} runs, {start + len(listed) * each / (self.jobs or 2):.0f} s"
-        hours = sum(_seconds(experiment) for experiment in listed) / 3600
-        time = f"{hours:.0f} h" if hours >= 10 else f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
-        return f"{len(listed)} runs, {time}"
 
     def compute(self, name: str, scale: str, context: FigureContext) -> Rows:
         """Sweep over the runs that are missing and return the rows of all."""
@@ -133,13 +111,8 @@ class Analysis:
 
     analyse: Callable[[Settings, RunOptions], Iterator[Row]]
     settings: Mapping[str, Settings]  # by scale
-    costs: tuple[str, str, str]  # of the three scales, in words
     columns: tuple[str, ...]  # required to draw the figure
     finish: Callable[[Rows], Rows] = field(default=lambda rows: rows)  # adds what needs all rows of a part
-
-    def cost(self, scale: str) -> str:
-        """Return the estimated time, in words."""
-        return self.costs[SCALES.index(scale)]
 
     def parts(self, scale: str) -> list[Settings]:
         """Return the settings of each network, with each seed and sparsity where the settings list them."""
@@ -220,9 +193,3 @@ def _usual_first(rows: Sequence[Row]) -> Rows:
     often, place = Counter(how), dict[tuple[Any, ...], int]()
     keys = [(place.setdefault(_identity(row), len(place)), -often[way]) for row, way in zip(rows, how, strict=True)]
     return [row for _, row in sorted(zip(keys, rows, strict=True), key=lambda pair: pair[0])]
-
-
-def _seconds(experiment: Experiment) -> float:
-    epochs = experiment.resolved().epochs or 0
-    each = EPOCH_SECONDS.get((experiment.data, experiment.model), 0.1)
-    return PRUNE_SECONDS + (epochs + experiment.pretrain) * each

@@ -287,32 +287,28 @@ def _frame(axes: Axes, rows: Rows, floor: float) -> None:
 FIGURES = {
     "layers": Figure(
         "What each method leaves of every layer at 99.9 %: density, count, and small counts; empty layers marked.",
-        Analysis(
-            layers,
-            LAYERS,
-            ("5 s", "1 min", "5 min"),
-            ("data", "model", "method", "sparsity", "layer", "kept", "density"),
-        ),
+        Analysis(layers, LAYERS, ("data", "model", "method", "sparsity", "layer", "kept", "density")),
         draw_layers,
+        ("5 s", "1 min", "5 min"),
     ),
     "evolution": Figure(
         "Weights pruned and recovered in each round of Iter SNIP and FORCE, as shares of all prunable weights.",
         Analysis(
             evolution,
             EVOLUTION,
-            ("3 s", "15 s", "1 min"),
             ("data", "model", "method", "sparsity", "round", *(f"{name}_share" for name in COUNTS)),
         ),
         draw_evolution,
+        ("3 s", "15 s", "1 min"),
     ),
     "consistency": Figure(
         "What is left of each layer against the global density: one-shot methods, and rounds of iterated ones.",
         Analysis(
             consistency,
             CONSISTENCY,
-            ("8 s", "1 min", "6 min"),
             ("data", "model", "method", "seed", "kind", "layer", "kept", "density", "density_all", "disconnected"),
         ),
         draw_consistency,
+        ("8 s", "1 min", "6 min"),
     ),
 }

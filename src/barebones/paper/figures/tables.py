@@ -199,12 +199,14 @@ FIGURES = {
         "Time to the mask and accuracy at 99.5 %: SNIP and GRASP with few and many batches, FORCE and Iter SNIP.",
         Runs(cost_experiments, cost_rows, free=("seed",), jobs=1),
         draw_cost,
+        ("14 s", "32 min", "8 h"),
         is_table=True,
     ),
     "imagenet": Figure(
         "Top-1 and top-5 accuracy on ImageNet at 90 and 95 %, VGG-19 and ResNet-50; short and paper need its images.",
         Runs(compared(["imagenet"], NETWORKS, MULTI_BATCH, IMAGENET), imagenet_rows, free=("seed",)),
         draw_imagenet,
+        ("10 s", "55 h", "495 h"),
         is_table=True,
     ),
     "parameters": Figure(
@@ -212,11 +214,11 @@ FIGURES = {
         Analysis(
             shares,
             {scale: {"pairs": [(each.data, each.model) for each in PARAMETERS]} for scale in SCALES},
-            ("1 s", "1 s", "1 s"),
             ("source", "data", "model", *SHARES, "total"),
             with_paper,
         ),
         draw_parameters,
+        ("1 s", "1 s", "1 s"),
         is_table=True,
     ),
 }

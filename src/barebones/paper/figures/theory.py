@@ -61,11 +61,9 @@ FIGURES = {
     "theory": Figure(
         "How far from locally optimal a mask is, against the size of the step that made it; tiny tanh networks.",
         Analysis(
-            analyse,
-            SETTINGS,
-            ("5 s", "10 s (CPU)", "2 min (CPU)"),
-            ("widths", "keep", "networks", "step", "gap", "error", "gap_anywhere", "error_anywhere"),
+            analyse, SETTINGS, ("widths", "keep", "networks", "step", "gap", "error", "gap_anywhere", "error_anywhere")
         ),
         draw,
+        ("5 s", "10 s (CPU)", "2 min (CPU)"),
     ),
 }

@@ -84,12 +84,14 @@ def page(content: Mapping[str, Any], refresh: int | None = None) -> str:
     """Return the content that `gather` collected as HTML, with style, script and data inside.
 
     Nothing of the content can become markup: the data are packed into letters and digits, and the page may run only two
-    scripts, whose hashes it names: its own, and Plotly's. The hash of the empty style lets Plotly make a style sheet
-    and add rules to it by its own code.
+    scripts, whose hashes it names. The hash of the empty style lets Plotly make a style sheet by its own code.
     """
     library, packed = _plotly()
-    template, style = _file("page.html"), _file("page.css")
-    script = '"use strict";\n(async () => {\n' + "\n".join(map(_file, SCRIPTS)) + "})();\n"
+    folder = resources.files(__package__)
+    template, style, *scripts = (
+        (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", *SCRIPTS)
+    )
+    script = '"use strict";\n(async () => {\n' + "\n".join(scripts) + "})();\n"
     data = {**content, "looks": _looks(), "version": __version__, "refresh": refresh}
     parts = {
         "title": html.escape(f"{content['title']} – barebones report"),
@@ -139,10 +141,6 @@ def _lighter(colour: str) -> str:
     brightness = sum(weight * each / 255 for weight, each in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
     white = (BRIGHTNESS - brightness) / (1 - brightness) if brightness < BRIGHTNESS else 0
     return "#" + "".join(f"{round(each + (255 - each) * white):02x}" for each in channels)
-
-
-def _file(name: str) -> str:
-    return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

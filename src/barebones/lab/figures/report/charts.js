@@ -11,7 +11,7 @@ const seen = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) if (isIntersecting && !target.data) draw(target);
 }, { rootMargin: "400px" });
 function redraw() {
-  for (const plot of document.querySelectorAll(".plot")) if (plot.data || matchMedia("print").matches) draw(plot);
+  for (const plot of document.querySelectorAll(".plot")) if (plot.data) draw(plot);
 }
 
 /* A chart of lines {name, look, dash, symbol, points: [{x, y, off, symbol, says}]}: `off` is the deviation, and `says` is what a point tells.

@@ -10,8 +10,8 @@ function rowOf(g, members) {
   };
 }
 const inGroups = (members) => groups.map((g) => rowOf(g, members.filter((run) => groupOf[run.index] === g))).filter((row) => row.members.length);
-const rowKind = () => document.querySelector("input[name=rows]:checked").value;
-const rowsOf = (members) => (rowKind() === "groups" ? inGroups(members) : members.map((run) => rowOf(groupOf[run.index], [run])));
+const single = () => $("single").checked; // a row for each run
+const rowsOf = (members) => (single() ? members.map((run) => rowOf(groupOf[run.index], [run])) : inGroups(members));
 
 /* The filter. */
 const CHOICES = ["data", "model", "method"];
@@ -70,9 +70,9 @@ const badge = (kind, text) => h("span", { class: `badge ${kind}` }, text);
 const stateCell = (row) => [Object.entries(row.states).map(([state, number]) => badge(STATE_KINDS[state] ?? "bad", row.members.length > 1 ? `${number} ${state}` : state)),
   row.collapsed ? badge("bad", row.members.length > 1 ? `${row.collapsed} collapsed` : "collapsed") : null,
   row.members.filter((run) => run.status === "unfinished" && run.state).map((run) => h("div", { class: "hint" }, run.state))];
-const link = (run, text) => h("a", { href: `#${new URLSearchParams({ run: idOf(run) })}`, "aria-label": `Run ${describe(run)}` }, text);
+const link = (run, text) => h("a", { href: `#${new URLSearchParams({ run: run.folder })}`, "aria-label": `Run ${describe(run)}` }, text);
 const COLUMNS = [
-  { name: "Method", value: (row) => row.method, cell: (row) => h("span", { class: "swatch" }, tick(row), swatch(row)) },
+  { name: "Method", value: (row) => row.method, cell: (row) => h("span", { class: "swatch" }, tick(row), ...swatch(row)) },
   { name: "Sparsity %", value: (row) => row.sparsity, cell: (row) => nominal(row.sparsity), number: true },
   { name: "State", value: (row) => stateText(row.states), cell: stateCell, wrap: true },
   { name: "Accuracy %", value: (row) => row.accuracy, cell: accuracyText, number: true },

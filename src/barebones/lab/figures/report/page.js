@@ -54,11 +54,12 @@ const bySeed = (members, read) => [...new Map(members.filter((run) => known(read
 const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
 const deviation = (values) => (values.length > 1 ? Math.sqrt(values.reduce((sum, value) => sum + (value - mean(values)) ** 2, 0) / (values.length - 1)) : null);
 
-/* Light and dark; a printed page is light. */
-const dark = () => !matchMedia("print").matches && (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+/* Light and dark: as the reader chose, or else as the system is. */
+const root = document.documentElement;
+const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 
 /* How a method looks, as Python says: one colour for light pages, one for dark ones. A group has its own marker and dashes. */
 const looks = new Map(Object.entries(data.looks));
 const lookOf = (method) => looks.get(method) ?? looks.get("");
 const labelOf = (method) => lookOf(method).label || method;
-const swatch = (g, text = labelOf(g.method) ?? "unknown") => h("span", { class: "swatch" }, h("span", { class: "glyph", "data-mark": g.glyph, "--c": lookOf(g.method).light, "--d": lookOf(g.method).dark }), h("span", {}, text));
+const swatch = (g, text = labelOf(g.method) ?? "unknown") => [h("span", { class: "glyph", "data-mark": g.glyph, "--c": lookOf(g.method).light, "--d": lookOf(g.method).dark }), h("span", {}, text)];

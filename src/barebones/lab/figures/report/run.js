@@ -75,8 +75,8 @@ function scoresOf(rows) {
   return SCORES.map(([name, read, say]) => [name, ...rows.map((row) => score(bySeed(row.members, read), say))]).filter(([, ...texts]) => texts.some((text) => text !== "–"));
 }
 function compare() {
-  const rows = rowsOf(runs.filter((run) => ticked.has(run.index))), vary = (read) => new Set(rows.map(read)).size > 1, single = rowKind() === "runs";
-  const nameOf = (row) => titleOf(row) + (single ? `, seed ${setting(row.members[0], "seed")}` : "") + (vary(placeOf) ? `, ${placeOf(row)}` : ""); // a name says only what differs
+  const rows = rowsOf(runs.filter((run) => ticked.has(run.index))), vary = (read) => new Set(rows.map(read)).size > 1;
+  const nameOf = (row) => titleOf(row) + (single() ? `, seed ${setting(row.members[0], "seed")}` : "") + (vary(placeOf) ? `, ${placeOf(row)}` : ""); // a name says only what differs
   const used = new Map();
   const bundles = rows.map((row) => {
     used.set(row.method, (used.get(row.method) ?? -1) + 1); // rows of one method share its colour, not its dashes
@@ -101,9 +101,9 @@ function show(run) {
   opened = run;
   const g = groupOf[run.index], settings = [...Object.entries(run.settings ?? {}).filter(([, value]) => known(value)), ...Object.entries(run.environment)];
   $("one").replaceChildren(
-    h("p", {}, swatch(g, describe(run))),
+    h("p", { class: "swatch" }, ...swatch(g, describe(run))),
     h("ul", { class: "words" }, run.words.map(([kind, text]) => h("li", { class: `word ${kind}` }, text))),
-    h("dl", { class: "tiles" }, scoresOf([rowOf(g, [run])]).map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)))),
+    tableOf(["Result", "Value"], scoresOf([rowOf(g, [run])])),
     curves([{ name: "this run", look: lookOf(g.method), runs: [run] }]),
     run.layers.length ? more(`The ${run.layers.length} layers as a table`, layerTable(run)) : "",
     settings.length ? more("Settings and environment", tableOf(["Setting", "Value"], settings.map(([name, value]) => [spoken(name), String(value)]), 2)) : "",

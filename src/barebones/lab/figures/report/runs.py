@@ -1,6 +1,6 @@
 """Gathering: collect the data of the page about each run folder, as plain values, and report unreadable files."""
 
-import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -14,18 +14,19 @@ from ....accounting import LayerAccount, account
 from ....data import DATA
 from ....files.masks import NUMBERS, load_masks
 from ....masks import Masks
+from ....messages import shortened
 from ....models import MODELS
 from ...experiment.experiment import DENSE, SETTLED, Experiment
 from ...experiment.styles import look, titled
-from ...records.records import DONE, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
-from ...run.connectivity import untrained
+from ...records.records import DONE, FAILED, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
+from ...run import connectivity
 from ...run.folder import CHECKPOINT, EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
 from ...run.lock import is_lease
 from ...run.metrics import COUNTED, METRICS, Line, finite
 from ...run.metrics import read as read_metrics
 from ...run.network import built
-from .sentences import PRUNED, UNFINISHED, sentences
 
+PRUNED, UNFINISHED = "pruned", "unfinished"
 FILES = (EXPERIMENT, RESULT, FAILURE, MASK, METRICS)  # a folder with one of these is a run's
 LONGEST = 150  # points of a series; longer series are thinned out
 SERIES = {  # the numbers that are drawn of each stage
@@ -84,7 +85,7 @@ def gather(
 
 def stamps(runs: Path) -> dict[Path, Stamp]:
     """Return the run folders under a folder, each with the times and sizes of its files, which change as it does."""
-    folders = sorted(_run_folders(runs, set())) if runs.is_dir() else []
+    folders = sorted(_run_folders(runs))
     return {folder: tuple(sorted(_stamp(folder))) for folder in folders}
 
 
@@ -96,25 +97,18 @@ def _stamp(folder: Path) -> Iterator[tuple[str, int, int]]:
                     yield path.name, (about := path.stat()).st_mtime_ns, about.st_size
 
 
-def _run_folders(folder: Path, visited: set[Path]) -> Iterator[Path]:
+def _run_folders(runs: Path) -> Iterator[Path]:
     """Yield the folder itself if it is a run folder, else all run folders at any depth inside it, each once."""
-    real = folder.resolve()
-    if real in visited:
-        return
-    top = not visited
-    visited.add(real)
-    try:
-        paths = sorted(folder.iterdir())
-        if any(path.name in FILES for path in paths):
-            yield folder
-            return
-        for path in paths:
-            if path.is_dir() and not path.name.startswith("."):
-                yield from _run_folders(path, visited)
-    except OSError:
-        if top:
-            raise
-        yield folder  # without permission to read it, the page reports it as unreadable
+    visited = set()
+    unreadable: list[OSError] = []  # without permission to read them, the page reports them as unreadable
+    for place, folders, names in os.walk(runs, onerror=unreadable.append, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if (real := Path(place).resolve()) in visited or not set(FILES).isdisjoint(names):
+            folders.clear()
+        if real not in visited and not set(FILES).isdisjoint(names):
+            yield Path(place)
+        visited.add(real)
+    yield from (Path(error.filename) for error in unreadable)
 
 
 def _order(run: Row) -> list[tuple[bool, Any]]:
@@ -124,23 +118,38 @@ def _order(run: Row) -> list[tuple[bool, Any]]:
 
 def _run(folder: Path, name: str, effective: bool) -> Row:
     """Return everything that the page shows about one run folder."""
-    reader = _FileReader(folder)
-    row = reader.attempt(RESULT, lambda: record(folder)) or {}
+    problems: list[str] = []
+
+    def attempt(file: str, read: Callable[[], Any]) -> Any:
+        """Return what `read` returns; None if there is no such file, or if it fails, which becomes a sentence."""
+        try:
+            return read()
+        except FileNotFoundError:
+            return None
+        except UNREADABLE_ERRORS as error:
+            problem = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+            if isinstance(error, OSError) and error.strerror:
+                problem = error.strerror
+            problem = problem.replace(f"{folder}/", "").splitlines()[0][:300]
+            problem = problem if problem.startswith(FILES) else f"{file}: {problem}"
+            if problem not in problems:
+                problems.append(problem)
+            return None
+
+    row = attempt(RESULT, lambda: record(folder)) or {}
     if row.get("status") == UNREADABLE:
-        reader.problems.append(str(row["reason"]))
+        problems.append(row["reason"])
     settings = {key: row[key] for key in SETTINGS} if row.get("method") is not None else None
-    values, owner = reader.attempt(EXPERIMENT, lambda: recorded(folder)) or (None, None)
+    values, owner = attempt(EXPERIMENT, lambda: recorded(folder)) or (None, None)
     settings = settings or (Experiment.settings(values) if values is not None else None)
     dense = settings is not None and settings["method"] == DENSE
-    state = reader.attempt(METRICS, lambda: progress(folder)) or ""
+    state = attempt(METRICS, lambda: progress(folder)) or ""
     only_pruned = state == PRUNED and settings and not (dense or settings["mask"] or (folder / CHECKPOINT).exists())
     status = row.get("status") or (PRUNED if only_pruned else UNFINISHED if settings else UNREADABLE)
-    result = (reader.attempt(RESULT, lambda: finished(folder)) or {}) if status == DONE else {}
-    lines = reader.attempt(METRICS, lambda: read_metrics(folder / METRICS, owner, result.get("metrics"))) or []
-    mask = reader.attempt(MASK, lambda: _mask(folder, owner, settings, effective and not dense)) or {}
+    result = (attempt(RESULT, lambda: finished(folder)) or {}) if status == DONE else {}
+    lines = attempt(METRICS, lambda: read_metrics(folder / METRICS, owner, result.get("metrics"))) or []
+    mask = attempt(MASK, lambda: _mask(folder, owner, settings, effective and not dense)) or {}
     numbers = {**mask.get("stated", {}), **result, **mask.get("counted", {})}
-    collapsed, environment = result.get("collapsed", mask.get("collapsed")), result.get("environment")
-    environment = environment if isinstance(environment, dict) else {}
     prune_seconds = row.get("prune_seconds")
     run: Row = {
         "folder": name,
@@ -155,39 +164,16 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
             "prune": mask.get("seconds") if prune_seconds is None else prune_seconds,
             "train": row.get("train_seconds"),
         },
-        **{key: _number(numbers.get(key)) for key in NUMBERS},
-        "untrained": bool(result) and untrained(result),
-        "collapsed": [layer for layer in collapsed if isinstance(layer, str)] if isinstance(collapsed, list) else [],
+        **{key: numbers.get(key) for key in NUMBERS},
+        "untrained": bool(result) and connectivity.untrained(result),
+        "collapsed": result.get("collapsed", mask.get("collapsed")) or [],
         "layers": [] if dense else mask.get("layers", []),
         "series": {stage: _series(stage, lines) for stage in COUNTED},
-        "environment": {k: v for k, v in environment.items() if isinstance(v, str | int | float)},
-        "problems": reader.problems,
+        "environment": result.get("environment", {}),
+        "problems": problems,
     }
-    run["words"] = sentences(run, reason=row.get("reason"), note=mask.get("note"))
+    run["words"] = _words(run, row.get("reason"), mask.get("note"))
     return finite(run)
-
-
-class _FileReader:
-    """Reads the files of a folder; each failure becomes a sentence in `problems`, without the folder's path."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.problems = folder, list[str]()
-
-    def attempt(self, name: str, read_file: Callable[[], Any]) -> Any:
-        """Return what `read_file` returns; None if it fails or there is no such file."""
-        try:
-            return read_file()
-        except FileNotFoundError:
-            return None
-        except UNREADABLE_ERRORS as error:
-            problem = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-            if isinstance(error, OSError) and error.strerror:
-                problem = error.strerror
-            problem = problem.replace(f"{self.folder}/", "").splitlines()[0][:300]
-            problem = problem if problem.startswith(FILES) else f"{name}: {problem}"
-            if problem not in self.problems:
-                self.problems.append(problem)
-            return None
 
 
 def _mask(folder: Path, owner: str | None, settings: Row | None, effective: bool) -> Row:
@@ -207,13 +193,12 @@ def _mask(folder: Path, owner: str | None, settings: Row | None, effective: bool
     if layers and all(layer.effective is not None for layer in layers):
         on_path = sum(layer.effective or 0 for layer in layers)
         counted |= {"effective": on_path, "effective_sparsity": (total - on_path) / max(total, 1)}
-    stated = masks.about.get("account")
-    stated = stated if isinstance(stated, dict) else {}
+    stated = masks.about.get("account") or {}
     return {
         "stated": stated,
         "counted": counted,
         "collapsed": masks.about.get("collapsed"),
-        "seconds": _number(masks.about.get("seconds")),
+        "seconds": masks.about.get("seconds"),
         "note": note or stated.get("not_followed"),
         "layers": [[la.name, list(la.shape), la.total, la.kept, la.effective] for la in layers],
     }
@@ -307,17 +292,39 @@ def _variant(settings: Row, firsts: Sequence[Row], equal_in: Sequence[str]) -> s
     return ", ".join(filter(None, (titled("", settings["control"]), differences(settings, firsts, equal_in))))
 
 
-def _number(value: Any) -> float | int | None:
-    """Return the value if it is a number that JSON can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def _rounded(value: Any) -> float | int | None:
+def _rounded(value: Any) -> Any:
     """Return a number, or the accuracy of a test, with five digits, which is more than a chart shows."""
-    number = _number(value.get("top1") if isinstance(value, dict) else value)
-    return number if number is None or isinstance(number, int) else float(f"{number:.5g}")
+    value = value["top1"] if isinstance(value, dict) else value
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _words(run: Row, reason: str | None, note: str | None) -> list[tuple[str, str]]:
+    """Return pairs of urgency ("bad", "warn", "note", "plain" or "good") and sentence.
+
+    `reason` says why a run failed, `note` why its effective weights are not known.
+    """
+    states = {
+        FAILED: ("bad", f"It failed: {reason}"),
+        UNFINISHED: ("note", f"It is not finished ({run['state'] or 'begun'})."),
+        PRUNED: ("note", "It is pruned and not trained; barebones run with the same settings trains it."),
+    }
+    pairs = [states[run["status"]]] if run["status"] in states else []
+    pairs += [("bad", f"Not readable: {problem.rstrip('.')}.") for problem in run["problems"]]
+    short = {name: name.removesuffix(".weight") for name, *_ in run["layers"]}
+    empty = [short[name] for name, _, total, kept, _ in run["layers"] if total and not kept]
+    apart = [short[name] for name, _, _, kept, effective in run["layers"] if kept and effective == 0 < run["effective"]]
+    collapsed = [short.get(name, name) for name in run["collapsed"]]
+    about = run | {"collapsed": collapsed, "empty": empty, "layers": len(short)}
+    troubles = [sentence for sentence, _ in connectivity.findings(about, run["untrained"])]
+    troubles += [f"No weight is on such a path in {shortened(apart)}."] * bool(apart)
+    if short:
+        on_path = "" if run["effective"] is None else f", {run['effective']:,} on a path from input to output"
+        pairs.append(("plain", f"{run['kept']:,} of {run['prunable']:,} prunable weights are left{on_path}."))
+    pairs += [("bad" if collapsed else "warn", sentence) for sentence in troubles]
+    if short and not (empty or apart or collapsed or run["disconnected_outputs"]):
+        pairs.append(("good", "Every layer keeps weights" + (", and a signal passes." if run["effective"] else ".")))
+    if run["dense"]:
+        pairs.append(("plain", "Nothing is pruned: this is the dense network."))
+    if note:
+        pairs.append(("note", f"No effective weights per layer: {note.rstrip('.')}."))
+    return pairs

@@ -15,11 +15,10 @@ const FIELDS = {
 };
 const NAMED = ["method", "sparsity", "seed", "data", "network", "state", "folder"]; // where a word without a field is looked for
 const numberOf = (word) => (/^[-+.\d]/.test(word) ? Number(word.replace(/%$/, "")) : NaN);
-const near = (a, b) => Math.abs(a - b) <= 1e-9 * Math.max(1, Math.abs(b));
-const COMPARE = { ">=": (a, b) => a > b || near(a, b), "<=": (a, b) => a < b || near(a, b), ">": (a, b) => a > b && !near(a, b), "<": (a, b) => a < b && !near(a, b) };
+const COMPARE = { ">=": (a, b) => a >= b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, "<": (a, b) => a < b };
 /* Whether a value is the word as a whole, where * stands for any text. */
 function equals(value, word) {
-  if (typeof value === "number") return near(value, numberOf(word));
+  if (typeof value === "number") return value === numberOf(word);
   const pattern = word.split("*").map((part) => part.replace(/[\\^$.|?+()[\]{}]/g, "\\$&")).join(".*");
   return new RegExp(`^(?:${pattern})$`, "is").test(String(value));
 }

@@ -4,32 +4,18 @@ function theme() {
   $("theme").textContent = dark() ? "Light" : "Dark";
   redraw();
 }
-/* A page from a file may have no storage. */
-function stored(...value) {
-  try {
-    return value.length ? localStorage.setItem("barebones-theme", value[0]) : localStorage.getItem("barebones-theme");
-  } catch {
-    return null;
-  }
-}
-if (["dark", "light"].includes(stored())) document.documentElement.dataset.theme = stored();
 $("theme").addEventListener("click", () => {
-  document.documentElement.dataset.theme = dark() ? "light" : "dark";
-  stored(document.documentElement.dataset.theme);
+  root.dataset.theme = dark() ? "light" : "dark";
   theme();
+  remember();
 });
-for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", theme);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
 
-/* The address holds what the reader chose. A run is named by the hash in its folder's name, which other runs do not change. */
-const hashes = runs.map((run) => /-([0-9a-f]{10})$/.exec(run.folder)?.[1]);
-function idOf(run) {
-  const hash = hashes[run.index];
-  return hash && hashes.indexOf(hash) === hashes.lastIndexOf(hash) ? hash : run.folder;
-}
-const runOf = (id) => runs.find((run) => idOf(run) === id);
+/* The address holds what the reader chose. A run is named by its folder. */
+const runOf = (folder) => runs.find((run) => run.folder === folder);
 const read = () => ({
-  q: $("text").value.trim(), ...Object.fromEntries(CHOICES.map((name) => [name, $(`by-${name}`).value])),
-  rows: rowKind(), sort: sorting, ticks: [...ticked].map((index) => idOf(runs[index])).join("\n"), run: idOf(opened),
+  q: $("text").value.trim(), ...Object.fromEntries(CHOICES.map((name) => [name, $(`by-${name}`).value])), theme: root.dataset.theme ?? "",
+  rows: single() ? "runs" : "groups", sort: sorting, ticks: [...ticked].map((index) => runs[index].folder).join("\n"), run: opened.folder,
 });
 let usual = null; // what the page shows at first
 function remember() {
@@ -42,13 +28,15 @@ function recall() {
     $(`by-${name}`).value = state[name];
     if ($(`by-${name}`).selectedIndex < 0) $(`by-${name}`).value = "";
   }
-  for (const radio of document.querySelectorAll("input[name=rows]")) radio.checked = radio.value === (state.rows === "runs" ? "runs" : "groups");
+  $("single").checked = state.rows === "runs";
+  if (["dark", "light"].includes(state.theme)) root.dataset.theme = state.theme;
   sorting = state.sort;
   ticked.clear();
   for (const id of state.ticks.split("\n")) if (runOf(id)) ticked.add(runOf(id).index);
   show(runOf(state.run) ?? opened);
   compare();
   select();
+  theme();
 }
 document.addEventListener("click", (event) => { // links within the page keep the rest of the address
   const anchor = event.target.closest("a[href^='#']"), run = anchor && runOf(new URLSearchParams(anchor.hash.slice(1)).get("run"));
@@ -88,7 +76,7 @@ $("filters").addEventListener("input", () => { // select when typing pauses
 });
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("filters").addEventListener("reset", () => setTimeout(select));
-for (const radio of document.querySelectorAll("input[name=rows]")) radio.addEventListener("change", () => {
+$("single").addEventListener("change", () => {
   table();
   compare();
   remember();
@@ -99,5 +87,4 @@ for (const row of alike?.slice(0, 2) ?? []) for (const run of row.members) ticke
 opened = alike?.[0].members[0] ?? runs[0];
 usual = read();
 recall();
-theme();
-document.documentElement.dataset.ready = "true";
+root.dataset.ready = "true";
