@@ -1,6 +1,7 @@
-"""The result of pruning: its header, how it prints, and the check for collapse."""
+"""The result of pruning: its header, how it prints and is drawn, and the check for collapse."""
 
 import functools
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from barebones import METHODS, Method, account, effective, load_masks, prune
 from barebones.masks import kept
+
+PICTURED = [(torch.randn(8, 4, generator=torch.Generator().manual_seed(n)), torch.arange(8) % 3) for n in range(2)]
 
 
 def test_a_result_prints_in_a_few_lines():
@@ -137,3 +140,38 @@ def test_without_an_example_the_warning_says_that_nothing_was_checked(name):
     with pytest.raises(ValueError, match="was not checked"):
         prune(tiny(), None, 0.5, name, on_collapse="raise")
     prune(tiny(), None, 0.2, name, on_collapse="raise", example=BATCHES[0][0])
+
+
+def test_notebooks_show_a_bar_per_layer():
+    result = prune(zoo.build("mlp")[0], PICTURED, 0.5, "force", rounds=3)
+    masks = {"0.weight": torch.zeros(6, 4, dtype=torch.bool), "2.weight": result.masks["2.weight"]}
+    empty = account(zoo.build("mlp")[0], masks, PICTURED[0][0])
+    for shown, layers in ((result._repr_html_(), result.masks), (empty._repr_html_(), masks)):
+        assert shown.count("<tr>") == 2
+        for name, mask in layers.items():
+            stays, total = int(mask.sum()), mask.numel()
+            assert f"<td>{name}</td><td>{stays} of {total}</td>" in shown.replace(' style="text-align:left"', "")
+    assert f"width:{12 * int(result.masks['0.weight'].sum()) / 24:.3f}em" in result._repr_html_()
+    assert "empty</td>" in empty._repr_html_()
+    pale = int(masks["2.weight"].sum()) / 18  # kept, but on no path
+    assert f"width:{12 * pale:.3f}em;background:#f2c9ad" in empty._repr_html_()
+
+
+def test_plot_draws_layers_and_rounds_and_marks_empty_layers():
+    pytest.importorskip("matplotlib").use("agg")
+    model, _ = zoo.build("mlp")
+    result = prune(model, PICTURED, 0.5, "force", rounds=3)
+    layers, rounds = result.plot()
+    assert list(layers.lines[0].get_ydata()) == [int(m.sum()) / m.numel() for m in result.masks.values()]
+    lines = {line.get_label(): list(line.get_ydata()) for line in rounds.lines}
+    assert lines["kept"] == [record.keep for record in result.rounds]
+    assert lines["recovered"] == [record.recovered for record in result.rounds]
+    (axes,) = prune(model, PICTURED, 1 - 18 / 42, favouring("2.weight"), on_collapse="ignore").plot()
+    filled, empty = axes.lines
+    assert (list(filled.get_xdata()), list(empty.get_xdata())) == ([2], [1])
+
+
+def test_plot_names_the_extra_that_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"pip install 'barebones\[figures\]'"):
+        prune(tiny(), BATCHES, 0.5, "snip").plot()
