@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,62 +10,50 @@ import zoo
 from references import Trace, few
 from torch import Tensor, nn
 
-from barebones import METHODS, Masks, Probe, effective, prune
+from barebones import Masks, Probe, effective, prune
 from barebones.masks import kept
 from barebones.scope import prunable
 
 
-def conv(i: int, o: int, k: int = 3, **options: int) -> list[nn.Module]:
-    return [nn.Conv2d(i, o, k, padding=k // 2, **options), nn.BatchNorm2d(o), nn.ReLU()]
+def pooled(*body: nn.Module) -> nn.Module:
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 3))
 
 
-def pooled(*body: nn.Module, width: int = 32) -> nn.Module:
-    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 3))
+def stacked(layer: Any, norm: Any, i: int = 2, width: int = 32, depth: int = 2, **options: Any) -> list[nn.Module]:
+    """Return layers of that many channels, each with a norm and a ReLU."""
+    layers = [layer(inputs, width, **options) for inputs in (i, *[width] * (depth - 1))]
+    return [part for each in layers for part in (each, norm(width), nn.ReLU())]
 
 
-def normed(norm: Callable[[int], nn.Module]) -> nn.Module:
-    layers = [(nn.Conv2d(i, 32, 3, padding=1), norm(32), nn.ReLU()) for i in (2, 32)]
-    return pooled(*itertools.chain(*layers))
-
-
-def relu_first() -> nn.Module:
-    layers = [(nn.Conv2d(i, 32, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(32)) for i in (2, 32, 32)]
-    return pooled(*itertools.chain(*layers))
-
-
-def transposed() -> nn.Module:
-    layers = [(nn.ConvTranspose2d(i, 32, 3, padding=1, groups=2), nn.BatchNorm2d(32), nn.ReLU()) for i in (2, 32)]
-    return pooled(*itertools.chain(*layers))
-
-
-def perceptron() -> nn.Module:
-    layers = [(nn.Linear(i, 40), nn.BatchNorm1d(40), nn.ReLU()) for i in (72, 40)]
-    return nn.Sequential(nn.Flatten(), *itertools.chain(*layers), nn.Linear(40, 3))
-
-
-def volumes() -> nn.Module:
-    layers = [(nn.Conv3d(i, 32, 3, padding=1), nn.BatchNorm3d(32), nn.ReLU()) for i in (1, 32)]
-    return nn.Sequential(nn.Unflatten(1, (1, 2)), *itertools.chain(*layers), nn.AdaptiveAvgPool3d(1), nn.Flatten(),
-                         nn.Linear(32, 3))  # fmt: skip
+def conv(norm: Any = nn.BatchNorm2d, **options: Any) -> list[nn.Module]:
+    return stacked(nn.Conv2d, norm, kernel_size=3, padding=1, **options)
 
 
 def residual() -> nn.Module:
-    blocks = [(zoo.Residual(*conv(32, 32), *conv(32, 32)[:2]), nn.ReLU()) for _ in range(2)]
-    return pooled(*conv(2, 32), *itertools.chain(*blocks))
+    blocks = [(zoo.Residual(*conv(i=32)[:-1]), nn.ReLU()) for _ in range(2)]
+    return pooled(*conv(depth=1), *itertools.chain(*blocks))
+
+
+def relu_first() -> nn.Module:
+    parts = conv(depth=3)
+    return pooled(*(part for at in (0, 3, 6) for part in (parts[at], parts[at + 2], parts[at + 1])))
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "plain": lambda: pooled(*conv(2, 32), *conv(32, 32), *conv(32, 32)),
+    "plain": lambda: pooled(*conv(depth=3)),
     "residual": residual,
-    "depthwise": lambda: pooled(*conv(2, 32), *conv(32, 32, groups=32), *conv(32, 32, 1)),
+    "depthwise": lambda: pooled(*conv(depth=1), *conv(i=32, depth=1, groups=32), *conv(i=32, depth=1)),
     "ReLU first": relu_first,
-    "perceptron": perceptron,
-    "volumes": volumes,
-    "transposed": transposed,
-    "instance": lambda: normed(nn.InstanceNorm2d),
-    "group": lambda: normed(lambda width: nn.GroupNorm(4, width)),
-    "layer": lambda: normed(lambda width: nn.GroupNorm(1, width)),
-}
+    "perceptron": lambda: nn.Sequential(nn.Flatten(), *stacked(nn.Linear, nn.BatchNorm1d, 72, 40), nn.Linear(40, 3)),
+    "volumes": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 2)), *stacked(nn.Conv3d, nn.BatchNorm3d, 1, kernel_size=3, padding=1),
+        nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(32, 3),
+    ),
+    "transposed": lambda: pooled(*stacked(nn.ConvTranspose2d, nn.BatchNorm2d, kernel_size=3, padding=1, groups=2)),
+    "instance": lambda: pooled(*conv(nn.InstanceNorm2d)),
+    "group": lambda: pooled(*conv(lambda width: nn.GroupNorm(4, width))),
+    "layer": lambda: pooled(*conv(lambda width: nn.GroupNorm(1, width))),
+}  # fmt: skip
 
 
 def build(name: str) -> nn.Module:
@@ -152,27 +141,6 @@ def test_biases_are_put_back_after_an_error_and_frozen_ones_stay_frozen():
 
     with Trace(model), pytest.raises(RuntimeError, match="stop"):
         prune(model, data(), 0.95, few("force"), objective=objective, example=data()[0][0][:1])
-
-
-def test_networks_without_such_biases_are_not_run_once_more():
-    counted = {}
-    for bias in (True, False):
-        model, calls = pooled(nn.Conv2d(2, 32, 3, bias=bias), nn.BatchNorm2d(32), nn.ReLU()), []
-        model.register_forward_pre_hook(lambda *_, calls=calls: calls.append(None))
-        model[-1].bias = None
-        probe = Probe(model, data())
-        with probe.at(with_empty_channels(model), 1, 10):
-            probe.gradient()
-        counted[bias] = len(calls)
-    assert counted == {True: 2, False: 1}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_prunes_a_network_with_such_biases(name):
-    model = build("plain")
-    with Trace(model):
-        result = prune(model, data(), 0.9, few(name), on_collapse="ignore")
-    assert kept(result.masks) == round(0.1 * sum(w.numel() for w in prunable(model).values()))
 
 
 def test_it_is_told_if_many_weights_are_on_no_path():

@@ -1,6 +1,10 @@
-"""Every criterion against its equations, round by round."""
+"""Every criterion against its equations, round by round, and the saliency of given masks."""
 
+import gc
+import weakref
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -10,15 +14,17 @@ import torch.nn.functional as F
 import zoo
 from hypothesis import given, settings
 from pruning_runs import BATCHES, KEEP, run, same, steps_of
-from references import Trace, assert_top, equal, few, of_round, ones, tiny, weights_of
-from torch import nn
+from references import Trace, assert_top, equal, few, of_round, ones, pairs, tiny, weights_of
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import barebones as bb
 from barebones import METHODS, Probe, prune, rounds
 from barebones.masks import Masks, kept
-from barebones.pruning import criteria
+from barebones.pruning import criteria, gradients
 from barebones.pruning.criteria import erk_counts
 
 REFERENCES = {  # the scores of one round straight from the equations, by criterion
@@ -104,12 +110,12 @@ def test_a_function_without_any_derivative_keeps_its_error():
 def checkpointed(reentrant: bool | None, first: bool) -> nn.Module:
     """Return a network that runs one block, or also its first one, as a checkpoint; None: as plain calls."""
 
-    def run(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def through(block: nn.Module, x: Tensor) -> Tensor:
         return block(x) if reentrant is None else checkpoint(block, x, use_reentrant=reentrant)
 
     torch.manual_seed(0)
     return zoo.Net(
-        lambda net, x: net.c(run(net.b, run(net.a, x) if first else net.a(x))),
+        lambda net, x: net.c(through(net.b, through(net.a, x) if first else net.a(x))),
         a=nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3)),
         b=nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()),
         c=nn.Linear(8, 3),
@@ -233,3 +239,125 @@ def test_a_channel_without_a_signal_gets_no_gradient_through_its_norm(bn):
     torch.testing.assert_close(signal[name][2:], plain[name][2:])
     for other in masks.keys() - {name}:
         torch.testing.assert_close(signal[other], plain[other])
+
+
+# The FORCE objective S(theta, c).
+
+
+def some_masks(seed: int = 0, density: float = 0.5) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.rand(w.shape, generator=generator) < density for name, w in weights_of(tiny()).items()}
+
+
+@pytest.mark.parametrize("over", ["kept", "all"])
+def test_the_objective_is_equation_6(over):
+    model = tiny()
+    for masks in (ones(weights_of(model)), some_masks(), some_masks(1, 0.05), some_masks(density=0)):
+        expected = references.objective_value(model, masks, BATCHES, over)
+        with Trace(model):
+            assert bb.saliency(model, masks, BATCHES, over=over) == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_count_of_batches():
+    loader = DataLoader(TensorDataset(*BATCHES[0]), batch_size=4)
+    for batches, count, read in [
+        (BATCHES, 2, BATCHES[:2]),
+        (lambda index: BATCHES[:2], 1, BATCHES[:2]),
+        (loader, None, list(loader)),
+    ]:
+        expected = references.objective_value(tiny(), some_masks(), read)
+        assert bb.saliency(tiny(), some_masks(), batches, count=count) == pytest.approx(expected, rel=1e-10)
+
+
+def test_masks_of_some_layers_in_any_order_by_name():
+    model, masks = tiny(), some_masks()
+    assert bb.saliency(model, dict(reversed(masks.items())), BATCHES) == bb.saliency(model, masks, BATCHES)
+    mask = masks["9.weight"]
+    g = references.sensitivity(model, ones(weights_of(model)) | {"9.weight": mask}, BATCHES)["9.weight"]
+    expected = pytest.approx(float(g[mask].abs().sum()), rel=1e-10)
+    assert bb.saliency(model, {"9.weight": mask}, BATCHES) == expected
+    model = nn.Sequential(nn.ModuleDict({"a[0]": nn.Linear(3, 2), "a0": nn.Linear(3, 2)}))  # names are no patterns
+    objective = lambda m, batch: F.cross_entropy(m[0]["a[0]"](batch[0]) + m[0]["a0"](batch[0]), batch[1])
+    batches, masks = [(torch.ones(2, 3), torch.tensor([0, 1]))], {"0.a[0].weight": torch.ones(2, 3) > 0}
+    assert bb.saliency(model, masks, batches, objective=objective) >= 0
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (dict(over="both"), "choose 'kept'"),
+        (dict(count=0), r"count|at least one"),
+        (dict(count=-1), r"count|at least one"),
+        (dict(batches=[]), "batches is empty"),
+        (dict(batches=DataLoader(TensorDataset(torch.zeros(0, 1)))), "batches is empty"),
+        (dict(batches=iter(BATCHES)), "count="),
+        (dict(masks={"nothing": torch.ones(1, dtype=torch.bool)}), "nothing"),
+        (dict(masks={"9.weight": torch.ones(3, 3)}), r"9\.weight.*bool tensor"),
+        (dict(masks={"9.weight": torch.ones(2, 3, dtype=torch.bool)}), r"9\.weight.* shape"),
+    ],
+)
+def test_wrong_masks_and_options(options, match):
+    with pytest.raises(ValueError, match=match):
+        bb.saliency(tiny(), **dict(masks=some_masks(), batches=BATCHES) | options)
+
+
+def test_agreement_is_the_share_that_both_keep():
+    a = {"u": torch.tensor([True, True, False, False]), "v": torch.tensor([[True], [False]])}
+    b = {"u": torch.tensor([True, False, True, False]), "v": torch.tensor([[True], [False]])}
+    empty = {name: torch.zeros_like(m) for name, m in a.items()}
+    assert bb.agreement(a, b).layers == {"u": 0.5, "v": 1.0}
+    assert float(bb.agreement(a, b)) == float(bb.agreement(b, a)) == pytest.approx(2 / 3)
+    assert [float(bb.agreement(*both)) for both in ((a, a), (empty, empty), (a, empty))] == [1.0, 1.0, 0.0]
+
+
+# Captured gradients give the rounds of plain ones: on the CPU, with a stand-in for CUDA graphs.
+
+
+class Recorded:
+    """A stand-in for a CUDA graph: from the second call with a shape on, it returns one and the same memory."""
+
+    def __init__(self, function: Callable[..., Any], eager: int = 1) -> None:
+        self.function, self.results = function, {}
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        key = tuple(t.shape for t in tensors)
+        result = self.function(*[t.clone() for t in tensors])
+        if key not in self.results:
+            self.results[key] = None
+            return result
+        if self.results[key] is None:
+            self.results[key] = tree_map(torch.clone, result)
+        for old, new in zip(tree_leaves(self.results[key]), tree_leaves(result), strict=True):
+            old.copy_(new)
+        return self.results[key]
+
+
+@pytest.mark.parametrize("name", ["force", "snip-mb", "iter-grasp", "grasp", "grasp-mb"])
+def test_captured_gradients_are_the_plain_ones(name, monkeypatch):
+    """Over several batches they are averaged."""
+    monkeypatch.setattr(gradients, "Captured", Recorded)
+    model = nn.Sequential(tiny(dtype=torch.float32).to(memory_format=torch.channels_last), nn.Dropout(0.1))
+    data = pairs(3, dtype=torch.float32)
+    data[2] = data[2][0][:6], data[2][1][:6]  # of two shapes: each gets a graph of its own
+    probe = Probe(model, data)
+    probe.capture = True  # the constructor refuses that on the CPU
+    for a, b in zip(run(name, model=model, batches=data), rounds(probe, few(name), KEEP), strict=True):
+        assert equal(a.masks, b.masks)
+        assert (b.weights_digest, b.batches_digest) == (a.weights_digest, a.batches_digest)
+        assert (b.saliency, b.loss) == pytest.approx((a.saliency, a.loss), rel=1e-5)
+
+
+def test_graphs_and_copies_of_weights_are_freed_with_their_probe(monkeypatch):
+    """They hold memory of the GPU, which must not wait for garbage collection."""
+    monkeypatch.setattr(gradients, "Captured", Recorded)
+    probe = Probe(tiny(dtype=torch.float32), pairs(3, dtype=torch.float32))
+    probe.capture = True
+    list(rounds(probe, few("force"), KEEP))
+    graphs = [*probe._gradients._graphs.values(), probe._masking._put, probe._masking, probe]
+    references = [*map(weakref.ref, graphs)]
+    gc.disable()
+    try:
+        del probe, graphs
+        assert [reference() for reference in references] == [None] * 4
+    finally:
+        gc.enable()

@@ -31,13 +31,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         ("sparsity=.*fraction of weights to remove", dict(sparsity=s))
         for s in (1.0, -0.1, 2, 100, torch.nan, torch.inf)
     ),
-    (r"did you mean 0\.9\?", dict(sparsity=90)),
     (r"did you mean 0\.995\?", dict(sparsity=99.5)),
     ("sparsity='0.9': it must be a number", dict(sparsity="0.9")),
     ("leaves none of the 114", dict(sparsity=0.9999)),
     ("hybrid needs data: pass batches", dict(batches=None)),
     ("there is no method 'forse'; did you mean 'force'", dict(method="forse")),
-    ("there is no method 'FORCE'; did you mean 'force'", dict(method="FORCE")),
     ("there is no method 'iter_snip'; did you mean 'iter-snip'", dict(method="iter_snip")),
     (f"there is no method 'zzz'; choose one of {', '.join(METHODS)}$", dict(method="zzz")),
     (r"wrap your criterion in bb\.Method", dict(method=lambda probe: probe.weights)),
@@ -55,12 +53,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("at_least=-1", dict(at_least=-1)),
     ("at_least=10 asks for", dict(sparsity=0.9, at_least=10)),
     ("revive_until=1.5", dict(revive_until=1.5)),
-    ("revive_until=-0.1", dict(revive_until=-0.1)),
     ("bn='train': choose 'batch'.*'eval'", dict(bn="train")),
     ("precision='fp16': choose one of fp32, tf32, bf16", dict(precision="fp16")),
     ("on_collapse='explode': choose 'warn', 'raise' or 'ignore'", dict(on_collapse="explode")),
-    ("choose 'warn', 'raise' or 'ignore'", dict(on_collapse="")),
-    ("sparsity='0.9': it must be a number, the fraction of weights to remove", dict(sparsity="0.9")),
     ("seed='1': it must be a whole number", dict(seed="1")),
     ("revive_until='1': it is a fraction of the rounds, from 0 to 1", dict(revive_until="1")),
     ("there is no schedule 'cosine'.*exponential, linear, one-shot, settle", dict(schedule="cosine")),
@@ -132,11 +127,6 @@ MISTAKES: list[tuple[str, Callable[[nn.Module], object]]] = [
 def test_likely_mistakes_get_a_sentence(match, call):
     with pytest.raises(ValueError, match=match):
         call(tiny())
-
-
-def test_what_is_not_refused():
-    prune(tiny(), BATCHES, 0.5, "snip", rounds=1, batches_per_round=1, on_collapse="ignore")
-    prune(tiny(), BATCHES, 0.5, "snip", lambda output, y: F.cross_entropy(output, y).view(1, 1), on_collapse="ignore")
 
 
 # Numbers that are not finite.

@@ -18,6 +18,16 @@ def plain() -> nn.Module:
     return nn.Sequential(*(layer for layer in tiny() if not isinstance(layer, nn.BatchNorm2d)))
 
 
+def untracked() -> nn.Module:
+    layers = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten()
+    return nn.Sequential(*layers).double()
+
+
+def averaged() -> nn.Module:
+    """The network's mean output: it has no samples."""
+    return nn.Sequential(plain(), zoo.Net(lambda _, x: x.mean(0)))
+
+
 def seen(model: nn.Module) -> list[int]:
     """Return a list that gets the size of every batch that the model sees."""
     sizes: list[int] = []
@@ -48,35 +58,53 @@ def test_rounds_resume_with_another_micro_batch():
 
 
 def test_batches_of_other_forms_are_split():
-    def objective(model, batch):
-        return F.cross_entropy(model(batch["x"]), batch["y"][0])
+    expected = bb.prune(plain(), pairs(2), 0.5, "snip", on_collapse="ignore").masks
+    forms = [
+        ([{"x": x, "y": [y], "kind": "digits"} for x, y in pairs(2)],
+         dict(objective=lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"][0]))),
+        ([(x, {"label": y}) for x, y in pairs(2)], dict(loss=lambda out, y: F.cross_entropy(out, y["label"]))),
+    ]  # fmt: skip
+    for batches, options in forms:
+        model = plain()
+        sizes = seen(model)
+        found = bb.prune(model, batches, 0.5, "snip", **options, micro_batch=3, on_collapse="ignore")
+        assert equal(found.masks, expected)
+        assert max(sizes) == 3
 
-    batches = [{"x": images, "y": [labels], "kind": "digits"} for images, labels in pairs(2)]
-    model = plain()
-    sizes = seen(model)
-    found = bb.prune(model, batches, 0.5, "snip", objective=objective, micro_batch=3, on_collapse="ignore")
-    assert equal(found.masks, bb.prune(plain(), pairs(2), 0.5, "snip", on_collapse="ignore").masks)
-    assert max(sizes) == 3
+
+NO_SCALAR = nn.CrossEntropyLoss(reduction="none")
 
 
-def test_batch_norms_refuse_micro_batches_unless_they_use_running_statistics():
-    with pytest.raises(ValueError, match=r'batch-norms need the statistics of the whole \(1, 4\); use bn="eval"'):
-        bb.prune(tiny(), pairs(1), 0.5, "snip", micro_batch=4)
+@pytest.mark.parametrize(
+    ("model", "options", "match"),
+    [
+        (tiny(), {}, r'batch-norms need the statistics of the whole \(1, 4\); use bn="eval"'),
+        (tiny(), dict(micro_batch=1), "batch-norms need the statistics"),  # torch itself refuses a single sample
+        (untracked(), dict(bn="eval"), r"batch-norms need the statistics of the whole \(1\)"),
+        (averaged(), dict(loss=lambda output, _: output.sum()), r"split into samples.*objective="),
+        (
+            plain(),
+            dict(batches=[(*pairs(1)[0], torch.ones(2))], objective=lambda m, b: m(b[0])),
+            "cannot be split into",
+        ),
+        *((plain(), dict(micro_batch=wrong), r"micro_batch=.*at least 1") for wrong in (0, -1, 2.5)),
+        *((plain(), dict(batches=[(*pairs(1)[0], 1)], micro_batch=m), "a batch is a pair") for m in (None, 3)),
+        *(
+            (plain(), dict(loss=nn.CrossEntropyLoss(reduction="none"), micro_batch=m), "a scalar tensor")
+            for m in (None, 3)
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_refused(model, options, match):
+    options = dict(batches=pairs(1), micro_batch=4) | options
+    with pytest.raises(ValueError, match=match):
+        bb.prune(model, sparsity=0.5, method="snip", **options)
+
+
+def test_batch_norms_with_running_statistics_or_whole_batches_are_no_obstacle():
     whole = bb.prune(tiny(), pairs(1), 0.5, "snip", bn="eval", on_collapse="ignore").masks
     assert equal(bb.prune(tiny(), pairs(1), 0.5, "snip", bn="eval", micro_batch=3, on_collapse="ignore").masks, whole)
-    assert bb.prune(tiny(), pairs(1), 0.5, "snip", micro_batch=8, on_collapse="ignore").masks  # a whole batch
-
-
-def test_batch_norms_refuse_single_samples_with_the_same_sentence():
-    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))  # torch itself refuses a single sample
-    with pytest.raises(ValueError, match="batch-norms need the statistics of the whole"):
-        bb.prune(model, [(torch.ones(8, 4), torch.zeros(8).long())], 0.5, "snip", micro_batch=1)
-
-
-def test_batch_norms_without_running_statistics_always_need_the_whole_batch():
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten())
-    with pytest.raises(ValueError, match=r"\(1\)"):
-        bb.prune(model.double(), pairs(1), 0.5, "snip", bn="eval", micro_batch=4)
+    assert bb.prune(tiny(), pairs(1), 0.5, "snip", micro_batch=8, on_collapse="ignore").masks
 
 
 CLASSES = torch.tensor([1.0, 5, 9]).double()
@@ -120,51 +148,7 @@ def test_parts_of_a_batch_lead_to_the_masks_of_the_whole_or_are_refused(number, 
     assert not refused or number < len(NO_MEANS)
 
 
-def test_a_model_whose_outputs_have_no_samples_is_refused():
-    model = nn.Sequential(plain(), zoo.Net(lambda _, x: x.mean(0)))
-    with pytest.raises(ValueError, match=r"split into samples.*objective="):
-        bb.prune(model, pairs(1), 0.5, "snip", lambda output, target: output.sum(), micro_batch=4)
-
-
-@pytest.mark.parametrize("loss", [F.cross_entropy, "nll-on-logits", nn.CrossEntropyLoss(ignore_index=2)])
-def test_targets_that_the_loss_ignores_are_refused_in_any_batch_that_is_split(loss):
-    (first, labels), (second, others) = pairs(2)
-    ignored = getattr(loss, "ignore_index", -100)
-    batches = [(first, labels.clamp(max=1)), (second, others.clamp(max=1).index_fill(0, torch.tensor(5), ignored))]
-    with pytest.raises(ValueError, match="the loss is no mean over the samples"):
-        bb.prune(plain(), batches, 0.5, "force", loss, rounds=2, micro_batch=4)
-    bb.prune(plain(), batches, 0.5, "force", loss, rounds=2, micro_batch=8, on_collapse="ignore")  # not split
-    bb.prune(plain(), batches[:1], 0.5, "snip", loss, micro_batch=4, on_collapse="ignore")  # none is ignored
-
-
 def test_a_loss_in_low_precision_is_a_mean_although_it_is_rounded():
     model, batches = plain().to(torch.bfloat16), [(images.bfloat16(), labels) for images, labels in pairs(40)]
     for batch in batches:
         bb.prune(model, [batch], 0.5, "snip", micro_batch=3, on_collapse="ignore")
-
-
-def test_targets_need_not_be_tensors():
-    batches = [(images, {"label": labels}) for images, labels in pairs(1)]
-    loss = lambda output, targets: F.cross_entropy(output, targets["label"])
-    found = bb.prune(plain(), batches, 0.5, "snip", loss, micro_batch=3, on_collapse="ignore")
-    assert equal(found.masks, bb.prune(plain(), pairs(1), 0.5, "snip", on_collapse="ignore").masks)
-
-
-@pytest.mark.parametrize("micro", [None, 3])
-def test_micro_batches_do_not_change_what_is_said_about_other_mistakes(micro):
-    images, labels = pairs(1)[0]
-    with pytest.raises(ValueError, match="a batch is a pair"):
-        bb.prune(plain(), [(images, labels, labels)], 0.5, "snip", micro_batch=micro)
-    with pytest.raises(ValueError, match="the loss must be a scalar tensor"):
-        bb.prune(plain(), pairs(1), 0.5, "snip", nn.CrossEntropyLoss(reduction="none"), micro_batch=micro)
-
-
-@pytest.mark.parametrize("micro", [0, -1, 2.5])
-def test_a_wrong_size_is_refused(micro):
-    with pytest.raises(ValueError, match=r"micro_batch=.*at least 1"):
-        bb.prune(plain(), pairs(1), 0.5, "snip", micro_batch=micro)
-
-
-def test_a_batch_whose_tensors_differ_in_size_is_refused():
-    with pytest.raises(ValueError, match="cannot be split into samples"):
-        bb.prune(plain(), [(*pairs(1)[0], torch.ones(2))], 0.5, "snip", micro_batch=4, objective=lambda m, b: m(b[0]))

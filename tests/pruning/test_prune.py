@@ -1,6 +1,7 @@
-"""The result of pruning: its header, how it prints, and the check for collapse."""
+"""The result of pruning: its header, how it prints and is drawn, and the check for collapse."""
 
 import functools
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from barebones import METHODS, Method, account, effective, load_masks, prune
 from barebones.masks import kept
+
+PICTURED = [(torch.randn(8, 4, generator=torch.Generator().manual_seed(n)), torch.arange(8) % 3) for n in range(2)]
 
 
 def test_a_result_prints_in_a_few_lines():
@@ -59,8 +62,10 @@ def test_collapse_is_warned_about_or_raised_unless_there_is_a_way_around(name, l
     prune_all_but_last = functools.partial(prune, model, [(x, x)], 0.7, favouring(f"{last}.weight"))
     assert prune_all_but_last(on_collapse="ignore").collapsed == collapsed
     if collapsed:
-        with pytest.warns(UserWarning, match=r"no signal passes.*0\.weight"):
+        with pytest.warns(UserWarning, match=r"no signal passes.*0\.weight") as told:
             assert prune_all_but_last().collapsed == collapsed
+        assert len(told) == 1
+        assert "outputs" not in str(told[0].message)
         with pytest.raises(ValueError, match=r"collapsed at .*0\.weight"):
             prune_all_but_last(on_collapse="raise")
     else:
@@ -95,24 +100,10 @@ def test_outputs_that_no_signal_reaches_are_counted_in_one_warning_and_never_rai
     assert quiet(on_collapse="ignore").masks["2.weight"].any(1).tolist() == [i < 3 - columns for i in range(3)]
     if not columns:
         assert quiet().collapsed == []  # warnings are errors in these tests
-        return
-    for on_collapse in ("warn", "raise"):
+    for on_collapse in ("warn", "raise") if columns else ():
         with pytest.warns(UserWarning, match=f"^no signal reaches {columns} of 3 outputs$") as told:
             assert quiet(on_collapse=on_collapse).collapsed == []
         assert len(told) == 1
-
-
-def test_a_cut_network_gets_one_warning_without_its_outputs():
-    model, x = zoo.build("mlp")
-    with pytest.warns(UserWarning, match="collapsed at") as told:
-        prune(model, [(x, x)], 0.7, favouring("2.weight"))
-    assert len(told) == 1
-    assert "outputs" not in str(told[0].message)
-
-
-def test_a_healthy_mask_gets_no_warning():
-    assert prune(tiny(), BATCHES, 0.5, "force", rounds=3).empty == []  # warnings are errors in these tests
-    assert prune(tiny(), BATCHES, 0.0, "force", rounds=3).empty == []
 
 
 def takes_batches(net: Any, x: Tensor) -> Tensor:
@@ -137,3 +128,38 @@ def test_without_an_example_the_warning_says_that_nothing_was_checked(name):
     with pytest.raises(ValueError, match="was not checked"):
         prune(tiny(), None, 0.5, name, on_collapse="raise")
     prune(tiny(), None, 0.2, name, on_collapse="raise", example=BATCHES[0][0])
+
+
+def test_notebooks_show_a_bar_per_layer():
+    result = prune(zoo.build("mlp")[0], PICTURED, 0.5, "force", rounds=3)
+    masks = {"0.weight": torch.zeros(6, 4, dtype=torch.bool), "2.weight": result.masks["2.weight"]}
+    empty = account(zoo.build("mlp")[0], masks, PICTURED[0][0])
+    for shown, layers in ((result._repr_html_(), result.masks), (empty._repr_html_(), masks)):
+        assert shown.count("<tr>") == 2
+        for name, mask in layers.items():
+            stays, total = int(mask.sum()), mask.numel()
+            assert f"<td>{name}</td><td>{stays} of {total}</td>" in shown.replace(' style="text-align:left"', "")
+    assert f"width:{12 * int(result.masks['0.weight'].sum()) / 24:.3f}em" in result._repr_html_()
+    assert "empty</td>" in empty._repr_html_()
+    pale = int(masks["2.weight"].sum()) / 18  # kept, but on no path
+    assert f"width:{12 * pale:.3f}em;background:#f2c9ad" in empty._repr_html_()
+
+
+def test_plot_draws_layers_and_rounds_and_marks_empty_layers():
+    pytest.importorskip("matplotlib").use("agg")
+    model, _ = zoo.build("mlp")
+    result = prune(model, PICTURED, 0.5, "force", rounds=3)
+    layers, rounds = result.plot()
+    assert list(layers.lines[0].get_ydata()) == [int(m.sum()) / m.numel() for m in result.masks.values()]
+    lines = {line.get_label(): list(line.get_ydata()) for line in rounds.lines}
+    assert lines["kept"] == [record.keep for record in result.rounds]
+    assert lines["recovered"] == [record.recovered for record in result.rounds]
+    (axes,) = prune(model, PICTURED, 1 - 18 / 42, favouring("2.weight"), on_collapse="ignore").plot()
+    filled, empty = axes.lines
+    assert (list(filled.get_xdata()), list(empty.get_xdata())) == ([2], [1])
+
+
+def test_plot_names_the_extra_that_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"pip install 'barebones\[figures\]'"):
+        prune(tiny(), BATCHES, 0.5, "snip").plot()

@@ -49,12 +49,6 @@ def test_a_criterion_with_global_randomness_is_seeded_by_the_seed_and_the_round(
     assert not equal(first[0].masks, other[0].masks)
 
 
-def test_integer_scores_stay_exact_over_rounds():
-    scores = {"weight": torch.tensor([[2**24 + 1, 2**24, 2**24 + 3, 2**24 + 2]])}
-    method = Method(lambda probe: dict(scores), rounds=2)
-    assert list(rounds(Probe(nn.Linear(4, 1)), method, 1))[-1].masks["weight"].tolist() == [[False, False, True, False]]
-
-
 def scripted(*scores: list[Any], counts: list[int], **options: Any) -> Method:
     """Return a method that gives these scores to the one weight of a layer, round by round."""
     turns = [torch.tensor(turn).float() for turn in scores]

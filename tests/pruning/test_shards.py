@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from references import equal
+from references import equal, few
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.multiprocessing import start_processes
 
 import barebones as bb
-from barebones import METHODS, Method, Probe, rounds
+from barebones import Probe, rounds
 from barebones.files.encoding import pack
 from barebones.masks import kept, size
 from barebones.pruning import selection
@@ -44,11 +44,6 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [
         (torch.randn(4, 3, 6, 6, generator=generator, dtype=torch.double), torch.tensor([0, 1, 2, 0])) for _ in range(4)
     ]
-
-
-def few(name: str, **settings: Any) -> Method:
-    row = METHODS[name]
-    return replace(row, rounds=min(row.rounds, 4), batches_per_round=min(row.batches_per_round, 3), **settings)
 
 
 def sharded(kind: str) -> nn.Module:
@@ -241,12 +236,13 @@ def evaluated(kind: str) -> dict[str, Tensors]:
     return {"masks": whole(masks)}
 
 
-def tensor_parallel(kind: str) -> dict[str, Tensors]:
+def tensor_parallel(kind: str, shard: bool = True) -> dict[str, Tensors]:
     """Prune layers that are sharded along their outputs; the second, along its inputs, is left out."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    if shard:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     data = [(torch.ones(3, 4, dtype=torch.double) * torch.arange(3)[:, None], torch.tensor([0, 1, 0]))]
     return {"masks": whole(bb.prune(model, data, 0.5, "force", rounds=2, exclude="2.weight").masks)}
 
@@ -265,11 +261,12 @@ def next_token(model: nn.Module, tokens: Tensor) -> Tensor:
 TEXTS = [torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
 
 
-def language_model(kind: str) -> dict[str, Tensors]:
+def language_model(kind: str, shard: bool = True) -> dict[str, Tensors]:
     """Prune, hold and train a transformer."""
     model = transformer()
-    fully_shard(model[1])
-    fully_shard(model)
+    if shard:
+        fully_shard(model[1])
+        fully_shard(model)
     result = bb.prune(model, TEXTS, 0.8, "force", rounds=3, objective=next_token)
     optimizer = torch.optim.AdamW(model.parameters())
     with bb.hold(model, result.masks, optimizer):
@@ -349,24 +346,13 @@ def test_a_model_that_has_just_run_gives_the_same_masks(two):
 
 
 def test_tensor_parallel_layers_give_the_same_masks(two):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
-    data = [(torch.ones(3, 4, dtype=torch.double) * torch.arange(3)[:, None], torch.tensor([0, 1, 0]))]
-    expected = bb.prune(model, data, 0.5, "force", rounds=2, exclude="2.weight").masks
-    assert equal(two["tensor_parallel", "plain"]["masks"], expected)
+    assert equal(two["tensor_parallel", "plain"]["masks"], tensor_parallel("plain", shard=False)["masks"])
 
 
 def test_a_transformer_is_pruned_and_trained_as_on_one_device(two):
-    found, model = two["language_model", "plain"], transformer()
-    result = bb.prune(model, TEXTS, 0.8, "force", rounds=3, objective=next_token)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with bb.hold(model, result.masks, optimizer):
-        for tokens in TEXTS:
-            optimizer.zero_grad()
-            next_token(model, tokens).backward()
-            optimizer.step()
-    assert equal(found["masks"], result.masks)
-    torch.testing.assert_close(found["trained"], {n: p.detach() for n, p in model.named_parameters()})
+    found, expected = two["language_model", "plain"], language_model("plain", shard=False)
+    assert equal(found["masks"], expected["masks"])
+    torch.testing.assert_close(found["trained"], expected["trained"])
 
 
 @pytest.mark.nightly

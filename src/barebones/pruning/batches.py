@@ -1,5 +1,6 @@
 """Batches: the data of each round, and the parts of a batch. A round that is read again gets the same batches."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -59,16 +60,14 @@ class Batches:
             if not isinstance(returned, Iterable):
                 raise ValueError(f"batches({index}) must return that round's batches, not {type(returned).__name__}")
             iterator = iter(returned)
-        number = 0
-        while True:
+        for number in itertools.count():
             with self._fetching("round", index, number):
                 batch = next(iterator, END)
+            if batch is END and number == 0:
+                raise ValueError(f"batches({index}) returned no batch; return at least one for every round")
             if batch is END:
-                break
-            number += 1
+                return
             yield on_device(batch, self.device)
-        if number == 0:
-            raise ValueError(f"batches({index}) returned no batch; return at least one for every round")
 
     def _indexed(self, source: Sequence[Any], start: int, count: int) -> Iterator[Any]:
         if not source:

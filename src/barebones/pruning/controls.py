@@ -73,19 +73,14 @@ def reinitialized(model: nn.Module, seed: int = 0, init: str | None = None) -> n
     copy = masked_copy(model, {})
     with torch.no_grad():
         for name, weight in prunable(copy).items():
-            weight.copy_(_drawn(weight, init, _generator(seed, "redraw", name)))
+            generator = _generator(seed, "redraw", name)
+            drawn = torch.empty(weight.shape, device="cpu")  # so that the values are the same for every device
+            values = weight[weight != 0].cpu().double()
+            if init is not None:
+                weight.copy_(SCHEMES[init](drawn, generator=generator))
+            elif values.numel():
+                weight.copy_(drawn.normal_(float(values.mean()), float(values.std(correction=0)), generator=generator))
     return copy
-
-
-def _drawn(weight: Tensor, init: str | None, generator: torch.Generator) -> Tensor:
-    """Return new values for a weight, drawn on the CPU so that they are the same for every device."""
-    empty = torch.empty(weight.shape, device="cpu")
-    if init is not None:
-        return SCHEMES[init](empty, generator=generator)
-    values = weight[weight != 0].cpu().double()
-    if not values.numel():
-        return weight
-    return empty.normal_(float(values.mean()), float(values.std(correction=0)), generator=generator)
 
 
 def _generator(seed: int, *what: str) -> torch.Generator:

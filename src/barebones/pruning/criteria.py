@@ -1,6 +1,7 @@
 """Criteria: functions from a probe of the network to a score for every weight. Weights with high scores stay."""
 
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..masks import Masks, Scores
+from ..masks import Scores
 from ..running.backward import guarded
 from ..running.chunks import chunks
 from ..running.inputs import call, mapped, tensors
@@ -72,8 +73,11 @@ def magnitude(probe: Probe) -> Scores:
 
 def random(probe: Probe) -> Scores:
     """Return uniform random numbers: every weight is as likely to stay as any other."""
-    drawn = {name: _uniform(shape, probe.generator) for name, shape in probe.shapes.items()}
-    return probe.placed({name: numbers.to(widest(probe.device)) for name, numbers in drawn.items()})
+    drawn = {  # as doubles: too many single-precision numbers would be equal
+        name: torch.rand(shape, dtype=torch.float64, generator=probe.generator, device="cpu").to(widest(probe.device))
+        for name, shape in probe.shapes.items()
+    }
+    return probe.placed(drawn)
 
 
 def erk(probe: Probe) -> Scores:
@@ -86,11 +90,8 @@ def erk(probe: Probe) -> Scores:
     if probe.shards is not None:
         raise ValueError("erk does not choose among sharded weights; use random, or prune before you shard the model")
     scores = random(probe)
-    counts = erk_counts({name: tuple(shape) for name, shape in probe.shapes.items()}, probe.keep)
-    drawn = Masks()
-    for name, score in scores.items():
-        drawn |= top_masks({name: score}, counts[name])
-    return {name: score + drawn[name] for name, score in scores.items()}
+    counts = erk_counts(probe.shapes, probe.keep)
+    return {name: score + top_masks({name: score}, counts[name])[name] for name, score in scores.items()}
 
 
 def synflow(probe: Probe) -> Scores:
@@ -136,7 +137,7 @@ class _Flow(nn.Module):
             return torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
 
 
-def erk_counts(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, int]:
+def erk_counts(shapes: Mapping[str, Sequence[int]], keep: int) -> dict[str, int]:
     """Return how many weights each layer keeps at its Erdős-Rényi-kernel density; they add up to `keep` exactly.
 
     >>> erk_counts({"small": (2, 2), "large": (100, 100)}, keep=1000)
@@ -159,11 +160,6 @@ def erk_counts(shapes: dict[str, tuple[int, ...]], keep: int) -> dict[str, int]:
     for name in rest[: keep - sum(counts.values())]:
         counts[name] += 1
     return counts
-
-
-def _uniform(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Return uniform random numbers, as doubles: too many single-precision numbers would be equal."""
-    return torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
 
 
 def _ones(leaf: Any) -> Any:

@@ -56,7 +56,13 @@ class Gradients:
     def plain(self, batch: Any, temperature: float) -> tuple[Tensor, list[Tensor]]:
         """Return the loss and its gradients, in memory of their own."""
         value = self.value(batch, temperature)
-        return value.detach().to(widest(value.device)), self._sharded(value) if self._is_sharded else self._first(value)
+        with guarded([value]):
+            if self._is_sharded:
+                gradients = self._after_backward(value)
+            else:
+                gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
+        found = self._checked(gradients)
+        return value.detach().to(widest(value.device)), found if self._is_sharded else _unshared(found, self._foreign)
 
     def captured(self, batch: Any, temperature: float) -> tuple[Tensor, list[Tensor]]:
         """Return the same from a CUDA graph. The next replay overwrites it."""
@@ -175,19 +181,13 @@ class Gradients:
                 f"({first_line(error)}); use a method that needs only first ones, such as snip or force"
             ) from error
 
-    def _first(self, value: Tensor) -> list[Tensor]:
-        with guarded([value]):
-            gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
-        return _unshared(self._checked(gradients), self._foreign)
-
-    def _sharded(self, value: Tensor) -> list[Tensor]:
+    def _after_backward(self, value: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the local rows; FSDP2 leaves them in `.grad` only, already averaged."""
-        with guarded([value]):
-            value.backward()
+        value.backward()
         gradients = tuple(None if p.grad is None else local(p.grad) for p in self.parameters)
         for parameter in self.model.parameters():
             parameter.grad = None  # the probe puts the caller's back
-        return self._checked(gradients)
+        return gradients
 
     def _checked(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor]:
         if all(gradient is None for gradient in gradients):

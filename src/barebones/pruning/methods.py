@@ -85,13 +85,7 @@ METHODS: dict[str, Method] = {  # neighbours in a plot differ in colour and mark
     "grasp-taylor": Method(criteria.grasp, rounds=60, label="GRASP iterated", colour="#004D40", marker="^"),
     "iter-grasp": Method(criteria.gradient_norm, rounds=60, label="Iter GRASP", colour="#E69F00", marker="P"),
     "synflow": Method(
-        criteria.synflow,
-        rounds=100,
-        needs_data=False,
-        protocol_rounds=False,
-        label="SynFlow",
-        colour="#D4C200",
-        marker="o",
+        criteria.synflow, 100, needs_data=False, protocol_rounds=False, label="SynFlow", colour="#D4C200", marker="o"
     ),
     "magnitude": Method(criteria.magnitude, needs_data=False, label="Magnitude", colour="#882255", marker="v"),
     "random": Method(criteria.random, needs_data=False, label="Random", colour="#686868", marker="X"),

@@ -99,10 +99,9 @@ class Probe:
         if len(devices) > 1:
             raise ValueError(f"the prunable weights lie on several devices ({', '.join(map(str, devices))}); use one")
         self.device = devices.pop()
-        if capture and self.device.type != "cuda":
-            raise ValueError(f"capture=True records a CUDA graph, but the model is on {self.device}; leave it out")
-        if capture and self.shards is not None:
-            raise ValueError("capture=True records a CUDA graph, but the model is sharded; leave it out")
+        if capture and (self.device.type != "cuda" or self.shards is not None):
+            where = f"on {self.device}" if self.shards is None else "sharded"
+            raise ValueError(f"capture=True records a CUDA graph, but the model is {where}; leave it out")
         if shared and self.shards is not None:
             raise ValueError("shared=True shares batches out, but every rank of a sharded model reads its own batches")
         self.rank: int = self.group.rank() if self.group else 0

@@ -7,7 +7,7 @@ which are added over all processes. Ties go to the lower index, as on one device
 others have. Rows that several processes hold, as under hybrid sharding, count once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,10 @@ from ..running.digest import MIX, of_tensors, text
 from ..running.modes import by_kind
 from ..running.shards import first_row, is_sharded, local, sharded_like
 from ..scope import bare
-from .selection import Flat, comparable
+from .selection import Flat, top_masks
 
 DIGIT = 16  # bits of a histogram
 PART = 1 << 22  # scores that are looked at together, so that what is made of them needs little memory
-Some = list[Tensor | None]
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, Any]:
@@ -132,31 +131,27 @@ class Shards:
         self, scores: Scores, keep: int, prefer: Masks | None, among: Mapping[str, Tensor] | None, at_least: int
     ) -> Masks:
         """Return the local rows of the masks of the `keep` highest scores of all; see `selection.keep_top`."""
-        flat, floors = comparable(scores), []
-        preferred, allowed = ([None if m is None else m[name].reshape(-1) for name in scores] for m in (prefer, among))
+        sizes = []
         if at_least:
-            free = [
-                torch.ones_like(f, dtype=torch.bool) if a is None else a for f, a in zip(flat, allowed, strict=True)
-            ]
-            for i, most in enumerate(self.sums(torch.stack([mask.count_nonzero() for mask in free])).tolist()):
-                floors += self._top([i], flat, min(at_least, most), preferred, allowed)
-                allowed[i] = free[i] & ~floors[i]
-                keep -= min(at_least, most)
-        best = self._top(list(range(len(flat))), flat, keep, preferred, allowed)
-        for mask, floor in zip(best, floors, strict=False):
-            mask |= floor
-        return Masks({name: mask.view(scores[name].shape) for name, mask in zip(scores, best, strict=True)})
+            counts = [s.numel() if among is None else int(among[name].count_nonzero()) for name, s in scores.items()]
+            sizes = self.sums(torch.tensor(counts, device=self.device)).tolist()
+        return top_masks(scores, keep, prefer, among, at_least, sizes, self._top)
 
-    def _top(self, which: list[int], scores: Flat, keep: int, preferred: Some, allowed: Some) -> Flat:
-        """Return the masks of the `keep` highest scores of the weights with these numbers."""
-        threshold = self._threshold(which, scores, keep, allowed)
-        turns = 1 if preferred[0] is None else 2  # of equal scores, those that are preferred come first
+    def _top(
+        self, layers: Sequence[int], scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None
+    ) -> Flat:
+        """Return the masks of the `keep` highest scores of these layers."""
+        which, nothing = list(layers), [None] * len(scores)
+        free: Sequence[Tensor | None] = allowed or nothing
+        favored: Sequence[Tensor | None] = preferred or nothing  # of equal scores
+        threshold = self._threshold(which, scores, keep, free)
+        turns = 1 if preferred is None else 2
         masks = [torch.empty_like(scores[i], dtype=torch.bool) for i in which]
         counts = torch.zeros(1 + turns, len(which), dtype=torch.int64, device=self.device)  # above, and ties by turn
         for column, (i, mask) in enumerate(zip(which, masks, strict=True)):
-            for part, keys in _parts(scores[i], allowed[i]):
+            for part, keys in _parts(scores[i], free[i]):
                 torch.gt(keys, threshold, out=mask[part])
-                rows = [mask[part], *_ties(keys, threshold, preferred[i], part)]
+                rows = [mask[part], *_ties(keys, threshold, favored[i], part)]
                 counts[:, column] += torch.stack([row.count_nonzero() for row in rows])
         room = keep - int(self.over_ranks(torch.where(self.first[which], counts[0], 0).sum()))
         order, owns = self._order[which], self._owns[which]
@@ -167,20 +162,20 @@ class Shards:
         for column, (i, mask) in enumerate(zip(which, masks, strict=True)):
             place = int((order[column] == self._owner[i]).nonzero())
             left = quotas[:, column, place].tolist()
-            for part, keys in _parts(scores[i], allowed[i]) if any(left) else ():
-                for turn, tied in enumerate(_ties(keys, threshold, preferred[i], part)):
+            for part, keys in _parts(scores[i], free[i]) if any(left) else ():
+                for turn, tied in enumerate(_ties(keys, threshold, favored[i], part)):
                     taken = tied.nonzero()[: left[turn], 0]
                     mask[part][taken] = True
                     left[turn] -= len(taken)
         return masks
 
-    def _threshold(self, which: list[int], scores: Flat, keep: int, allowed: Some) -> int:
+    def _threshold(self, which: list[int], scores: Flat, keep: int, free: Sequence[Tensor | None]) -> int:
         """Return the highest key that at least `keep` keys reach; it is found digit by digit, from the highest one."""
         width, above, lowest = 8 * scores[0].element_size(), 0, -1 << DIGIT - 1  # the highest digit has a sign
         for shift in range(width - DIGIT, -1, -DIGIT):
             counts = torch.zeros(1 << DIGIT, dtype=torch.int64, device=self.device)
             for i in which:
-                for _, keys in _parts(scores[i], allowed[i]) if self.first[i] else ():
+                for _, keys in _parts(scores[i], free[i]) if self.first[i] else ():
                     digits = (keys >> shift) - lowest
                     if shift + DIGIT < width:  # only of keys with the digits that are known
                         digits = digits[(digits >= 0) & (digits < 1 << DIGIT)]

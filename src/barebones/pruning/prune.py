@@ -200,7 +200,7 @@ def prune(
         "revive_until": row.revive_until,
         "at_least": row.at_least,
         "seed": seed,
-        "weights": f"{int(probe.weights_digest()) % 2**64:016x}",
+        "weights": f"{int(probe.weights_digest() if last is None else last.weights_digest) % 2**64:016x}",
     }
     return Pruned(masks, records, cutting, emptied, effective, last, about)
 

@@ -10,7 +10,7 @@ Two algorithms give the same masks:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -58,26 +58,36 @@ def keep_top(
 
 
 Given = Mapping[str, Tensor] | None
+Flat = list[Tensor]  # one flat tensor for each layer
 
 
 def top_masks(
-    scores: Scores, keep: int, prefer: Given = None, among: Given = None, at_least: int = 0, sizes: Sequence[int] = ()
+    scores: Scores,
+    keep: int,
+    prefer: Given = None,
+    among: Given = None,
+    at_least: int = 0,
+    sizes: Sequence[int] = (),
+    top: Callable[[Sequence[int], Flat, int, Flat | None, Flat | None], Flat] | None = None,
 ) -> Masks:
     """Return the same without a check, so that the host waits for no device: there must be enough weights to choose.
 
-    `sizes` says how many of each layer can be chosen, if some have fewer than `at_least`.
+    `sizes` says how many of each layer can be chosen, if some have fewer than `at_least`. `top` chooses the highest
+    scores of some layers instead of `_top`.
     """
-    flat = comparable(scores)
+    top, flat = top or _top, comparable(scores)
     preferred, allowed = ([m[name].reshape(-1) for name in scores] if m is not None else None for m in (prefer, among))
     floors = [min(at_least, size) for size in sizes or map(len, flat)]
     if sum(floors) > keep:
         raise ValueError(f"at_least={at_least} asks for {sum(floors)} weights, but only {keep} are kept; lower it")
-    found = flat, keep, preferred, allowed
-    chosen = _top_with_floors(*found, floors) if at_least else _top(*found)
+    layers = range(len(flat))
+    best = [top([layer], flat, floors[layer], preferred, allowed)[0] for layer in layers if at_least]
+    if at_least:  # the best of each layer first, then the best of the rest
+        allowed = [~mask if allowed is None else allowed[layer] & ~mask for layer, mask in enumerate(best)]
+    chosen = top(layers, flat, keep - sum(floors), preferred, allowed)
+    for mask, floor in zip(chosen, best, strict=False):
+        mask |= floor
     return Masks({name: mask.view(s.shape) for (name, s), mask in zip(scores.items(), chosen, strict=True)})
-
-
-Flat = list[Tensor]  # one flat tensor for each layer
 
 
 def comparable(scores: Scores) -> Flat:
@@ -87,20 +97,10 @@ def comparable(scores: Scores) -> Flat:
     return [score.detach().reshape(-1).to(dtype) for score in scores.values()]
 
 
-def _top_with_floors(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None, floors: list[int]) -> Flat:
-    """Choose the best of each layer first, then the best of the rest."""
-    best = [
-        _top([score], count, preferred and preferred[i : i + 1], allowed and allowed[i : i + 1])[0]
-        for i, (score, count) in enumerate(zip(scores, floors, strict=True))
-    ]
-    others = [~mask for mask in best]
-    if allowed is not None:
-        others = [other & mask for other, mask in zip(others, allowed, strict=True)]
-    rest = _top(scores, keep - sum(floors), preferred, others)
-    return [a | b for a, b in zip(best, rest, strict=True)]
-
-
-def _top(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None) -> Flat:
+def _top(layers: Sequence[int], scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None) -> Flat:
+    """Return the masks of the `keep` highest scores of these layers."""
+    scores = [scores[layer] for layer in layers]
+    preferred, allowed = (m and [m[layer] for layer in layers] for m in (preferred, allowed))
     total, device = sum(score.numel() for score in scores), scores[0].device
     if keep in (0, total):
         return [torch.full(score.shape, keep > 0, dtype=torch.bool, device=device) for score in scores]
@@ -198,7 +198,9 @@ def _by_bracket(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat |
 
 def _bracket(scores: Flat, keep: int, allowed: Flat | None) -> tuple[float, float]:
     """Return two values between which the keep-th highest score most likely lies; the upper is inf if few are kept."""
-    stride = _stride(sum(score.numel() for score in scores))
+    stride = math.ceil(sum(score.numel() for score in scores) / SAMPLE)
+    while stride > 10 and math.gcd(stride, 210) > 1:  # coprime to the usual sizes of kernels and channels
+        stride += 1
     sample = torch.cat([score[::stride] for score in scores])
     if allowed is not None:
         sample = sample[torch.cat([mask[::stride] for mask in allowed])]
@@ -210,14 +212,6 @@ def _bracket(scores: Flat, keep: int, allowed: Flat | None) -> tuple[float, floa
     low = float(sample[last]) if last < size else -math.inf
     high = float(sample[min(first, size - 1)]) if first >= 0 and size and rank > size / 16 else math.inf
     return low, high
-
-
-def _stride(total: int) -> int:
-    """Return the distance between sampled scores, coprime to the usual sizes of kernels and channels."""
-    stride = math.ceil(total / SAMPLE)
-    while stride > 10 and math.gcd(stride, 210) > 1:
-        stride += 1
-    return stride
 
 
 def _true_indices(mask: Tensor) -> Tensor:
