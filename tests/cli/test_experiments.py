@@ -18,9 +18,11 @@ from barebones.data import DATA
 from barebones.files.masks import load_masks, save_masks
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.figures import demo
+from barebones.lab.run import network
 from barebones.lab.run.folder import finished, write_json
 from barebones.lab.run.network import cached_data
 from barebones.lab.sweep.sweep import SweepResult
+from barebones.models.from_timm import Wanted
 
 TINY = ["--model", "nets_for_cli:tiny", "--data", "digits", "--batch-size", "256", "--device", "cpu"]
 FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--epochs", "1"]

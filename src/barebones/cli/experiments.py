@@ -19,6 +19,7 @@ from ..lab.run.connectivity import SKIP
 from ..lab.run.distributed import joined
 from ..lab.run.folder import MASK, RESULT, progress
 from ..lab.run.loading import experiment_for_mask
+from ..lab.run.network import resized
 from ..lab.run.options import RunOptions
 from ..lab.run.progress import dry_run as explain
 from ..lab.run.progress import kept, mask_file, run_folder, summary, watching
@@ -143,6 +144,8 @@ def _perform(
     Of several processes, the first one alone returns the result, and prints and writes what follows from it.
     """
     import_from_working_folder(requested.model, requested.data)
+    if sentence := resized(requested):
+        say(sentence)
     if dry_run:
         console = Console(soft_wrap=True)
         for part in explain(requested, run_options, given):

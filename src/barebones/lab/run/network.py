@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...data import DATA, Batch, Data, Inputs
+from ...data import DATA, Batch, Data, Inputs, Normalization, TensorSplit
 from ...data import load as load_data
 from ...files.weights import dense_bytes
 from ...imports import is_code, source_digest
@@ -31,14 +31,17 @@ from .options import RunOptions
 
 
 class Network:
-    """The experiment's data and its network at initial weights, both on the device."""
+    """The experiment's data and its network at initial weights, both on the device.
 
-    def __init__(self, experiment: Experiment, options: RunOptions, device: torch.device) -> None:
+    With `unread`, random images stand for a data set of the library that nobody is going to read.
+    """
+
+    def __init__(self, experiment: Experiment, options: RunOptions, device: torch.device, unread: bool = False) -> None:
         self.experiment, self.device = experiment, device
         check_here(str(device))
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)
-        self.data = data_of(experiment, options)
+        self.data = _unread(experiment, device) if unread else data_of(experiment, options)
         self.model = self.initial()
         self.digest = beginning(experiment, self.model, self.data.digest)
         self._check()
@@ -164,6 +167,15 @@ def known_inputs(experiment: Experiment) -> Inputs | None:
     return replace(inputs, shape=(inputs.channels, wish.size, wish.size)) if wish else inputs
 
 
+def resized(experiment: Experiment) -> str:
+    """Say that the images of a data set of the library are resized for the network; an empty string if they are not."""
+    name, inputs = experiment.data, known_inputs(experiment)
+    if inputs is None or inputs == DATA[name].inputs:
+        return ""
+    before, after = (" x ".join(map(str, each.shape[1:])) for each in (DATA[name].inputs, inputs))
+    return f"The images of {name}, {before}, are resized to {after} for {experiment.model}."
+
+
 def beginning(experiment: Experiment, model: nn.Module, data: str) -> str:
     """Return what a run begins with: digests of the initial weights, and of data and a method of the user's own."""
     method = ""
@@ -171,6 +183,15 @@ def beginning(experiment: Experiment, model: nn.Module, data: str) -> str:
         method = source_digest(experiment.method)
         method_named(experiment.method)  # so that the folder of the run tells how to show it
     return f"{digest.hexadecimal(model.parameters())}+{data}+{method}".rstrip("+")
+
+
+def _unread(experiment: Experiment, device: torch.device) -> Data:
+    inputs = known_inputs(experiment)
+    assert inputs is not None
+    images = inputs.example(experiment.plan().batch_size)
+    plain = Normalization((), (), device=device, channels_last=device.type == "cuda")
+    split = TensorSplit(images, torch.zeros(len(images)), plain, pad=0, flip=False)
+    return Data(experiment.data, inputs.classes, inputs.shape, split, None, split)
 
 
 def data_of(experiment: Experiment, options: RunOptions) -> Data:

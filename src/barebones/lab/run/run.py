@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from ...accounting import account
-from ...data import Data
+from ...data import DATA, Data
 from ...files import masks as maskfile
 from ...files.weights import load_weights, save_weights
 from ...holding import audit
 from ...masks import Masks, everything, kept
 from ...pruning.controls import inverted, shuffled
+from ...pruning.methods import METHODS
 from ...pruning.probe import Probe
 from ...pruning.round import Round
 from ...running import digest
@@ -81,7 +82,9 @@ def run(
     if options.download:
         with team.after_first():
             data_of(experiment, options)
-    network = Network(experiment, options, torch.device(options.device))
+    free = experiment.method in METHODS and not METHODS[experiment.method].needs_data  # it reads no data
+    unread = until == "prune" and free and experiment.data in DATA and not experiment.pretrain
+    network = Network(experiment, options, torch.device(options.device), unread)
     check_norms(network.model, experiment, options, team, until)
     with files.reserved(path, experiment, network.digest) as folder, ExitStack() as stack:
         team.copy_from_first(path)
