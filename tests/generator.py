@@ -4,7 +4,7 @@ A network is a list of blocks. Each block is a function in this file; the option
 network prints as code that builds it again:
 
     network = generator.draw(17)  # network.model, network.example, network.masks
-    print(network.recipe)         # Recipe(17, "image", (2, 6), [("conv", {"width": 6, ...}), ...])
+    print(network.recipe)         # Recipe(17, "image", (2, 6), [("block", {"width": 6, ...}), ...])
     again = generator.build(network.recipe)
 
 Blocks work on three kinds of tensors: images (batch, channels, and one to three dimensions of pixels), sequences
@@ -133,31 +133,26 @@ def turned(module: nn.Module) -> nn.Module:
 
 def normalization(at: At, channels: int, among: Sequence[str] = ()) -> nn.Module:
     """Return a norm of any kind that fits."""
+    batch, instance = at.maker("BatchNorm"), at.maker("InstanceNorm")
     norms: dict[str, Callable[[], nn.Module]] = {
-        "batch": lambda: at.maker("BatchNorm")(channels),
-        "batch, no affine": lambda: at.maker("BatchNorm")(channels, affine=False),
-        "batch, no statistics": lambda: at.maker("BatchNorm")(channels, track_running_stats=False),
+        "batch": lambda: batch(channels),
+        "batch, no affine": lambda: batch(channels, affine=False),
+        "batch, no statistics": lambda: batch(channels, track_running_stats=False),
         "group": lambda: nn.GroupNorm(2, channels),
         "group of all": lambda: nn.GroupNorm(1, channels),
-        "group of one": lambda: nn.GroupNorm(channels, channels),
-        "layer": lambda: nn.LayerNorm(channels),
-        "rms": lambda: nn.RMSNorm(channels),
     }
-    if at.kind == "sequence":
-        norms = {"layer": norms["layer"], "rms": norms["rms"],
-                 "batch, turned": lambda: turned(nn.BatchNorm1d(channels))}  # fmt: skip
-    if at.kind == "vector":
-        del norms["group of one"]
-    if at.kind == "image":
-        del norms["rms"]
-        norms |= {
-            "layer": lambda: turned(nn.LayerNorm(channels)),
-            "instance": lambda: at.maker("InstanceNorm")(channels),
-            "instance, affine": lambda: at.maker("InstanceNorm")(channels, affine=True),
-            "instance, statistics": lambda: at.maker("InstanceNorm")(channels, affine=True, track_running_stats=True),
-            "local response": lambda: nn.LocalResponseNorm(3, alpha=1.0),
-        }
-    return norms[at("norm", *[name for name in norms if not among or name.startswith(tuple(among))])]()
+    images: dict[str, Callable[[], nn.Module]] = {
+        "group of one": lambda: nn.GroupNorm(channels, channels),
+        "layer": lambda: turned(nn.LayerNorm(channels)),
+        "instance": lambda: instance(channels),
+        "instance, affine": lambda: instance(channels, affine=True),
+        "instance, statistics": lambda: instance(channels, affine=True, track_running_stats=True),
+        "local response": lambda: nn.LocalResponseNorm(3, alpha=1.0),
+    }
+    last = {"layer": lambda: nn.LayerNorm(channels), "rms": lambda: nn.RMSNorm(channels)}
+    tokens = {"batch, turned": lambda: turned(nn.BatchNorm1d(channels))}
+    fitting = {"image": norms | images, "sequence": last | tokens, "vector": norms | last}[at.kind]
+    return fitting[at("norm", *[name for name in fitting if not among or name.startswith(tuple(among))])]()
 
 
 # ---- layers ----

@@ -191,6 +191,19 @@ def test_a_local_response_norm_reads_its_neighbours_only() -> None:
     assert on_paths["b.weight"].any(0).tolist() == [False, True, True, False]
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.MaxPool2d((2, 3), dilation=2), nn.AdaptiveMaxPool2d(2)],
+)
+def test_a_max_pool_is_reached_where_its_window_is(pool: nn.Module) -> None:
+    x = torch.ones(2, 1, 7, 8)
+    weight = nn.Parameter(torch.randn(pool(x)[0].numel(), 1))
+    for i in range(56):
+        pixel = (torch.arange(56) == i).float().view(7, 8)
+        net = Net(lambda net, x: net.pool(x * net.pixel).view(len(x), -1) @ net.w, pixel=pixel, pool=pool, w=weight)
+        assert effective(net, keep_all(net), x)["w"].flatten().equal(pool(x * pixel)[0].flatten() > 0)
+
+
 def test_what_becomes_of_masked_norms_and_biases() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in parameters(net).items()}

@@ -171,7 +171,7 @@ def window(bits: Bits, call: Call) -> Any:
         pooled = convolution(x, ones, None, stride, given.get("padding", 0), given.get("dilation", 1))
         for dim, size in zip(range(-n, 0), sizes, strict=True):
             pooled = pooled.narrow(dim, 0, size)
-        pooled = pooled.reshape(values.shape)
+        pooled = pooled.reshape(values.shape).contiguous()  # the model may take a view of it
     return pooled if values is like else (pooled, *like[1:])
 
 
