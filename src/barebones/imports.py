@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import re
 import shlex
 import sys
 from collections.abc import Collection, Mapping
@@ -36,13 +37,11 @@ def sized(name: str) -> tuple[str, int | None]:
     (('pets', 64), ('me@home', None))
     """
     prefix, _, rest = name.partition(":")
-    source, _, size = rest.rpartition("@")
-    if not source or not size.isdecimal():
-        source, size = rest, ""
-    if not source or (size and not int(size)):
+    found = re.fullmatch(r"(.+?)(?:@(\d+))?", rest)
+    if found is None or (found[2] and not int(found[2])):
         kind, word = SHORTHANDS[prefix]
         raise ValueError(f"{name} names no {kind}; write {prefix}:{word}, or {prefix}:{word}@SIZE (in pixels)")
-    return source, int(size) if size else None
+    return found[1], int(found[2]) if found[2] else None
 
 
 def imported(source: str) -> ModuleType:
@@ -106,9 +105,7 @@ def made(name: str, kind: str, offered: Mapping[str, Any], returns: str) -> Any:
     """
     factory = named(name, kind)
     if isinstance(factory, nn.Module) or not callable(factory):
-        raise ValueError(
-            f"{name} is of type {type(factory).__name__}; name a function or a class that returns {returns}"
-        )
+        raise ValueError(f"{name} is of type {type(factory).__name__}; name a function or class that returns {returns}")
     signature = inspect.signature(factory)
     keywords = [word for word in offered if word in signature.parameters]
     first = next(iter(offered))
@@ -125,18 +122,11 @@ def made(name: str, kind: str, offered: Mapping[str, Any], returns: str) -> Any:
 
 
 def check_trusted(
-    code: str,
-    source: Path | str,
-    named: Collection[str | None] = (),
-    trust: bool = False,
-    option: str = "--model",
+    code: str, source: Path | str, named: Collection[str | None] = (), trust: bool = False, option: str = "--model"
 ) -> None:
     """Raise a `ValueError` if a file names a network or data set that is code, unless it is in `named` or trusted.
 
-    To use it is to import and run whatever the file names, so this comes before it.
-
-    >>> check_trusted("vgg19", "mask"), check_trusted("helpers:net", "mask", named=["helpers:net"])
-    (None, None)
+    >>> check_trusted("helpers:net", "mask", named=["helpers:net"])
     >>> check_trusted("helpers:net", "mask")
     Traceback (most recent call last):
     ValueError: mask asks to import and run helpers:net; if you trust that code, pass --model helpers:net, or --trust

@@ -16,19 +16,7 @@ from . import cifar, custom, digits, image_folder, imagenet, tiny_imagenet
 from .dataset import Data, Inputs, Request
 from .split import Batch, Normalization, Split, TensorSplit
 
-__all__ = [
-    "DATA",
-    "Batch",
-    "Data",
-    "DataSet",
-    "Inputs",
-    "Normalization",
-    "Request",
-    "Split",
-    "TensorSplit",
-    "check_name",
-    "load",
-]
+__all__ = ["DATA", "Batch", "Data", "DataSet", "Inputs", "Normalization", "Request", "Split", "TensorSplit", "load"]
 
 MAX_WORKERS = 16
 
@@ -69,10 +57,9 @@ def load(
 
     `root` is the folder of the data set, or the folder that contains it. The default is `$BAREBONES_DATA`, and if
     that is not set, the user's cache folder (`~/.cache/barebones` on Linux). Nothing is downloaded unless `download`
-    is true. `workers` is the number of processes or threads that decode image files (Tiny-ImageNet and ImageNet). The
-    default is one per processor, which processes of torchrun share, and at most 16. The batches do not depend on the
-    number of workers. Images are resized to `size` x `size` pixels, and bytes normalized by `mean` and `std`, if these
-    are given.
+    is true. `workers` is the number of processes or threads that decode image files. The default is one per processor,
+    which processes of torchrun share, and at most 16. The batches do not depend on it. Images are resized to `size` x
+    `size` pixels, and bytes normalized by `mean` and `std`, if these are given.
 
     >>> data = load("digits")
     >>> data.classes, data.shape, len(data.train), len(data.test)

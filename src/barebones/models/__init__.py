@@ -16,19 +16,7 @@ from .small import SmallResNet, SmallVGG
 from .table import parameter_table
 from .vgg import VGG
 
-__all__ = [
-    "MODELS",
-    "NORM_SCALES",
-    "SCHEMES",
-    "SmallResNet",
-    "SmallVGG",
-    "build",
-    "check_name",
-    "initialize",
-    "parameter_table",
-    "wanted",
-]
-
+__all__ = ["MODELS", "NORM_SCALES", "SCHEMES", "SmallResNet", "SmallVGG", "build", "initialize", "parameter_table"]
 
 IMAGENET_SIZE = 128  # smaller images get the variant for CIFAR and Tiny-ImageNet, others the one for ImageNet
 

@@ -14,15 +14,10 @@ STAGES = (  # expansion, output channels, number of blocks, stride of the first 
 )
 
 
-def pointwise(channels: int, width: int) -> nn.Sequential:
-    """Return a 1x1 convolution with its batch-norm."""
-    return nn.Sequential(nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width))
-
-
-def spatial(channels: int, width: int, stride: int, groups: int = 1) -> nn.Sequential:
-    """Return a 3x3 convolution with its batch-norm."""
-    convolution = nn.Conv2d(channels, width, 3, stride, padding=1, groups=groups, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(width))
+def convolution(channels: int, width: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    """Return a padded convolution with its batch-norm."""
+    conv = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(width))
 
 
 class InvertedBottleneck(nn.Module):
@@ -35,10 +30,10 @@ class InvertedBottleneck(nn.Module):
     def __init__(self, channels: int, width: int, expansion: int, stride: int) -> None:
         super().__init__()
         inside = channels * expansion
-        self.widen = pointwise(channels, inside)
-        self.filter = spatial(inside, inside, stride, groups=inside)
-        self.narrow = pointwise(inside, width)
-        self.around = pointwise(channels, width) if channels != width and stride == 1 else nn.Sequential()
+        self.widen = convolution(channels, inside)
+        self.filter = convolution(inside, inside, 3, stride, groups=inside)
+        self.narrow = convolution(inside, width)
+        self.around = convolution(channels, width) if channels != width and stride == 1 else nn.Sequential()
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,7 +52,7 @@ class MobileNetV2(nn.Module):
 
     def __init__(self, classes: int = 10, channels: int = 3, imagenet: bool = False) -> None:
         super().__init__()
-        self.stem = spatial(channels, 32, stride=2 if imagenet else 1)
+        self.stem = convolution(channels, 32, 3, stride=2 if imagenet else 1)
         blocks = []
         channels = 32
         for stage, (expansion, width, count, stride) in enumerate(STAGES):
@@ -66,7 +61,7 @@ class MobileNetV2(nn.Module):
                 blocks.append(InvertedBottleneck(channels, width, expansion, stride=1 if index else first))
                 channels = width
         self.blocks = nn.Sequential(*blocks)
-        self.head = pointwise(channels, 1280)
+        self.head = convolution(channels, 1280)
         self.classifier = nn.Linear(1280, classes)
 
     def forward(self, x: Tensor) -> Tensor:
