@@ -87,7 +87,7 @@ def run(
         tracks = [stack.enter_context(tracking(name, folder, experiment)) for name in trackers]
         metrics = Metrics(path / METRICS, folder.run, report, tracks, folder.check)
         try:
-            stages = Stages(experiment, options, folder, network, metrics, stopping)
+            stages = Stages(options, folder, network, metrics, stopping)
             if experiment.pretrain:
                 stages.pretrain()
             masks, about = stages.prune()
@@ -112,20 +112,19 @@ class Stages:
 
     def __init__(
         self,
-        experiment: Experiment,
         options: RunOptions,
         folder: files.Folder,
         network: Network,
         metrics: Metrics,
         stopping: Callable[[], bool],
     ) -> None:
-        self.experiment, self.options, self.folder, self.network = experiment, options, folder, network
+        self.experiment, self.options, self.folder, self.network = network.experiment, options, folder, network
         self.metrics, self.report, self.stopping = metrics, metrics.report, stopping
         self.model, self.data = network.model, network.data
         self.mark: Mark | None = None  # of the last finished stage: the metrics up to its end
         self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
         self.told_at = 0.0  # when progress was reported
-        self.plan, self.skipped = experiment.plan(), False  # a skipped training has no epochs
+        self.plan, self.skipped = self.experiment.plan(), False  # a skipped training has no epochs
 
     def pretrain(self) -> None:
         """Train the dense network before pruning, at the first learning rate."""
