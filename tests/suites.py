@@ -11,7 +11,7 @@ SLOW = """
     test_export.py test_export_command.py test_hub_folder.py
     test_models.py test_experiments.py test_trust.py test_run.py test_training.py test_progress.py test_lock.py
     test_belonging.py test_micro_batches.py test_connectivity.py test_metrics.py test_batches.py test_demo.py
-    test_image_folder.py test_tracking.py test_distributed.py
+    test_image_folder.py test_tracking.py
 """
 FILES = {"nightly": NIGHTLY.split(), "slow": SLOW.split()}
 

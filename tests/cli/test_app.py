@@ -89,6 +89,13 @@ def test_nothing_at_all_shows_the_help_and_version_shows_the_version(command):
     assert command("--version") == (0, f"barebones {__version__}\n", "")
 
 
+@pytest.mark.parametrize("name", ["run", "sweep"])
+def test_under_torchrun_a_command_says_what_to_do_instead(name, mistake, monkeypatch):
+    for variable, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(variable, value)
+    mistake("start it without torchrun: a sweep gives each GPU runs of its own", name)
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

@@ -260,6 +260,14 @@ def test_a_method_without_data_finds_the_same_masks_where_the_data_is_missing(me
     assert all(read.about[name] == unread.about[name] for name in ("account", "inputs", "collapsed", "run"))
 
 
+def test_data_is_downloaded_if_asked_also_for_a_method_without_data(command, tiny, monkeypatch):
+    asked, load = [], DATA["digits"].load
+    monkeypatch.setitem(DATA, "digits", replace(DATA["digits"], load=lambda r: asked.append(r.download) or load(r)))
+    cached_data.cache_clear()
+    assert command("prune", *TINY, "--method", "erk", "--sparsity", "0.8", "--download").code == 0
+    assert asked == [True]
+
+
 def test_train_without_masks_says_how_to_train_the_dense_network(command, mistake, tiny):
     problem = "name a mask file with --mask; barebones run --method dense trains the dense network"
     mistake(problem, "train", *TINY)

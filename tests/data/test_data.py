@@ -104,19 +104,6 @@ def test_skipping_batches_does_not_change_the_others(skip):
     assert all(map(equal, rest, batches[skip:]))
 
 
-@pytest.mark.parametrize(("batch", "ranks"), [(8, 2), (9, 4), (5, 4), (20, 4), (3, 4)])
-def test_ranks_have_parts_of_the_same_batches(batch, ranks):
-    settings = dict(shuffle=True, augment=True, skip=2)
-    whole = list(split_of(83).epoch(batch, 3, 2, **settings))
-    parts = [list(split_of(83).epoch(batch, 3, 2, **settings, rank=rank, ranks=ranks)) for rank in range(ranks)]
-    for batch_of_all, *own in zip(whole, *parts, strict=True):
-        if len(batch_of_all[1]) < ranks:
-            assert all(equal(part, batch_of_all) for part in own)
-        else:
-            for rank, part in enumerate(own):
-                assert equal(part, tuple(tensor[rank::ranks] for tensor in batch_of_all))
-
-
 def test_normalization_and_memory_format():
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
     pixels = noise(5, 3, 6, 6)

@@ -1,12 +1,14 @@
 """Runs: what they leave, early pruning, masks of a file, and that nothing finished is done again."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from lab_runs import ALWAYS, assert_same_run, interrupted, stamps
+from lab_runs import ALWAYS, assert_same_run, interrupted, stamps, tensors
+from torch import nn
 
 import barebones as bb
 from barebones.files.masks import load_masks, masks_digest, save_masks
@@ -15,7 +17,7 @@ from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import run as lab
 from barebones.lab.run.folder import finished, recorded
 from barebones.lab.run.metrics import read
-from barebones.lab.run.network import Network
+from barebones.lab.run.network import Network, check_micro_batch
 from barebones.lab.run.run import RunOptions, run
 from barebones.lab.run.training import evaluate
 from barebones.running import digest
@@ -220,3 +222,51 @@ def test_a_network_whose_weights_cannot_be_saved_is_refused_before_any_work(tied
     with pytest.raises(ValueError, match="has extra state, which a weight file cannot hold"):
         run(experiment, options)
     assert not options.runs.exists()
+
+
+@pytest.fixture(scope="module")
+def normless(networks) -> Experiment:
+    """The one batch of a round is split; the last batch of an epoch is smaller than the others."""
+    return Experiment("nets_for_runs:plain", "digits", "snip", 0.6, seed=1, epochs=3, batch_size=76, lr=0.02).resolved()
+
+
+def test_micro_batches_train_and_prune_as_whole_batches_do(normless, options, undisturbed, monkeypatch):
+    whole, sizes, call = undisturbed(normless), [], nn.Sequential.__call__
+    monkeypatch.setattr(nn.Sequential, "__call__", lambda self, x: sizes.append(len(x)) or call(self, x))
+    result, expected = run(normless, replace(options, micro_batch=40)), finished(whole)
+    folder = options.folder(normless)
+    assert max(sizes) == 40
+    assert result["environment"]["micro_batch"] == 40
+    assert masks_digest(load_masks(folder / "mask.safetensors")) == masks_digest(load_masks(whole / "mask.safetensors"))
+    weights = [tensors(path / "weights.safetensors") for path in (folder, whole)]
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
+    assert result["test"]["loss"] == pytest.approx(expected["test"]["loss"], rel=1e-3)
+    assert result["best_validation"]["validation"] == pytest.approx(expected["best_validation"]["validation"], abs=0.02)
+
+
+def test_batch_norms_refuse_micro_batches(short, tmp_path):
+    with pytest.raises(ValueError, match=r"--micro-batch splits batches, but layers of nets_for_runs:tiny .*\(1, 5\)"):
+        run(short, RunOptions(tmp_path, micro_batch=40))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("norm", "until", "settings", "refused"),
+    [
+        (nn.BatchNorm2d(1), "train", {}, True),
+        (nn.BatchNorm2d(1), "train", {"batch_size": 8}, False),
+        (nn.BatchNorm2d(1), "prune", {}, True),
+        (nn.BatchNorm2d(1), "prune", {"method": "own.py:method"}, True),
+        (nn.BatchNorm2d(1), "prune", {"method": "erk", "pretrain": 1}, True),
+        (nn.BatchNorm2d(1), "prune", {"scoring_bn": "eval"}, False),
+        *((nn.BatchNorm2d(1), "prune", {"method": m}, False) for m in ("magnitude", "random", "erk", "synflow")),
+        (nn.InstanceNorm2d(1, track_running_stats=True), "train", {}, True),
+        (nn.InstanceNorm2d(1), "train", {}, False),
+        (nn.GroupNorm(1, 1), "train", {}, False),
+    ],
+    ids=str,
+)
+def test_batches_that_layers_need_whole_are_not_split(norm, until, settings, refused, normless):
+    expected = pytest.raises(ValueError, match=r"layers of .* take .*\(0\); leave it out") if refused else nullcontext()
+    with expected:
+        check_micro_batch(nn.Sequential(norm), replace(normless, **settings), RunOptions(micro_batch=8), until)

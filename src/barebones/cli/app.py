@@ -1,6 +1,7 @@
 """The command line: which commands there are, and errors in one line."""
 
 import ast
+import os
 import sys
 from importlib import import_module
 from importlib.resources import files
@@ -14,7 +15,6 @@ from typer.core import TyperCommand, TyperGroup
 from ..messages import printable
 from ..running import interrupts
 from ..version import __version__
-from . import ranks
 
 EXPERIMENTS, RESULTS = "Experiments", "Results and deployment"  # panels of the help
 COMMANDS = {  # the panel and the module of each command; the module is imported when the command is used
@@ -59,7 +59,11 @@ class Later(Command):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Read the arguments of the command itself."""
         assert self.name is not None
-        ranks.check_alone(self.name)
+        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1":
+            raise ValueError(
+                "barebones runs in one process, so start it without torchrun: a sweep gives each GPU runs of its own, "
+                "and bb.prune and bb.hold work in your own loop over several GPUs"
+            )
         command = loaded(self.name)
         interrupts.started()
         return command.make_context(info_name, args, parent, **extra)
@@ -114,11 +118,6 @@ def global_options(
 
 def main() -> None:
     """Run the command line; print a mistake of the user as one line, without a traceback, and exit with code 2."""
-    with ranks.quiet():
-        _main()
-
-
-def _main() -> None:
     try:
         app()
     except KeyboardInterrupt:

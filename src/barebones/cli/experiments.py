@@ -16,7 +16,6 @@ from ..lab.experiment.recipes import RECIPES
 from ..lab.experiment.recipes import experiments as from_recipe
 from ..lab.figures import demo as lab_demo
 from ..lab.run.connectivity import SKIP
-from ..lab.run.distributed import joined
 from ..lab.run.folder import MASK, RESULT, progress
 from ..lab.run.loading import experiment_for_mask
 from ..lab.run.network import resized
@@ -43,7 +42,6 @@ from .options import (
     with_options,
 )
 from .output import say
-from .ranks import in_one_voice
 from .stopping import stoppable
 
 
@@ -139,10 +137,7 @@ def _perform(
     until: str = "train",
     given: Collection[str] | None = None,
 ) -> dict[str, Any] | None:
-    """Run an experiment and show its progress; in a dry run only print what it would do, and return None.
-
-    Of several processes, the first one alone returns the result, and prints and writes what follows from it.
-    """
+    """Run an experiment and show its progress; in a dry run only print what it would do, and return None."""
     import_from_working_folder(requested.model, requested.data)
     if sentence := resized(requested):
         say(sentence)
@@ -153,14 +148,8 @@ def _perform(
         return None
     experiment = requested.resolved(run_options.device)
     hint = f"stopped and saved in {run_options.folder(experiment)}; the same command resumes from there"
-    with (
-        stoppable(hint) as stopping,
-        joined(run_options) as (team, options),
-        in_one_voice(team),
-        watching(Console(stderr=True)) as report,
-    ):
-        result = run_experiment(experiment, options, report, stopping, until, team)
-        return result if team.first else None
+    with stoppable(hint) as stopping, watching(Console(stderr=True)) as report:
+        return run_experiment(experiment, run_options, report, stopping, until)
 
 
 def _numbers(text: str | None) -> list[int]:

@@ -74,9 +74,6 @@ RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and def
         min=1, help="Images that go through the network at once, which bounds the memory; the gradients are the same.",
         show_default="whole batches",
     ),
-    "sync_bn": _run_option(
-        "--sync-bn", help="Under torchrun, let batch-norms share the statistics of the parts of a batch (GPUs only)."
-    ),
     "save_every": _run_option(min=0, help="Seconds between checkpoints."),
     "on_collapse": _run_option(
         help="What to do if no signal passes from input to output after pruning: "

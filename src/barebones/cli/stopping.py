@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from ..lab.run.run import Stopped
-from ..running.launch import launch
 
 
 class Stopping:
@@ -23,13 +22,10 @@ class Stopping:
 
     def handle(self, number: int, frame: object) -> None:
         """Handle a signal: the first one asks to stop, the second one interrupts."""
-        several = launch().size > 1
-        if self.code and not several:  # torchrun repeats the signal of the terminal, and kills who does not stop
+        if self.code:
             raise KeyboardInterrupt
-        if not self.code and launch().local == 0:  # not with rich: the signal may have interrupted it
-            again = b"" if several else b"; press Ctrl-C again to stop at once"
-            os.write(2, b"saving, then stopping" + again + b"\n")
-        self.code = self.code or 128 + number
+        self.code = 128 + number
+        os.write(2, b"saving, then stopping; press Ctrl-C again to stop at once\n")  # rich may be what is interrupted
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from platformdirs import user_cache_path
 
 from ..imports import is_code, sized
 from ..messages import unknown
-from ..running.launch import launch, processors
+from ..running.devices import processors
 from . import cifar, custom, digits, image_folder, imagenet, tiny_imagenet
 from .dataset import Data, Inputs, Request
 from .split import Batch, Normalization, Split, TensorSplit
@@ -58,8 +58,8 @@ def load(
     `root` is the folder of the data set, or the folder that contains it. The default is `$BAREBONES_DATA`, and if
     that is not set, the user's cache folder (`~/.cache/barebones` on Linux). Nothing is downloaded unless `download`
     is true. `workers` is the number of processes or threads that decode image files. The default is one per processor,
-    which processes of torchrun share, and at most 16. The batches do not depend on it. Images are resized to `size` x
-    `size` pixels, and bytes normalized by `mean` and `std`, if these are given.
+    and at most 16. The batches do not depend on it. Images are resized to `size` x `size` pixels, and bytes normalized
+    by `mean` and `std`, if these are given.
 
     >>> data = load("digits")
     >>> data.classes, data.shape, len(data.train), len(data.test)
@@ -72,7 +72,7 @@ def load(
     if root is None:
         root = os.environ.get("BAREBONES_DATA") or user_cache_path("barebones")
     if workers is None:
-        workers = max(1, min(MAX_WORKERS, processors() // launch().on_node))
+        workers = min(MAX_WORKERS, processors())
     request = Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last, size, mean, std)
     if name in DATA:
         return DATA[name].load(request)

@@ -88,15 +88,12 @@ class Split(ABC):
         augment: bool = False,
         drop_last: bool = False,
         skip: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
     ) -> Iterator[Batch]:
         """Yield every image once, as epoch `number` of a training with this `seed`.
 
         `drop_last` leaves out the last batch if it is smaller than the others. The first `skip` batches are left out
         without being read, which lets a training resume within an epoch. The augmentation of an image depends on
-        (seed, number) and on the image, not on the batch that it is in. With several `ranks`, this one gets its part of
-        each batch, or the whole of a batch that has fewer images than there are ranks.
+        (seed, number) and on the image, not on the batch that it is in.
         """
         if batch < 1:
             raise ValueError(f"a batch must have at least one image, not {batch}")
@@ -108,8 +105,7 @@ class Split(ABC):
             if batch > len(self):
                 raise ValueError(f"a batch of {batch} cannot be drawn from {len(self)} images; use a smaller one")
             order = order[: len(self) // batch * batch]
-        own = (part[rank::ranks] if len(part) >= ranks else part for part in order.split(batch)[skip:])
-        return self.read(tuple(own), digest.text("augment", seed, number) if augment else None)
+        return self.read(order.split(batch)[skip:], digest.text("augment", seed, number) if augment else None)
 
     def scoring(self, batch: int, seed: int = 0) -> ScoringBatches:
         """Return batches for `prune`: shuffled, augmented, all of the same size."""

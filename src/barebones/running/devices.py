@@ -1,4 +1,6 @@
-"""Devices: what torch can compute on here."""
+"""Devices: what torch can compute on here, and the processors of this process."""
+
+import os
 
 import torch
 
@@ -18,3 +20,8 @@ def check_here(name: str) -> None:
     there = device.type == kind and (device.index or 0) < torch.accelerator.device_count()
     if device.type != "cpu" and not there:
         raise ValueError(f"there is no device {name} here; use --device {kind}")
+
+
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

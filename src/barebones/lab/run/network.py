@@ -1,6 +1,6 @@
 """An experiment's network at its initial weights, and its data."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from ...data import DATA, Batch, Data, Inputs, Normalization, TensorSplit
+from ...data import DATA, Data, Inputs, Normalization, TensorSplit
 from ...data import load as load_data
 from ...files.weights import dense_bytes
 from ...imports import is_code, source_digest
 from ...masks import Scores
-from ...messages import shape_of
+from ...messages import shape_of, shortened
 from ...models import build, initialize, wanted
 from ...pruning.controls import reinitialized
+from ...pruning.methods import METHODS
 from ...pruning.probe import Probe
 from ...pruning.prune import Pruned, prune
 from ...pruning.round import Round
@@ -26,7 +28,6 @@ from ...running.devices import check_here
 from ...running.modes import restored
 from ...running.rng import forked
 from ..experiment.experiment import Experiment, method_named
-from .distributed import ALONE, Team, splits_scoring
 from .options import RunOptions
 
 
@@ -96,43 +97,52 @@ def pruned(
     options: RunOptions,
     on_round: Callable[[Round], None] | None = None,
     after: Round | None = None,
-    team: Team = ALONE,
 ) -> Pruned:
     """Prune the network with the experiment's settings, and continue after the round `after` if there is one."""
     capture = options.captured and network.device.type == "cuda"
-    with _scoring(network, experiment, options, team) as (model, batches, how):
-        return prune(
-            model, batches, experiment.sparsity, experiment.pruning(),
-            capture=capture, on_collapse="ignore", on_round=on_round, after=after, **how,
-        )  # fmt: skip
+    return prune(
+        **_scoring(network, experiment, options), sparsity=experiment.sparsity, method=experiment.pruning(),
+        capture=capture, on_collapse="ignore", on_round=on_round, after=after,
+    )  # fmt: skip
 
 
-def scores(network: Network, experiment: Experiment, options: RunOptions, keep: int, team: Team = ALONE) -> Scores:
+def scores(network: Network, experiment: Experiment, options: RunOptions, keep: int) -> Scores:
     """Return what the experiment's criterion says about the dense network, which is where the first round begins."""
     method = experiment.pruning()
-    with _scoring(network, experiment, options, team) as (model, batches, how):
-        probe = Probe(model, batches, **how)
-        with probe.at(None, 0, keep, method.batches_per_round):
-            return method.criterion(probe)
+    probe = Probe(**_scoring(network, experiment, options))
+    with probe.at(None, 0, keep, method.batches_per_round):
+        return method.criterion(probe)
 
 
-@contextmanager
-def _scoring(
-    network: Network, experiment: Experiment, options: RunOptions, team: Team
-) -> Iterator[tuple[nn.Module, Iterable[Batch], dict[str, Any]]]:
-    """Yield the network that is scored, the batches, and the settings of scoring."""
-    model = network.scored(experiment)
-    how = {
+def _scoring(network: Network, experiment: Experiment, options: RunOptions) -> dict[str, Any]:
+    """Return the network that is scored, the batches, and the settings of scoring."""
+    return {
+        "model": network.scored(experiment),
+        "batches": network.data.train.scoring(experiment.plan().batch_size, experiment.seed),
         "loss": experiment.loss,
         "bn": experiment.scoring_bn,
         "precision": experiment.scoring_precision or "fp32",
         "micro_batch": options.micro_batch,
-        "shared": team.several,
         "seed": experiment.seed,
     }
-    batches = network.data.train.scoring(experiment.plan().batch_size, experiment.seed)
-    with team.synchronized(model, options.sync_bn and splits_scoring(experiment)):
-        yield team.parallel(model), batches, how
+
+
+def check_micro_batch(model: nn.Module, experiment: Experiment, options: RunOptions, until: str) -> None:
+    """Raise a `ValueError` if a run would split batches that layers of the network need whole."""
+    row = METHODS.get(experiment.method)  # none for a method of the user's own, which may read data
+    scores_by_batch = experiment.scoring_bn == "batch" and (row is None or row.needs_data)
+    splits = options.micro_batch is not None and options.micro_batch < (experiment.batch_size or 1)
+    if not splits or (until == "prune" and not experiment.pretrain and not scores_by_batch):
+        return
+    if norms := [name for name, module in model.named_modules() if _needs_batch(module)]:
+        raise ValueError(
+            f"--micro-batch splits batches, but layers of {experiment.model} take statistics of whole batches "
+            f"({shortened(norms)}); leave it out"
+        )
+
+
+def _needs_batch(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats)
 
 
 def initial(experiment: Experiment, inputs: Inputs | None = None) -> nn.Module:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...running.launch import processors
+from ...running.devices import processors
 from ...version import __version__
 from ..experiment.experiment import Experiment
 from .connectivity import ON_COLLAPSE, RAISE, SKIP, WARN
@@ -35,7 +35,6 @@ class RunOptions:
     compiled: bool | None = None  # None: on a GPU, if the training is long enough
     captured: bool = True  # on a GPU, replay gradients and training steps as CUDA graphs
     micro_batch: int | None = None  # images that go through the network at once; None: whole batches
-    sync_bn: bool = False  # with several processes, batch-norms share the statistics of their parts of a batch
     save_every: float = 30.0  # seconds between checkpoints
     track: list[str] | None = None  # the names of trackers, see `tracking`
     on_collapse: str = WARN  # if no signal passes from input to output: "raise" stops before training, "skip" tests

@@ -31,10 +31,9 @@ from ..experiment.plan import TrainingPlan
 from ..experiment.styles import look
 from . import connectivity
 from . import folder as files
-from .distributed import ALONE, Team, check_norms
 from .loading import check_unchanged
 from .metrics import COUNTED, METRICS, Line, Mark, Metrics
-from .network import Network, data_of, deterministic, pruned, scores
+from .network import Network, check_micro_batch, deterministic, pruned, scores
 from .options import RunOptions, environment, made
 from .shrunk import account_of, to_train
 from .tracking import tracking
@@ -58,7 +57,6 @@ def run(
     report: Callable[[Line], None] = lambda line: None,
     stopping: Callable[[], bool] = lambda: False,
     until: str = "train",
-    team: Team = ALONE,
     held: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Prune, train and test, and return the result.
@@ -67,27 +65,21 @@ def run(
     the part of the current round or epoch that is done. The first line of a stage says whether it is `resumed`. A line
     with `warning` says what is wrong with the masks. When `stopping()` becomes true, the run saves a
     checkpoint and raises `Stopped`. With `until="prune"` it ends after pruning and returns what the mask file says.
-    The processes of a `team` all run this function, each with the options of its own; see `distributed`.
     `held` is called when the run owns its folder; a run that is finished already does not get there.
     """
     path = options.folder(experiment)
     if options.overwrite:
         files.emptied(path)
-    if team.any((ending := _ending(path, experiment, until)) is not None):  # only the first process has the folder
-        if ending is not None:
-            check_unchanged(path, experiment, options)
-            if until == "prune":
-                connectivity.check(ending, options.on_collapse)
-        return ending or {}
-    if options.download:
-        with team.after_first():
-            data_of(experiment, options)
+    if (ending := _ending(path, experiment, until)) is not None:
+        check_unchanged(path, experiment, options)
+        if until == "prune":
+            connectivity.check(ending, options.on_collapse)
+        return ending
     free = experiment.method in METHODS and not METHODS[experiment.method].needs_data  # it reads no data
-    unread = until == "prune" and free and experiment.data in DATA and not experiment.pretrain
+    unread = until == "prune" and free and experiment.data in DATA and not (experiment.pretrain or options.download)
     network = Network(experiment, options, torch.device(options.device), unread)
-    check_norms(network.model, experiment, options, team, until)
+    check_micro_batch(network.model, experiment, options, until)
     with files.reserved(path, experiment, network.digest) as folder, ExitStack() as stack:
-        team.copy_from_first(path)
         if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
             return ending
         held()
@@ -95,7 +87,7 @@ def run(
         tracks = [stack.enter_context(tracking(name, folder, experiment)) for name in trackers]
         metrics = Metrics(path / METRICS, folder.run, report, tracks, folder.check)
         try:
-            stages = Stages(experiment, options, folder, network, metrics, lambda: team.any(stopping()), team)
+            stages = Stages(options, folder, network, metrics, stopping)
             if experiment.pretrain:
                 stages.pretrain()
             masks, about = stages.prune()
@@ -120,22 +112,19 @@ class Stages:
 
     def __init__(
         self,
-        experiment: Experiment,
         options: RunOptions,
         folder: files.Folder,
         network: Network,
         metrics: Metrics,
         stopping: Callable[[], bool],
-        team: Team = ALONE,
     ) -> None:
-        self.team = team
-        self.experiment, self.options, self.folder, self.network = experiment, options, folder, network
+        self.experiment, self.options, self.folder, self.network = network.experiment, options, folder, network
         self.metrics, self.report, self.stopping = metrics, metrics.report, stopping
         self.model, self.data = network.model, network.data
         self.mark: Mark | None = None  # of the last finished stage: the metrics up to its end
         self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
         self.told_at = 0.0  # when progress was reported
-        self.plan, self.skipped = experiment.plan(), False  # a skipped training has no epochs
+        self.plan, self.skipped = self.experiment.plan(), False  # a skipped training has no epochs
 
     def pretrain(self) -> None:
         """Train the dense network before pruning, at the first learning rate."""
@@ -209,18 +198,17 @@ class Stages:
                 raise Stopped
 
         with deterministic():
-            result = pruned(self.network, self.experiment, self.options, on_round, after, self.team)
+            result = pruned(self.network, self.experiment, self.options, on_round, after)
             flush()
             masks, collapsed = result.masks, result.collapsed
             if self.experiment.control == "shuffle":
                 masks, collapsed = shuffled(masks, self.experiment.seed), []
             elif self.experiment.control == "invert":
-                low = scores(self.network, self.experiment, self.options, kept(masks), self.team)
+                low = scores(self.network, self.experiment, self.options, kept(masks))
                 masks, collapsed = inverted(masks, low), []
         self._save_masks(masks, collapsed, monotonic() - began, **result.about)
 
     def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
-        self.team.check_same("masks", maskfile.masks_digest(masks))
         numbers, dead = _account(self.model, masks, self.data)
         about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
         cutting = [] if numbers["not_followed"] else collapsed or dead  # a signal may pass around empty layers
@@ -258,7 +246,6 @@ class Stages:
             self.folder.delete(files.CHECKPOINT)
         training = self._training("train", plan, held, files.CHECKPOINT)
         audit(self.model, held)
-        self.team.check_same("weights", digest.hexadecimal(self.model.parameters()))
         if small is not None:
             self.model = small.expand()  # the network that the user named is the one to keep
             audit(self.model, masks)
@@ -287,7 +274,7 @@ class Stages:
             "shrunk": shrunk,
             "weights": digest.hexadecimal(self.model.parameters()),
             "metrics": self.metrics.mark(),
-            "environment": environment(self.options, plan.epochs) | {"ranks": self.team.size},
+            "environment": environment(self.options, plan.epochs),
             "made": made(),
         }
         self.folder.write(files.RESULT, result)
@@ -297,28 +284,27 @@ class Stages:
     def _training(self, stage: str, plan: TrainingPlan, masks: Masks, checkpoint: str) -> Training:
         """Train, from the checkpoint if there is one; save checkpoints from time to time, and before a stop."""
         seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
-        with self.team.synchronized(self.model, self.options.sync_bn):
-            training = Training(
-                self.model, self.data, plan, masks, seed=seed, team=self.team,
-                precision=self.experiment.precision or "fp32", compiled=self.options.compiles(plan.epochs),
-                captured=self.options.captured, micro_batch=self.options.micro_batch,
-            )  # fmt: skip
-            resumed = self._resume(checkpoint, training.load) is not None
-            steps = math.ceil(len(self.data.train) / plan.batch_size)  # of an epoch
-            self._tell(stage, training.epoch, plan.epochs, training.step / steps, resumed)
-            for epoch in training.steps():
-                self._tell(stage, training.epoch, plan.epochs, training.step / steps)
-                if epoch is not None:
-                    line = {"stage": stage, "epoch": epoch.index + 1, "epochs": plan.epochs, **asdict(epoch)}
-                    del line["index"]
-                    self.metrics(line)
-                over = training.epoch == plan.epochs
-                stop = self.stopping()
-                if stop or over or self._due():
-                    self._save(checkpoint, training.save)
-                if stop and not over:
-                    raise Stopped
-            return training
+        training = Training(
+            self.model, self.data, plan, masks, seed=seed,
+            precision=self.experiment.precision or "fp32", compiled=self.options.compiles(plan.epochs),
+            captured=self.options.captured, micro_batch=self.options.micro_batch,
+        )  # fmt: skip
+        resumed = self._resume(checkpoint, training.load) is not None
+        steps = math.ceil(len(self.data.train) / plan.batch_size)  # of an epoch
+        self._tell(stage, training.epoch, plan.epochs, training.step / steps, resumed)
+        for epoch in training.steps():
+            self._tell(stage, training.epoch, plan.epochs, training.step / steps)
+            if epoch is not None:
+                line = {"stage": stage, "epoch": epoch.index + 1, "epochs": plan.epochs, **asdict(epoch)}
+                del line["index"]
+                self.metrics(line)
+            over = training.epoch == plan.epochs
+            stop = self.stopping()
+            if stop or over or self._due():
+                self._save(checkpoint, training.save)
+            if stop and not over:
+                raise Stopped
+        return training
 
     def _tell(self, stage: str, finished: int, total: int, part: float, resumed: bool | None = None) -> None:
         """Report how far a stage is: its finished rounds or epochs, and the part of the current one that is done.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from time import perf_counter
@@ -26,7 +25,6 @@ from ...running.precision import autocast, computing, widest
 from ...running.rng import reseed
 from ...scope import parameters
 from ..experiment.plan import OPTIMIZERS, TrainingPlan
-from .distributed import ALONE, Team
 
 KIND, VERSION = "barebones-checkpoint", 2
 KEYS = {"sgd": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an optimizer remembers
@@ -76,9 +74,6 @@ class Training:
 
     On a GPU, `captured` replays the whole step (forward, backward, optimizer, masks) as one CUDA graph. `compiled` lets
     torch compile the network. No more than `micro_batch` images go through it at once; the gradients are the same.
-
-    The processes of a `team` train the same network: each has its part of every batch, and all make the step of the
-    whole batch. Random numbers in the network, as of dropout, are others in each of them.
     """
 
     def __init__(
@@ -93,11 +88,9 @@ class Training:
         captured: bool = True,
         compiled: bool = False,
         micro_batch: int | None = None,
-        team: Team = ALONE,
     ) -> None:
         self.model, self.data, self.plan, self.seed, self.precision = model, data, plan, seed, precision
-        self.team, self.micro_batch = team, micro_batch
-        self.images = plan.batch_size  # in the batch of the current step, in all processes
+        self.micro_batch = micro_batch
         self.device = next(model.parameters()).device
         self.masks = {name: mask.to(self.device) for name, mask in (masks or {}).items()}
         on_gpu = self.device.type == "cuda"
@@ -114,10 +107,8 @@ class Training:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         if masks:  # a shrunk network may have none
             self.held = hold(model, masks, self.optimizer)
-        self.parallel = team.parallel(model)
-        self.forward = _compiled(self.parallel) if compiled else self.parallel
-        share = len(range(team.rank, plan.batch_size, team.size))
-        self.usual = min(micro_batch or plan.batch_size, share)  # images at once
+        self.forward = _compiled(model) if compiled else model
+        self.usual = min(micro_batch or plan.batch_size, plan.batch_size)  # images at once
         capturing = captured and on_gpu and precision != "fp16"  # with fp16 the host decides whether to step
         self._learn = Captured(self._learn_from) if capturing else self._learn_from
 
@@ -129,13 +120,10 @@ class Training:
             self.model.train()
             self.began = perf_counter()
             for images, labels in train.epoch(
-                plan.batch_size, self.seed, self.epoch, shuffle=True, augment=True, skip=self.step,
-                rank=self.team.rank, ranks=self.team.size,
-            ):  # fmt: skip
-                self.images = min(plan.batch_size, len(train) - self.step * plan.batch_size)
-                if self.images > 1:  # batch-norm needs more than one image
-                    own = [self.team.rank] if self.team.rank else []
-                    reseed(self.device, digest.text(self.seed, "train", self.epoch, self.step, *own))
+                plan.batch_size, self.seed, self.epoch, shuffle=True, augment=True, skip=self.step
+            ):
+                if len(labels) > 1:  # batch-norm needs more than one image
+                    reseed(self.device, digest.text(self.seed, "train", self.epoch, self.step))
                     self._set_rate(plan.rate(self.epoch, self.step, steps))
                     self._learn(images, labels)
                 self.step += 1
@@ -160,30 +148,22 @@ class Training:
     def _learn_from(self, images: Tensor, labels: Tensor) -> None:
         """Do one step: forward, backward, optimizer. `hold` zeroes the pruned weights after it."""
         size = self.micro_batch or len(labels)
-        split = self.images >= self.team.size  # else every process has the whole batch
-        own = len(labels) / self.images if split else 1 / self.team.size  # what this process adds to the batch
         sums = torch.zeros_like(self.tally)
         with computing(self.device, self.precision):
             self.optimizer.zero_grad()
-            for start in range(0, len(labels), size):
-                part, targets = images[start : start + size], labels[start : start + size]
-                forward = self.forward if len(targets) == self.usual else self.parallel  # no compiling for a short part
-                with self._meeting(start + size >= len(labels)):
-                    with autocast(self.precision, self.device):
-                        output = forward(part)
-                        loss = F.cross_entropy(output, targets, label_smoothing=self.plan.label_smoothing)
-                    weight = own * self.team.size * len(targets) / len(labels)  # the processes' gradients are averaged
-                    self.scaler.scale(loss if weight == 1 else loss * weight).backward()
+            for part, targets in zip(images.split(size), labels.split(size), strict=True):
+                forward = self.forward if len(targets) == self.usual else self.model  # no compiling for a short part
+                with autocast(self.precision, self.device):
+                    output = forward(part)
+                    loss = F.cross_entropy(output, targets, label_smoothing=self.plan.label_smoothing)
+                weight = len(targets) / len(labels)
+                self.scaler.scale(loss if weight == 1 else loss * weight).backward()
                 hits = (output.detach().argmax(1) == targets).sum()
                 count = torch.full_like(hits, len(targets))
                 sums += torch.stack([loss.detach().to(sums) * len(targets), hits.to(sums), count.to(sums)])
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        self.tally += self.team.sum(sums if split else sums / self.team.size)
-
-    def _meeting(self, last: bool) -> AbstractContextManager[Any]:
-        """Let `backward` average the gradients over the processes only after the last part of a batch."""
-        return nullcontext() if last or not self.team.several else self.parallel.no_sync()  # type: ignore[operator]
+        self.tally += sums
 
     def _evaluate_epoch(self, last: bool) -> tuple[Accuracy | None, Accuracy | None]:
         """Return validation and test accuracy, the latter only where it is reported."""
@@ -199,7 +179,7 @@ class Training:
     def evaluate(self, split: Split) -> Accuracy:
         """Return the accuracy of the network, in its current state, on a split of the data."""
         batch = self.micro_batch or 4 * self.plan.batch_size
-        return evaluate(self.model, split, batch, self.precision, self.data.classes, self.team)
+        return evaluate(self.model, split, batch, self.precision, self.data.classes)
 
     def _set_rate(self, rate: float) -> None:
         if rate == self.rate_now:
@@ -293,23 +273,19 @@ def _compiled(model: nn.Module) -> Callable[..., Any]:
     return torch.compile(model, dynamic=False)
 
 
-def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes: int, team: Team = ALONE) -> Accuracy:
-    """Return the accuracy of a network, in evaluation mode, on a split of the data; then set it to training mode.
-
-    Each process of a team tests its part of the images.
-    """
+def evaluate(model: nn.Module, split: Split, batch: int, precision: str, classes: int) -> Accuracy:
+    """Return the accuracy of a network, in evaluation mode, on a split of the data; then set it to training mode."""
     device = next(model.parameters()).device
     total = torch.zeros(4, dtype=widest(device), device=device)
     model.eval()
     with torch.no_grad(), computing(device, precision), autocast(precision, device):
-        own = torch.arange(team.rank, len(split), team.size, device="cpu")
-        for images, labels in split.read(own.split(batch), None) if len(own) else ():
+        for images, labels in split.epoch(batch):
             output = model(images).float()
             loss = F.cross_entropy(output, labels, reduction="sum")
             five = output.topk(min(5, output.shape[1])).indices == labels[:, None]
             total += torch.stack([five[:, 0].sum(), five.sum(), loss, torch.full_like(loss, len(labels))]).to(total)
     model.train()
-    first, five_best, loss_sum, count = team.sum(total).tolist()
+    first, five_best, loss_sum, count = total.tolist()
     return Accuracy(first / count, five_best / count if classes >= TOP5_FROM else None, loss_sum / count)
 
 

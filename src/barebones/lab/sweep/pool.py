@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from ...gpu import mps
-from ...running.launch import processors
+from ...running.devices import processors
 from ..experiment.experiment import Experiment
 from ..records import records
 from ..records.tables import Row
