@@ -43,12 +43,17 @@ class Captured:
         inputs = [torch.empty_like(t) for t in tensors]
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
+        collects = gc.isenabled()
+        gc.disable()  # to free memory while a graph is recorded is an error
         try:
-            with _uncollected(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 result = self.function(*inputs)
         except RuntimeError as error:
             reason = f"this network cannot be captured in a CUDA graph ({str(error).splitlines()[0]})"
             raise ValueError(f"{reason}; switch capturing off (--no-capture, or capture=False)") from error
+        finally:
+            if collects:
+                gc.enable()
         self._recorded[key] = graph, inputs, result
 
     @contextmanager
@@ -67,15 +72,3 @@ class Captured:
             current.wait_stream(self._stream)
         for tensor in tensors:  # without this, its memory could be reused while the stream still reads it
             tensor.record_stream(self._stream)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collect no garbage within: to free memory while a graph is recorded is an error."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -4,7 +4,7 @@ import torch
 
 
 def accelerator() -> str:
-    """Return the kind of device that torch uses beside the CPU here; cpu if there is none."""
+    """Return the kind of device that torch uses beside the CPU here, such as cuda, mps or xpu; cpu if there is none."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return found.type if found else "cpu"
 

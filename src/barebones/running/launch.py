@@ -14,10 +14,11 @@ class Launch(NamedTuple):
 
 
 def launch() -> Launch:
+    """Return the place of this process; a process that was started in another way is alone."""
     values = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
     return Launch(*map(int, values)) if all(map(str.isdecimal, values)) else Launch()
 
 
 def processors() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
