@@ -18,15 +18,7 @@ from ..masks import Masks, everything
 from ..running import digest
 from ..running.chunks import chunks
 from ..running.inputs import first_sample, samples, tensors
-from ..running.modes import (
-    batch_norms,
-    by_kind,
-    restored,
-    set_training,
-    trainable,
-    uncompiled,
-    without_reentrant_checkpoints,
-)
+from ..running.modes import batch_norms, by_kind, restored, set_training, trainable, uncheckpointed, uncompiled
 from ..running.precision import computing, widest
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
@@ -147,11 +139,6 @@ class Probe:
     def alone(self) -> bool:
         """Whether no other process shares the gradients."""
         return self.ranks == 1 and self.shards is None
-
-    @property
-    def loss_not_finite(self) -> Tensor:
-        """Whether the loss is infinite or nan, on the device; nan is no error if no batch was read."""
-        return self.loss_value.isinf() if self.batches_digest is None else ~self.loss_value.isfinite()
 
     # For criteria.
 
@@ -320,7 +307,7 @@ class Probe:
         with restored(self.user_model), trainable(self.parameters.values()):
             for norm in self._norms:
                 set_training(norm, self.bn == "batch")
-            with torch.enable_grad(), without_reentrant_checkpoints(), computing(self.device, self.precision):
+            with torch.enable_grad(), uncheckpointed(), computing(self.device, self.precision):
                 yield
 
 

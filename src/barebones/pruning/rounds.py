@@ -56,7 +56,8 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
         returning = before if method.revives(index) else None  # the masks of a round whose pruned weights may return
         with probe.at(before, index, keep, method.batches_per_round):
             scores = _checked(method.criterion(probe), probe.weights)
-            flags = not_finite(scores, probe.loss_not_finite, probe.shards)
+            loss, unread = probe.loss_value, probe.batches_digest is None  # then the loss is nan
+            flags = not_finite(scores, loss.isinf() if unread else ~loss.isfinite(), probe.shards)
             masks = _selected(probe, method, scores, keep, before, returning)
             del scores  # as large as the model: counting needs the memory
             changed = changes(returning, masks, kept_before, probe.transposed, probe.shards)

@@ -80,10 +80,10 @@ def trainable(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 @contextmanager
-def without_reentrant_checkpoints() -> Iterator[None]:
+def uncheckpointed() -> Iterator[None]:
     """Run what `torch.utils.checkpoint` wraps with `use_reentrant=True` as plain calls.
 
-    `torch.autograd.grad` refuses such checkpoints or, if none of their inputs needs a gradient, sees constants.
+    `torch.autograd.grad` refuses such checkpoints or, if none of their inputs needs a gradient, sees constants in them.
     """
     original = checkpoint.CheckpointFunction
     try:
