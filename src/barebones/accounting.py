@@ -34,7 +34,7 @@ class LayerAccount:
 
     @property
     def empty(self) -> bool:
-        """Whether the layer keeps no weight at all."""
+        """Whether the layer keeps no weight."""
         return self.kept == 0
 
     @property
@@ -45,11 +45,8 @@ class LayerAccount:
 
 @dataclass(frozen=True, repr=False)
 class Account:
-    """The counts and costs of masks. It prints as a table, and `to_dict` returns values for JSON.
+    """The counts and costs of masks. It prints as a table.
 
-    - `sparsity` is the fraction of masked weights that was removed, and `sparsity_of_all` that of all parameters
-      (parameters without a mask are kept). `effective_sparsity` also counts weights on no path from input to output
-      as removed.
     - FLOPs are two per multiply-add of convolutions, linear layers and other matrix products with a parameter, masked
       or not, in one forward pass, per sample. The first dimension of the example counts its samples, if all inputs
       and the first output have the same first size; otherwise the example counts as one sample.
@@ -94,7 +91,7 @@ class Account:
 
     @property
     def sparsity_of_all(self) -> float:
-        """The fraction of all parameters that was removed."""
+        """The fraction of all parameters that was removed; parameters without a mask are kept."""
         return (self.total - self.kept) / max(self.parameters, 1)
 
     @property
@@ -108,7 +105,7 @@ class Account:
         return [layer.name for layer in self.layers if layer.empty]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as numbers, strings, lists and dicts."""
+        """Return everything as values for JSON."""
         derived = ("total", "kept", "effective", "sparsity", "sparsity_of_all", "effective_sparsity", "empty")
         layers = [asdict(layer) | {"shape": list(layer.shape)} for layer in self.layers]
         return asdict(self) | {"layers": layers} | {name: getattr(self, name) for name in derived}
@@ -162,7 +159,6 @@ class Account:
         return plain_text(self)
 
     def _repr_html_(self) -> str:
-        """Return a bar per layer, for notebooks; kept weights on no path are pale."""
         counts = ((x.name, x.total, x.kept, x.kept if x.effective is None else x.effective) for x in self.layers)
         return html_bars("\n".join(self._sentences()), counts)
 
@@ -171,8 +167,7 @@ def account(model: nn.Module, masks: Mapping[str, Tensor], example: Any = None) 
     """Count what masks keep in a model; with an example input, also count paths and FLOPs. The model is not changed.
 
     The example is what the model is called with: an input, a tuple of arguments, a dict of arguments by name, or
-    (args, kwargs). Only the shapes of its tensors, and integers, matter. Rows of a table that the example does not use,
-    such as other tokens or later positions, count like those that it uses.
+    (args, kwargs). Rows of a table that it does not use, such as other tokens, count like those that it uses.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 1, bias=False))

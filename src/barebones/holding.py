@@ -22,14 +22,12 @@ from .scope import matched, parameters
 if TYPE_CHECKING:
     from .gpu.clearing import Clearing
 
-# Optimizers that update each weight from its own gradient and state alone. The gradients and state of pruned weights
-# cannot influence other weights, so it is enough to zero the pruned weights after a step. Exact types count, because
-# a subclass may do more. Not among them: Muon and LBFGS combine weights, Adafactor uses norms, and the state of ASGD
-# holds averaged weights, which are a result.
+# Optimizers that update each weight from its own gradient and state alone, so that it is enough to zero the pruned
+# weights after a step. Exact types count. Not among them: Muon and LBFGS combine weights, Adafactor uses norms, and the
+# state of ASGD holds averaged weights, which are a result.
 ELEMENTWISE = {SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, SparseAdam}
 
-# Wrappers whose `step` only calls that of the optimizer in their attribute `optimizer`. They are listed by class name,
-# because importing the classes would load their packages. A wrapper that changes weights itself is not among them.
+# Wrappers that only call the optimizer in their attribute `optimizer`, by class name: nothing needs to be imported.
 WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer"}
 
 HALVES = ("first_step", "second_step", "ascent_step", "descent_step")  # of a step, as SAM and its kin call them
@@ -52,7 +50,6 @@ class Hold:
                 setattr(optimizer, half, self._around(optimizer, getattr(optimizer, half)))
 
     def _take(self, masks: Mapping[str, Tensor]) -> None:
-        """Zero what these masks prune."""
         self._named: dict[str, nn.Parameter] = {}
         self._bits: dict[nn.Parameter, Tensor] = {}  # integers of the parameter's width: -1 keeps, 0 prunes
         self._clearing: tuple[Any, Clearing] | None = None
@@ -64,7 +61,6 @@ class Hold:
         self.apply()
 
     def _register(self) -> None:
-        """Register the hooks that keep pruned weights at zero."""
         for optimizer in self._optimizers:
             if type(optimizer) not in ELEMENTWISE:
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
@@ -107,8 +103,8 @@ class Hold:
     def load_state_dict(self, masks: Mapping[str, Tensor]) -> None:
         """Hold other masks of the same weights from now on, and zero what they prune.
 
-        Call it before the optimizer loads its own state, which is cleared by the masks of that moment. A step that was
-        captured as a CUDA graph keeps the masks it was captured with: capture it again.
+        Call it before the optimizer loads its own state, which is cleared by the masks of that moment, and capture a
+        CUDA graph of a step again.
 
         >>> layer = nn.Linear(2, 1)
         >>> handle = hold(layer, {"weight": torch.tensor([[True, False]])}, SGD(layer.parameters()))
@@ -118,10 +114,7 @@ class Hold:
         """
         matched(self._model, masks)
         if differing := sorted(masks.keys() ^ self._named.keys()):
-            raise ValueError(
-                "the state has masks of other weights than those that are held; they differ in "
-                f"{shortened(differing)}; call hold with these masks instead"
-            )
+            raise ValueError(f"the masks are of other weights ({shortened(differing)}); call hold with them instead")
         holding = bool(self._hooks)
         self.remove()
         self._take(masks)
@@ -135,7 +128,7 @@ class Hold:
         self.remove()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Clear the gradients before a step of an optimizer that is not elementwise, and those of its closure."""
+        """Clear the gradients before a step, and those of its closure."""
 
         def wrapped(closure: Any) -> Any:
             def evaluate(*args: Any, **kwargs: Any) -> Any:
@@ -151,7 +144,6 @@ class Hold:
         return args, {name: wrapped(value) if name == "closure" else value for name, value in kwargs.items()}
 
     def _around(self, optimizer: Optimizer, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of an optimizer that clears gradients before it, and weights after it, while this holds."""
 
         def cleared(*args: Any, **kwargs: Any) -> Any:
             if not self._hooks:
@@ -169,7 +161,7 @@ class Hold:
             self._clear_state(optimizer)
 
     def _bits_for(self, parameter: Tensor) -> Tensor:
-        """Return the bits on the parameter's present device and of its present width: `model.to` may change both."""
+        """Return the bits for the parameter's present device and width: `model.to` may change both."""
         assert isinstance(parameter, nn.Parameter)
         self._bits[parameter] = self._bits[parameter].to(parameter.device, INTEGER[parameter.element_size()])
         return self._bits[parameter]
@@ -187,7 +179,7 @@ class Hold:
             _clear(parameter, self._bits_for(parameter))
 
     def _in_one_launch(self, held: list[nn.Parameter]) -> Clearing | None:
-        """Return the kernel that clears all these weights with one launch, or None if it cannot be used."""
+        """Return the kernel that clears all these weights, or None if it cannot be used."""
         first = held[0]
         if first.device.type != "cuda" or any(map(is_sharded, held)):
             return None
@@ -241,13 +233,12 @@ def hold(
 ) -> Hold:
     """Keep pruned weights at exactly 0.0 during training: now, and after every step of the optimizer(s).
 
-    This changes the model and the optimizer: pruned weights, their gradients and their optimizer state (the tensors
-    of the weight's shape) become zero at once. For torch's elementwise optimizers, the weights are then cleared after
-    each step. For any other optimizer, gradients are cleared before each step and in its closure, and weights and
-    state after it, so that pruned weights influence no norm, trust ratio or preconditioner. Parameters keep their
-    names, and nothing is added to the model. `gradients=True` also clears each gradient when `backward` accumulates
-    it, so that gradient clipping and logged norms see only the pruned network. A copy of the model and the optimizer
-    is not held: call `hold` for it. Optimizers that accelerate or Lightning has wrapped are unwrapped.
+    Pruned weights, their gradients and their optimizer state (the tensors of the weight's shape) become zero at once.
+    Torch's elementwise optimizers only need the weights cleared after each step. For any other optimizer, gradients are
+    cleared before each step and in its closure, and weights and state after it, so that pruned weights influence no
+    norm, trust ratio or preconditioner. `gradients=True` also clears each gradient when `backward` accumulates it, so
+    that gradient clipping and logged norms see only the pruned network. A copy of the model and the optimizer is not
+    held: call `hold` for it. Optimizers that accelerate or Lightning has wrapped are unwrapped.
 
     >>> model = nn.Linear(2, 1)
     >>> optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
@@ -276,14 +267,13 @@ def hold(
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer inside the wrappers of accelerate and Lightning."""
     while any(kind.__name__ in WRAPPERS for kind in type(optimizer).__mro__):
         optimizer = optimizer.optimizer
     return optimizer
 
 
 def _optimized(model: nn.Module, optimizers: list[Optimizer]) -> set[nn.Parameter]:
-    """Return all parameters of the optimizers; check that each is one of torch's and belongs to the model."""
+    """Return all parameters of the optimizers, each of which must have some of the model's."""
     of_model, optimized = set(parameters(model).values()), set()
     for optimizer in optimizers:
         name = type(optimizer).__name__
@@ -312,10 +302,10 @@ def audit(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 
 
 def _clear(tensor: Tensor, bits: Tensor) -> None:
-    """Set the pruned entries to 0.0 in place; autograd sees a changed tensor but records no operation.
+    """Set the pruned entries to 0.0 in place, by a bitwise "and" with 0 where pruned and -1 where kept.
 
-    This is a bitwise "and" with integers: 0 where pruned, -1 (all bits set) where kept. It is as fast as a product with
-    a float mask (`masked_fill_` is 2 to 10 times slower on a CPU), and it also turns NaN, infinity and -0.0 into 0.0.
+    It is as fast as a product with a float mask (`masked_fill_` is 2 to 10 times slower on a CPU), and it also turns
+    NaN, infinity and -0.0 into 0.0.
     """
     integer = INTEGER[tensor.element_size()]
     local(tensor).detach().view(integer).bitwise_and_(bits.to(tensor.device, integer))

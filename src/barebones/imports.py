@@ -74,14 +74,14 @@ def source_digest(name: str) -> str:
     return _file_digest(imported(name.rpartition(":")[0]))
 
 
-@cache  # as the module is imported once: what is edited later does not run
+@cache  # what is edited after the import does not run
 def _file_digest(module: ModuleType) -> str:
     path = Path(getattr(module, "__file__", None) or "")
     return sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def named(name: str, kind: str) -> Any:
-    """Import and return what "source:attribute" names; `kind` says in errors what it is for."""
+    """Import and return what "source:attribute" names; `kind` is for errors."""
     source, _, attribute = name.rpartition(":")
     if source.endswith(".py") and not Path(source).is_file():
         raise ValueError(f"there is no file {source} for the {kind} {name}; check its path")
@@ -101,7 +101,7 @@ def made(name: str, kind: str, offered: Mapping[str, Any], returns: str) -> Any:
     """Call the function or class of that name and return what it makes.
 
     It gets the first of the offered arguments that it has a parameter for. If it has none of them, it is called without
-    arguments, or with the first one if it needs exactly one. `returns` says in errors what it has to return.
+    arguments, or with the first one if it needs exactly one.
     """
     factory = named(name, kind)
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -134,7 +134,5 @@ def check_trusted(
     """
     if is_code(code) and code not in named and not trust:
         shown = printable(code)
-        raise ValueError(
-            f"{source} asks to import and run {shown}; if you trust that code, pass {option} {shlex.quote(shown)}, or "
-            "--trust to run whatever the file names"
-        )
+        cure = f"if you trust that code, pass {option} {shlex.quote(shown)}, or --trust to run whatever the file names"
+        raise ValueError(f"{source} asks to import and run {shown}; {cure}")

@@ -68,7 +68,7 @@ def _unflatten(tensors: Iterable[Any], names: Any) -> Masks:
     return Masks(zip(names, tensors, strict=True))
 
 
-# torch's tree functions (tree_map and the like) look into dicts, but into subclasses only if they are registered
+# torch's tree functions look into subclasses of dict only if they are registered
 register_pytree_node(Masks, lambda masks: (list(masks.values()), list(masks)), _unflatten)
 
 
@@ -82,12 +82,10 @@ def row(masks: Sequence[Tensor]) -> Tensor:
 
 
 def everything(weights: Mapping[str, Tensor]) -> Masks:
-    """Return masks that keep every weight."""
     return Masks({name: torch.ones(w.shape, dtype=torch.bool, device=w.device) for name, w in weights.items()})
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:
-    """Return the number of elements of all tensors together."""
     return sum(t.numel() for t in tensors.values())
 
 
@@ -109,13 +107,7 @@ def empty(masks: Mapping[str, Tensor]) -> list[str]:
     return [name for name, mask in masks.items() if mask.numel() and not count(mask)]
 
 
-def copied(masks: Mapping[str, Tensor]) -> Masks:
-    """Return a copy of the masks that shares no memory with them."""
-    return Masks({name: mask.clone() for name, mask in masks.items()})
-
-
 def check_masks(masks: Mapping[str, Tensor]) -> None:
-    """Raise a `ValueError` unless these are masks."""
     if not isinstance(masks, Mapping) or any(getattr(m, "dtype", None) != torch.bool for m in masks.values()):
         raise ValueError("masks must be a dict from parameter names to bool tensors; pass result.masks")
 

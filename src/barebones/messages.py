@@ -110,7 +110,6 @@ class Dotted(Text):
     """
 
     def wrap(self, console: Console, width: int, *args: Any, **options: Any) -> Lines:
-        """Return the lines; a part that is too long by itself is folded."""
         lines = re.findall(rf".{{1,{width}}}(?:(?<=\.)|$)|[^.]+\.?", self.plain)
         return Text("\n".join(lines), self.style).wrap(console, width, *args, **options | {"overflow": "fold"})
 

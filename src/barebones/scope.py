@@ -14,8 +14,8 @@ from .running.shards import is_sharded, local, own_rows, refuse_shards, sharded_
 
 Pattern = str | Sequence[str] | Callable[[str, Tensor], bool]
 
-# Wrappers that do not show in names, and the attribute in which each keeps the wrapped module. They are listed by class
-# name, because importing the classes would load torch's compiler and its distributed package.
+# Wrappers that do not show in names, and the attribute in which each keeps the wrapped module. Importing the classes
+# would load torch's compiler and its distributed package.
 WRAPPERS = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",
@@ -102,10 +102,8 @@ def prunable(model: nn.Module, scope: Pattern | None = None, exclude: Pattern = 
             raise ValueError(f"{name} cannot be pruned: {reason}; or leave it out with exclude={name!r}")
     weights = {name: named[name] for name in chosen if name not in dropped}
     if not weights:
-        raise ValueError(
-            "the model has no prunable weight: none of its layers is a convolution, a linear layer or an "
-            "attention projection within scope; pass scope= with the names to prune"
-        )
+        kinds = "convolution, linear layer or attention projection"
+        raise ValueError(f"the model has no prunable weight: no {kinds} is in scope; pass scope= with other names")
     _refuse_shared_memory(model, weights)
     return weights
 
@@ -126,7 +124,6 @@ def _default(model: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, nn.P
 
 
 def _weights_of(module: nn.Module) -> tuple[str, ...]:
-    """Return the attributes of a layer that are prunable weights."""
     if isinstance(module, nn.modules.conv._ConvNd | nn.Linear | nn.Bilinear):
         return ("weight",)
     if isinstance(module, nn.MultiheadAttention):
@@ -173,15 +170,13 @@ def _refuse_shared_memory(model: nn.Module, weights: Collection[str]) -> None:
     reach: tuple[str, int, str] = ("", 0, "")  # device, end and name of the tensor that ends last
     for device, begin, end, name in sorted((str(t.device), *_extent(t), name) for name, t in tensors.items()):
         if device == reach[0] and begin < reach[1] and (name in weights or reach[2] in weights):
-            raise ValueError(
-                f"{reach[2]} and {name} share memory, so pruning changes both; assign one Parameter to both modules, "
-                "or clone() one of them"
-            )
+            cure = "assign one Parameter to both modules, or clone() one of them"
+            raise ValueError(f"{reach[2]} and {name} share memory, so pruning changes both; {cure}")
         reach = max(reach, (device, end, name)) if device == reach[0] else (device, end, name)
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return where the memory of a tensor begins and ends; it has none if both are equal."""
+    """Return where the memory of a tensor begins and ends."""
     tensor = local(tensor)
     if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return 0, 0
@@ -192,9 +187,8 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 def matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, nn.Parameter, Tensor]]:
     """Return the name, parameter and mask of every mask, on the parameter's device; check that the masks fit."""
     if not isinstance(masks, Mapping):
-        raise ValueError(
-            f"masks must be a dict from names to bool tensors, not a {type(masks).__name__}; pass result.masks"
-        )
+        kind = type(masks).__name__
+        raise ValueError(f"masks must be a dict from names to bool tensors, not a {kind}; pass result.masks")
     named = parameters(model)
     if not any(map(is_sharded, named.values())):
         refuse_shards("masks", masks)
@@ -211,15 +205,12 @@ def matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, nn
         elif mask.shape != parameter.shape:
             problems.append(f"the mask of {name} has the shape {shape_of(mask)}, the weight {shape_of(parameter)}")
     if problems:
-        raise ValueError(
-            f"the masks do not fit the model: {shortened(problems)}. A mask is a bool tensor with its "
-            f"parameter's name, such as {next(iter(named), None)!r}; tied weights have their first name"
-        )
+        like = f"A mask is a bool tensor with its parameter's first name, such as {next(iter(named), None)!r}"
+        raise ValueError(f"the masks do not fit the model: {shortened(problems)}. {like}")
     return [(name, named[name], placed(mask, named[name])) for name, mask in masks.items()]
 
 
 def placed(mask: Tensor, parameter: nn.Parameter) -> Tensor:
-    """Return a mask on its parameter's device, and sharded as the parameter is."""
     if is_sharded(parameter) and not is_sharded(mask):
         return sharded_like(own_rows(mask, parameter).to(local(parameter).device), parameter)
     return mask.to(parameter.device)
@@ -250,7 +241,6 @@ def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
 
 
 def refuse_sharded(model: nn.Module, purpose: str, remedy: str = "do that before you shard it") -> None:
-    """Refuse a network of which each process holds a part."""
     if any(map(is_sharded, bare(model).parameters())):
         raise ValueError(f"the model is sharded, and no process can {purpose}; {remedy}")
 

@@ -84,7 +84,7 @@ FOREIGN = {
     "state dict": (lambda p: save_file({"w": torch.ones(2)}, p), "not a kind file .its format is None"),
     "hugging face": (lambda p: save_file({"w": torch.ones(2)}, p, {"format": "pt"}), "its format is 'pt'"),
     "another of ours": (lambda p: files.write(p, TENSORS, "other", 1, {}), "its format is 'other'"),
-    "newer": (lambda p: files.write(p, TENSORS, "kind", 2, {}), "version 2, .* up to version 1; .* upgrade"),
+    "newer": (lambda p: files.write(p, TENSORS, "kind", 2, {}), "version 2, .* up to version 1; upgrade to barebones"),
     "no checksum": (lambda p: save_file({}, p, {"format": "kind", "version": "1"}), "checksum"),
     "no object": (lambda p: p.write_bytes((3).to_bytes(8, "little") + b"{5}"), "header is damaged"),
     "odd metadata": (lambda p: p.write_bytes(b"\x12" + bytes(7) + b'{"__metadata__":5}'), "header is damaged"),

@@ -286,8 +286,8 @@ def test_masks_that_do_not_fit_are_named_and_change_nothing(model, masks):
             with pytest.raises(ValueError, match=message):
                 call(*words)
     for wrong, message in (
-        ({"0.weight": masks["0.weight"]}, "other weights than those that are held; they differ in 3.weight, 5.weight;"),
-        (masks | {"3.bias": torch.ones(8) > 0}, "they differ in 3.bias; call hold with these masks instead"),
+        ({"0.weight": masks["0.weight"]}, r"other weights \(3\.weight, 5\.weight\); call hold"),
+        (masks | {"3.bias": torch.ones(8) > 0}, r"other weights \(3\.bias\); call hold with them instead"),
     ):
         with pytest.raises(ValueError, match=message):
             handle.load_state_dict(wrong)

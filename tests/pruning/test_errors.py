@@ -44,7 +44,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         (f"{name} is one round by definition, not 5", dict(method=name, rounds=5))
         for name in ("snip-mb", "grasp", "erk")
     ),
-    ("rounds=0: pruning needs at least one round", dict(rounds=0)),
+    ("rounds=0: it must be a whole number, at least 1", dict(rounds=0)),
     ("snip is one round by definition, not -1", dict(method="snip", rounds=-1)),
     ("rounds=2.5: it must be a whole number", dict(rounds=2.5)),
     ("rounds=True: it must be a whole number", dict(rounds=True)),

@@ -55,15 +55,14 @@ def to_onnx(
     """Write the masked network as one ONNX file for batches of any size, with batch-norm folded into its layers.
 
     With `int8`, a few batches of typical inputs, onnxruntime computes in 8-bit integers, whose ranges it finds with
-    these batches. The outputs then differ by more than rounding; `Exported.difference` says by how much on the example.
-    Pruned weights stay exactly zero. A batch is what the model is called with; targets after it are left out.
+    these batches. `Exported.difference` says how much the outputs then differ on the example. Pruned weights stay
+    exactly zero.
 
     Before the file is written (and quantized), onnxruntime runs it on the example and on a batch that is larger by one.
     If the outputs differ from those of the masked model in eval mode by more than rounding, that is a `ValueError`.
 
     The example is what the model is called with: one input, a tuple of arguments, a dict of arguments by name, or
-    (args, kwargs). The first dimension of its first tensor is the batch. The export runs on the CPU, and the model does
-    not change.
+    (args, kwargs). The first dimension of its first tensor is the batch.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _required(package)
@@ -90,8 +89,7 @@ def to_onnx(
 def to_program(model: nn.Module, masks: Mapping[str, Tensor], example: Any, path: files.Path) -> Exported:
     """Write the masked network as a program of `torch.export` (.pt2) for batches of any size, checked like `to_onnx`.
 
-    The check loads the program again. `torch.export.load` may unpickle what a file contains, so do not load programs
-    from people you do not trust.
+    `torch.export.load` may unpickle what a file contains: do not load programs from people you do not trust.
     """
     plain, program, examples = _program(model, masks, example)
     with _quietly(), _explained(f"{type(plain).__name__} cannot be saved by torch.export"):
@@ -154,7 +152,6 @@ def format_for(path: files.Path, name: str | None = None) -> Format:
 def _program(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any
 ) -> tuple[nn.Module, torch.export.ExportedProgram, list[Any]]:
-    """Return the masked network on the CPU, its exported program, and examples of two batch sizes."""
     plain = masked_copy(model, masks).cpu().eval()
     args, kwargs = _copied(call(example))
     first = next((tensor for tensor in tensors((args, kwargs)) if tensor.dim()), None)
@@ -176,7 +173,7 @@ def _program(
 
 
 def _copied(example: Any) -> Any:
-    """Return an example on the CPU in memory of its own: a network may write into its inputs."""
+    # a network may write into its inputs
     return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, example)
 
 
@@ -252,7 +249,6 @@ def _written(path: files.Path, blob: bytes, model: nn.Module, gap: float) -> Exp
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Hide warnings and the log of a successful export; errors are raised and logged as usual."""
     loggers = [logging.getLogger(name) for name in CHATTY]
     levels = [logger.level for logger in loggers]
     try:

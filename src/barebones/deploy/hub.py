@@ -51,8 +51,7 @@ def to_hub_folder(
     """Write config.json, model.safetensors (pruned weights are zeros), masks.safetensors and README.md into a folder.
 
     `config` takes values that JSON can represent, `card` is the text of README.md, and `about` is stored with the masks
-    (see `save_masks`). Without them, the config has the model's class and the counts, and the card says how to load
-    the files. The files are written beside the folder and moved there at the end. A folder that is not empty
+    (see `save_masks`). The files are written beside the folder and moved there at the end. A folder that is not empty
     is an error, unless `replace` allows it and it is an earlier export: files of these names and no others.
 
     >>> import tempfile

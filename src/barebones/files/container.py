@@ -93,7 +93,7 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
 def write(path: Path, tensors: Mapping[str, Tensor], kind: str, version: int, about: Mapping[str, Any]) -> None:
     """Write tensors as a safetensors file of this kind and version, atomically and with a checksum of all its bytes.
 
-    `about` may hold anything that JSON can represent. Equal content gives equal bytes. Tensors are copied one by one.
+    Equal content gives equal bytes. Tensors are copied one by one.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -125,9 +125,6 @@ def write(path: Path, tensors: Mapping[str, Tensor], kind: str, version: int, ab
 def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the tensors and the `about` of a file that `write` made; any other file is a `ValueError`.
 
-    The message names the file and says whether it is not a safetensors file, truncated, damaged, of another kind or
-    of a newer version.
-
     >>> read(__file__, "example", 1)
     Traceback (most recent call last):
     ValueError: ...container.py is not a safetensors file
@@ -149,10 +146,9 @@ def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[s
     if stored != kind:
         raise ValueError(f"{name} is a safetensors file, but not a {kind} file (its format is {shown(stored)})")
     if number > version:
-        raise ValueError(
-            f"{name} is a {kind} file of version {number}, and barebones {__version__} reads up to version "
-            f"{version}; it was written by barebones {printable(metadata.get('library', '?'))}; upgrade to that version"
-        )
+        writer = printable(metadata.get("library", "?"))
+        reads = f"barebones {__version__} reads up to version {version}"
+        raise ValueError(f"{name} is a {kind} file of version {number}, and {reads}; upgrade to barebones {writer}")
     checksum = metadata.get("sha256", "")
     digest = sha256(blob[:end].replace(_seal(checksum), _seal(BLANK), 1))
     digest.update(memoryview(blob)[end:])
@@ -170,8 +166,6 @@ def differences(
     describe: Callable[[Any], str] = shape_of,
 ) -> list[str]:
     """List where the tensors of a file differ from those of a model, of which the `required` ones must be stored.
-
-    Of the stored ones only what `describe` reads is needed, by default the shape.
 
     >>> import torch
     >>> model = {"a": torch.ones(2), "b": torch.ones(3)}

@@ -62,7 +62,7 @@ def encode(mask: Tensor) -> tuple[str, Tensor]:
 
 
 def decode(encoding: str, data: Tensor, shape: Sequence[int]) -> Tensor:
-    """Decode a mask of this shape.
+    """Decode what `encode` encoded.
 
     >>> decode("gaps8", torch.tensor([1, 0], dtype=torch.uint8), (2, 2))
     tensor([[False,  True],

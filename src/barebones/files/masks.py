@@ -28,9 +28,8 @@ NUMBERS = (  # what a run counts of its masks and stores with them
 def save_masks(masks: Mapping[str, Tensor], path: container.Path, **about: Any) -> None:
     """Save masks as a safetensors file: one bit per weight, or the gaps between kept weights if that is smaller.
 
-    The header also holds the number of weights, a fingerprint of their names and shapes, the version of the library,
-    and `about`: how the masks were made (method, rounds, seed, ...), in values that JSON can represent. `sparsity` is
-    computed unless given. The file is written atomically.
+    The header also holds `about`: how the masks were made (method, rounds, seed, ...), in values that JSON can
+    represent. `sparsity` is computed unless given. The file is written atomically.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -71,10 +70,8 @@ def load_masks(
         if differing := container.differences(stored, named, required=weights):
             some = stored.keys() < weights.keys()
             hint = "; if only some weights have masks, pass scope= or exclude=" if some else ""
-            raise ValueError(
-                f"{path} does not match the model; {len(differing)} of the parameters differ: "
-                f"{shortened(differing)}{hint}"
-            )
+            where = f"{len(differing)} of the parameters differ: {shortened(differing)}"
+            raise ValueError(f"{path} does not match the model; {where}{hint}")
         one = {name: {name: entry} for name, entry in layout.items()}  # at a time: of a sharded model, some rows stay
         masks = Masks({name: placed(unpack(tensors, one[name])[name], named[name]) for name in layout})
     masks.about = about

@@ -13,9 +13,7 @@ KINDS: dict[str, tuple[Any, str]] = {  # by the annotations of fields
 
 
 def typed(name: str, value: Any, annotation: str) -> Any:
-    """Return the value if it has the annotated type, otherwise raise a `ValueError`.
-
-    A float may be a whole number, and true and false are no numbers.
+    """Return the value if it has the annotated type (a float may be a whole number), else raise a `ValueError`.
 
     >>> typed("seed", 3, "int | None"), typed("init", None, "str | None")
     (3, None)

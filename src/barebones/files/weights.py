@@ -11,7 +11,7 @@ from ..messages import shape_of, shortened
 from ..running.precision import INTEGER
 from ..scope import bare, matched, refuse_sharded
 from . import container
-from .encoding import Layout, pack, unpack
+from .encoding import pack, unpack
 from .masks import fingerprint
 
 KIND, VERSION = "barebones-sparse", 1
@@ -34,8 +34,7 @@ def save_weights(model: nn.Module, masks: Mapping[str, Tensor], path: container.
 
     Everything else is the parameters without a mask and the buffers that `state_dict` holds. With `masks={}` this is
     the whole dense network. Tied tensors are stored once. A pruned weight counts as 0.0, whatever value it has in the
-    model, which is not changed. Positions are encoded as in a mask file. `about` takes values that JSON can
-    represent. The file is written atomically.
+    model. `about` takes values that JSON can represent. The file is written atomically.
 
     >>> import os, tempfile
     >>> model = nn.Linear(1000, 100)
@@ -72,9 +71,8 @@ def save_weights(model: nn.Module, masks: Mapping[str, Tensor], path: container.
 def load_weights(path: container.Path, model: nn.Module | None = None) -> Weights:
     """Return what `save_weights` stored, bit for bit; with a model, also copy it into the model.
 
-    The model may be on any device; its masks are returned on its devices. Its parameters and buffers must have the
-    names, shapes and types of those in the file. Otherwise a `ValueError` says where they differ, and the model is
-    not changed. The model keeps its memory formats.
+    The model's parameters and buffers must have the names, shapes and types of those in the file. Otherwise a
+    `ValueError` says where they differ, and the model is not changed. The masks are on the model's devices.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +85,12 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
         refuse_sharded(model, "load a weight file into it", "load it before you shard the model")
     tensors, about = container.read(path, KIND, VERSION)
     layout, tied = about.pop("layout"), about.pop("tied")
-    state, masks = _decoded(tensors, layout, tied)
+    masks, state = unpack(_with_prefix(tensors, MASK), layout), _with_prefix(tensors, WHOLE)
+    for name, mask in masks.items():
+        values = tensors[VALUES + name]
+        state[name] = torch.zeros(mask.shape, dtype=values.dtype, device="cpu")
+        _integers(state[name])[mask] = _integers(values)
+    state |= {name: state[first] for name, first in tied.items()}
     if model is None:
         return Weights(state, masks, about)
     named, ties = _state_of(model)
@@ -97,9 +100,7 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
     if meta := [name for name, tensor in named.items() if tensor.is_meta]:
         raise ValueError(f"{shortened(meta)}: on the meta device; move the model with to_empty() before loading {path}")
     if shared := [name for name, tensor in named.items() if _is_expanded(tensor)]:
-        raise ValueError(
-            f"{shortened(shared)}: expanded, so many values are one number; clone() it before loading {path}"
-        )
+        raise ValueError(f"{shortened(shared)}: expanded; clone() it before loading {path}")
     with torch.no_grad():
         for name, tensor in named.items():
             tensor.copy_(state[name])
@@ -139,16 +140,6 @@ def _state_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         else:
             tied[name] = first
     return named, tied
-
-
-def _decoded(tensors: Mapping[str, Tensor], layout: Layout, tied: Mapping[str, str]) -> tuple[dict[str, Tensor], Masks]:
-    """Return the state dict and the masks that the tensors of a file encode."""
-    masks, state = unpack(_with_prefix(tensors, MASK), layout), _with_prefix(tensors, WHOLE)
-    for name, mask in masks.items():
-        values = tensors[VALUES + name]
-        state[name] = torch.zeros(mask.shape, dtype=values.dtype, device="cpu")
-        _integers(state[name])[mask] = _integers(values)
-    return state | {name: state[first] for name, first in tied.items()}, masks
 
 
 def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

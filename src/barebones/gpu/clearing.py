@@ -20,7 +20,6 @@ if triton is not None:
 
     @triton.jit
     def _clear(addresses, owners, starts, sizes, kept, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Write zeros where nothing is kept, without reading the weights."""
         block = tl.program_id(0).to(tl.int64)
         owner = tl.load(owners + block)
         places = tl.load(starts + block) + tl.arange(0, BLOCK)
@@ -49,7 +48,7 @@ class Clearing:
     """Zero the pruned entries of many tensors of one element size with one launch, wherever the tensors are now."""
 
     def __init__(self, tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
-        """`kept` is nonzero where a weight stays, and has the memory layout of its tensor."""
+        # `kept` has the memory layout of its tensor
         self.device, self.width = tensors[0].device, tensors[0].element_size()
         sizes = [t.numel() for t in tensors]
         blocks = [triton.cdiv(size, BLOCK) for size in sizes]
@@ -65,7 +64,6 @@ class Clearing:
         self.places: tuple[int, ...] = ()
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Zero the entries, in place and without autograd noticing."""
         places = tuple(t.data_ptr() for t in tensors)
         if places != self.places:  # they may have moved
             self.places, self.addresses = places, torch.tensor(places, device=self.device)

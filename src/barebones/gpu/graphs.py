@@ -14,10 +14,8 @@ EAGER = 3  # ordinary calls before recording: libraries load, algorithms are cho
 class Captured:
     """Call `function(*tensors)`; after `eager` calls with arguments of the same shapes, replay it as a CUDA graph.
 
-    The first calls are ordinary ones, so nothing runs twice. Every replay returns the same memory: read it, or copy it,
-    before the next call. The function must do the same work whatever the values are; its arguments may lie anywhere on
-    the device. Make all calls on one stream. If that is the default stream, where nothing can be recorded, a stream of
-    the object's own is used.
+    Every replay returns the same memory: read it, or copy it, before the next call. The function must do the same work
+    whatever the values are; its arguments may lie anywhere on the device. Make all calls on one stream.
     """
 
     def __init__(self, function: Callable[..., Any], eager: int = EAGER) -> None:
@@ -45,14 +43,17 @@ class Captured:
         inputs = [torch.empty_like(t) for t in tensors]
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
+        collects = gc.isenabled()
+        gc.disable()  # to free memory while a graph is recorded is an error
         try:
-            with _uncollected(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 result = self.function(*inputs)
         except RuntimeError as error:
-            raise ValueError(
-                f"this network cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); "
-                "switch capturing off (--no-capture, or capture=False)"
-            ) from error
+            reason = f"this network cannot be captured in a CUDA graph ({str(error).splitlines()[0]})"
+            raise ValueError(f"{reason}; switch capturing off (--no-capture, or capture=False)") from error
+        finally:
+            if collects:
+                gc.enable()
         self._recorded[key] = graph, inputs, result
 
     @contextmanager
@@ -71,15 +72,3 @@ class Captured:
             current.wait_stream(self._stream)
         for tensor in tensors:  # without this, its memory could be reused while the stream still reads it
             tensor.record_stream(self._stream)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collect no garbage within: to free memory while a graph is recorded is an error."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

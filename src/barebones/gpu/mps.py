@@ -14,7 +14,7 @@ PATIENCE = 20.0  # seconds for an answer
 
 @contextmanager
 def service() -> Iterator[bool]:
-    """Run the service for processes that are started within, and yield whether it runs. One of the user's own is left.
+    """Run the service for processes that are started within, unless the user runs one, and yield whether it runs.
 
     It is asked for its server first: where that cannot start, as in some containers, every process would fail.
     """

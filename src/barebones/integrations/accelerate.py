@@ -22,8 +22,8 @@ except ImportError:
 def keep_sparse(accelerator: Accelerator, model: nn.Module, masks: Source, optimizer: Optimizer) -> Iterator[Hold]:
     """Hold masks of a prepared model in a `with` block, in which `save_state` and `load_state` include the masks.
 
-    `masks` are masks, a mask file, or a function that prunes the model and returns masks. `save_state` writes them as
-    `masks.safetensors`. At the end of the block, a pruned weight that is not zero is an error.
+    `masks` are masks, a mask file, or a function that prunes the model and returns masks. At the end of the block, a
+    pruned weight that is not zero is an error.
     """
 
     def save(models: list[nn.Module], weights: list[Any], folder: str) -> None:

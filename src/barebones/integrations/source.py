@@ -15,9 +15,7 @@ Source = Mapping[str, Tensor] | str | PathLike[str] | Callable[[nn.Module], Mapp
 
 
 def masks_for(model: nn.Module, source: Source) -> Mapping[str, Tensor]:
-    """Return masks as they are, from a mask file, or from a function of the model, such as one that prunes it.
-
-    With several processes, all take the masks of the first: each may have pruned with other batches.
+    """Return masks as they are, from a mask file, or from a function of the model; all ranks take those of the first.
 
     >>> masks_for(nn.Linear(2, 1), lambda model: {"weight": model.weight > 9})
     {'weight': tensor([[False, False]])}

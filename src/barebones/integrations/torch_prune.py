@@ -12,9 +12,8 @@ from ..scope import layers, parameters
 def from_torch_prune(model: nn.Module) -> Masks:
     """Return the masks that `torch.nn.utils.prune` has put into a model, and make its parameters plain again.
 
-    `weight_orig` and `weight_mask` become `weight` with zeros where it is pruned, so the model's outputs stay the same.
-    Masks of biases and other parameters are returned, too: `hold`, `account` and `shrink` take them. Parameters stay
-    the same objects, so an optimizer remains valid. From now on only `hold` keeps the zeros.
+    `weight_orig` and `weight_mask` become `weight` with zeros where it is pruned. Masks of biases and other parameters
+    are returned, too. Parameters stay the same objects, so an optimizer remains valid. Only `hold` keeps the zeros now.
 
     >>> model = nn.Sequential(nn.Linear(4, 2))
     >>> _ = prune.random_unstructured(model[0], "weight", amount=6)

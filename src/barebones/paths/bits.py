@@ -47,7 +47,7 @@ def silent(x: Tensor) -> Tensor:
 
 
 def signal(x: Tensor) -> Tensor:
-    """Return the input of a layer; a constant input becomes zeros, because no signal reaches it."""
+    """Return the input of a layer, or zeros for a constant: no signal reaches it."""
     return x if x.requires_grad else torch.zeros_like(x, requires_grad=True)
 
 
@@ -150,7 +150,7 @@ class Bits(TorchFunctionMode):
         return tree_map(partial(self._live, call, rule), result)
 
     def _note(self, call: Call, result: Any) -> Any:
-        """In a strict run, record a result from the input that is not a float, and whether Python code reads values."""
+        """Record a result from the input that is not a float, and whether Python code reads values."""
         if isinstance(result, Tensor) and not result.is_floating_point():
             self.from_input[result] = True
         self.peeked |= not isinstance(result, Tensor) and call.name in PEEKS
@@ -270,7 +270,6 @@ class Bits(TorchFunctionMode):
         return result
 
     def uses(self) -> dict[str, Use]:
-        """Return what the forward pass did with each weight."""
         uses: dict[str, Use] = {}
         for name, times, size, counts in self._used:
             kept, ends = counts.tolist()
@@ -281,14 +280,12 @@ class Bits(TorchFunctionMode):
         return uses
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the bits of a linear layer."""
         b = None if bias is None else silent(bias).float()
         operands = (signal(x), weight)
         return alive(self.product(lambda x, w: F.linear(x, w, b), operands, lambda y: y.numel() // weight.shape[0]))
 
 
 def with_table(call: Call, table: Tensor, other: Tensor) -> Tensor:
-    """Return what a call selects from another table."""
     args, kwargs = tree_map(lambda a: other if a is table else a, (call.args, call.kwargs))
     return call.func(*args, **kwargs)
 
@@ -307,7 +304,6 @@ def skip(bits: Bits, call: Call) -> None:
 
 
 def blank(bits: Bits, call: Call) -> Tensor:
-    """Return zeros instead of uninitialized memory."""
     return call.func(*call.args, **call.kwargs).detach().zero_()
 
 

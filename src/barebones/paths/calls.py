@@ -21,7 +21,7 @@ def _place_of_inplace(func: Callable[..., Any]) -> int | None:
 
 
 class Call:
-    """A call of a torch function: its name, arguments and tensors."""
+    """A call of a torch function."""
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.func, self.args, self.kwargs = func, args, {key: value for key, value in kwargs.items() if key != "out"}

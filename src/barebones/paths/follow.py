@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointFunction
 
 from ..masks import Masks, everything
 from ..running.inputs import call, first_sample, tensors
+from ..running.modes import uncheckpointed
 from ..running.rng import forked, own_generators
 from ..scope import bare, matched, parameters, refuse_scripted, refuse_sharded
 from .bits import Bits, Use
@@ -28,8 +28,8 @@ from .rules import RULES
 def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Masks:
     """Return masks of the kept weights that lie on a path from an input to an output.
 
-    No signal of the input passes through the others, which may still pass on a constant, such as a bias. A `ValueError`
-    is raised if the paths cannot be followed. `example` is what the model is called with, as in `shrink`.
+    No signal of the input passes through the others, which may still pass on a constant, such as a bias. `example` is
+    what the model is called with, as in `shrink`.
 
     >>> first, second = torch.eye(2) > 0, torch.tensor([[True, False]])  # the second unit is not used
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
@@ -55,9 +55,8 @@ class Trace:
 def losses(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> tuple[list[str], int]:
     """Return the collapsed layers, which disconnect the network, and how many columns of the outputs the masks silence.
 
-    A layer is collapsed if it is empty, and alone makes an output unreachable. If an output cannot be reached but no
-    single layer is the reason, the layers in which the signal ends are returned. What no signal reaches in the dense
-    network does not count. `traced` is a trace of these masks; if it reaches everything, the model is not run.
+    A layer is collapsed if it is empty, and alone makes an output unreachable. If no single layer is the reason, the
+    layers in which the signal ends are returned. What no signal reaches in the dense network does not count.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     >>> masks, example = {"0.weight": torch.ones(2, 2) > 0, "1.weight": torch.ones(1, 2) < 0}, torch.zeros(1, 2)
@@ -153,7 +152,7 @@ def _samples(model: nn.Module, inputs: Any, outputs: list[Tensor]) -> int:
 def guards(device: torch.device) -> Iterator[Any]:
     """Yield the contexts that protect a run from the caller's settings, and the caller's random state from the run."""
     yield forked(device)
-    yield _uncheckpointed()
+    yield uncheckpointed()
     yield warnings.catch_warnings(action="ignore")
     yield torch.inference_mode(False)
     yield torch.enable_grad()
@@ -162,16 +161,6 @@ def guards(device: torch.device) -> Iterator[Any]:
     yield torch.backends.nnpack.flags(enabled=False)  # turn exact zeros into rounding errors
     if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
         yield torch.compiler.set_stance("force_eager")
-
-
-@contextmanager
-def _uncheckpointed() -> Iterator[None]:
-    """Run reentrant checkpoints like other code, because they run without gradients and again in the backward pass."""
-    CheckpointFunction.apply = lambda run, keep_rng, *args: run(*args)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del CheckpointFunction.apply  # the inherited method is back
 
 
 @contextmanager

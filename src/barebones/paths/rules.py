@@ -43,7 +43,6 @@ def multiply(bits: Bits, call: Call) -> Tensor:
 
 
 def contract(bits: Bits, call: Call) -> Tensor:
-    """Matrix products and other contractions of tensors."""
     leaves, spec = tree_flatten((call.args, call.kwargs))
 
     def f(*operands: Tensor) -> Tensor:
@@ -61,7 +60,6 @@ def add_product(bits: Bits, call: Call) -> Tensor:
 
 
 def layer(bits: Bits, call: Call) -> Tensor:
-    """Linear and convolutional layers."""
     slots = ("input1", "input2", "weight", "bias") if call.name == "bilinear" else ("input", "weight", "bias")
     arguments = call.named(*slots)
     rest, options = call.args[len(slots) :], {k: v for k, v in call.kwargs.items() if k not in slots}
@@ -176,13 +174,11 @@ def window(bits: Bits, call: Call) -> Any:
 
 
 def pad(bits: Bits, call: Call) -> Tensor:
-    """Padding with constants adds no signal."""
     arguments = call.named("input", "pad", "mode" if call.name == "pad" else "value")
     return F.pad(call.live[0], arguments["pad"], arguments.get("mode", "constant"))
 
 
 def halves(bits: Bits, call: Call) -> Tensor:
-    """GLU: one half is the gate of the other."""
     first, second = call.live[0].chunk(2, call.named("input", "dim").get("dim", -1))
     return first + second
 
@@ -195,7 +191,6 @@ def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attention(bits: Bits, call: Call) -> Tensor:
-    """Scaled dot-product attention."""
     arguments = call.named("query", "key", "value")
     return mix(*(bits.quiet(call, arguments[name]) for name in ("query", "key", "value")))
 

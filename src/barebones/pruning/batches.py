@@ -20,17 +20,14 @@ END = object()
 class Batches:
     """A running stream over a re-iterable, or a function from a round's index to its batches.
 
-    Each batch is fetched with its own seed, so that a shuffling loader gives the same batches for the same seed, and
-    the caller's generators do not change. Any round can be read again: a list is indexed, a loader is replayed.
-    Nothing is cached.
+    Each batch is fetched with its own seed, so a shuffling loader gives the same batches for the same seed, and the
+    caller's generators do not change. Any round can be read again: a list is indexed, a loader is replayed.
     """
 
     def __init__(self, source: Source | None, seed: int, device: torch.device) -> None:
         if source is not None and not isinstance(source, Iterable) and not callable(source):
-            raise ValueError(
-                f"batches must be something to iterate over, or a function of the round, not a {type(source).__name__}"
-                + ("; wrap the data set in a DataLoader" if hasattr(source, "__getitem__") else "")
-            )
+            hint = "; wrap the data set in a DataLoader" if hasattr(source, "__getitem__") else ""
+            raise ValueError(f"batches must be iterable or a function of the round, not {type(source).__name__}{hint}")
         if isinstance(source, Iterator):
             raise ValueError("batches must be read again, which a one-shot iterator cannot; pass a list or a loader")
         self.source, self.seed, self.device = source, seed, device
@@ -105,11 +102,7 @@ class Batches:
 
     @contextmanager
     def _fetching(self, *where: object) -> Iterator[None]:
-        """Set all random generators for fetching one batch, and restore them at the end.
-
-        The global generators are seeded for this position of the stream (`where`). The source's own generators get
-        the states that they had after the previous batch, and their new states are saved for the next one.
-        """
+        """Seed the global generators for this place of the stream, and continue the source's own; restore them all."""
         outside = [g.get_state() for g in self._generators]
         _set_states(self._generators, self._states)
         try:
@@ -121,7 +114,6 @@ class Batches:
 
 
 def _generators_of(source: object) -> list[torch.Generator]:
-    """Return the generators of a DataLoader: its own and those of its samplers."""
     batch_sampler = getattr(source, "batch_sampler", None)
     holders = (source, getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     generators = [getattr(holder, "generator", None) for holder in holders]
@@ -153,16 +145,13 @@ def micro_batches(
         raise ValueError(f"a batch of {count} cannot be split over {ranks} ranks; use larger batches")
     start, stop = count * rank // ranks, count * (rank + 1) // ranks
     size = max(1, min(micro or count, stop - start))
+    whole = "but batch-norms need the statistics of the whole"
     if alone := [name for name, norm in norms.items() if not isinstance(norm, nn.SyncBatchNorm)] if ranks > 1 else []:
-        raise ValueError(
-            f"the ranks split one batch, but batch-norms need the statistics of the whole ({shortened(alone)}); "
-            'use SyncBatchNorm, bn="eval", or two or more batches in each round'
-        )
+        cure = 'use SyncBatchNorm, bn="eval", or two or more batches in each round'
+        raise ValueError(f"the ranks split one batch, {whole} ({shortened(alone)}); {cure}")
     if norms and size < stop - start:
-        raise ValueError(
-            f"micro_batch={micro} splits a batch, but batch-norms need the statistics of the whole "
-            f'({shortened(norms)}); use bn="eval", or leave micro_batch out'
-        )
+        cure = 'use bn="eval", or leave micro_batch out'
+        raise ValueError(f"micro_batch={micro} splits a batch, {whole} ({shortened(norms)}); {cure}")
     for first in range(start, max(stop, 1), size):
         last = min(first + size, stop)
         yield cut(batch, first, last), (last - first) / max(count, 1)

@@ -22,9 +22,7 @@ CONTROLS = {NONE: "", "shuffle": "shuffled", "reinitialize": "reinitialized", "i
 
 
 def shuffled(masks: Mapping[str, Tensor], seed: int = 0) -> Masks:
-    """Return masks that keep as many weights of every layer, each time others: a random permutation within the layer.
-
-    The permutation of a layer depends on the seed and on the layer's name alone.
+    """Return masks permuted at random within each layer; the permutation depends on the seed and the layer's name.
 
     >>> masks = {"w": torch.arange(1000) < 100}
     >>> other = shuffled(masks, seed=1)
@@ -59,9 +57,8 @@ def inverted(masks: Mapping[str, Tensor], scores: Scores) -> Masks:
 def reinitialized(model: nn.Module, seed: int = 0, init: str | None = None) -> nn.Module:
     """Return a copy of the model whose prunable weights are reinitialized; the model is left as it was.
 
-    By default a weight's new values are normal, with the mean and standard deviation that its values have now; zeros,
-    which may be pruned, do not count. `init` names a scheme of `initialize` to draw them by instead. Biases, norms and
-    other parameters stay. To train these weights under the same masks, `hold` the copy with them.
+    By default the new values are normal, with the mean and standard deviation of the present ones without zeros; `init`
+    names a scheme of `initialize` instead. To train these weights under the same masks, `hold` the copy with them.
 
     >>> layer = nn.Linear(20, 10)
     >>> fresh = reinitialized(layer, seed=1)

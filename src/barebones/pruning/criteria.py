@@ -33,7 +33,7 @@ def saliency(probe: Probe) -> Scores:
 
 
 def signal_saliency(probe: Probe) -> Scores:
-    """Return the saliency, but no gradient through a batch-norm for channels that are constant over the batch.
+    """Return the saliency, with no gradient through a batch-norm for channels that are constant over the batch.
 
     Such a channel carries no signal, and the norm multiplies its gradients by 1/sqrt(eps), about 316.
     """
@@ -97,15 +97,20 @@ def erk(probe: Probe) -> Scores:
 def synflow(probe: Probe) -> Scores:
     """Return |theta * dR/dtheta|, where R is the sum of the outputs for an input of ones, under absolute weights.
 
-    It reads no data. Norms use their running statistics. It computes in float64, because float32 overflows.
+    Norms use their running statistics. It computes in float64, because float32 overflows.
     """
     if probe.shards is not None:
         raise ValueError("synflow does not run on sharded weights; prune before you shard the model, or use force")
+
+    def ones(leaf: Any) -> Any:
+        is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return torch.ones_like(leaf, dtype=widest(leaf.device)) if is_float else leaf
+
     model = bare(probe.user_model)
     example = probe.call()
     if example is None:
         raise ValueError("synflow reads no data but must know the input's shape; pass example=, an input of the model")
-    args, kwargs = mapped(call(example), _ones)
+    args, kwargs = mapped(call(example), ones)
     if not any(t.is_floating_point() for t in tensors([list(args), kwargs])):
         raise ValueError("synflow needs a floating-point input of ones; this model takes only integers")
     values = {
@@ -120,11 +125,7 @@ def synflow(probe: Probe) -> Scores:
 
 
 class _Flow(nn.Module):
-    """A model that returns the gradients of the sum of its outputs.
-
-    It computes them itself, so that weights which it has for one call are still there when a checkpoint runs its part
-    of the model again.
-    """
+    """Return the gradients of the sum of a model's outputs, inside the call: a checkpoint needs its weights again."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -160,9 +161,3 @@ def erk_counts(shapes: Mapping[str, Sequence[int]], keep: int) -> dict[str, int]
     for name in rest[: keep - sum(counts.values())]:
         counts[name] += 1
     return counts
-
-
-def _ones(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor) and leaf.is_floating_point():
-        return torch.ones_like(leaf, dtype=widest(leaf.device))
-    return leaf

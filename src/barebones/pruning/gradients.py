@@ -30,10 +30,10 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 class Gradients:
-    """Differentiates the loss of one batch, at the weights that the model holds now.
+    """Differentiates the loss of one batch at the model's present weights; a temperature divides its output first.
 
-    There are three ways: `plain`, `captured` (a CUDA graph, recorded once and replayed), and `with_graph` followed by
-    `product` for second derivatives. A temperature divides the model's output before the loss, if it is a tensor.
+    There are three ways: `plain`, `captured` (a CUDA graph), and `with_graph` followed by `product` for second
+    derivatives.
     """
 
     example: Any  # what the model is called with, an input or (args, kwargs); noted at the first call if it is None
@@ -96,8 +96,7 @@ class Gradients:
     def check_mean(self, batch: Any, parts: list[Any]) -> None:
         """Raise a `ValueError` if the loss of a batch has other gradients at the outputs than the mean of its parts.
 
-        The targets are those of the batch, and the outputs those of the first part, repeated. An objective of the
-        user's own is not checked: nobody else knows what its batches are.
+        The outputs are those of the first part, repeated. An objective of the user's own is not checked.
         """
         if self.objective is not None or not _is_pair(batch):
             return
@@ -106,11 +105,9 @@ class Gradients:
         with torch.no_grad(), restored(self.model):
             outputs = self.model(parts[0][0])
         found = [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+        leave_out = "or leave out micro_batch= and shared=True"
         if not found or any(t.dim() == 0 or len(t) % first for t in found):
-            raise ValueError(
-                "parts of a batch need a loss that is a mean over the samples, but the model's outputs cannot be split "
-                "into samples; pass an objective=, or leave out micro_batch= and shared=True"
-            )
+            raise ValueError(f"the model's outputs cannot be split into samples; pass an objective=, {leave_out}")
 
         def repeated(t: Tensor) -> Tensor:
             rows = torch.arange(len(t) // first * count, device=t.device) % len(t)
@@ -131,13 +128,11 @@ class Gradients:
             limit = max(1e-5, 4 * torch.finfo(flow.dtype).eps) * expected.abs().max()
             if limit.isfinite() and not (expected - flow).abs().max() <= limit:
                 raise ValueError(
-                    "the loss is no mean over the samples (has it class weights, ignored targets or a sum?), so parts "
-                    "of a batch give other gradients than the whole; use another loss, an objective= that divides by a "
-                    "fixed number, or leave out micro_batch= and shared=True"
+                    "the loss is no mean over the samples (has it class weights, ignored targets or a sum?); use "
+                    f"another one, an objective= that divides by a fixed number, {leave_out}"
                 )
 
     def zeros(self) -> list[Tensor]:
-        """Return gradients that are zero."""
         return self._filled((None,) * len(self.parameters))
 
     def value(self, batch: Any, temperature: float) -> Tensor:
@@ -152,10 +147,8 @@ class Gradients:
                 value = self.objective(self.model, batch)
             else:
                 if not _is_pair(batch):
-                    raise ValueError(
-                        f"a batch is a pair (input, target), but this one is a {type(batch).__name__}; pass a list of "
-                        "pairs such as [(x, y)], or objective=lambda model, batch: ... for batches of another form"
-                    )
+                    cure = "pass a list of pairs such as [(x, y)], or objective=lambda model, batch: ..."
+                    raise ValueError(f"a batch is a pair (input, target), not a {type(batch).__name__}; {cure}")
                 value = self.loss(self.model(batch[0]), batch[1])
         if not _is_scalar(value):
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -175,11 +168,9 @@ class Gradients:
         except RuntimeError as error:
             if value is not None:
                 torch.autograd.grad(value, self.parameters, allow_unused=True)
-            network = type(self.model).__name__
-            raise ValueError(
-                f"this method needs second derivatives, and torch has none for a function of {network} "
-                f"({first_line(error)}); use a method that needs only first ones, such as snip or force"
-            ) from error
+            where = f"a function of {type(self.model).__name__} ({first_line(error)})"
+            reason = f"this method needs second derivatives, and torch has none for {where}"
+            raise ValueError(f"{reason}; use a method that needs only first ones, such as snip or force") from error
 
     def _after_backward(self, value: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the local rows; FSDP2 leaves them in `.grad` only, already averaged."""
@@ -221,7 +212,7 @@ class Gradients:
 
 
 def added(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:
-    """Return the sum of two lists of tensors, in the memory of the first; an empty list counts as zeros."""
+    """Add tensors to others in place; an empty list counts as zeros."""
     return [a.add_(b) for a, b in zip(total, more, strict=True)] if total else more
 
 

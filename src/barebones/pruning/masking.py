@@ -1,10 +1,9 @@
 """Masking: what is on the model while masks are on, and is taken off again.
 
 The prunable weights are theta * c, and the bias of a channel that keeps no weight counts as zero in front of a norm.
-Such a channel is the constant b. A batch-norm subtracts its mean and leaves rounding errors, not a signal. Where these
-are positive, the next ReLU is open, and the gradient through the norm is multiplied by 1/sqrt(eps), about 316: weights
-that lead nowhere would have the highest scores of all. With b = 0 the rounding errors are exactly zero. Of norms over
-groups of channels, this holds for groups in which no channel keeps a weight.
+Such a channel is the constant b. A batch-norm subtracts its mean and leaves rounding errors. Where these are positive,
+the next ReLU is open, and the norm multiplies the gradient by 1/sqrt(eps), about 316: weights that lead nowhere would
+have the highest scores of all. With b = 0 the rounding errors are exactly zero.
 """
 
 import math
@@ -65,7 +64,6 @@ class Masking:
 
     @contextmanager
     def under(self, masks: Masks | None) -> Iterator[None]:
-        """Put the masks on the model, and take them off at the end. None is the dense network."""
         if self._current_versions() != self._versions:
             raise ValueError("the model's weights were changed between two rounds; start again with a new probe")
         if masks is None:
@@ -86,10 +84,7 @@ class Masking:
             self._saved.clear()
 
     def silence(self, evaluate: Callable[[], object]) -> None:
-        """Set the biases of channels without weights to zero, until the masks are taken off.
-
-        The first time, `evaluate` runs the model once, to find the biases that reach a norm.
-        """
+        """Zero the biases of channels without weights while the masks are on; `evaluate` runs the model once."""
         if self._masks is None or self._saved:
             return
         if self._normed is None:
@@ -105,8 +100,7 @@ class Masking:
         biases: dict[int, tuple[str, Tensor]] = {}  # those that the layers are called with: FSDP2 has others outside
         entered: list[tuple[int, Tensor]] = []  # what a norm was called with, and how many channels it takes together
 
-        def cut(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            """Detach what a layer is called with, so that only its own bias is seen behind it."""
+        def cut(module: nn.Module, args: Any, kwargs: Any) -> Any:  # so that only its own bias is seen behind a layer
             if id(module) in called:
                 biases[id(module.bias)] = called[id(module)], module.bias  # type: ignore[assignment]
             return mapped((args, kwargs), lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
@@ -135,7 +129,7 @@ class Masking:
         return [(parameter._version, local(parameter).data_ptr()) for parameter in self.parameters.values()]
 
     def _used(self, name: str, mask: Tensor, group: int) -> Tensor:
-        """Return which output channels, or channels normalized with them, keep a weight; of a shard, for its rows."""
+        """Return which output channels, or channels normalized with them, keep a weight."""
         used, whole = used_channels(mask, self.transposed.get(name), self.shards), self._biases[name]
         if self.shards is not None and group > 1 and name not in self.transposed:
             rows, used = used, torch.zeros(whole.shape, dtype=torch.bool, device=used.device)

@@ -21,14 +21,12 @@ MARKERS = tuple(".,ov^<>12348spP*hH+xXDd|_")  # of Matplotlib
 class Method:
     """How to prune, and how to show it.
 
-    `revive_until` is the fraction of the rounds in which pruned weights may return: 1.0 is FORCE, 0.0 is
-    Iterative SNIP. `revive_empty=False` forbids their return into output channels that keep no weight.
-    `at_least` is the minimum number of kept weights in each layer. `needs_data` is False for criteria that read no
-    batch. `protocol_rounds` says whether a data set's protocol sets the number of rounds (T) and of batches per
-    round (B); a method of one round over several batches then reads T x B batches.
+    `revive_until` is the fraction of the rounds in which pruned weights may return: 1.0 is FORCE, 0.0 is Iterative
+    SNIP. `revive_empty=False` forbids their return into output channels that keep no weight. `at_least` is the minimum
+    of kept weights in each layer. `protocol_rounds` says whether a data set's protocol sets the number of rounds (T)
+    and of batches per round (B); a method of one round over several batches then reads T x B batches.
 
-    A method of your own needs one function. The command line takes it as `--method file.py:name`, or as a row that you
-    add to `METHODS`:
+    A method of your own needs one function (on the command line, `--method file.py:name`):
 
     >>> Method(lambda probe: {name: w.square() for name, w in probe.weights.items()}, rounds=3).rounds
     3
@@ -48,23 +46,18 @@ class Method:
     marker: str = "."  # one of `MARKERS`
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batches_per_round", "at_least"):
-            if type(getattr(self, name)) is not int:  # nor True
-                raise ValueError(f"{name}={getattr(self, name)!r}: it must be a whole number")
+        for name, least in {"rounds": 1, "batches_per_round": 1, "at_least": 0}.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < least:  # nor True
+                raise ValueError(f"{name}={value!r}: it must be a whole number, at least {least}")
         if not callable(self.criterion):
             raise ValueError(f"criterion={self.criterion!r}: it must be a function from a probe to scores")
-        if self.rounds < 1:
-            raise ValueError(f"rounds={self.rounds}: pruning needs at least one round")
-        if self.batches_per_round < 1:
-            raise ValueError(f"batches_per_round={self.batches_per_round}: a round needs at least one batch")
         if not isinstance(self.revive_until, int | float) or not 0 <= self.revive_until <= 1:
             raise ValueError(f"revive_until={self.revive_until!r}: it is a fraction of the rounds, from 0 to 1")
         if not re.fullmatch("#[0-9A-Fa-f]{6}", self.colour):
             raise ValueError(f"colour={self.colour!r}: it must be six hexadecimal digits, such as {GREY!r}")
         if self.marker not in MARKERS:
             raise ValueError(f"marker={self.marker!r}: it must be one of Matplotlib's, {' '.join(MARKERS)}")
-        if self.at_least < 0:
-            raise ValueError(f"at_least={self.at_least}: a layer cannot keep fewer than 0 weights")
 
     def revives(self, index: int) -> bool:
         """Return whether pruned weights compete in round `index`, counted from 0."""
@@ -94,7 +87,7 @@ METHODS: dict[str, Method] = {  # neighbours in a plot differ in colour and mark
 
 
 def as_method(method: str | Method) -> Method:
-    """Return the row of that name; a `Method` is returned as it is.
+    """Return the row of that name, or the `Method` itself.
 
     >>> as_method("forse")
     Traceback (most recent call last):

@@ -18,15 +18,7 @@ from ..masks import Masks, everything
 from ..running import digest
 from ..running.chunks import chunks
 from ..running.inputs import first_sample, samples, tensors
-from ..running.modes import (
-    batch_norms,
-    by_kind,
-    restored,
-    set_training,
-    trainable,
-    uncompiled,
-    without_reentrant_checkpoints,
-)
+from ..running.modes import batch_norms, by_kind, restored, set_training, trainable, uncheckpointed, uncompiled
 from ..running.precision import computing, widest
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
@@ -42,9 +34,8 @@ STATISTICS = ("batch", "eval")  # that batch-norms use
 class Probe:
     """A model, its dense weights, an objective and batches. A criterion gets gradients and weights from it.
 
-    One probe lives for a whole run. Inside `with probe.at(masks, index, keep)` the model's prunable weights are
-    theta * c. At the end of the block, even after an error, the model's parameters, buffers, gradients and flags are
-    restored, and so are the global random generators.
+    Inside `with probe.at(masks, index, keep)` the model's prunable weights are theta * c. At the end of the block, the
+    model's parameters, buffers, gradients and flags are restored, and so are the global random generators.
 
     A criterion may use `weights`, the dense theta by name (to read, not to change), `masks`, the current c, `keep`, how
     many weights this round will keep, `generator`, random numbers for this round alone, and the methods `gradient` and
@@ -55,7 +46,7 @@ class Probe:
     index: int
     generator: torch.Generator
     saliency: Tensor  # S(theta, c) of eq. 6 at the last gradient; nan before there is one
-    loss_value: Tensor  # at the last gradient; nan before there is one
+    loss_value: Tensor  # likewise
     batches_digest: Tensor | None  # of the batches read last; None before any is read
 
     def __init__(
@@ -149,18 +140,12 @@ class Probe:
         """Whether no other process shares the gradients."""
         return self.ranks == 1 and self.shards is None
 
-    @property
-    def loss_not_finite(self) -> Tensor:
-        """Whether the loss is infinite or nan, on the device; nan is no error if no batch was read."""
-        return self.loss_value.isinf() if self.batches_digest is None else ~self.loss_value.isfinite()
-
     # For criteria.
 
     def gradient(self, temperature: float = 1.0) -> dict[str, Tensor]:
         """Return the gradient of the loss at theta * c for every prunable weight, pruned ones too, at least float32.
 
-        Over several batches, and over all ranks, it is the mean of the signed gradients. The tensors belong to the
-        caller; captured ones are overwritten by the next gradient.
+        It is the mean over the batches and ranks. The caller may change it; the next one overwrites a captured one.
         """
         total: list[Tensor] = []
         for part, weight in self._read():
@@ -199,10 +184,7 @@ class Probe:
                     vector = self._restricted(vector)
                 total = added(total, _times(weight, self._gradients.product(gradients, vector)))
         if first_digest is not None and bool(first_digest != self.batches_digest):
-            raise ValueError(
-                "the second reading of the batches returned other values than the first, but this method reads them "
-                "twice; pass a list, or a loader without state"
-            )
+            raise ValueError("the second reading of the batches returned other values; pass a list or a plain loader")
         total = self._average(total)
         return dict(zip(self.parameters, self._restricted(total), strict=True))
 
@@ -219,7 +201,7 @@ class Probe:
             yield self
 
     def call(self) -> Any:
-        """Return what the model is called with, cut to one sample where possible; None if that is not known."""
+        """Return an `example`, read from the batches if need be; None if there is none."""
         if self.example is None and self.objective is None and self.batches.source is not None:
             batch = next(self.batches.in_round(0, 1))
             if isinstance(batch, list | tuple) and batch:
@@ -236,7 +218,7 @@ class Probe:
         return digest.of_tensors([*large, *(torch.cat([tensor.reshape(-1) for tensor in group]) for group in small)])
 
     def digest_of(self, index: int, count: int) -> Tensor:
-        """Read the batches of one round, and return their digest."""
+        """Return the digest of the batches of one round."""
         total = torch.zeros((), dtype=torch.int64, device=self.device)
         for batch in self.batches.in_round(index, count):
             total = self._chained(total, batch)
@@ -250,10 +232,7 @@ class Probe:
         return self.batches.single(self._count) and self.micro_batch is None and not self.shared
 
     def _read(self) -> Iterator[tuple[Any, float]]:
-        """Yield the parts of the round's batches that this process differentiates, and what part of its batch each is.
-
-        Each batch has its own seed, so that dropout repeats when a batch is read again.
-        """
+        """Yield the parts of the round's batches that this process differentiates, each with its share of its batch."""
         self.loss_value = torch.zeros((), dtype=widest(self.device), device=self.device)
         self.batches_digest = so_far = torch.zeros((), dtype=torch.int64, device=self.device)
         norms = batch_norms(bare(self.user_model)) if self.shared or self.micro_batch is not None else {}
@@ -272,13 +251,12 @@ class Probe:
             if own:
                 self._masking.silence(partial(self._gradients.value, own[0][0], 1.0))
             seed = digest.text(self.seed, self.index, number, *([self.rank] if split and self.rank else []))
-            reseed(self.device, seed)
+            reseed(self.device, seed)  # so that dropout repeats when a batch is read again
             yield from own
             number += 1
         self._batches_read = number
 
     def _chained(self, total: Tensor, batch: Any) -> Tensor:
-        """Return the digest of the batches so far and one more."""
         return total * digest.MIX + self._digest(*tensors(batch)).to(total.device) + 1
 
     def _average(self, total: list[Tensor]) -> list[Tensor]:
@@ -299,10 +277,7 @@ class Probe:
         return total
 
     def _note_saliency(self, gradients: list[Tensor]) -> None:
-        """Compute S(theta, c) of eq. 6: the sum over the kept weights of |theta dL/dtheta|.
-
-        The model holds theta * c, so the pruned weights add nothing.
-        """
+        """Compute S(theta, c) of eq. 6, the sum of |theta dL/dtheta|: the model holds theta * c."""
         weights = [local(parameter.data) for parameter in self.parameters.values()]
         if self.device.type == "cuda":  # a few launches for all layers
             totals = torch.stack(torch._foreach_norm(torch._foreach_mul(weights, gradients), 1)).double()
@@ -317,7 +292,6 @@ class Probe:
         self.saliency = (totals if self.shards is None else self.shards.sums(totals)).sum()
 
     def _restricted(self, values: list[Tensor]) -> list[Tensor]:
-        """Return the values with zeros for the weights that the masks prune."""
         if self._masks is None:
             return values
         return [value * mask for value, mask in zip(values, self._masks.values(), strict=True)]
@@ -330,11 +304,10 @@ class Probe:
 
     @contextmanager
     def _as_configured(self) -> Iterator[None]:
-        """Set flags and precision as this probe needs them, and restore them at the end."""
         with restored(self.user_model), trainable(self.parameters.values()):
             for norm in self._norms:
                 set_training(norm, self.bn == "batch")
-            with torch.enable_grad(), without_reentrant_checkpoints(), computing(self.device, self.precision):
+            with torch.enable_grad(), uncheckpointed(), computing(self.device, self.precision):
                 yield
 
 

@@ -30,8 +30,7 @@ PART = 1 << 22  # scores that are looked at together, so that what is made of th
 def unwrapped(model: nn.Module) -> tuple[nn.Module, Any]:
     """Return the module to call, and the process group of a DistributedDataParallel model; None for any other.
 
-    A compiled model is called as it is, a data-parallel one without its wrapper: gradients are asked for directly,
-    which skips the wrapper's own reduction, and `sum_over_ranks` does that instead.
+    A compiled model is called as it is, a data-parallel one without its wrapper: `sum_over_ranks` does its reduction.
     """
     inside: Any = model
     while type(inside).__name__ == "OptimizedModule":
@@ -42,10 +41,7 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, Any]:
 
 
 def sum_over_ranks(group: Any, tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by its sum over the ranks, in place, with one reduction of all tensors of a kind.
-
-    Every rank then holds the same numbers.
-    """
+    """Replace each tensor by its sum over the ranks, in place, with one reduction of all tensors of a kind."""
     for alike in by_kind(tensors):
         row = torch.cat([tensor.reshape(-1) for tensor in alike])
         dist.all_reduce(row, group=group)
@@ -58,19 +54,13 @@ class Shards:
     """The rows of the prunable weights that each process holds."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], transposed: Mapping[str, int]) -> None:
+        out = "leave it out with exclude="
         if plain := [name for name, parameter in parameters.items() if not is_sharded(parameter)]:
-            raise ValueError(
-                f"the model is sharded, but {shortened(plain)} is not; shard it, too, or leave it out with exclude="
-            )
+            raise ValueError(f"the model is sharded, but {shortened(plain)} is not; shard it, too, or {out}")
         if frozen := [name for name, parameter in parameters.items() if not parameter.requires_grad]:
-            raise ValueError(
-                f"{shortened(frozen)} is frozen, and a sharded weight needs requires_grad before fully_shard; set it "
-                "there, or leave the weight out with exclude="
-            )
+            raise ValueError(f"{shortened(frozen)} is frozen; set requires_grad before fully_shard, or {out}")
         if grouped := [name for name in parameters if transposed.get(name, 1) > 1]:  # they lie across the processes
-            raise ValueError(
-                f"{shortened(grouped)} is a transposed convolution with groups; leave it out with exclude="
-            )
+            raise ValueError(f"{shortened(grouped)} is a transposed convolution with groups; {out}")
         self.parameters = parameters
         self.rank, self.device = dist.get_rank(), local(next(iter(parameters.values()))).device
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
@@ -84,7 +74,6 @@ class Shards:
         self._owner = [int(((starts[i] == starts[i, self.rank]) & owns[i]).nonzero()) for i in range(len(shapes))]
 
     def whole(self, rows: Mapping[str, Tensor]) -> Masks:
-        """Return masks as sharded tensors."""
         return Masks({name: sharded_like(mask, self.parameters[name]) for name, mask in rows.items()})
 
     def sums(self, counts: Tensor) -> Tensor:
@@ -92,11 +81,9 @@ class Shards:
         return self.over_ranks(torch.where(self.first, counts, torch.zeros_like(counts)))
 
     def any_rank(self, flags: Tensor) -> Tensor:
-        """Return which flags are set in any process."""
         return self.over_ranks(flags.int(), largest=True).bool()
 
     def over_ranks(self, values: Tensor, largest: bool = False) -> Tensor:
-        """Return the sum over all processes, or the largest value."""
         dist.all_reduce(values, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         return values
 
@@ -140,7 +127,7 @@ class Shards:
     def _top(
         self, layers: Sequence[int], scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None
     ) -> Flat:
-        """Return the masks of the `keep` highest scores of these layers."""
+        """Do what `selection._top` does, for the local rows."""
         which, nothing = list(layers), [None] * len(scores)
         free: Sequence[Tensor | None] = allowed or nothing
         favored: Sequence[Tensor | None] = preferred or nothing  # of equal scores
@@ -170,7 +157,7 @@ class Shards:
         return masks
 
     def _threshold(self, which: list[int], scores: Flat, keep: int, free: Sequence[Tensor | None]) -> int:
-        """Return the highest key that at least `keep` keys reach; it is found digit by digit, from the highest one."""
+        """Return the highest key that at least `keep` keys reach, found digit by digit."""
         width, above, lowest = 8 * scores[0].element_size(), 0, -1 << DIGIT - 1  # the highest digit has a sign
         for shift in range(width - DIGIT, -1, -DIGIT):
             counts = torch.zeros(1 << DIGIT, dtype=torch.int64, device=self.device)
@@ -204,6 +191,5 @@ def _parts(scores: Tensor, allowed: Tensor | None) -> Iterator[tuple[slice, Tens
 
 
 def _ties(keys: Tensor, threshold: int, preferred: Tensor | None, part: slice) -> list[Tensor]:
-    """Return which keys equal the threshold, in the turns in which they are chosen."""
     tied = keys == threshold
     return [tied] if preferred is None else [tied & preferred[part], tied & ~preferred[part]]

@@ -35,7 +35,7 @@ class Pruned:
 
     masks: Masks
     rounds: list[Record]
-    collapsed: list[str]  # layers that disconnect the network: empty ones with no way around, or where the signal ends
+    collapsed: list[str]  # layers that disconnect the network
     empty: list[str]  # layers that keep no weight, also where a signal passes around them
     effective: int | None  # kept weights on a path from input to output; None if that was not checked
     last: Round | None  # to continue from; None if nothing was removed
@@ -46,7 +46,6 @@ class Pruned:
         maskfile.save_masks(self.masks, path, **self.about)
 
     def __repr__(self) -> str:
-        """Say in three lines what was pruned."""
         total, keep, none = size(self.masks), kept(self.masks), f", empty: {len(self.empty)}" if self.empty else ""
         on_path = "" if self.effective is None else f"  on a path from input to output: {self.effective:,}\n"
         return (
@@ -57,15 +56,11 @@ class Pruned:
         )
 
     def _repr_html_(self) -> str:
-        """Return a bar per layer, for notebooks."""
         counts = {name: count(mask) for name, mask in self.masks.items()}
         return html_bars(repr(self), ((n, m.numel(), counts[n], counts[n]) for n, m in self.masks.items()))
 
     def plot(self) -> Any:
-        """Draw what each layer keeps and, if there were several rounds, what each round changed.
-
-        It returns matplotlib's axes, so `result.plot()[0].figure.savefig("layers.png")` writes the picture.
-        """
+        """Draw what each layer keeps and each round changed; `plot()[0].figure.savefig("layers.png")` writes it."""
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:
@@ -144,10 +139,8 @@ def prune(
     if isinstance(sparsity, bool) or not isinstance(sparsity, int | float):
         raise ValueError(f"sparsity={sparsity!r}: it must be a number, the fraction of weights to remove")
     if not 0 <= sparsity < 1:
-        raise ValueError(
-            f"sparsity={sparsity}: it is the fraction of weights to remove, from 0 up to but not including 1"
-            + (f"; did you mean {sparsity / 100:g}?" if 1 < sparsity < 100 else "")
-        )
+        hint = f"; did you mean {sparsity / 100:g}?" if 1 < sparsity < 100 else ""
+        raise ValueError(f"sparsity={sparsity}: it is the fraction of weights to remove, at least 0 and below 1{hint}")
     if not isinstance(seed, int):
         raise ValueError(f"seed={seed!r}: it must be a whole number")
     if on_collapse not in ON_COLLAPSE:
@@ -221,11 +214,7 @@ def on_no_path(kept: int, effective: int, revive_until: float) -> str:
 
 
 def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str, str, int | None]:
-    """Return the collapsed layers, what to say of them and of disconnected outputs, and the count of effective weights.
-
-    The first three are empty if there are none and that was checked. Of a disconnected network, nothing is said
-    about outputs.
-    """
+    """Return the collapsed layers, what to say of them and of disconnected outputs, and the effective weights."""
     if probe.shards is not None:  # no process has the whole network; that of empty layers is told
         return [], "", "", None
     example = probe.call()

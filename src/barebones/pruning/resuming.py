@@ -32,10 +32,7 @@ def plan_of(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
 
 
 def check_same_ranks(probe: Probe, method: Method, plan: dict[str, Any]) -> None:
-    """Raise a ValueError in all processes if they prune one network with different settings, or hold other weights.
-
-    Shards of networks that began differently are not noticed: each row is in one process only.
-    """
+    """Raise a ValueError in all processes if they prune one network with different settings, or hold other weights."""
     if probe.alone:
         return
     settings = {name: plan[name] for name in plan if name not in ("objective", "training")}  # may be local functions
@@ -49,14 +46,10 @@ def check_same_ranks(probe: Probe, method: Method, plan: dict[str, Any]) -> None
     torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX, group=probe.group)
     names = [name for name, (most, least) in zip(settings, ends.T.tolist(), strict=True) if most != -least]
     if names == ["weights"] or (not names and probe.shards is not None and probe.shards.copies_differ()):
-        raise ValueError(
-            "the processes hold different weights; build the network with the same seed in each, or load the same file"
-        )
+        raise ValueError("the processes hold different weights; build the network with the same seed, or load one file")
     if names:
-        raise ValueError(
-            f"the processes prune one network with different settings ({', '.join(names)}); "
-            "pass the same sparsity, method, seed and options in each"
-        )
+        cure = "pass the same sparsity, method, seed and options in each"
+        raise ValueError(f"the processes prune one network with different settings ({', '.join(names)}); {cure}")
 
 
 def function_name(function: object) -> str:
@@ -74,19 +67,15 @@ def function_name(function: object) -> str:
 def check_same_run(after: Round, plan: dict[str, Any], weights_digest: int, probe: Probe, method: Method) -> None:
     """Raise a ValueError unless the round `after` was made with the same settings, weights and batches."""
     if not isinstance(after, Round):
-        raise ValueError(
-            f"after= is the last Round of a run (result.last, or Round.load(path)), not a {type(after).__name__}"
-        )
+        raise ValueError(f"after= is the last Round (result.last, or Round.load(path)), not a {type(after).__name__}")
     if differing := [key for key in plan if plan[key] != after.plan.get(key)]:
         then, now = ({key: str(settings.get(key))[:40] for key in differing} for settings in (after.plan, plan))
         raise ValueError(f"this round was made with other settings: {', '.join(differing)} (then {then}, now {now})")
     counts = plan["counts"]  # before the first round, and after each
     if not 0 <= after.index < len(counts) - 1 or counts[after.index + 1] != after.keep:
         raise ValueError(f"this round keeps {after.keep} weights, but round {after.index + 1} of this run does not")
-    if (
-        probe.shapes != {name: mask.shape for name, mask in after.masks.items()}
-        or after.weights_digest != weights_digest
-    ):
+    shapes = {name: mask.shape for name, mask in after.masks.items()}
+    if probe.shapes != shapes or after.weights_digest != weights_digest:
         raise ValueError("this round was made with other weights; start from the same initialization to continue it")
     if after.batches_digest and after.batches_digest != int(probe.digest_of(after.index, method.batches_per_round)):
         raise ValueError("this round was made with other batches; pass the same data and seed to continue it")

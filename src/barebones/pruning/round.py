@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..files import container as files
 from ..files.encoding import pack, unpack
-from ..masks import Masks, Scores, copied, row
+from ..masks import Masks, Scores, row
 from ..messages import shortened
 from ..running.shards import by_one
 from .processes import Shards
@@ -55,10 +55,8 @@ class Round:
         wrong = [name for name, flag in zip(self.masks, flags, strict=True) if flag]
         subjects = ["the loss"] * loss + [f"the scores of {shortened(wrong)}"] * bool(wrong)
         if subjects:
-            raise FloatingPointError(
-                f"round {self.index + 1}: {' and '.join(subjects)} {'are' if wrong else 'is'} not finite; "
-                "check the data and the weights, or use a higher precision"
-            )
+            what = f"{' and '.join(subjects)} {'are' if wrong else 'is'} not finite"
+            raise FloatingPointError(f"round {self.index + 1}: {what}; check the data, the weights and the precision")
 
     @property
     def finite(self) -> bool:
@@ -107,18 +105,15 @@ class Round:
         return int(self.integers[4])
 
     def with_own_masks(self) -> Round:
-        """Return the round with copies of its masks, so that whoever gets it cannot change the run."""
-        return replace(self, masks=copied(self.masks))
+        """Copy the masks, so that whoever gets the round cannot change the run."""
+        return replace(self, masks=Masks({name: mask.clone() for name, mask in self.masks.items()}))
 
     def without_masks(self) -> Round:
         """Return the round with its numbers alone: the names of the layers stay, their masks are None."""
         return replace(self, masks=dict.fromkeys(self.masks))  # type: ignore[arg-type]
 
     def save(self, path: str | PathLike[str], **about: Any) -> None:
-        """Write the round, atomically, as a safetensors file from which `rounds` can continue.
-
-        `about` takes further values that JSON can represent.
-        """
+        """Write the round and further values for JSON, atomically, as a file from which `rounds` can continue."""
         self.check()
         tensors, layout = pack(self.masks)
         numbers = {
@@ -169,8 +164,7 @@ def changes(
 ) -> Tensor:
     """Count pruned weights, recovered ones, those recovered into empty channels, and the kept weights of each layer.
 
-    `before` is None where no weight can return. `transposed` holds the layers whose inputs come first, and their
-    groups. Returns one int64 vector on the masks' device.
+    `before` is None where no weight can return. The result is one int64 vector on the masks' device.
     """
     masks = list(after.values())
     in_a_row = masks[0].is_cuda and not transposed and shards is None and all(mask.numel() for mask in masks)
@@ -195,7 +189,6 @@ def changes(
 
 
 def summed(counts: list[Tensor], shards: Shards | None) -> Tensor:
-    """Return one value for each layer as a vector, of a sharded network added over the processes."""
     return torch.stack(counts) if shards is None else shards.sums(torch.stack(counts))
 
 
@@ -213,7 +206,6 @@ def _between(values: Tensor, lasts: Tensor) -> Tensor:
 
 
 def _in_empty_channels(before: Tensor, after: Tensor, groups: int | None, shards: Shards | None) -> Tensor:
-    """Count the weights kept now in output channels that kept none before."""
     used = used_channels(before, groups, shards)
     if after.device.type == "cpu" and groups is None and after.dim():
         return after[~used].count_nonzero()  # elsewhere, indexing with a mask would wait for the device

@@ -37,8 +37,8 @@ def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = 
 def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterator[Round]:
     """Run the rounds and yield each. The next round reads the masks of the last one: do not change them.
 
-    The loop never waits for an accelerator. Whether all scores were finite is checked when a round's numbers are read,
-    and for all rounds before the last one is yielded.
+    The loop never waits for an accelerator: that all scores were finite is checked when somebody reads a round's
+    numbers, or before the last round is yielded.
     """
     counts = [size(probe.parameters), *_counts(probe, method, keep)]
     plan = plan_of(probe, method, counts)
@@ -56,7 +56,8 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
         returning = before if method.revives(index) else None  # the masks of a round whose pruned weights may return
         with probe.at(before, index, keep, method.batches_per_round):
             scores = _checked(method.criterion(probe), probe.weights)
-            flags = not_finite(scores, probe.loss_not_finite, probe.shards)
+            loss, unread = probe.loss_value, probe.batches_digest is None  # then the loss is nan
+            flags = not_finite(scores, loss.isinf() if unread else ~loss.isfinite(), probe.shards)
             masks = _selected(probe, method, scores, keep, before, returning)
             del scores  # as large as the model: counting needs the memory
             changed = changes(returning, masks, kept_before, probe.transposed, probe.shards)
@@ -72,10 +73,7 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
             for earlier in taken:
                 earlier.check()
             if int(weights_digest) != int(probe.weights_digest()):
-                raise ValueError(
-                    "the model's weights were changed while it was pruned, by the criterion, the loss or between two "
-                    "rounds; change a copy of it instead"
-                )
+                raise ValueError("the model's weights were changed while it was pruned; change a copy of it instead")
         yield step
 
 
@@ -87,34 +85,27 @@ def _counts(probe: Probe, method: Method, keep: int) -> list[int]:
     counts = list(method.schedule(total, keep, method.rounds))
     shrinking = all(later <= earlier for earlier, later in pairwise([total, *counts]))
     if len(counts) != method.rounds or counts[-1] != keep or not shrinking:
-        raise ValueError(
-            f"the schedule {function_name(method.schedule)} must give {method.rounds} counts that never grow from "
-            f"{total} and end at {keep}, not {counts[:5]}..."
-        )
+        wanted = f"{method.rounds} counts that never grow from {total} and end at {keep}"
+        raise ValueError(f"the schedule {function_name(method.schedule)} must give {wanted}, not {counts[:5]}...")
     floor = sum(min(method.at_least, weight.numel()) for weight in probe.parameters.values())
     if floor > keep:
-        raise ValueError(
-            f"at_least={method.at_least} asks for {floor} weights in all, but {keep} are kept; lower one of the two"
-        )
+        raise ValueError(f"at_least={method.at_least} asks for {floor} weights in all, but {keep} are kept; lower it")
     return counts
 
 
 def _checked(scores: Scores, weights: dict[str, Tensor]) -> Scores:
-    """Return the scores in the weights' order. Raise a ValueError if a weight has none, or the shape is wrong."""
+    """Return the scores in the weights' order, if they fit."""
     values = scores.values() if isinstance(scores, Mapping) else [scores]
     if kinds := {type(value).__name__ for value in values if not isinstance(value, Tensor)}:
         raise ValueError(f"the criterion must return a dict from names to tensors, not {' or '.join(sorted(kinds))}")
     if wrong := sorted(scores.keys() ^ weights.keys()) or [n for n, w in weights.items() if scores[n].shape != w.shape]:
-        raise ValueError(
-            f"the criterion must score every prunable weight, in the weight's shape; check {shortened(wrong)}"
-        )
+        raise ValueError(f"the criterion must score every prunable weight, in its shape; check {shortened(wrong)}")
     return {name: scores[name] for name in weights}
 
 
 def _selected(
     probe: Probe, method: Method, scores: Scores, keep: int, before: Masks | None, returning: Masks | None
 ) -> Masks:
-    """Return the masks of the highest scores."""
     among = before  # pruned weights cannot return
     if returning is not None:
         among = None if method.revive_empty else _in_used_channels(probe, returning)

@@ -27,10 +27,9 @@ def saliency(
 ) -> float:
     """Return S(theta, c), the sum over the kept weights of |theta_i dL(theta * c)/dtheta_i| (eq. 6).
 
-    The gradient is the mean over `count` batches; by default over all of `batches`. The model is left as it was. On the
-    kept weights, the pruned and the sparsified network have the same gradients. `over="all"` adds the zeroed weights
-    with their dense theta: the sparsified network's saliency in the paper's comparison of the two. Other options are
-    those of `Probe`.
+    The gradient is the mean over `count` batches; by default over all of `batches`. `over="all"` adds the zeroed
+    weights with their dense theta: the sparsified network's saliency in the paper's comparison of the two. Other
+    options are those of `Probe`.
 
     >>> import torch
     >>> model, batches = nn.Linear(3, 2), [(torch.ones(4, 3), torch.tensor([0, 1, 1, 0]))]

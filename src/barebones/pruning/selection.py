@@ -2,11 +2,10 @@
 
 Two algorithms give the same masks:
 
-- `_by_threshold`: `torch.topk` finds the threshold, and counts of the equal scores say which of them stay. On an
-  accelerator the host never waits for it;
-- `_by_bracket`, on the CPU: a sorted sample brackets the threshold, and only the scores inside the bracket are gathered
-  and compared. It needs one pass over the scores and is several times faster. If the sample misled or too many scores
-  are equal, it gives up.
+- `_by_threshold`: `torch.topk` finds the threshold, and counts of the equal scores say which of them stay. The host
+  never waits for an accelerator;
+- `_by_bracket`, several times faster on the CPU: a sorted sample brackets the threshold, and only the scores inside the
+  bracket are compared. If the sample misled or too many scores are equal, it gives up.
 """
 
 import math
@@ -72,8 +71,7 @@ def top_masks(
 ) -> Masks:
     """Return the same without a check, so that the host waits for no device: there must be enough weights to choose.
 
-    `sizes` says how many of each layer can be chosen, if some have fewer than `at_least`. `top` chooses the highest
-    scores of some layers instead of `_top`.
+    `sizes` says how many of each layer can be chosen, if some have fewer than `at_least`. `top` replaces `_top`.
     """
     top, flat = top or _top, comparable(scores)
     preferred, allowed = ([m[name].reshape(-1) for name in scores] if m is not None else None for m in (prefer, among))
@@ -112,7 +110,6 @@ def _top(layers: Sequence[int], scores: Flat, keep: int, preferred: Flat | None,
 
 
 def _by_threshold(scores: Tensor, keep: int, prefer: Tensor | None, among: Tensor | None) -> Tensor:
-    """Return the mask of all scores above the threshold, and of as many equal ones as there is room for."""
     if among is not None:
         scores = scores.masked_fill(~among, -torch.inf)
     fewest = scores.numel() - keep + 1
@@ -148,10 +145,7 @@ def _first(mask: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_bracket(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None) -> Flat | None:
-    """Return the masks if a sample brackets the threshold well: keep all above the bracket, look at those inside.
-
-    Return None if the sample misled, or if too many scores are equal.
-    """
+    """Keep all scores above the bracket, and look at those inside; None if the bracket is of no use."""
     low, high = _bracket(scores, keep, allowed)
     most_inside = max(SAMPLE, sum(score.numel() for score in scores) // 8)
     masks, room, inside_so_far = [], keep, 0
@@ -215,10 +209,7 @@ def _bracket(scores: Flat, keep: int, allowed: Flat | None) -> tuple[float, floa
 
 
 def _true_indices(mask: Tensor) -> Tensor:
-    """Return the indices of the true values of a flat mask, like `mask.nonzero()` but faster.
-
-    It looks for groups of eight bools that are not all false, as 64-bit words, and then into these groups.
-    """
+    """Return what `mask.nonzero()` does but faster: it looks at eight bools at a time, as a 64-bit word."""
     full = mask.numel() // 8 * 8
     words = mask[:full].view(torch.int64).nonzero()
     indices = (words * 8 + torch.arange(8, device=words.device)).flatten()

@@ -18,10 +18,10 @@ PROJECTION = 1  # the seed of the random factors of the outputs
 
 
 def guarded(ends: Sequence[Tensor], unaided: bool = False) -> AbstractContextManager[Any]:
-    """Return a context in which the backward pass of these tensors does not end the process.
+    """Return a context in which the backward pass of these tensors does not end the process; `unaided` raises instead.
 
     Torch's gradient of a group-norm reads memory that is not there if the input has channels last and its own gradient
-    is not wanted. A copy of the input helps; `unaided` raises an error instead.
+    is not wanted. A copy of the input helps.
     """
     on_cpu = any(end.device.type == "cpu" for end in ends)
     return _Guard(unaided) if on_cpu and any("GroupNorm" in node.name() for node in nodes(ends)) else nullcontext()
@@ -46,7 +46,6 @@ class _Guard(TorchDispatchMode):
 
 
 def nodes(ends: Sequence[Tensor]) -> set[Node]:
-    """Return all nodes of the graph that computed these tensors."""
     found: set[Node] = set()
     waiting = [end.grad_fn for end in ends]
     while waiting:
@@ -62,8 +61,7 @@ def gradients(
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Return the outputs for an example, and the gradients of a random sum of them with respect to some parameters.
 
-    Nothing is stored in the parameters. The gradient of a parameter that the outputs do not use, or that is frozen, is
-    None. `unaided` raises an error where training would end the process.
+    The gradient of a parameter that the outputs do not use, or that is frozen, is None. `unaided` is that of `guarded`.
     """
     args, kwargs = mapped(call(example), lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
     device = device_of(network, example)

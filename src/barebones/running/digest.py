@@ -16,8 +16,7 @@ def of_tensors(tensors: Iterable[Tensor]) -> Tensor:
     """Return a 64-bit digest of the bytes of some tensors in order, as an int64 scalar on the first tensor's device.
 
     It multiplies words of eight bytes, their high bits folded down, by fixed random odd numbers and sums them modulo
-    2**64. Integer sums do not depend on the device, the thread count or the memory format. Shapes and types count too.
-    It finds accidents, not forgeries.
+    2**64, which does not depend on the device, the thread count or the memory format. Shapes and types count too.
 
     >>> a, b = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     >>> bool(of_tensors([a]) == of_tensors([a.clone()])), bool(of_tensors([a]) == of_tensors([b]))
@@ -45,7 +44,6 @@ def of_tensors(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _strided(tensor: Tensor) -> list[Tensor]:
-    """Return the tensor, or the indices and values of a sparse one."""
     if tensor.layout == torch.strided:
         return [tensor]
     sparse = tensor if tensor.layout == torch.sparse_coo else tensor.to_sparse_coo()
@@ -53,15 +51,11 @@ def _strided(tensor: Tensor) -> list[Tensor]:
 
 
 def hexadecimal(tensors: Iterable[Tensor]) -> str:
-    """Return the digest of some tensors as 16 hexadecimal digits, for files."""
     return f"{int(of_tensors(tensors)) % 2**64:016x}"
 
 
 def _parts(words: Tensor) -> Iterator[Tensor]:
-    """Divide words into rows of LENGTH, and yield the terms of their digest.
-
-    The first term is that of the incomplete last row; each other term is the sum over several full rows.
-    """
+    """Yield the terms of the digest: that of the incomplete last row of LENGTH words, then those of full rows."""
     rows = words.numel() // LENGTH
     full_rows, last_row = words[: rows * LENGTH].view(rows, LENGTH), words[rows * LENGTH :]
     factors = _factors(words.device)
@@ -75,7 +69,6 @@ def _parts(words: Tensor) -> Iterator[Tensor]:
 
 
 def _signed(number: int) -> int:
-    """Return a number modulo 2**64, as int64 wraps it."""
     return (number + 2**63) % 2**64 - 2**63
 
 

@@ -35,7 +35,7 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def taken_apart(batch: Any) -> tuple[Any, list[Tensor]]:
-    """Return the form of a batch and the tensors in it; `mapped` puts other tensors in their places."""
+    """Return a batch of None, and the tensors in it; `mapped` puts other tensors in their places."""
     leaves: list[Any] = []
     form = mapped(batch, leaves.append)
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
@@ -81,15 +81,13 @@ def cut(batch: Any, start: int, stop: int) -> Any:
     """
     part = mapped(batch, lambda leaf: leaf[start:stop] if isinstance(leaf, Tensor) else leaf)
     if samples(batch) is None or samples(part) != stop - start:
-        raise ValueError(
-            "this batch cannot be split into samples: its tensors must have the same first size and lie in dicts, "
-            "lists or tuples"
-        )
+        need = "its tensors must have the same first size and lie in dicts, lists or tuples"
+        raise ValueError(f"this batch cannot be split into samples: {need}")
     return part
 
 
 def first_sample(batch: Any) -> Any:
-    """Return the batch cut to its first sample if all its tensors have the same first size; else the whole batch."""
+    """Return the batch cut to its first sample, or whole if its tensors differ in their first size."""
     if samples(batch) is None:
         return batch
     return mapped(batch, lambda leaf: leaf[:1].clone() if isinstance(leaf, Tensor) else leaf)

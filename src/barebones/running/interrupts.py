@@ -1,7 +1,7 @@
 """Interrupts: Ctrl-C while the command `barebones` starts ends it without a traceback.
 
-Importing torch takes seconds, and nothing can be saved yet. The package imports this module before all others, and a
-command calls `started` when its own module is imported. It does nothing in programs that use the package as a library.
+Importing torch takes seconds. The package imports this module before all others, and a command calls `started`. In
+programs that use the package as a library it does nothing.
 """
 
 import os

@@ -14,9 +14,7 @@ from .rng import own_generators
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Put the train flags, buffers, gradients and random generators of a model back at the end.
-
-    Inside, its parameters have no gradient.
+    """Put the train flags, buffers, gradients (None inside) and random generators of a model back at the end.
 
     >>> model = nn.BatchNorm1d(2)
     >>> with restored(model):
@@ -82,11 +80,10 @@ def trainable(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 @contextmanager
-def without_reentrant_checkpoints() -> Iterator[None]:
+def uncheckpointed() -> Iterator[None]:
     """Run what `torch.utils.checkpoint` wraps with `use_reentrant=True` as plain calls.
 
-    `torch.autograd.grad` refuses such checkpoints. If none of their inputs needs a gradient, it does not even notice
-    them, and the gradients of their weights are zero. The other checkpoints have no such limits.
+    `torch.autograd.grad` refuses such checkpoints or, if none of their inputs needs a gradient, sees constants in them.
     """
     original = checkpoint.CheckpointFunction
     try:
@@ -103,7 +100,7 @@ class _PlainCall:
 
 
 def set_training(module: nn.Module, flag: bool) -> None:
-    """Set the train flag of one module, not of its children, unless it has that value already."""
+    """Set the train flag of one module, not of its children."""
     if module.training != flag:
         module.training = flag
 
@@ -125,7 +122,6 @@ def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Group tensors that have the same type and device."""
     groups: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)

@@ -1,10 +1,9 @@
 """Outputs: what a model returns for an example, and whether two networks return the same.
 
-There is one rule for all comparisons. Two outputs are the same if every tensor has the same shape, and if no value
-differs by more than `tolerance` times the largest absolute value of its tensor. The tolerance allows for rounding in
-the precision of the model, and ten times more in train mode: batch-norm then divides by the standard deviation of few
-values, which magnifies rounding. Where large values cancel, rounding explains more than that. How much is measured: the
-network runs once more with weights and inputs that differ by one rounding.
+Two outputs are the same if every tensor has the same shape, and if no value differs by more than `tolerance` times the
+largest absolute value of its tensor. The tolerance allows for rounding, and ten times more in train mode, where
+batch-norm divides by the standard deviation of few values. Where large values cancel, rounding explains more than that.
+How much is measured: the network runs once more with weights and inputs that differ by one rounding.
 """
 
 import math
@@ -27,11 +26,7 @@ ROUNDINGS = 100  # as many times the effect of one rounding of each weight may c
 
 
 def outputs(model: nn.Module, example: Any, seed: int = 0) -> Any:
-    """Return what the model returns for the example, without gradients and without TF32.
-
-    The global random numbers start from `seed` and are put back afterwards. The model gets copies of the example's
-    tensors, so it may write to them.
-    """
+    """Return what the model returns for a copy of the example, without gradients and TF32, and with this `seed`."""
     device = device_of(model, example)
     args, kwargs = mapped(call(example), lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
     with torch.no_grad(), forked(device, seed), computing(device, "fp32"):
@@ -39,12 +34,9 @@ def outputs(model: nn.Module, example: Any, seed: int = 0) -> Any:
 
 
 def rounded(model: nn.Module, example: Any, seed: int = 0, expected: Any = None) -> Any:
-    """Return the outputs of a copy whose weights, and the example's numbers, are each up or down by one rounding.
-
-    Randomness is not rounding: if the model does not return the `expected` outputs again, they are the result.
-    """
+    """Return the outputs of a copy whose weights, and the example's numbers, are each up or down by one rounding."""
     if expected is not None and difference(expected, outputs(deepcopy(model), example, seed)) > 0:
-        return expected
+        return expected  # randomness is not rounding
 
     def neighbour(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
@@ -63,8 +55,8 @@ def rounded(model: nn.Module, example: Any, seed: int = 0, expected: Any = None)
 def difference(expected: Any, actual: Any) -> float:
     """Return the largest difference between two outputs, relative to the largest value of the expected tensor.
 
-    It is infinite if the shapes differ, or if one value is NaN or infinite where the other is not. Tensors of integers
-    are not compared: an index may change where two values are equal up to rounding.
+    It is infinite if the shapes differ, or if one value is NaN or infinite where the other is not. Integers are not
+    compared: an index may change where two values are equal up to rounding.
 
     >>> difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]))
     0.25
@@ -83,10 +75,7 @@ def tolerance(model: nn.Module, train: bool = False) -> float:
 
 
 def mismatch(expected: Any, actual: Any, limit: float, rounded: Callable[[], Any] | None = None) -> str:
-    """Say how two outputs differ, as a phrase for an error message; empty if they differ by no more than `limit`.
-
-    A tensor that differs by more may still be noise: then `rounded` must return outputs that differ from the expected
-    ones by rounding alone, to measure how much rounding matters for this tensor.
+    """Say how two outputs differ by more than `limit`, or than the outputs of `rounded` do; empty if they do not.
 
     >>> mismatch(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]), limit=1e-4)
     'the outputs differ by 0.25 of their largest value, and rounding explains only 0.0001'
@@ -107,7 +96,6 @@ def mismatch(expected: Any, actual: Any, limit: float, rounded: Callable[[], Any
 
 
 def _differences(expected: Any, actual: Any) -> list[float]:
-    """Return the difference of each tensor of numbers, relative to its largest value."""
     if _shapes(expected) != _shapes(actual):
         return [float("inf")]
     pairs = zip(tensors(expected), tensors(actual), strict=True)
@@ -115,7 +103,7 @@ def _differences(expected: Any, actual: Any) -> list[float]:
 
 
 def device_of(model: nn.Module, example: Any) -> torch.device:
-    """Return where the model runs: on the device of its first tensor, or of the example's."""
+    """Return the device of the model's first tensor, or of the example's."""
     first = next(chain(model.parameters(), model.buffers(), tensors(call(example))), None)
     return torch.device("cpu") if first is None else first.device
 

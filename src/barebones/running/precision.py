@@ -13,7 +13,7 @@ WITHOUT_FLOAT64 = {"mps"}
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """Return the type in which to add many numbers: float64, or float32 on a device that has no other."""
+    """Return the type in which to add many numbers on a device."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
@@ -22,8 +22,7 @@ def computing(device: torch.device, precision: str) -> Iterator[None]:
     """Set torch's switches for a precision, and put them back at the end.
 
     On a GPU, products may round their factors to TF32, unless the precision is fp32. On a CPU without instructions for
-    bf16 or fp16, oneDNN is off. Otherwise torch itself would turn it off at the first product of such numbers, for the
-    rest of the process, and a later run in fp32 would not give the same numbers as in a process of its own.
+    bf16 or fp16, oneDNN is off: torch itself would turn it off at the first such product, for the rest of the process.
     """
     switches = _switches(device, precision)
     before = [getattr(module, name) for module, name, _ in switches]
@@ -37,7 +36,6 @@ def computing(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def _switches(device: torch.device, precision: str) -> list[tuple[Any, str, Any]]:
-    """Return the switches of a device as module, name and value."""
     if device.type == "cpu":
         onednn = torch.backends.mkldnn
         return [(onednn, "enabled", onednn.enabled and (precision not in AUTOCAST or _in_onednn(precision)))]
@@ -57,5 +55,4 @@ def _in_onednn(precision: str) -> bool:
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Return torch's autocast context for a precision; it does nothing for one that needs no autocast."""
     return torch.autocast(device.type, AUTOCAST.get(precision, torch.bfloat16), enabled=precision in AUTOCAST)

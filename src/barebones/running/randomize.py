@@ -17,11 +17,9 @@ SHIFT_SIZE = 0.5  # the standard deviation of biases and shifts; signals have ab
 def randomize_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Parameter, Tensor]] = ()) -> nn.Module:
     """Draw all float parameters, batch-norm statistics and zeros in buffers anew, and return the network.
 
-    Weights are normal, with a variance that keeps the size of signals with the weights that are left. Scales, and other
-    parameters of one dimension, are between 0.5 and 1.5; biases and shifts are normal. Pruned weights are zero:
-    `masked` has the masks of the network's parameters, as `scope.matched` returns them. A zero in a buffer, or what is
-    nearly zero, may be a scale that a schedule raises later. Other values of buffers, sparse ones and integers do not
-    change. The global random numbers are not used.
+    Weights are normal, with a variance that keeps the size of signals, and zero where `masked` (from `scope.matched`)
+    prunes. Scales, and other parameters of one dimension, are between 0.5 and 1.5; biases and shifts are normal. What
+    is nearly zero in a buffer may be a scale that a schedule raises later.
 
     >>> layer = randomize_(nn.Linear(2, 2), seed=0)
     >>> bool(torch.equal(layer.weight, randomize_(nn.Linear(2, 2), seed=0).weight))
@@ -45,7 +43,6 @@ def randomize_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Par
 
 
 def _drawn(name: str, parameter: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Return new values for a parameter, by its name and shape."""
     kept = torch.ones(parameter.shape, dtype=torch.bool) if mask is None else mask.cpu()
     layer = parameter.dim() > 1 and "weight" in name
     if not layer and sum(size > 1 for size in parameter.shape) <= 1:  # a scale per channel may have the shape (C, 1, 1)

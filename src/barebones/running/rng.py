@@ -37,7 +37,7 @@ def forked(device: torch.device, seed: int | None = None) -> Iterator[None]:
 
 
 def reseed(device: torch.device, seed: int) -> None:
-    """Start the same generators from `seed`. (`torch.manual_seed` would seed every other device too.)"""
+    """Start these generators from `seed`. (`torch.manual_seed` would seed every other device too.)"""
     for generator in generators(device):
         generator.manual_seed(seed)
     random.seed(seed)
@@ -64,7 +64,6 @@ def _put_back(generators: Iterable[Any]) -> Iterator[None]:
 
 
 def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """Return how to read and to write the state of a generator."""
     if hasattr(generator, "getstate"):  # Python's
         return generator.getstate, generator.setstate
     if hasattr(generator, "get_state"):  # torch's, and NumPy's older ones
@@ -73,12 +72,12 @@ def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
 
 
 def _numpy_random() -> list[Any]:
-    """Return the module of NumPy's global generator, if NumPy is loaded. NumPy itself imports it only at first use."""
+    # NumPy itself imports this module only at first use
     return [importlib.import_module("numpy.random")] if "numpy" in sys.modules else []
 
 
 def generators(device: torch.device) -> list[torch.Generator]:
-    """Return torch's global generators: that of the CPU, and that of the device."""
+    """Return torch's global generators of the CPU and the device."""
     module: Any = getattr(torch, device.type, None)
     if hasattr(module, "default_generators"):  # torch.cuda, torch.xpu
         index = module.current_device() if device.index is None else device.index
@@ -89,10 +88,9 @@ def generators(device: torch.device) -> list[torch.Generator]:
 class Replayed(TorchDispatchMode):
     """A mode in which networks of different widths see the same random numbers, so that they can be compared.
 
-    With the same seed, torch draws other numbers for tensors of other shapes. In this mode, dropout drops nothing.
-    Other functions draw one number for each sample (along the first dimension), the same in every run with this seed,
-    and use it for all channels and positions. Functions for which that is impossible, such as `torch.randperm`, start
-    from the same seed, so they draw the same if the shapes agree. `used` says whether a random function was called.
+    Dropout drops nothing. Other functions draw one number for each sample (along the first dimension), and use it for
+    all channels and positions. Functions for which that is impossible, such as `torch.randperm`, start from the same
+    seed. `used` says whether a random function was called.
 
     >>> with Replayed(seed=0):
     ...     few, many = torch.rand(2, 3), torch.nn.functional.dropout(torch.ones(2), 0.5)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 
 def is_sharded(tensor: object) -> bool:
-    """Whether a tensor is a DTensor."""
     return type(tensor).__name__ == "DTensor"
 
 
@@ -54,14 +53,12 @@ def why_not(tensor: Tensor) -> str:
 def refuse_shards(what: str, *groups: Mapping[str, Tensor] | None) -> None:
     """Refuse sharded tensors where every process needs them whole; `what` is what the caller calls them."""
     if any(is_sharded(tensor) for group in groups if group is not None for tensor in group.values()):
-        raise ValueError(
-            f"the {what} are sharded; gather them in every process: "
-            f"{{name: t.full_tensor() for name, t in {what}.items()}}"
-        )
+        gather = f"{{name: t.full_tensor() for name, t in {what}.items()}}"
+        raise ValueError(f"the {what} are sharded; gather them in every process: {gather}")
 
 
 def first_row(tensor: Tensor) -> int:
-    """Return the index of the first row that this process holds of a tensor that `why_not` has nothing against."""
+    """Return the index of the first row that this process holds of a tensor."""
     mesh, rows = tensor.device_mesh, tensor.shape[0] if tensor.dim() else 1  # type: ignore[attr-defined]
     for dim, placement in enumerate(tensor.placements):  # type: ignore[attr-defined]
         if type(placement).__name__ == "Shard":
@@ -101,10 +98,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def on_disk(data: Tensor) -> Tensor:
-    """Return the bytes of a tensor in a temporary file, which needs no memory; in other processes than the first, none.
-
-    The file has no name any more, and goes with the tensor.
-    """
+    """Return the bytes of a tensor in a nameless file, which needs no memory; in processes after the first, none."""
     import torch.distributed as dist
 
     if dist.get_rank() or not data.numel():

@@ -29,23 +29,18 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The inputs and modes in which networks are compared. If they are random, their random numbers are replayed.
-
-    A network that does not run in train mode is compared in eval mode only; `unchecked` then says why. A network whose
-    outputs differ even if random numbers are replayed does not `repeat`.
-    """
+    """The inputs and modes in which networks are compared."""
 
     inputs: list[Any]  # the example, and random values of its shape, as a larger batch if the network accepts that
     scaled: list[Any]  # random values of several sizes, for a few samples
     other_sizes: list[Any]  # one sample, larger images and longer sequences, if the network accepts them
-    trains: bool
-    unchecked: str
-    repeats: bool
-    replayed: bool
+    trains: bool  # whether they are compared in train mode too
+    unchecked: str  # why not
+    repeats: bool  # whether the outputs are the same again if random numbers are replayed
+    replayed: bool  # whether there are random numbers
 
     @staticmethod
     def for_network(model: nn.Module, example: Any) -> Comparison:
-        """Find the inputs and modes in which this network runs."""
         device = next((t.device for t in (*model.parameters(), *tensors(example))), torch.device("cpu"))
         probe = copy_sharing_parameters(model) if device.type == "cpu" else deepcopy(model).cpu()
         with forked(device, seed=0):
@@ -73,19 +68,14 @@ class Comparison:
         return Comparison([example, inputs], scaled, sizes, trains, unchecked, repeats, any(r.used for r in replays))
 
     def run(self, network: nn.Module, inputs: Any) -> list[Tensor]:
-        """Return the tensors among the outputs of a network."""
         with self.random_numbers():
             return [t.clone() for t in tensors(outputs(network, inputs))]  # a later run may overwrite the originals
 
     def random_numbers(self) -> AbstractContextManager[Any]:
-        """Return a context in which every network gets the same random numbers."""
         return Replayed(seed=0) if self.replayed else nullcontext()
 
     def check(self, large: nn.Module, small: nn.Module, change: str) -> None:
-        """Raise `Unusable` unless two networks return the same in eval mode, in train mode, and in eval mode after it.
-
-        `change` names what makes the second one different, for the error message: "with channels last".
-        """
+        """Raise `Unusable` unless two networks return the same in eval mode, in train mode, and in eval mode again."""
         large, small = copy_sharing_parameters(large), copy_sharing_parameters(small)
         runs = [(False, inputs) for inputs in (*self.inputs, *self.other_sizes)]
         runs += [(train, self.inputs[1]) for train in (True, False) if self.trains]
@@ -94,7 +84,6 @@ class Comparison:
             self._check_run(before, self.run(large, inputs), small.train(train), inputs, change)
 
     def _check_run(self, large: nn.Module, expected: list[Tensor], small: nn.Module, inputs: Any, change: str) -> None:
-        """Raise `Unusable` unless the small network returns what the large one is expected to return."""
         try:
             returned = self.run(small, inputs)
         except Exception as error:
@@ -120,9 +109,8 @@ class Comparison:
         """Raise `Unusable` unless a cut network and the large one agree for random values, as after training.
 
         With the present values a wrong cut may not show: a branch may be multiplied by zero until training has begun.
-        The values of the cut network are in the large one, at the indices of `origin`, and the `severed` connections
-        are zero. If the large network computes constants from removed channels (`rests_on_values`), these and what is
-        frozen keep their values. Return whether this tells anything: whether outputs differ at all.
+        If the large network computes constants from removed channels (`rests_on_values`), these and what is frozen keep
+        their values. Return whether this tells anything: whether outputs differ at all.
         """
         telling = False
         large, small, kept = deepcopy(large), deepcopy(small), cut_masks(masks, origin, small)
@@ -162,8 +150,5 @@ def accepts(network: nn.Module, inputs: Any) -> bool:
 
 
 def copy_sharing_parameters(network: nn.Module) -> nn.Module:
-    """Return a copy with its own modes and buffers, which shares its parameters with the network.
-
-    Running the copy does not change the network.
-    """
+    """Return a copy with its own modes and buffers: running it does not change the network."""
     return deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})

@@ -27,17 +27,13 @@ WHOLE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.MultiheadAttention, nn.RNNBa
 
 @dataclass
 class Coupling:
-    """All channels of a model and the coupled group of each.
-
-    A group is known by the smallest number of its channels.
-    """
+    """All channels of a model and the coupled group of each, known by the smallest number of its channels."""
 
     slots: dict[tuple[str, str], ChannelSlot]  # by (layer, side)
     group: Tensor  # of each channel
     fixed: Tensor  # one bool per group: whether it cannot be removed
 
     def groups(self, slot: ChannelSlot) -> Tensor:
-        """Return the group of each channel of a slot."""
         return self.group[slot.span]
 
     def all_of(self, channels: Tensor) -> Tensor:

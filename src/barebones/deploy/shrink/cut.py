@@ -77,7 +77,6 @@ WIDTHS = {
 
 
 def _cut_layer(layer: Any, side: str, kept: Tensor) -> None:
-    """Keep these channels of one side of a layer."""
     inputs_first = getattr(layer, "transposed", False)
     dim = int((side == "in") != inputs_first) if side != "both" else 0
     if isinstance(layer, nn.Embedding):
@@ -123,7 +122,7 @@ def _cut_parameter(model: nn.Module, name: str, mask: Tensor) -> None:
 
 
 def _cut_grouped(conv: Any, sides: Mapping[str, Tensor]) -> None:
-    """Cut a grouped convolution: remove its empty groups, and equally many channels of each other group."""
+    """Remove its empty groups, and equally many channels of each other group."""
     groups, weight = conv.groups, conv.weight.data
     kept_in = ~sides.get("in", torch.zeros(conv.in_channels, dtype=torch.bool)).view(groups, -1)
     kept_out = ~sides.get("out", torch.zeros(conv.out_channels, dtype=torch.bool)).view(groups, -1)
@@ -189,7 +188,6 @@ def sever(large: nn.Module, cells: Mapping[str, Tensor]) -> None:
 
 
 def cut_masks(masks: Mapping[str, Tensor], origin: Mapping[str, Tensor], small: nn.Module) -> Masks:
-    """Return the masks of the weights that are left."""
     named = parameters(small)
     return Masks({n: masks[n].flatten()[origin[n]].to(named[n].device) for n in named if n in masks})
 
@@ -219,7 +217,6 @@ class Blank(nn.Module):
         self.geometry = None if isinstance(layer, nn.Linear) else _geometry(layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return zeros plus the bias."""
         if self.geometry is None:
             return self._filled(x, x.shape[:-1])
         dims = len(self.geometry)
@@ -229,7 +226,7 @@ class Blank(nn.Module):
         return self._filled(x, (*x.shape[: -dims - 1], *sizes)).movedim(-1, -dims - 1).contiguous()
 
     def _filled(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """Apply a linear layer to no inputs, which gives its bias."""
+        # a linear layer without inputs gives its bias
         return F.linear(x.new_zeros((*shape, 0)), x.new_zeros((self.channels, 0)), self.bias)
 
 

@@ -58,10 +58,7 @@ def _values(leaf: Any, draw: Draw, limit: int | None) -> Any:
 
 
 def _limit(leaves: list[Any], place: int, sizes: set[int], accepts: Callable[[list[Any]], bool]) -> int | None:
-    """Return a number below which an integer input may be drawn: the size of the largest table that it may index.
-
-    It is None for floats and masks, and for integers that the model does not let vary.
-    """
+    """Return the size of the largest table that an integer input may index; None for floats, masks and constants."""
     leaf = leaves[place]
     if not isinstance(leaf, Tensor) or leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool:
         return None
@@ -77,11 +74,7 @@ def _limit(leaves: list[Any], place: int, sizes: set[int], accepts: Callable[[li
 
 
 def other_sizes(inputs: Any, accepts: Callable[[Any], bool]) -> list[Any]:
-    """Return the inputs of other sizes that a model accepts in eval mode.
-
-    First one sample, then one of twice the height and width (the dimensions after the channels), then, for sequences,
-    one of twice the length (the dimension before the channels).
-    """
+    """Return what a model accepts of: one sample, one of twice the height and width, a sequence of twice the length."""
     batch = next((len(t) for t in tensors(inputs) if t.dim()), 0)
 
     def resized(stretched: slice, value: Any) -> Any:

@@ -13,10 +13,7 @@ from .comparison import Comparison, Unusable, copy_sharing_parameters
 
 
 def with_channels_last(network: nn.Module) -> nn.Module:
-    """Put the channels of all 4-d parameters last in memory, and return the network.
-
-    `contiguous` would leave kernels of one pixel or one channel alone, since these are in both orders at once.
-    """
+    """Put the channels of all 4-d parameters last in memory, and return the network."""
     for parameter in network.parameters():
         if parameter.dim() == 4:
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
@@ -24,10 +21,7 @@ def with_channels_last(network: nn.Module) -> nn.Module:
 
 
 def reason_against_channels_last(network: nn.Module, example: Any) -> str:
-    """Say why a network must keep its order: it does not compute or train with channels last. Else return "".
-
-    It must do so in its own precision: in float64, GPUs ignore the order.
-    """
+    """Say why a network must keep its order: it does not compute or train with channels last. Else return ""."""
     if all(p.dim() != 4 for p in network.parameters()):
         return ""
     changed = with_channels_last(deepcopy(network))

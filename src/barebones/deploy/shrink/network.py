@@ -65,11 +65,9 @@ def shrink(
     """Return the network without the channels, neurons and branches that carry no signal from input to output.
 
     The small network is a plain `nn.Module`. It returns what the masked model returns, in train and in eval mode. This
-    is checked on the example and on random inputs of its shape, with the present values and with random ones. Random
-    values replace those of parameters, and zeros in buffers; a scale that is a Python number keeps its value. A flag, a
-    buffer that holds a single 0 or 1, gets its other value, too. A channel whose removal fails the check is kept, and
-    `plan.left` says why. If a network fails the check with all its channels,
-    a `ValueError` is raised. The model and the random state do not change.
+    is checked on the example and on random inputs of its shape, with the present values and with random ones, and with
+    the other value of each flag (a buffer that holds a single 0 or 1). A channel whose removal fails the check is kept,
+    and `plan.left` says why.
 
     - A channel that nothing reads is removed. A channel that nothing writes is constant: it holds a bias or the shift
       of a batch-norm. It is removed if the constant is zero, or if the biases of all layers that read it can take it
@@ -78,9 +76,8 @@ def shrink(
       masked model returns with these shifts at zero, and `plan.shifts` counts them.
     - `multiple_of` keeps enough channels without a signal to make every width a multiple of it, as tensor cores
       prefer. Their kept weights stay, although they are on no path; to prune them, pass the masks of `effective`.
-    - `channels_last` stores 4-d weights with their channels last in memory, which is faster; values and shapes do not
-      change. The weights keep their order if this is False, or if the network cannot run with another, for example
-      because it uses `view` on images; `plan.layout` then says why.
+    - `channels_last` stores 4-d weights with their channels last in memory, which is faster. If the network cannot run
+      so, for example because it uses `view` on images, they keep their order, and `plan.layout` says why.
     - `example` is what the model is called with: an input, a tuple of arguments, a dict of them by name, or
       (args, kwargs). A batch of two is enough.
 
@@ -135,10 +132,9 @@ def find_cuts(
             trials = Trials(exact, cpu_masks, coupling, reading, comparison, multiple_of)
             trial = trials.best()
         except (RuntimeError, IndexError) as error:
-            raise ValueError(
-                f"{name} cannot be shrunk: it runs on the example but not on random values ({first_line(error)}); "
-                "give a table its indices as integers, and keep no state between two calls"
-            ) from error
+            reason = f"it runs on the example but not on random values ({first_line(error)})"
+            cure = "give a table its indices as integers, and keep no state between two calls"
+            raise ValueError(f"{name} cannot be shrunk: {reason}; {cure}") from error
         layout = reason_against_channels_last(_restored(trial.small, model), example) if channels_last else ""
         untelling = "" if trial.telling or comparison.unchecked else UNTELLING
         plan = ShrinkPlan(
@@ -170,7 +166,6 @@ def apply_cuts(model: nn.Module, masks: Mapping[str, Tensor], cuts: Cuts) -> Shr
 
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Masks, nn.Module]:
-    """Return the masks on the CPU, and a copy of the model with them applied."""
     cpu_masks = Masks({name: mask.cpu() for name, _, mask in matched(model, masks)})
     large = masked_copy(model, cpu_masks)
     large.zero_grad(set_to_none=True)
@@ -178,10 +173,7 @@ def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Masks, nn.Mo
 
 
 def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:
-    """Return the network and the example in float64, so that rounding errors are far below any real difference.
-
-    A network that runs only in its own precision keeps it.
-    """
+    """Return the network and the example in float64, where rounding errors are small, if it runs in it."""
     doubles = tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, example)
     for network, inputs in ((deepcopy(large).double(), doubles), (deepcopy(large), example)):
         try:
@@ -189,21 +181,14 @@ def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:
             return network, inputs
         except Exception as error:
             reason = error
-    raise ValueError(
-        f"{type(large).__name__} does not run on the example ({first_line(reason)}); pass what it is called with: an "
-        "input, a tuple of arguments, a dict of them by name, or (args, kwargs)"
-    ) from reason
+    problem = f"{type(large).__name__} does not run on the example ({first_line(reason)})"
+    cure = "pass what it is called with: an input, a tuple of arguments, a dict of them by name, or (args, kwargs)"
+    raise ValueError(f"{problem}; {cure}") from reason
 
 
 def _observe(
-    model: nn.Module,
-    masks: Masks,
-    example: Any,
-    coupling: Coupling,
-    comparison: Comparison,
-    reasons: dict[str, str],
+    model: nn.Module, masks: Masks, example: Any, coupling: Coupling, comparison: Comparison, reasons: dict[str, str]
 ) -> list[ChannelReader]:
-    """Run the model to find which input channels of each layer are constant, and return the layers as readers."""
     copy = copy_sharing_parameters(model)
     modules = dict(copy.named_modules())
     layers = {name: modules[name] for (name, side) in coupling.slots if side == "in" and name in modules}
@@ -218,10 +203,7 @@ def _observe(
 
 
 def _restored(small: nn.Module, model: nn.Module) -> nn.Module:
-    """Give a cut network the precision and the modes of the original, and return it.
-
-    A bias that the original does not have gets the precision of its layer's weight.
-    """
+    """Give a cut network the precision (a new bias that of its layer's weight) and the modes of the original."""
     dtypes = {name: t.dtype for name, t in (*model.named_parameters(), *model.named_buffers())}
     for name, tensor in (*small.named_parameters(), *small.named_buffers()):
         tensor.data = tensor.data.to(dtypes.get(name) or dtypes[f"{name.removesuffix('bias')}weight"])
@@ -230,7 +212,6 @@ def _restored(small: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def _copy_modes(network: nn.Module, model: nn.Module) -> None:
-    """Put each module into the train or eval mode that it has in the model."""
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in network.named_modules():
         module.training = modes.get(name, model.training)

@@ -37,7 +37,7 @@ class ShrinkPlan:
     layout: str = ""  # why the weights are not channels last in memory, if they should be
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as numbers, strings, lists and dicts."""
+        """Return everything as values for JSON."""
         return asdict(self)
 
     def __rich__(self) -> Group:

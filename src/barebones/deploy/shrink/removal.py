@@ -37,7 +37,6 @@ class ChannelReader:
 
     @property
     def zero(self) -> Tensor:
-        """The input channels that are zero for every input of the model."""
         return ~self.reached & (self.constant == 0)
 
     @property
@@ -58,7 +57,6 @@ class ChannelReader:
         return (self.reads & self.reached).any(1)
 
     def without_shifts(self) -> ChannelReader:
-        """Return a copy for which all constant inputs are zero."""
         return replace(self, constant=torch.where(self.reached, self.constant, 0.0))
 
 
@@ -80,7 +78,7 @@ def readers(
     reached: Mapping[str, Tensor],
     constants: Mapping[str, Tensor],
 ) -> list[ChannelReader]:
-    """Return the layers that read channels. A channel that was not observed counts as dependent on the input."""
+    """Return the layers that read channels; what was not observed counts as dependent on the input."""
     modules, names = dict(model.named_modules()), {id(p): name for name, p in parameters(model).items()}
     owners = {id(p): path for path, module in modules.items() for p in module._parameters.values()}
     layers = {name for name, _ in coupling.slots}
@@ -118,7 +116,6 @@ class Removal:
 
     @property
     def gone(self) -> Tensor:
-        """The groups that are removed."""
         return self.idle & ~self.fillers
 
     def channels(self, coupling: Coupling) -> RemovedChannels:
@@ -131,8 +128,7 @@ def choose(
 ) -> Removal:
     """Return the largest set of groups that can be removed while the `pinned` groups are kept.
 
-    Every layer keeps a multiple of `multiple_of` channels (or all that it has), and `at_least` channels. The groups of
-    a grouped convolution keep equally many channels.
+    Every layer keeps a multiple of `multiple_of` channels (or all that it has), and `at_least` channels.
     """
     pinned, fillers = pinned | coupling.fixed, torch.zeros_like(pinned)
     while True:
@@ -149,7 +145,7 @@ def _idle(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor) -> t
     """Return the groups that carry no signal, and the groups that no kept channel reads.
 
     At first all groups that are not pinned count as idle. Then the groups that a kept channel needs are kept, then
-    the groups that these need, and so on. Channels in a ring that only read each other are not kept: they are removed.
+    the groups that these need, and so on; a ring of channels that only read each other is removed.
     """
     idle = ~pinned
     while True:
@@ -226,7 +222,7 @@ def folded_constants(
 
 
 def _missing(coupling: Coupling, removal: Removal, multiple_of: int, at_least: int, unread: Tensor) -> Tensor:
-    """Return the groups of a removal that must be kept to reach the required widths and valid shapes."""
+    """Return the groups that must be kept to reach the required widths and valid shapes."""
     kept = torch.zeros_like(removal.idle)
     for slot in coupling.slots.values():
         if slot.side == "in":
@@ -262,10 +258,9 @@ def _keep(kept: Tensor, groups: Tensor, count: int, unread: Tensor) -> None:
 def prune_shifts(
     coupling: Coupling, observe: Callable[[], list[ChannelReader]], network: nn.Module
 ) -> tuple[list[ChannelReader], dict[str, Tensor], dict[str, int]]:
-    """Set to zero each shift whose channel could be removed if the shift were zero.
+    """Set to zero each shift whose channel could be removed if the shift were zero, until no such shift is left.
 
-    This is repeated until no such shift is left. `observe` returns the readers of the network, with what arrives at
-    each of them. Return its last result, the channels of each layer whose shift is now zero, and how many were not.
+    Return what `observe` returned last, the channels of each layer whose shift is now zero, and how many were not.
     """
     no_group, layers = torch.zeros_like(coupling.fixed), dict(network.named_modules())
     zeroed: dict[str, Tensor] = {}

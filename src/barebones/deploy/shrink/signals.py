@@ -23,8 +23,8 @@ def reached(
 ) -> tuple[dict[str, Tensor], bool]:
     """Return which input channels of each layer a path of kept weights connects with the model's input.
 
-    Also return whether the forward pass reads values in Python, or a length that depends on values. Then every value
-    may depend on the input, so all channels count as reached.
+    If the forward pass reads values in Python, or a length that depends on them, this is also returned, and all
+    channels count as reached.
     """
     channels: dict[str, Tensor] = {}
 
@@ -39,10 +39,7 @@ def reached(
 
 
 def constants(model: nn.Module, runs: list[tuple[bool, Any]], layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return the value of each input channel that is the same in all runs, and NaN for other channels.
-
-    A run is (train mode, input). The buffers of the model change.
-    """
+    """Return the value of each input channel that is the same in all runs (train mode, input), else NaN."""
     values: dict[str, Tensor] = {}
 
     def watch(name: str, observed: Tensor) -> None:
@@ -63,7 +60,6 @@ def constants(model: nn.Module, runs: list[tuple[bool, Any]], layers: Mapping[st
 
 @contextmanager
 def _watched(layers: Mapping[str, nn.Module], watch: Watch) -> Iterator[None]:
-    """Call `watch` with the input of each of these layers whenever it runs."""
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -55,8 +55,7 @@ class Trials:
 
         The first trial removes all removable groups, and almost always passes. If it fails, the next one keeps one
         channel in every layer, and the last one keeps all groups. Then the groups that were kept are removed again, of
-        half of the layers, of a quarter, and so on, where the comparison still passes. So only a layer whose width is
-        fixed elsewhere, as in a view, keeps its channels.
+        half of the layers, of a quarter, and so on, where the comparison still passes.
         """
         no_group = torch.zeros_like(self.coupling.fixed)
         steps = [(no_group, 0), (no_group, 1), (~no_group, 1)]
@@ -70,10 +69,9 @@ class Trials:
             except Unusable as error:
                 reason = error
         else:
-            raise ValueError(
-                f"{type(self.model).__name__} cannot be shrunk: the comparison fails even if no channel is removed "
-                f"({reason}); is its output random, or does it depend on earlier calls?"
-            ) from reason
+            why = f"the comparison fails even if no channel is removed ({reason})"
+            cure = "is its output random, or does it depend on earlier calls?"
+            raise ValueError(f"{type(self.model).__name__} cannot be shrunk: {why}; {cure}") from reason
         if self.comparison.repeats:
             trial, _ = self._released(list(self._coupled_layers()), trial, pinned, at_least)
         return trial
@@ -132,10 +130,7 @@ class Trials:
 
 
 def flags(network: nn.Module) -> list[str]:
-    """Return the names of the flags of the user's own modules: buffers that hold one value, true, false, 0 or 1.
-
-    A Python `if` may read it, so that the network does something else with its other value.
-    """
+    """Return the buffers of the user's own modules that hold one value, true, false, 0 or 1: an `if` may read it."""
     of_torch = {name for name, module in network.named_modules() if type(module).__module__.startswith("torch.")}
     return [
         name

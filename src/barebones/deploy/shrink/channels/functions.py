@@ -18,7 +18,6 @@ DEFAULT_DIM = {"sort": -1, "argsort": -1, "topk": -1, "normalize": 1, "unbind": 
 
 
 def passing(labels: Labels, call: Call) -> Tensor:
-    """Functions of one value."""
     groups = labels.groups_of(call.tensors[0])
     return call.out if call.inplace else labels.numbered(groups)
 
@@ -31,7 +30,6 @@ def alias(labels: Labels, call: Call) -> Tensor:
 
 
 def meeting(labels: Labels, call: Call) -> Tensor:
-    """Functions of two or more values at the same place."""
     return labels.numbered(labels.join(*map(labels.shape_or_groups, call.tensors)))
 
 
@@ -87,12 +85,10 @@ def along(labels: Labels, call: Call) -> Any:
 
 
 def extreme(labels: Labels, call: Call) -> Any:
-    """`max` and `min`: of two tensors, or along a dimension."""
     return meeting(labels, call) if sum(t.is_floating_point() for t in call.tensors) == 2 else along(labels, call)
 
 
 def glu(labels: Labels, call: Call) -> Tensor:
-    """One half is the gate of the other."""
     x, dim = call.args[0], call.named("input", "dim").get("dim", -1)
     groups = labels.groups_of(x)
     couple_parts(labels, groups, dim, groups.shape[dim] // 2)
@@ -100,7 +96,6 @@ def glu(labels: Labels, call: Call) -> Tensor:
 
 
 def pool(labels: Labels, call: Call) -> Any:
-    """Pools and interpolations combine values of the last dimensions."""
     x = call.args[0] if call.args else call.kwargs["input"]
     groups = labels.groups_of(x)
     digits = [int(c) for c in call.name if c in "123"]
@@ -129,7 +124,6 @@ def pad(labels: Labels, call: Call) -> Tensor:
 
 
 def dims_of(call: Call, x: Tensor) -> tuple[int, ...]:
-    """Return the dimensions along which a function works."""
     name = call.name
     if name in ("layer_norm", "rms_norm"):
         shape = call.named("input", "normalized_shape")["normalized_shape"]

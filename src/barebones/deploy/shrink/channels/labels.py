@@ -30,7 +30,7 @@ Rule = Callable[["Labels", Call], Any]
 class ChannelSlot:
     """The channels of one side of a layer; they are numbered from `start` on.
 
-    The side is "in" or "out", or "both" for a layer whose input channel i is its output channel i, as of a batch-norm.
+    The side is "in", "out", or "both" for a layer whose input channel i is its output channel i, as of a batch-norm.
     """
 
     name: str
@@ -41,12 +41,10 @@ class ChannelSlot:
 
     @property
     def span(self) -> slice:
-        """The numbers of its channels."""
         return slice(self.start, self.start + self.size)
 
     @property
     def numbers(self) -> Tensor:
-        """The numbers of its channels, as a tensor."""
         return torch.arange(self.start, self.start + self.size)
 
 
@@ -128,7 +126,7 @@ class Labels(TorchFunctionMode):
             return self.groups()[value.detach().cpu().long()]
 
     def groups_of(self, x: Tensor) -> Tensor:
-        """Return the group of each value of a tensor; the values of a constant belong to no channel."""
+        """Return the group of each value; the values of a constant belong to no channel."""
         groups = self.of(x)
         return torch.full(x.shape, NOTHING) if groups is None else groups
 
@@ -150,7 +148,6 @@ class Labels(TorchFunctionMode):
         return stand_in.to(torch.cdouble) if value.is_complex() else stand_in
 
     def fix(self, groups: Tensor | None) -> None:
-        """Keep these channels."""
         if groups is not None:
             self.fixed.append(groups.unique())
 
@@ -211,7 +208,6 @@ class Labels(TorchFunctionMode):
         self.couple(groups, numbers)
 
     def slot(self, name: str, layer: Any, side: str, size: int) -> ChannelSlot:
-        """Return the slot of a layer's side; the first call numbers its channels."""
         if (name, side) not in self.slots:
             self.slots[name, side] = ChannelSlot(name, layer, side, self.size, size)
             self.size += size
@@ -222,7 +218,6 @@ class Labels(TorchFunctionMode):
         self.written.append(slot.numbers)
 
     def layer(self, kinds: Any, weight: Any) -> tuple[str, Any] | None:
-        """Return the name and module of the running layer if it is of one of these kinds and has this weight."""
         name, module = self.running[-1] if self.running else ("", None)
         return (name, module) if isinstance(module, kinds) and getattr(module, "weight", None) is weight else None
 
@@ -266,7 +261,6 @@ def plain(call: Call) -> Any:
 
 
 def couple_parts(labels: Labels, groups: Tensor, dim: int, size: int) -> None:
-    """Couple the channels at the same places of equal parts."""
     first, *others = groups.split(size, dim)
     for other in others:
         labels.couple(first, other)

@@ -16,7 +16,7 @@ CONVOLUTIONS, NORMS = nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase
 
 
 def linear(labels: Labels, call: Call) -> Tensor:
-    """Linear layers; where other dimensions than the last hold channels, these pass through."""
+    """Where other dimensions than the last hold channels, these pass through."""
     arguments = call.named("input", "weight")
     layer = labels.layer(nn.Linear, arguments["weight"])
     if layer is None:
@@ -33,7 +33,6 @@ def linear(labels: Labels, call: Call) -> Tensor:
 
 
 def convolution(labels: Labels, call: Call) -> Tensor:
-    """Convolutions, also depthwise, grouped and transposed ones."""
     arguments = call.named("input", "weight")
     layer = labels.layer(CONVOLUTIONS, arguments["weight"])
     if layer is None or (layer[1].transposed and layer[1].groups > 1):
@@ -69,7 +68,6 @@ def channel_norm(labels: Labels, call: Call) -> Tensor:
 
 
 def prelu(labels: Labels, call: Call) -> Tensor:
-    """PReLU has one slope, or one for each channel."""
     arguments = call.named("input", "weight")
     layer = labels.layer(nn.PReLU, arguments["weight"])
     if arguments["weight"].numel() == 1:
@@ -96,7 +94,6 @@ def product(labels: Labels, call: Call) -> Tensor:
 
 
 def einsum(labels: Labels, call: Call) -> Tensor:
-    """Einstein sums with letters only."""
     equation, *operands = call.args
     operands = list(operands[0]) if isinstance(operands[0], list | tuple) else operands
     if not isinstance(equation, str) or "..." in equation or "->" not in equation:

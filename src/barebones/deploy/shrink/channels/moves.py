@@ -87,7 +87,6 @@ def concatenation(labels: Labels, call: Call) -> Tensor:
 
 
 def stack(labels: Labels, call: Call) -> Tensor:
-    """Stacked tensors must have the same channels."""
     parts = list(call.args[0] if call.args else call.kwargs["tensors"])
     groups = labels.join(*map(labels.shape_or_groups, parts))
     dim = call.named("tensors", "dim").get("dim", 0)
@@ -127,7 +126,6 @@ def item(labels: Labels, call: Call) -> Any:
 
 
 def set_item(labels: Labels, call: Call) -> Any:
-    """Assignments to an index."""
     x, index, value = call.args[:3]
     if not x.is_floating_point():
         return mixed(labels, call)
@@ -151,7 +149,6 @@ def set_item(labels: Labels, call: Call) -> Any:
 
 
 def _judge_index(labels: Labels, groups: Tensor, index: Any) -> None:
-    """Fix or couple the channels that an index chooses by their numbers."""
     index = list(index) if isinstance(index, tuple) else [index]
     used = sum(1 if not isinstance(i, Tensor) or i.dtype not in (torch.bool, torch.uint8) else max(i.dim(), 1)
                for i in index if i is not None and i is not Ellipsis)  # fmt: skip
