@@ -123,7 +123,6 @@ def run(overwrite: Overwrite = False, dry_run: DryRun = False, **options: Any) -
 def _conclude(
     requested: Experiment, run_options: RunOptions, dry_run: bool, given: Collection[str] | None = None
 ) -> None:
-    """Run an experiment to its end and print the result."""
     folder = run_options.folder(requested.resolved(run_options.device))
     before = (folder / RESULT).exists() and not run_options.overwrite
     result = _perform(requested, run_options, dry_run, given=given)
@@ -139,10 +138,7 @@ def _perform(
     until: str = "train",
     given: Collection[str] | None = None,
 ) -> dict[str, Any] | None:
-    """Run an experiment and show its progress; in a dry run only print what it would do, and return None.
-
-    Of several processes, the first one alone returns the result, and prints and writes what follows from it.
-    """
+    """Run an experiment and show its progress; return None in a dry run, and in all processes but the first."""
     import_from_working_folder(requested.model, requested.data)
     if sentence := resized(requested):
         say(sentence)
@@ -164,7 +160,6 @@ def _perform(
 
 
 def _numbers(text: str | None) -> list[int]:
-    """Return the numbers in a text such as 0,2."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
