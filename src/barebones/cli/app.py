@@ -35,7 +35,6 @@ class Plain:
     """A command whose help shows no type beside its flags, which take no value, and its arguments as NAME."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options and arguments."""
         parameters = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
             if getattr(parameter, "is_flag", False):
@@ -57,7 +56,6 @@ class Later(Command):
     """A command that is known by its name and the first line of its help; its module is imported when it is used."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Read the arguments of the command itself."""
         assert self.name is not None
         if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1":
             raise ValueError(
@@ -74,7 +72,6 @@ class Group(Plain, TyperGroup):
 
 
 def loaded(name: str) -> Any:
-    """Import a command."""
     _, module = COMMANDS[name]
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     alone.command(name, cls=Command)(getattr(import_module(f".{module}", __package__), name))
@@ -116,6 +113,7 @@ def global_options(
     """Declare the options that stand before the command; `main` itself looks for --debug."""
 
 
+@ranks.quiet()
 def main() -> None:
     """Run the command line; print a mistake of the user as one line, without a traceback, and exit with code 2."""
     try:
@@ -126,9 +124,8 @@ def main() -> None:
     except (ValueError, ImportError, OSError, FloatingPointError, RuntimeError) as error:
         if "--debug" in sys.argv or (isinstance(error, RuntimeError) and not _out_of_memory(error)):
             raise
-        Console(stderr=True, soft_wrap=True).print(
-            "[red]error:[/red]", escape(printable(_sentence(error))), highlight=False
-        )
+        sentence = escape(printable(_sentence(error)))
+        Console(stderr=True, soft_wrap=True).print("[red]error:[/red]", sentence, highlight=False)
         sys.exit(2)
 
 

@@ -26,15 +26,7 @@ from ..lab.run.folder import MASK, finished
 from ..lab.run.network import data_of
 from ..lab.run.options import RunOptions
 from ..masks import Masks
-from .options import (
-    RUN_OPTIONS,
-    Source,
-    SourceData,
-    SourceModel,
-    Trust,
-    check_output,
-    import_from_working_folder,
-)
+from .options import RUN_OPTIONS, Source, SourceData, SourceModel, Trust, check_output, import_from_working_folder
 from .output import say
 
 BATCH, CALIBRATION = 64, 8  # images that are read at once; batches of training images that find the ranges of int8
@@ -107,9 +99,7 @@ def export(
     """
     if hub_folder is not None:
         if out is not None or format is not None or shrink or int8:
-            raise ValueError(
-                "--to-hub-folder writes the network in a format of its own; leave out --out, --format, --shrink, --int8"
-            )
+            raise ValueError("--to-hub-folder has its own format; leave out --out, --format, --shrink and --int8")
         _to_hub_folder(source, hub_folder, replace, model, data, trust)
         return
     if out is None:
@@ -118,10 +108,7 @@ def export(
         raise ValueError("--replace is for --to-hub-folder; a file is always replaced")
     chosen = format_for(out, format)
     if shrink and not chosen.write:
-        raise ValueError(
-            "a compact file holds only weights, which must fit the original network; "
-            "use --shrink with .onnx and .pt2 files, which contain the network itself"
-        )
+        raise ValueError("a compact file holds no network, only its weights; use --shrink with .onnx and .pt2 files")
     if int8 and chosen.write is not to_onnx:
         raise ValueError("--int8 is for ONNX files; name the file NAME.onnx, or leave out --int8")
     if int8 and source.is_file():

@@ -121,7 +121,6 @@ def run(overwrite: Overwrite = False, dry_run: DryRun = False, **options: Any) -
 def _conclude(
     requested: Experiment, run_options: RunOptions, dry_run: bool, given: Collection[str] | None = None
 ) -> None:
-    """Run an experiment to its end and print the result."""
     folder = run_options.folder(requested.resolved(run_options.device))
     before = (folder / RESULT).exists() and not run_options.overwrite
     result = _perform(requested, run_options, dry_run, given=given)
@@ -153,7 +152,6 @@ def _perform(
 
 
 def _numbers(text: str | None) -> list[int]:
-    """Return the numbers in a text such as 0,2."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:

@@ -40,15 +40,12 @@ Jobs = Annotated[
     typer.Option(min=1, help="Experiments to run at once.", show_default="one per CPU core; up to 4 on a GPU"),
 ]
 EngineName = Annotated[
-    str,
-    typer.Option(help="What runs the experiments: local, processes of this machine; ray, a cluster."),
+    str, typer.Option(help="What runs the experiments: local, processes of this machine; ray, a cluster.")
 ]
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option(
-        "--engine-option",
-        metavar="NAME=VALUE",
-        help="Option of the engine, such as memory=8e9; repeat it for several.",
+        "--engine-option", metavar="NAME=VALUE", help="Option of the engine, such as memory=8e9; repeat it for several."
     ),
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run failed experiments again.")]
@@ -138,10 +135,7 @@ def completion(known: Iterable[str]) -> Callable[[str], list[str]] | None:
 
 
 def split(options: dict[str, Any], overwrite: bool = False, here: bool = True) -> tuple[dict[str, Any], RunOptions]:
-    """Split the options of a command into the fields of an experiment and the run options.
-
-    `here` says that this machine runs the experiments, so that it must have the device.
-    """
+    """Split the options of a command into an experiment's and run options; `here`: this machine needs the device."""
     run_options = {name: options.pop(name) for name in RUN_OPTIONS}
     run_options["device"] = check_device(run_options["device"], here)
     for name in run_options["track"] or ():
@@ -204,10 +198,9 @@ def check_folder(path: Path) -> None:
 
 
 def import_from_working_folder(*names: str | None, trust: bool = False) -> None:
-    """Let models, methods and recipes of the user be imported from the working folder, as `python -m` does.
+    """Let code of the user be imported from the working folder, as `python -m` does, if one of the names is code.
 
-    It does nothing unless one of the names is code, or with `trust`: in the folder of a stranger, any import could
-    otherwise find a file of his.
+    Otherwise, in the folder of a stranger, any import could find a file of his.
     """
     if trust or any(is_code(name) for name in names if name):
         sys.path.insert(0, os.getcwd())

@@ -6,8 +6,5 @@ from ..messages import printable
 
 
 def say(text: str) -> None:
-    """Print a line as it is: no markup, no colours for numbers, no line breaks at the terminal's width.
-
-    What a file of a stranger names cannot control the terminal.
-    """
+    """Print a line as it is: no markup, no colours for numbers, no line breaks at the terminal's width."""
     Console(soft_wrap=True).print(printable(text), highlight=False, markup=False)

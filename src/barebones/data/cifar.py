@@ -89,8 +89,6 @@ def _records(path: Path, digest: str, layout: Layout) -> Tensor:
     """Return one row of bytes per record; raise an error that names the file if it is not the published one."""
     content = bytearray(path.read_bytes())
     if sha256(content).hexdigest() != digest:
-        raise ValueError(
-            f"{path} is damaged or truncated: its SHA-256 is not that of the official file; "
-            f"unpack {layout.archive.name} again"
-        )
+        problem = f"{path} is damaged or truncated: its SHA-256 is not that of the official file"
+        raise ValueError(f"{problem}; unpack {layout.archive.name} again")
     return torch.frombuffer(content, dtype=torch.uint8).view(-1, layout.labels + PIXELS)

@@ -73,7 +73,6 @@ def _given(name: str, returned: Any) -> Mapping[str, Any]:
 def _split(
     given: Any, where: str, normalization: Normalization, workers: int, alike: Inputs | None
 ) -> TensorSplit | ItemSplit:
-    """Return a pair of tensors, or a Dataset, as a split."""
     split: TensorSplit | ItemSplit
     if isinstance(given, tuple | list) and len(given) == 2 and all(hasattr(each, "shape") for each in given):
         inputs, targets = _checked(_tensor(given[0], where), _tensor(given[1], where), where, alike)
@@ -82,10 +81,8 @@ def _split(
         read_one = partial(_item, dataset=given, where=where, alike=alike)
         split = ItemSplit(range(len(given)), read_one, normalization, workers)
     else:
-        raise ValueError(
-            f"{where} is of type {type(given).__name__}; return a Dataset with a length, or a pair of tensors "
-            "(inputs, targets)"
-        )
+        kind = type(given).__name__
+        raise ValueError(f"{where} is of type {kind}; return a Dataset with a length, or tensors (inputs, targets)")
     if not len(split):
         raise ValueError(f"{where} is empty; it needs at least one input")
     return split
@@ -116,9 +113,8 @@ def _tensor(value: Any, where: str) -> Tensor:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         hint = "" if not hasattr(value, "convert") else "; add a transform that makes a tensor of an image"
-        raise ValueError(
-            f"{where} has {value!r:.40} of type {type(value).__name__}, which is no tensor{hint}"
-        ) from error
+        found = f"{value!r:.40} of type {type(value).__name__}"
+        raise ValueError(f"{where} has {found}, which is no tensor{hint}") from error
 
 
 def _checked(inputs: Tensor, targets: Tensor, where: str, alike: Inputs | None) -> tuple[Tensor, Tensor]:
@@ -131,10 +127,8 @@ def _checked(inputs: Tensor, targets: Tensor, where: str, alike: Inputs | None) 
         raise ValueError(f"{where} has complex inputs; the lab takes real ones")
     if inputs.dtype == torch.uint8:
         if inputs.dim() not in (3, 4):
-            shape = shape_of(inputs.shape[1:])
-            raise ValueError(
-                f"{where} has bytes of shape {shape}; images are channels×height×width, others need floats"
-            )
+            shape = f"bytes of shape {shape_of(inputs.shape[1:])}"
+            raise ValueError(f"{where} has {shape}; images are channels×height×width, others need floats")
         inputs = inputs.unsqueeze(1) if inputs.dim() == 3 else inputs
     else:
         floats = inputs.is_floating_point() or inputs.dtype == torch.bool

@@ -51,7 +51,6 @@ class Data:
 
     @property
     def inputs(self) -> Inputs:
-        """What a network for this data has to take and to tell apart."""
         return Inputs(self.classes, self.shape, self.dtype)
 
 

@@ -11,10 +11,7 @@ MEAN, STD = (0.3057,), (0.3760,)  # of the pixels that are not in the test split
 
 
 def load(request: Request) -> Data:
-    """Load the digits; 20 % of each class are the test split, and 10 % of the rest are the validation split.
-
-    The splits are always the same. The images are not augmented.
-    """
+    """Load the digits: always the same 20 % of each class are for testing, and 10 % of the rest for validation."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

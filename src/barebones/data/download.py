@@ -23,7 +23,6 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """The name of the archive's file."""
         return self.url.rsplit("/", 1)[-1]
 
 
@@ -38,10 +37,9 @@ def located(archive: Archive, root: Path, download: bool, files: tuple[str, ...]
     path = root / archive.name
     if not path.exists():
         if not download:
-            raise FileNotFoundError(
-                f"there is no {archive.title} in {root}; put the folder {archive.folder} or the file {archive.name} "
-                f"({archive.url}) there, or allow the download (--download, or download=True)"
-            )
+            wanted = f"the folder {archive.folder} or the file {archive.name} ({archive.url})"
+            hint = f"put {wanted} there, or allow the download (--download, or download=True)"
+            raise FileNotFoundError(f"there is no {archive.title} in {root}; {hint}")
         fetch(archive, root)
     return unpack(path, archive)
 
@@ -53,22 +51,19 @@ def fetch(archive: Archive, root: Path) -> None:
     try:
         torch.hub.download_url_to_file(archive.url, str(root / archive.name), archive.sha256, progress)
     except (URLError, ConnectionError, TimeoutError) as error:
-        raise ConnectionError(
-            f"{archive.title} could not be downloaded ({error}); download {archive.url} yourself and put it into {root}"
-        ) from None
+        hint = f"download {archive.url} yourself and put it into {root}"
+        raise ConnectionError(f"{archive.title} could not be downloaded ({error}); {hint}") from None
     except RuntimeError:
-        raise ValueError(
-            f"{archive.url} was damaged on its way or is not the published file (its SHA-256 differs); try again"
-        ) from None
+        problem = "was damaged on its way or is not the published file (its SHA-256 differs)"
+        raise ValueError(f"{archive.url} {problem}; try again") from None
 
 
 def unpack(path: Path, archive: Archive) -> Path:
     """Unpack an archive next to it, completely or not at all, if its checksum is that of the published file."""
     with open(path, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != archive.sha256:
-            raise ValueError(
-                f"{path} is damaged or not the published file (its SHA-256 differs); delete it and download it again"
-            )
+            problem = f"{path} is damaged or not the published file (its SHA-256 differs)"
+            raise ValueError(f"{problem}; delete it and download it again")
     target = path.parent / archive.folder
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unpacking-") as temporary:
         shutil.unpack_archive(path, temporary, filter=None if path.suffix == ".zip" else "data")  # zip always filters

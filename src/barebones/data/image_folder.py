@@ -35,10 +35,8 @@ def load(name: str, request: Request) -> Data:
     width, height = (size, size) if size else open_rgb(files["train"][0][0]).size
     count = sum(len(paths) for paths, _ in files.values())
     if (needed := count * 3 * width * height) > MOST:
-        raise ValueError(
-            f"{root} has {count:,} images of {width} x {height} pixels, which need {needed / 2**30:.0f} GB of memory; "
-            f"name a smaller size ({PREFIX}{root}@SIZE), or write a Dataset of your own"
-        )
+        problem = f"{count:,} images of {width} x {height} pixels, which need {needed / 2**30:.0f} GB of memory"
+        raise ValueError(f"{root} has {problem}; name a smaller size ({PREFIX}{root}@SIZE), or use your own Dataset")
     hint = f"; to resize all images, name a size, for example {PREFIX}{root}@{min(width, height)}"
     read = {
         part: (decoded(paths, (width, height), request.workers, bool(size), hint), torch.tensor(labels))

@@ -33,9 +33,8 @@ def load(request: Request) -> Data:
     root = next((r for r in (request.root, request.root / "imagenet") if (r / "train").is_dir()), request.root)
     if not (root / "train").is_dir():
         hint = "; downloading it needs an account at image-net.org" if request.download else ""
-        raise FileNotFoundError(
-            f"there is no ImageNet in {root}; put the folders train and val there, each with one folder per class{hint}"
-        )
+        wanted = "the folders train and val there, each with one folder per class"
+        raise FileNotFoundError(f"there is no ImageNet in {root}; put {wanted}{hint}")
     normalization = request.normalization(MEAN, STD)
     shape = normalization.shape(3, SIZE, SIZE)
     classes, files = listed(root, ("train", "val"))

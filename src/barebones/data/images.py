@@ -20,7 +20,6 @@ CHUNK = 100  # files that a thread decodes at once
 
 
 def require_pillow() -> None:
-    """Raise an error that names the extra if Pillow is not installed."""
     try:
         import PIL  # noqa: F401
     except ImportError as error:
@@ -84,9 +83,8 @@ def listed(root: Path, parts: Sequence[str]) -> tuple[list[str], dict[str, tuple
     classes, files = _classes(root / parts[0]), {}
     for part in parts:
         if odd := set(_classes(root / part)) ^ set(classes):
-            raise ValueError(
-                f"{root}/{parts[0]} and {root}/{part} must have folders of the same names, but only one has {min(odd)}"
-            )
+            both = f"{root}/{parts[0]} and {root}/{part}"
+            raise ValueError(f"{both} must have folders of the same names, but only one has {min(odd)}")
         images = [_images(root / part / name) for name in classes]
         labels = [label for label, paths in enumerate(images) for _ in paths]
         files[part] = [path for paths in images for path in paths], labels

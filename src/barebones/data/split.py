@@ -91,9 +91,8 @@ class Split(ABC):
     ) -> Iterator[Batch]:
         """Yield every image once, as epoch `number` of a training with this `seed`.
 
-        `drop_last` leaves out the last batch if it is smaller than the others. The first `skip` batches are left out
-        without being read, which lets a training resume within an epoch. The augmentation of an image depends on
-        (seed, number) and on the image, not on the batch that it is in.
+        The first `skip` batches are left out without being read, which lets a training resume within an epoch. How an
+        image is augmented does not depend on its batch.
         """
         if batch < 1:
             raise ValueError(f"a batch must have at least one image, not {batch}")
@@ -153,8 +152,7 @@ class TensorSplit(Split):
 class ItemSplit(Split):
     """Items that are read when they are needed, by this many worker processes.
 
-    `read_one` returns the input and the label of an item, from the item, its index and the key of the epoch. It draws
-    random numbers that depend on the last two only, so the batches are the same with any number of workers.
+    `read_one` gets an item, its index and the key of the epoch, and draws its random numbers from the last two only.
     """
 
     def __init__(self, items: Sequence[Any], read_one: ReadOne, normalization: Normalization, workers: int) -> None:
@@ -221,7 +219,6 @@ class ScoringBatches:
         self.split, self.batch, self.seed = split, batch, seed
 
     def __len__(self) -> int:
-        """Return the number of batches in a pass."""
         return len(self.split) // self.batch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -230,10 +227,7 @@ class ScoringBatches:
 
 
 def statistics(split: Split) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation of each channel of a split of bytes, with 255 as 1.
-
-    They are computed from up to `MEASURED` images, evenly spaced.
-    """
+    """Return mean and standard deviation of each channel, with 255 as 1, from up to `MEASURED` images of bytes."""
     sums: Tensor | float = 0.0
     pixels = 0
     for images, _ in split.read(torch.arange(0, len(split), -(-len(split) // MEASURED)).split(256), None):

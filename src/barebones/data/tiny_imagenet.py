@@ -45,11 +45,9 @@ def _classes(path: Path) -> dict[str, int]:
 def _train(folder: Path, classes: dict[str, int]) -> tuple[list[Path], list[int]]:
     paths: list[Path] = []
     for name in classes:
-        images = sorted((folder / name / "images").glob("*.JPEG"))
+        images = sorted((place := folder / name / "images").glob("*.JPEG"))
         if len(images) != PER_CLASS:
-            raise ValueError(
-                f"{folder / name / 'images'} has {len(images)} images, not {PER_CLASS}; unpack {ARCHIVE.name} again"
-            )
+            raise ValueError(f"{place} has {len(images)} images, not {PER_CLASS}; unpack {ARCHIVE.name} again")
         paths += images
     return paths, [label for label in classes.values() for _ in range(PER_CLASS)]
 

@@ -65,10 +65,8 @@ def build(name: str, classes: int, size: int, channels: int = 3) -> nn.Module:
         return from_timm.build(name, classes, channels)
     row = MODELS[name]
     if size < (least := row.smallest):
-        raise ValueError(
-            f"images of {size}x{size} pixels are too small for this network, which needs {least}x{least}; "
-            "use a network for small images, such as small-vgg or small-resnet"
-        )
+        problem = f"images of {size}x{size} pixels are too small for this network, which needs {least}x{least}"
+        raise ValueError(f"{problem}; use one for small images, such as small-vgg or small-resnet")
     variant = {"imagenet": size >= IMAGENET_SIZE} if row.variants else {}
     return row.network(classes, channels=channels, **variant)
 
@@ -78,9 +76,8 @@ def check_name(name: str) -> None:
     if name.startswith(from_timm.PREFIX):
         wanted(name)
     elif name not in MODELS and not is_code(name):
-        raise ValueError(
-            f"{unknown('model', name, MODELS)}, or package.module:factory for one of your own, or timm:NAME"
-        )
+        own_ones = "package.module:factory for one of your own, or timm:NAME"
+        raise ValueError(f"{unknown('model', name, MODELS)}, or {own_ones}")
 
 
 def wanted(name: str) -> from_timm.Wanted | None:

@@ -28,9 +28,8 @@ def build(name: str, classes: int, channels: int) -> nn.Module:
     try:
         return timm.create_model(architecture, pretrained=False, num_classes=classes, in_chans=channels, **options)
     except Exception as error:  # its constructors raise anything for a size that does not fit
-        raise ValueError(
-            f"{name} cannot be built for {classes} classes and {channels} channels ({first_line(error)})"
-        ) from error
+        problem = f"{name} cannot be built for {classes} classes and {channels} channels"
+        raise ValueError(f"{problem} ({first_line(error)})") from error
 
 
 def wanted(name: str) -> Wanted:
@@ -57,7 +56,6 @@ def _timm() -> ModuleType:
         import timm
     except Exception as error:  # a torchvision for another torch raises errors of several classes
         found = "" if isinstance(error, ModuleNotFoundError) and error.name == "timm" else f" ({first_line(error)})"
-        raise ImportError(
-            f"networks of timm need timm: pip install 'barebones[timm]', with the torchvision of your torch{found}"
-        ) from error
+        command = "pip install 'barebones[timm]', with the torchvision of your torch"
+        raise ImportError(f"networks of timm need timm: {command}{found}") from error
     return timm

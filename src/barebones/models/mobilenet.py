@@ -15,7 +15,6 @@ STAGES = (  # expansion, output channels, number of blocks, stride of the first 
 
 
 def convolution(channels: int, width: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """Return a padded convolution with its batch-norm."""
     conv = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(width))
 

@@ -7,12 +7,10 @@ COUNTS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # by depth: convolutions pe
 
 
 class VGG(nn.Module):
-    """Five stages of 3x3 convolutions with max-pools between them, an average pool and a classifier.
+    """Five stages of 3x3 convolutions with max-pools between them, an average pool and a linear layer.
 
-    For CIFAR and Tiny-ImageNet, the average pool covers the whole image after four max-pools (2x2 and 4x4 pixels), the
-    classifier is one linear layer, and the convolutions have no biases. For ImageNet, there is a fifth max-pool, the
-    average pool returns 7x7 pixels, the classifier has three linear layers with dropout, and the convolutions have
-    biases.
+    For ImageNet there is a fifth max-pool, the average pool returns 7x7 pixels, the classifier has three linear
+    layers with dropout, and the convolutions have biases.
 
     >>> sum(p.numel() for p in VGG(19).parameters())
     20035018
@@ -35,7 +33,6 @@ class VGG(nn.Module):
 
 
 def imagenet_classifier(classes: int) -> nn.Sequential:
-    """Return the classifier for ImageNet: three linear layers with dropout, for 7x7 pixels of 512 channels."""
     return nn.Sequential(
         *[nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Dropout()],
         *[nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()],

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, pairwise
 
 import torch
@@ -32,10 +32,8 @@ class Landscape:
 
     def __post_init__(self) -> None:
         if self.theta.dim() != 1 or not 1 <= self.theta.numel() <= MAX_WEIGHTS:
-            raise ValueError(
-                f"theta has the shape {tuple(self.theta.shape)}; pass a flat tensor of 1 to {MAX_WEIGHTS} weights, "
-                "because the gradient is computed under every mask"
-            )
+            shape = tuple(self.theta.shape)
+            raise ValueError(f"theta has the shape {shape}; pass a flat tensor of 1 to {MAX_WEIGHTS} weights")
         object.__setattr__(self, "theta", self.theta.detach().to(torch.float64))
 
     @cached_property
@@ -63,10 +61,8 @@ class Landscape:
         6
         """
         if mask.dtype != torch.bool or mask.shape != self.theta.shape:
-            raise ValueError(
-                f"the mask is {mask.dtype} of shape {tuple(mask.shape)}; "
-                f"pass a flat bool tensor of {self.theta.numel()} elements"
-            )
+            found, size = f"{mask.dtype} of shape {tuple(mask.shape)}", self.theta.numel()
+            raise ValueError(f"the mask is {found}; pass a flat bool tensor of {size} elements")
         return int((mask.long() << torch.arange(len(mask))).sum())
 
 
@@ -81,10 +77,9 @@ def tanh_network(widths: Sequence[int], *, seed: int = 0, samples: int = 8, scal
     """
     generator = torch.Generator().manual_seed(seed)
     shapes = [(outputs, inputs) for inputs, outputs in pairwise(widths)]
-    layers = [
-        torch.randn(shape, generator=generator, dtype=torch.float64) * scale / math.sqrt(shape[1]) for shape in shapes
-    ]
-    inputs = torch.randn(samples, widths[0], generator=generator, dtype=torch.float64)
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+    layers = [normal(shape) * scale / math.sqrt(shape[1]) for shape in shapes]
+    inputs = normal((samples, widths[0]))
     labels = torch.randint(widths[-1], (samples,), generator=generator)
 
     def loss(weights: Tensor) -> Tensor:
@@ -210,10 +205,7 @@ def bound(landscape: Landscape, before: Tensor, after: Tensor, swaps: int) -> Bo
     scores = saliencies(landscape, before)
     margin = float(scores[after].min() - scores[removed].max()) if after.any() and removed.any() else 0.0
     if margin < 0:
-        raise ValueError(
-            "after is not the step from before: it removes a weight with a higher score than one that it keeps; "
-            "pass step(landscape, before, keep)"
-        )
+        raise ValueError("after is not the step from before; pass step(landscape, before, keep)")
     swapped = landscape.masks[landscape.row(after) + _choices(removed, swaps)]
     return Bound(
         swaps=swaps,

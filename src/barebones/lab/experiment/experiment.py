@@ -83,14 +83,10 @@ class Experiment:
         known=ChainMap[str, Any](METHODS, {DENSE: None}),
     )  # fmt: skip
     sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.", "key settled")
-    seed: int = _option(
-        0, "Seed of the initial weights, the scoring batches and the order of training images.", least=0
-    )
+    seed: int = _option(0, "Seed of the initial weights, the scoring batches and the order of images.", least=0)
 
     rounds: int | None = _pruning(None, "Number of pruning rounds of an iterative method (T).", "finding", least=1)
-    batches_per_round: int | None = _pruning(
-        None, "Number of batches that each pruning round reads (B).", "finding", least=1
-    )
+    batches_per_round: int | None = _pruning(None, "Number of batches per pruning round (B).", "finding", least=1)
     schedule: str | None = _pruning(
         None, "How many weights are kept after each round", "finding",
         shown="set by the method", kind="schedule", known=SCHEDULES,
@@ -137,9 +133,7 @@ class Experiment:
         "key pruning settled", kind="control", known=CONTROLS,
     )  # fmt: skip
 
-    epochs: int | None = _training(
-        None, "Number of training epochs; the learning rate's schedule scales with it.", least=0
-    )
+    epochs: int | None = _training(None, "Training epochs; the learning rate's schedule scales with them.", least=0)
     batch_size: int | None = _training(None, "Images per batch, in training and in scoring.", least=2)
     lr: float | None = _training(None, "Learning rate: the first and highest, after the warm-up.", least=0)
     momentum: float = _training(0.9, "Momentum of SGD, or the first beta of AdamW.", least=0, below=1)
@@ -149,9 +143,7 @@ class Experiment:
         "milestones", "How the learning rate changes", kind="schedule of the learning rate", known=LR_SCHEDULES
     )
     warmup: int = _training(0, "Epochs in which the learning rate rises.", least=0)
-    label_smoothing: float = _training(
-        0.0, "Share of each training target that is spread over all classes.", least=0, below=1
-    )
+    label_smoothing: float = _training(0.0, "Share of each target that is spread over all classes.", least=0, below=1)
     precision: str | None = _training(
         None, "Precision of training", "computing",
         shown="bf16 on a GPU, else fp32", kind="precision", known=PRECISIONS,
@@ -174,19 +166,15 @@ class Experiment:
         check_name(self.data)
         if not 0 <= self.sparsity < 1:
             hint = f"; did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
-            raise ValueError(
-                f"sparsity {self.sparsity:g} is not a fraction of weights to remove, from 0 to below 1{hint}"
-            )
+            problem = f"sparsity {self.sparsity:g} is not a fraction of weights to remove"
+            raise ValueError(f"{problem}, from 0 to below 1{hint}")
         if self.method == FILE and self.mask is None:
             raise ValueError("method file trains the masks of a file; name it with barebones train --mask FILE")
         if self.rewind and not self.pretrain:
             raise ValueError("rewind returns to the weights before --pretrain, which is 0; set both or neither")
 
     def resolved(self, device: str = "cpu") -> Experiment:
-        """Return the experiment with every None replaced by the paper's value.
-
-        The precision of training, if it is None, becomes the one that suits the device.
-        """
+        """Return the experiment with every None replaced by the paper's value, and a precision for this device."""
         paper = protocol(self.data, self.model, self.optimizer)
         defaults = {name: getattr(paper, name) for name in ("norm_scale", "epochs", "batch_size", "lr", "weight_decay")}
         defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
@@ -201,9 +189,8 @@ class Experiment:
                 raise ValueError(f"no-revive-empty has no effect: {self.method} lets no weight return; leave it out")
             if self.scoring_bn != Experiment.scoring_bn and not row.needs_data:
                 raise ValueError(f"scoring-bn has no effect: {self.method} scores without data; leave it out")
-            defaults |= {
-                name: getattr(row, name) for name in ("rounds", "batches_per_round", "revive_until", "at_least")
-            }
+            same = ("rounds", "batches_per_round", "revive_until", "at_least")
+            defaults |= {name: getattr(row, name) for name in same}
             defaults["schedule"] = next((name for name, known in SCHEDULES.items() if known is row.schedule), None)
             defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
         if self.scoring_init is not None and (self.pretrain or self.control == "reinitialize"):
@@ -237,7 +224,6 @@ class Experiment:
         )  # fmt: skip
 
     def plan(self) -> TrainingPlan:
-        """Return how a resolved experiment trains."""
         own = {option.name: getattr(self, option.name) for option in fields(TrainingPlan) if hasattr(self, option.name)}
         return TrainingPlan(**own, milestones=protocol(self.data, self.model).milestones)
 
@@ -252,7 +238,6 @@ class Experiment:
         return folder_of(asdict(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, for JSON."""
         return asdict(self)
 
     @classmethod
@@ -282,7 +267,6 @@ def method_named(name: str) -> Method:
 
 
 def with_role(*roles: str) -> tuple[str, ...]:
-    """Return the names of the fields that have one of these roles."""
     return tuple(option.name for option in fields(Experiment) if {*roles} & {*option.metadata["roles"]})
 
 

@@ -15,9 +15,7 @@ START, END = 25, 25e4  # a one-cycle training begins at lr / START and ends at l
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How to train: by default SGD with momentum, whose rate is divided by ten at each milestone.
-
-    A milestone is a fraction of the epochs.
+    """How to train: by default SGD with momentum, its rate divided by ten at each milestone, a fraction of the epochs.
 
     >>> plan = TrainingPlan(epochs=350, batch_size=128, lr=0.1, weight_decay=5e-4, milestones=(150 / 350, 250 / 350))
     >>> [plan.rate(epoch) for epoch in (0, 149, 150, 250)]
@@ -36,10 +34,7 @@ class TrainingPlan:
     label_smoothing: float = 0.0
 
     def rate(self, epoch: int, step: int = 0, steps: int = 1) -> float:
-        """Return the learning rate of a step of an epoch, which has `steps`; all are counted from 0.
-
-        During the warm-up it rises linearly to the plan's rate. One-cycle takes the warm-up as the length of its rise.
-        """
+        """Return the learning rate of a step of an epoch, which has `steps`; all are counted from 0."""
         step, warm = epoch * steps + step, self.warmup * steps
         if step < warm and self.lr_schedule != "one-cycle":
             return self.lr * (step + 1) / warm
@@ -53,7 +48,6 @@ def milestones(plan: TrainingPlan, step: int, steps: int) -> float:
 
 
 def constant(plan: TrainingPlan, step: int, steps: int) -> float:
-    """Keep the rate."""
     return plan.lr
 
 

@@ -6,10 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Protocol:
-    """Settings of SGD with momentum 0.9 and of pruning.
-
-    The learning rate is divided by ten at each milestone, a fraction of the epochs.
-    """
+    """Settings of SGD and pruning; the learning rate is divided by ten at each milestone, a fraction of the epochs."""
 
     epochs: int
     milestones: tuple[float, ...]
@@ -41,9 +38,7 @@ NETWORKS: dict[str, dict[str, Any]] = {  # what the paper does otherwise with so
 
 
 def protocol(data: str, model: str, optimizer: str = "sgd") -> Protocol:
-    """Return how the paper prunes and trains this network on this data set.
-
-    A data set without a row has the protocol of digits. Another optimizer than SGD has settings of its own.
+    """Return how the paper prunes and trains this network on this data set; a data set without a row is like digits.
 
     >>> protocol("cifar10", "mobilenet-v2").weight_decay, protocol("cifar10", "vgg19").weight_decay
     (4e-05, 0.0005)

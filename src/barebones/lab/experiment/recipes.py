@@ -120,7 +120,6 @@ def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
 
 
 def _not_taken(method: str, revive_until: float | None = None, **_: Any) -> set[str]:
-    """Return the settings that a method does not take, which a grid may have for the others."""
     if method == DENSE:
         return {"sparsity", *PRUNING}
     row = method_named(method)
@@ -165,7 +164,6 @@ def _from_file(path: Path, named: Collection[str], trust: bool) -> Iterator[Expe
 
 
 def _called(recipe: str) -> list[Experiment]:
-    """Import a recipe's module and call its function, whose name follows the last colon."""
     function = imports.named(recipe, "recipe")
     imported(recipe.rpartition(":")[0])
     if not callable(function):

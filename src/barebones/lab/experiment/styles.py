@@ -9,8 +9,6 @@ from .experiment import DENSE, FILE
 
 
 class Look(NamedTuple):
-    """How a method is shown."""
-
     label: str
     colour: str
     marker: str  # one of Matplotlib's

@@ -67,10 +67,7 @@ AXES = {
 
 
 def write(folder: Path, x: str, out: Path) -> tuple[list[Path], list[str]]:
-    """Draw the finished runs in a folder, or those of its accuracy.csv, and write pictures and a table into `out`.
-
-    Return the paths of what was written, and a sentence about each run that is left out.
-    """
+    """Draw the runs of a folder, or of its accuracy.csv, into `out`; return what was written, and who is left out."""
     if x not in AXES:
         raise ValueError(unknown("axis", x, AXES))
     plots.require_matplotlib()
@@ -135,11 +132,7 @@ Panels = dict[str, list[Line]]  # by title
 
 
 def arranged(rows: Rows, axis: Axis) -> tuple[Rows, Panels]:
-    """Return the rows with their panel, line and statistics; and the lines of each panel.
-
-    A panel has one data set and one network and, unless lines go along the sparsity, one sparsity. Each seed counts
-    once: of its copies the first is used.
-    """
+    """Return the rows with their panel, line and statistics, in which each seed counts once; and the lines by panel."""
     shown: Rows = []
     panels: Panels = {}
     for place, members in _panels(rows, axis).items():
@@ -177,7 +170,7 @@ def _panels(rows: Rows, axis: Axis) -> dict[tuple[Any, ...], Rows]:
 def _lines(rows: Rows, axis: Axis) -> list[Rows]:
     """Group the rows of a panel by line, in the order in which they are drawn: dense first, FORCE last.
 
-    Masks of files differ from seed to seed, so they make lines of their own only where one seed has several.
+    Masks of files differ by the seed, so they make lines of their own only where one seed has several.
     """
     names = [name for name in SETTINGS if name not in ("data", "model", "seed", "mask", *axis.along)]
     order = plots.in_order(row["method"] for row in rows)
@@ -282,10 +275,7 @@ def _points(lines: list[Line]) -> list[Point]:
 
 
 def _styles(panels: Panels) -> dict[str, Style]:
-    """Return how to draw the line of each label: a method in its colour, variants of the only one in shades.
-
-    No two lines look alike.
-    """
+    """Return how to draw the line of each label: methods in their colours, variants of one in shades, none alike."""
     methods = {line.label: line.method for lines in panels.values() for line in lines}
     order = plots.in_order(methods.values())
     pruned = [label for label, method in methods.items() if method != DENSE]

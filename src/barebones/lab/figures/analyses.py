@@ -47,10 +47,5 @@ def layer_rows(sizes: Mapping[str, int], kept: Mapping[str, int]) -> Iterator[Ro
     [{'layer': 1, 'name': 'conv', 'total': 8, 'kept': 2, 'density': 0.25}]
     """
     for number, (name, size) in enumerate(sizes.items(), 1):
-        yield {
-            "layer": number,
-            "name": name.removesuffix(".weight"),
-            "total": size,
-            "kept": kept[name],
-            "density": kept[name] / size,
-        }
+        about = {"layer": number, "name": name.removesuffix(".weight")}
+        yield about | {"total": size, "kept": kept[name], "density": kept[name] / size}

@@ -62,10 +62,7 @@ def card(
     result: Mapping[str, Any] | None,
     finder: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the model card in Markdown; `result` is that of the run, None before training.
-
-    `finder` has the settings of the experiment that found the masks, if they came from a file.
-    """
+    """Return the model card in Markdown; `finder` has the settings that found the masks, if they came from a file."""
     label = plots.model_label(experiment.model).replace("`", "'")
     name = f"{label} on {plots.data_label(experiment.data)}"
     dense = experiment.method == DENSE
@@ -139,10 +136,8 @@ def commands(experiment: Experiment, trained: bool, finder: Mapping[str, Any] | 
     lines = [_command("prune", _chosen(found), "-o", MASKS)] if found and found.mask is None else []
     if trained:
         names = [option.name for option in fields(Experiment) if option.name not in (*SETTLED, "mask", "method")]
-        chosen = {name: getattr(experiment, name) for name in names}
-        lines.append(
-            _command("train", {name: v for name, v in chosen.items() if v not in (None, False)}, "--mask", MASKS)
-        )
+        chosen = {name: value for name in names if (value := getattr(experiment, name)) not in (None, False)}
+        lines.append(_command("train", chosen, "--mask", MASKS))
     return lines or ["# the masks came from a file that does not say how they were found"]
 
 

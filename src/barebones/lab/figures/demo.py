@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -32,13 +33,10 @@ CAUTION = "One small network on digits; docs/results.md compares the methods on 
 
 
 def recipe(seeds: int = 3, epochs: int = EPOCHS) -> list[Experiment]:
-    """Return the experiments: every method with each seed."""
-    rounds, batches = dict.fromkeys(PROGRESSIVE, ROUNDS), dict.fromkeys(PROGRESSIVE, BATCHES)
+    more: dict[str, Any] = {"rounds": ROUNDS, "batches_per_round": BATCHES}
     return [
-        Experiment(
-            MODEL, "digits", m, SPARSITY, seed, epochs=epochs, rounds=rounds.get(m), batches_per_round=batches.get(m)
-        )
-        for seed, m in product(range(seeds), COMPARED)
+        Experiment(MODEL, "digits", method, SPARSITY, seed, epochs=epochs, **(more if method in PROGRESSIVE else {}))
+        for seed, method in product(range(seeds), COMPARED)
     ]
 
 
@@ -49,10 +47,7 @@ def demo(
     stopping: Callable[[], bool] = lambda: False,
     out: Path | None = None,
 ) -> list[Row]:
-    """Run the recipe on the CPU, print a table and what it shows, draw it, and return the records.
-
-    The runs are in a temporary folder, which is deleted at the end. The picture is written to `out`, if it is given.
-    """
+    """Run the recipe on the CPU in a temporary folder, print a table and what it shows, draw it; return the records."""
     data = load("digits")
     console.print(
         f"{len(data.train):,} handwritten digits for training, {len(data.test)} for testing. "
@@ -79,7 +74,6 @@ def demo(
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Compare the methods: mean and standard deviation over the seeds."""
     seeds = len({row["seed"] for row in rows})
     over = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
     shown = Table(title=f"{MODEL}, {100 * SPARSITY:g} % removed; {over}", title_justify="left")

@@ -51,12 +51,10 @@ RC: Any = {
 
 
 def model_label(model: str) -> str:
-    """Return the label of a network in its row; a network without a row is shown by its name."""
     return MODELS[model].label if model in MODELS else model
 
 
 def data_label(name: str) -> str:
-    """Return the label of a data set; the name itself if there is none."""
     return (DATA[name].label if name in DATA else "") or name
 
 
@@ -85,7 +83,6 @@ def percent(share: float) -> str:
 
 
 def require_matplotlib() -> None:
-    """Raise an `ImportError` that says how to install matplotlib if it is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -204,12 +201,10 @@ def legend(figure: Canvas, handles: dict[str, Any], columns: int = 5) -> float:
 
 
 def handle(method: str, **changes: Any) -> Any:
-    """Return the legend entry of a method."""
     return line_handle(**({"colour": look(method).colour, "marker": look(method).marker} | changes))
 
 
 def line_handle(colour: str, marker: str, linestyle: Any = "-", **changes: Any) -> Any:
-    """Return a legend entry for a line."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **({"color": colour, "marker": marker, "linestyle": linestyle} | changes))

@@ -21,16 +21,13 @@ CAUTION = "Smoke test on digits: it shows nothing about the methods."
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: what it shows in one sentence, where its rows come from, and how they are drawn.
-
-    A table is drawn as Markdown, without matplotlib.
-    """
+    """A figure: what it shows in one sentence, where its rows come from, and how they are drawn."""
 
     about: str
     source: Runs | Analysis
     draw: Callable[[Rows], Canvas | str]
     costs: tuple[str, str, str]  # the time that it takes at each scale: on two CPU cores at smoke, else on one H200
-    is_table: bool = False
+    is_table: bool = False  # drawn as Markdown, without matplotlib
 
 
 def named(name: str, figures: Mapping[str, Figure]) -> Figure:
@@ -51,9 +48,8 @@ def write(
 ) -> list[Path]:
     """Run what is missing, write NAME.png, .svg, .pdf and .csv into `out`, or NAME.md and .csv, and return their paths.
 
-    With `source` nothing is run: the rows come from NAME.csv or NAME.csv.gz in that folder, or else from the run
-    folders in it. The default scale is then the one with most rows; otherwise it is smoke. Rows of a NAME.csv that are
-    of another scale than the requested one are ignored. The name of an incomplete figure is added to `context.failed`.
+    With `source` nothing is run: the rows come from NAME.csv or NAME.csv.gz in that folder, or else from its run
+    folders, at the scale with most rows. The name of an incomplete figure is added to `context.failed`.
     """
     if scale is not None and scale not in SCALES:
         raise ValueError(f"scale {scale!r} is unknown; choose one of {', '.join(SCALES)}")

@@ -103,11 +103,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Numbers that need no training. They are computed once for each setting and cached as CSV beside the runs.
-
-    Each network and sparsity has a CSV of its own, so that an analysis that was stopped resumes with those that are
-    missing.
-    """
+    """Numbers that need no training, each part cached as CSV beside the runs, so that a stopped analysis resumes."""
 
     analyse: Callable[[Settings, RunOptions], Iterator[Row]]
     settings: Mapping[str, Settings]  # by scale
@@ -120,9 +116,8 @@ class Analysis:
         if "seeds" not in settings:
             return [settings]
         lists = {name: settings[name] for name in PARTS if name in settings}
-        return [
-            settings | {name: [one] for name, one in zip(lists, each, strict=True)} for each in product(*lists.values())
-        ]
+        choices = product(*([[one] for one in values] for values in lists.values()))
+        return [settings | dict(zip(lists, choice, strict=True)) for choice in choices]
 
     def compute(self, name: str, scale: str, context: FigureContext) -> Rows:
         """Return the rows from the cache; compute and cache those that are missing."""
@@ -152,16 +147,13 @@ class Analysis:
         paths = [_cache(name, scale, settings, folder) for settings in self.parts(scale)]
         stored = [path for path in paths if path.exists()]
         if not stored:
-            raise ValueError(
-                f"{folder} holds neither {name}.csv nor files such as {paths[0].name}, the numbers of the figure {name}"
-            )
+            raise ValueError(f"{folder} holds neither {name}.csv nor files such as {paths[0].name}")
         if len(stored) < len(paths):
             context.failed.append(name)
         return [row for path in stored for row in tables.read(path, self.columns)]
 
 
 def _cache(name: str, scale: str, settings: Settings, folder: Path) -> Path:
-    """Return the file in which the rows of these settings are cached."""
     text = json.dumps({"version": VERSION, **settings}, sort_keys=True, default=list)
     return folder / f"{name}-{scale}-{sha256(text.encode()).hexdigest()[:10]}.csv"
 

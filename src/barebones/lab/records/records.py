@@ -63,10 +63,7 @@ COLUMNS = SETTINGS | RESULTS
 
 
 def records(runs: Path) -> list[Row]:
-    """Return one row of `COLUMNS` for each folder in `runs` with a result or a failure, sorted by its settings.
-
-    If there is no such folder, the rows are those of the table records.csv in `runs`, if there is one.
-    """
+    """Return a row of `COLUMNS` for each ended run in `runs`, sorted; without runs, the rows of its records.csv."""
     if not (rows := _of_folders(Path(runs))) and (path := Path(runs) / CSV).exists():
         texts = [name for name, kind in COLUMNS.items() if kind is str]
         rows = arranged(_stored(line) for line in tables.read(path, (*KEY, "seed", "top1"), texts))
@@ -92,10 +89,7 @@ def arranged(rows: Iterable[Row]) -> list[Row]:
 
 
 def record(folder: Path, experiment: Experiment | None = None) -> Row | None:
-    """Return the row of one run folder, without the statistics of its group; None if the run has not ended.
-
-    With `experiment`, the files of another run are unreadable.
-    """
+    """Return the row of one run folder, without the statistics of its group; None if the run has not ended."""
     blank: Row = dict.fromkeys(COLUMNS) | {"folder": folder.name}
     try:
         if (result := finished(folder, experiment)) is not None:
@@ -178,10 +172,7 @@ def _parquet(rows: Sequence[Row]) -> bytes | None:
 
 
 def summary(rows: Sequence[Row]) -> Table:
-    """Return a table with one line per group: mean and standard deviation of the test accuracy over its seeds.
-
-    A data set, network or number of seeds that all groups share is in the title.
-    """
+    """Return a table with one line per group: mean and standard deviation of the test accuracy over its seeds."""
     groups = _groups(row for row in rows if row["method"] is not None)
     firsts = [members[0] for members in groups.values()]
     troubles = {"collapsed": "collapsed", "empty_layers": "empty layers,\nat most"}

@@ -21,10 +21,7 @@ QUOTED = re.compile(rf"'+({FORMULA.pattern})")
 
 
 def write(rows: Sequence[Row], path: Path, columns: Iterable[str] = ()) -> None:
-    """Write one line for each row; the columns are `columns`, then others in the order of their first appearance.
-
-    Rows may come from run folders of strangers, so no text is a formula to a spreadsheet.
-    """
+    """Write one line for each row; the columns are `columns`, then others in the order of their first appearance."""
     names = dict.fromkeys([*columns, *(name for row in rows for name in row)])
     lines = [names, *([row.get(name) for name in names] for row in rows)]
     text = "".join(",".join(map(cell_of, line)) + "\n" for line in lines)
@@ -49,11 +46,7 @@ def markdown(head: Sequence[str], body: Iterable[Sequence[str]], note: str) -> s
 
 
 def read(path: Path, columns: Sequence[str] = (), texts: Sequence[str] = ()) -> Rows:
-    """Return the rows of a file that `write` wrote: numbers as numbers, empty cells as None.
-
-    The columns in `texts` are read as text, even where they look like numbers. A file whose name ends with .gz is
-    unpacked. Raise a `ValueError` if it is no such file, lacks one of `columns`, or is damaged.
-    """
+    """Return the rows that `write` wrote, perhaps packed as .gz; numbers in the columns `texts` stay text."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             text = file.read().decode()

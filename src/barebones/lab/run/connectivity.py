@@ -12,9 +12,7 @@ SKIPPED = "Its training is skipped."
 
 
 def findings(about: Mapping[str, Any], skipped: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the masks of a run, from its result or from what its mask file says.
-
-    Each comes as a sentence, and in a few words for a table. `skipped` says that the network is not trained.
+    """Yield what is wrong with a run's masks, as a sentence and in a few words; `about` is its result or mask file.
 
     >>> [short for _, short in findings({"collapsed": ["a"], "empty": ["a", "b"], "layers": 3})]
     ['collapsed', '2 of 3 layers empty']
@@ -48,19 +46,16 @@ def untrained(result: Mapping[str, Any]) -> bool:
 
 
 def epochs_of(result: Mapping[str, Any]) -> int:
-    """Return for how many epochs a finished run was trained."""
     return result["plan"]["epochs"]
 
 
 def when_tested(result: Mapping[str, Any]) -> str:
-    """Say when a run has measured its test accuracy."""
     if epochs_of(result):
         return "after the last epoch"
     return "without training" if result["experiment"]["method"] == DENSE else "right after pruning"
 
 
 def skips(about: Mapping[str, Any], on_collapse: str) -> bool:
-    """Return whether the network is not to be trained: it is known that it is disconnected."""
     return on_collapse == SKIP and bool(about.get("collapsed"))
 
 
@@ -72,6 +67,6 @@ def check(about: Mapping[str, Any], on_collapse: str) -> None:
 
 
 def _unknown(about: Mapping[str, Any]) -> str:
-    """Say why it is not known whether the network is disconnected; nothing if it is."""
+    """Say why it is not known whether the network is disconnected."""
     reason = about.get("not_followed")
     return f"Whether a signal passes from input to output is not known: {reason.rstrip('.')}" if reason else ""

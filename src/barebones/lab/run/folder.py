@@ -50,21 +50,16 @@ class Folder:
     lease: Lease
 
     def check(self) -> None:
-        """Raise `Busy` if this process no longer owns the folder."""
         self.lease.check()
 
     @contextmanager
     def writing(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the metadata of a file that is written within; it is put in place if this process owns the folder then.
-
-        If another process takes the folder over after the last check, it has deleted the temporary file.
-        """
+        """Yield the metadata of a file that is written within; it is put in place if this process owns the folder."""
         self.check()
         with container.put_only_if(self.check):
             yield {"run": stamp(self.run, name)}
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write one of the JSON files."""
         with self.writing(name):
             write_json(self.path / name, content, self.run)
 
@@ -73,17 +68,13 @@ class Folder:
         return read_json(self.path / name, self.run)
 
     def delete(self, name: str) -> None:
-        """Delete a file that is not needed any more."""
         self.check()
         (self.path / name).unlink(missing_ok=True)
 
 
 @contextmanager
 def reserved(path: Path, experiment: Experiment, initial: str) -> Iterator[Folder]:
-    """Make the run's folder and own it.
-
-    `initial` has the digests of the initial weights, and of data and a method of the user's own: those of the folder.
-    """
+    """Make the run's folder and own it; `initial` has the digests of weights, data and method that it begins with."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     fresh = all(is_lease(file.name) for file in path.iterdir())  # new, or emptied by --overwrite
@@ -127,10 +118,7 @@ def _untouched(path: Path) -> bool:
 
 
 def emptied(path: Path) -> None:
-    """Delete the files of a run, if there are any, and nothing else that is in its folder.
-
-    A folder in which a process works raises `Busy`. A link, and a folder that is not a run's, are a `ValueError`.
-    """
+    """Delete the files of a run, if there are any, and nothing else that is in its folder."""
     if path.is_symlink():
         raise ValueError(f"{path} is a link, and what it leads to may not be a run; delete the link first")
     if not path.is_dir() or all(is_lease(file.name) for file in path.iterdir()):

@@ -14,10 +14,7 @@ QUIET = 30.0  # seconds without a line
 
 @contextmanager
 def heartbeat(console: Console, status: Callable[[], str]) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a line. If none is printed for `QUIET` seconds, print what `status` returns.
-
-    A terminal shows progress in its own ways, so there only the function prints.
-    """
+    """Yield a function that prints a line; except on a terminal, `QUIET` seconds without one end with `status()`."""
     printed, over = monotonic(), Event()
 
     def say(text: str) -> None:

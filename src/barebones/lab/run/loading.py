@@ -26,9 +26,8 @@ def load(
 ) -> tuple[Experiment, nn.Module, Masks]:
     """Load the experiment, the network and the masks, on the CPU, of a run's folder or of a mask file.
 
-    The network of a folder is the trained one, that of a mask file the initial one. `model` and `data` are for mask
-    files that do not name them. A network that is not one of `MODELS` is code, and it is imported only if `model` names
-    it, or with `trust`.
+    The network of a folder is the trained one, that of a mask file the initial one. Code is imported only if `model`
+    names it, or with `trust`.
     """
     if not source.exists():
         raise ValueError(f"there is no file or folder {source}; name a run's folder or a mask file")
@@ -55,9 +54,7 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
         options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         raise ValueError(f"the masks are found already, so {options} has no effect; leave it out")
     if finder["pretrain"]:
-        raise ValueError(
-            f"{path} was found after pretraining; use barebones run, which repeats the pretraining and then trains"
-        )
+        raise ValueError(f"{path} was found after pretraining; use barebones run, which repeats the pretraining")
     method = finder["method"] if record and finder["method"] != DENSE else FILE
     remember(method, masks.about.get("look"))
     settings = {"method": method, "mask": masks_digest(masks), "sparsity": float(masks.about["sparsity"])}
@@ -76,16 +73,12 @@ def trained(
     settings, run = recorded(folder)
     experiment = Experiment.from_dict(settings)
     if model not in (None, experiment.model) or data not in (None, experiment.data):
-        raise ValueError(
-            f"{folder} is a run of {printable(experiment.model)} on {experiment.data}; to name others, --model and "
-            "--data are for mask files"
-        )
+        name = f"{printable(experiment.model)} on {experiment.data}"
+        raise ValueError(f"{folder} is a run of {name}; --model and --data are for mask files")
     check_trusted(experiment.model, folder, [model], trust)
     if (result := finished(folder, experiment)) is None:
-        raise ValueError(
-            f"the run in {folder} is not finished ({progress(folder)}); finish it, or name its {MASK} "
-            "for the network before training"
-        )
+        found = f"the run in {folder} is not finished ({progress(folder)})"
+        raise ValueError(f"{found}; finish it, or name its {MASK} for the network before training")
     network, path = initial(experiment, inputs_of(experiment, folder, [data], trust)), folder / WEIGHTS
     masks = load_mask(folder, run, network)
     with reading(path, run):
@@ -96,10 +89,7 @@ def trained(
 
 
 def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None] = (), trust: bool = False) -> Inputs:
-    """Return what the network of a mask file or run has to take.
-
-    For data of the user's own the file says it. If not, the data is loaded, which needs trust: the file names code.
-    """
+    """Return what the network of a file or run takes; data that no file describes is loaded if its code is trusted."""
     if (known := known_inputs(experiment)) is not None:
         return known
     about = load_masks(source / MASK if source.is_dir() else source).about

@@ -55,12 +55,10 @@ class Lease:
             return False
 
     def renew(self) -> None:
-        """Set the time of the lease to now, by the clock of the file system."""
         os.utime(self.file.fileno())
 
 
 def is_lease(name: str) -> bool:
-    """Whether a file of this name is a lease."""
     return NAME.fullmatch(name) is not None
 
 
@@ -121,7 +119,6 @@ def _taken(folder: Path) -> Lease:
 
 
 def _attempts(folder: Path) -> list[int]:
-    """Return the numbers of the leases in a folder."""
     try:
         return [int(match[1]) for name in os.listdir(folder) if (match := NAME.fullmatch(name))]
     except (FileNotFoundError, NotADirectoryError):
@@ -152,10 +149,7 @@ def _now(folder: Path) -> float:
 
 
 def _here() -> dict[str, Any]:
-    """Say where this process runs: on which node since it was started, its number, and when it began.
-
-    Containers of one node are like nodes, because the numbers of their processes are their own.
-    """
+    """Name this process by its node and when that was started, its container, its number, and when it began."""
     node = socket.gethostname()
     with suppress(OSError):
         node += " " + Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -41,11 +41,9 @@ class Metrics:
 
     @property
     def lines(self) -> list[Line]:
-        """The lines of the file."""
         return [json.loads(row) for row in self.rows[1:]]
 
     def check(self, mark: Mark) -> None:
-        """Raise a `ValueError` unless the lines up to a mark are there."""
         _check(self.path, self.rows, mark)
 
     def rewind(self, mark: Mark | None = None) -> None:
@@ -84,7 +82,6 @@ class Metrics:
         self.report(line)
 
     def close(self) -> None:
-        """Close the file."""
         if self.file is not None:
             self.file.close()
 
@@ -94,11 +91,7 @@ class Metrics:
 
 
 def read(path: Path, run: str | None = None, mark: Mark | None = None) -> list[Line]:
-    """Return the lines of a metrics file; half a line at its end, which a running process may leave, is ignored.
-
-    Raise a `ValueError` if a line is damaged or lost, if the file belongs to another run than `run`, or if it does not
-    end where `mark` says.
-    """
+    """Return the lines of a file, which must end at `mark`; the half line of a running process is ignored."""
     rows = _rows(path, run)
     _check(path, rows, mark)
     if mark and len(rows) > 1 + mark["lines"]:

@@ -48,7 +48,6 @@ class RunOptions:
             raise ValueError(f"micro-batch {self.micro_batch} must be at least 1")
 
     def folder(self, experiment: Experiment) -> Path:
-        """Return the folder of the experiment's run."""
         return self.runs / experiment.folder
 
     def for_smoke(self) -> RunOptions:
@@ -56,20 +55,15 @@ class RunOptions:
         return replace(self, runs=SMOKE) if self.runs == RunOptions.runs else self
 
     def compiles(self, epochs: int) -> bool:
-        """Return whether torch compiles a network that trains for this many epochs."""
         return self.on_gpu and epochs >= COMPILED_FROM if self.compiled is None else self.compiled and epochs > 0
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the device is a CUDA device."""
         return self.device.startswith("cuda")
 
     @property
     def threads(self) -> int:
-        """How many threads of the CPU each process of a sweep uses.
-
-        A sweep on CPUs has a process for each of them. Processes that use a GPU need few threads.
-        """
+        """How many threads each process of a sweep uses; a sweep on CPUs has a process for each of them."""
         return min(processors(), BESIDE_A_GPU) if self.on_gpu else 1
 
 

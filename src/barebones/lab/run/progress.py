@@ -55,7 +55,6 @@ def watching(console: Console) -> Iterator[Callable[[Line], None]]:
 
 @contextmanager
 def _bar(console: Console) -> Iterator[Callable[[Line], None]]:
-    """Yield a function that shows lines as a bar for the present stage."""
     rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # of the line, which the numbers may not break
     note_column, stage = TextColumn("{task.fields[note]}", table_column=rest), ""
     columns = (TextColumn("{task.description}"), BarColumn(20), TimeRemainingColumn(), note_column)
@@ -94,7 +93,6 @@ def _place(line: Line, part: bool = True) -> str:
 
 
 def note(line: Line) -> str:
-    """Return a line of metrics in a few words."""
     if line["stage"] == "prune":
         saliency = line["saliency"]
         known = "" if saliency is None or saliency != saliency else f", saliency {saliency:.4g}"
@@ -105,11 +103,7 @@ def note(line: Line) -> str:
 
 
 def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] | None = None) -> Iterator[Table | str]:
-    """Yield a table and sentences about what a run would do, without writing anything.
-
-    Data is read only if it is the user's own, whose form is not known before. `given` are the settings that the user
-    names for a mask file; the others are those of the file.
-    """
+    """Yield what a run would do; `given` are the settings that the user names, beside those of a mask file."""
     experiment = requested.resolved(options.device)
     inputs = known_inputs(experiment) or data_of(experiment, options).inputs
     yield settings(experiment, requested, given)
@@ -130,7 +124,7 @@ def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] |
 
 
 def settings(experiment: Experiment, requested: Experiment, given: Collection[str] | None = None) -> Table:
-    """Show every setting of an experiment, and where its value comes from; see `dry_run` for `given`."""
+    """Show every setting of an experiment, and where its value comes from."""
     table = Table("setting", "value", "from", title="experiment", title_justify="left")
     for option in fields(experiment):
         value, requested_value = getattr(experiment, option.name), getattr(requested, option.name)
@@ -164,10 +158,8 @@ def summary(result: dict[str, Any], folder: Path, before: bool = False) -> Itera
     five = f", {test['top5']:.2%} top-5" if test["top5"] is not None else ""
     yield f"Test accuracy {connectivity.when_tested(result)}: {test['top1']:.2%}{five}."
     if best is not None:
-        yield (
-            f"Best validation accuracy {best['validation']:.2%} after epoch {best['epoch']}; "
-            f"test accuracy there: {best['test']:.2%}."
-        )
+        at_best = f"{best['validation']:.2%} after epoch {best['epoch']}; test accuracy there: {best['test']:.2%}"
+        yield f"Best validation accuracy {at_best}."
     yield from kept(result, connectivity.untrained(result))
     if small := result["shrunk"]:
         before, after = small["parameters"]

@@ -37,9 +37,7 @@ def useful(model: nn.Module, masks: Masks, images: Tensor) -> Masks:
     """Return masks of the weights on a path from input to output, if the network returns the same without the others.
 
     Shrinking fills up widths with channels that carry no signal. Weights in these would be trained, too, and the
-    batch-norms of constant channels amplify rounding errors: in bf16, such a network may not train at all. All masks
-    are returned if weights off the paths pass on a constant that is not zero, if nothing is on a path, or if the paths
-    cannot be followed.
+    batch-norms of constant channels amplify rounding errors: in bf16, such a network may not train at all.
     """
     try:
         on_paths = effective(model, masks, images)

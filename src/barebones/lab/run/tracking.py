@@ -42,8 +42,7 @@ def check(name: str) -> None:
 def tracking(name: str, folder: Folder, experiment: Experiment) -> Iterator[Callable[[int, Line], None]]:
     """Yield a function that sends a line of metrics, with its place among all lines, to a tracker.
 
-    A resumed run continues its tracked run, where the last line has arrived. Points that were tracked after the last
-    checkpoint of a killed run stay as they are: the lines that the resumed run writes in their place are not sent.
+    A resumed run continues its tracked run after the last line that has arrived.
     """
     ids = folder.read(TRACKED) if (folder.path / TRACKED).exists() else {}
     known, settings = ids.get(name), {key: value for key, value in experiment.to_dict().items() if value is not None}
@@ -81,7 +80,6 @@ def _one_sentence(name: str, remedy: str) -> Iterator[None]:
 
 
 def _tensorboard(folder: Path, settings: dict[str, Any], known: str | None) -> Tracked:
-    """Write a new log, in the run's folder."""
     from torch.utils.tensorboard import SummaryWriter
 
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)

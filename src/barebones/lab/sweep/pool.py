@@ -43,7 +43,6 @@ class Job:
 
     @property
     def folder(self) -> str:
-        """The name of its run folder."""
         return self.experiment.folder
 
     @property
@@ -79,10 +78,7 @@ class Job:
 
 
 class Pool:
-    """The jobs of a sweep, and the processes that run them. `changed` is called for each job that begins or ends.
-
-    `jobs` and `devices` are those of `sweep`; workers get the rows of `methods`.
-    """
+    """The jobs of a sweep, and the processes that run them. `changed` is called for each job that begins or ends."""
 
     def __init__(
         self,
@@ -113,11 +109,9 @@ class Pool:
 
     @property
     def busy(self) -> bool:
-        """Whether any job is queued or running."""
         return bool(self.queue) or any(worker.folder for worker in self.workers)
 
     def count(self, *states: str) -> int:
-        """Return how many jobs are in these states."""
         return sum(job.state in states for job in self.jobs.values())
 
     def assign(self) -> None:
@@ -197,10 +191,7 @@ class Pool:
             self._lose(job, **about)
 
     def _lose(self, job: Job, reason: str, details: str, again: bool) -> None:
-        """Handle a job that failed, or whose process ended: queue it `again`, to run alone, or record the failure.
-
-        A full disk does not end the sweep.
-        """
+        """Handle a job that failed, or whose process ended: queue it `again`, to run alone, or record the failure."""
         if again and self.stopping:
             self._end(job, STOPPED)
         elif again and not job.alone:
@@ -213,7 +204,7 @@ class Pool:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(path, {**failure, "attempts": 1 + job.alone}, job.folder)
-            except OSError as error:
+            except OSError as error:  # a full disk does not end the sweep
                 job.reason += f" (and {path} cannot be written: {error.strerror})"
             self._end(job, FAILED)
 

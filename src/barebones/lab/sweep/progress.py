@@ -1,7 +1,4 @@
-"""The display of a sweep: a live table in a terminal, otherwise one sentence for each run that begins or ends.
-
-Rich cuts a table that is higher than the terminal.
-"""
+"""The display of a sweep: a live table in a terminal, otherwise one sentence for each run that begins or ends."""
 
 from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
@@ -24,15 +21,13 @@ def live_table(pool: Pool, console: Console) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def draw() -> RenderableType:
-        return (
-            "" if pool.stopping and not pool.count(RUNNING) else table(pool, monotonic())
-        )  # Rich cannot erase what it has cut
+        over = pool.stopping and not pool.count(RUNNING)
+        return "" if over else table(pool, monotonic())  # Rich cuts a table that is too high, and cannot erase it
 
     return Live(get_renderable=draw, console=console, refresh_per_second=2, transient=True)
 
 
 def sentence(job: Job) -> str:
-    """Return the state of a job in one line."""
     if job.state == RUNNING and job.warning:
         return f"warning  {job.label}: {job.warning}"
     if job.state == RUNNING:

@@ -76,7 +76,6 @@ class Cluster(Pool):
 
     @property
     def busy(self) -> bool:
-        """Whether a task works, or none has been started yet."""
         return bool(self.queue or self.calls)
 
     def assign(self) -> None:

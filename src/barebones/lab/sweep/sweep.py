@@ -32,16 +32,12 @@ SAVING = 30.0, 0.1  # seconds, and share of the sweep's time: the smaller one is
 
 @dataclass(frozen=True)
 class SweepResult:
-    """How many experiments ended in which way, and the tables of records that were written.
-
-    `failed` includes experiments that failed in an earlier sweep and were not tried again. `stopped` counts all that
-    are unfinished, `skipped` those that an earlier sweep or another process finished.
-    """
+    """How many experiments ended in which way, and the tables of records that were written."""
 
     done: int
-    failed: int
-    stopped: int
-    skipped: int
+    failed: int  # also in an earlier sweep
+    stopped: int  # all that are unfinished
+    skipped: int  # finished by an earlier sweep or another process
     tables: list[Path]
 
 
@@ -63,16 +59,11 @@ def sweep(
 
     `jobs` processes run one experiment each at a time: by default one process per processor, of one thread, or four
     on each CUDA device, which share it by MPS where that is installed. An experiment that lacks memory beside others
-    is tried again alone. The device "cuda" stands for all GPUs, or for those whose numbers are in `devices`. Equal
-    experiments run once. A failed experiment is tried again only with `retry_failed`.
+    is tried again alone. The device "cuda" stands for all GPUs, or for those whose numbers are in `devices`. The
+    engine "ray" has a worker on each GPU or node of a cluster, all of which must see the folder of the runs.
 
-    The engine "ray" has a worker on each GPU or node of a cluster, and `engine_options` are those of its tasks. All
-    nodes must see the folder of the runs.
-
-    When `stopping()` becomes true, or on a KeyboardInterrupt, every run saves a checkpoint and ends. A second
-    KeyboardInterrupt kills the runs instead. With a `time_limit`, in minutes, the sweep stops by itself, so early that
-    the runs have saved their checkpoints when this time is over. A line for each run and at the end a summary are
-    printed, unless `summarize` is False; how far the sweep is, is always shown.
+    When `stopping()` becomes true, after `time_limit` minutes, and on a KeyboardInterrupt, every run saves a
+    checkpoint and ends. A second KeyboardInterrupt kills the runs instead.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs}: at least one experiment must run at a time")
@@ -131,13 +122,8 @@ def sweep(
         pool.dismiss(min(PATIENCE, max(end - monotonic(), 0.0)))
     _, tables = records.update(options.runs)
     rows = [job.look(options.runs) for job in listed]  # also of what another process has ended
-    result = SweepResult(
-        done=pool.count(DONE),
-        failed=pool.count(FAILED),
-        stopped=pool.count(QUEUED, RUNNING, STOPPED),
-        skipped=pool.count(SKIPPED),
-        tables=tables,
-    )
+    unfinished = pool.count(QUEUED, RUNNING, STOPPED)
+    result = SweepResult(pool.count(DONE), pool.count(FAILED), unfinished, pool.count(SKIPPED), tables)
     if summarize:
         if swept := [row for row in rows if row is not None]:
             console.print(records.summary(records.arranged(swept)))

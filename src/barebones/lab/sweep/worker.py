@@ -49,8 +49,8 @@ class Worker:
     """The parent's side: it starts a process when there is an experiment for it, and another one when that has died.
 
     The process gets the parent's `sys.path`, imports the recipes that the parent has imported, and gets the rows of
-    `methods`, so methods that were registered at run time work in it too. It ignores Ctrl-C, which the parent
-    handles. It saves and ends its run when it is told to, on SIGTERM, and when the parent is gone.
+    `methods`. It ignores Ctrl-C, which the parent handles. It saves and ends its run when it is told to, on SIGTERM,
+    and when the parent is gone.
     """
 
     process: BaseProcess | None = None
@@ -63,7 +63,6 @@ class Worker:
         self.place = options.device
 
     def begin(self, experiment: Experiment) -> None:
-        """Give the process an experiment."""
         if self.process is None:
             self._start()
         self.folder = experiment.folder

@@ -30,5 +30,4 @@ def figure(name: str, scale: str | None, out: Path, context: FigureContext, sour
 
 
 def listed() -> Table:
-    """Return a table of the paper's figures, each with what it shows and costs."""
     return lab.listed(FIGURES)

@@ -60,7 +60,6 @@ def at_scale(experiment: Experiment, scale: str) -> Experiment:
 
 
 def fewer_at_smoke(scale: str, methods: Sequence[str]) -> Sequence[str]:
-    """Return all methods, or only `SMOKE_METHODS` of them at smoke scale."""
     return [method for method in methods if scale != "smoke" or method in SMOKE_METHODS]
 
 
@@ -85,16 +84,10 @@ def references(records: Sequence[Row], accepts: Callable[[Reference], bool]) -> 
     return [
         {"source": PAPER}
         | dict.fromkeys(COLUMNS)
-        | {name: value for name, value in number._asdict().items() if name in COLUMNS}
-        | {
-            "prune_seconds": number.seconds,
-            "mean": number.top1,
-            "std": None,
-            "says": number.says,
-            "where": number.where,
-        }
-        for number in ACCURACIES
-        if (number.data, number.model, number.method) in measured and accepts(number)
+        | {name: value for name, value in each._asdict().items() if name in COLUMNS}
+        | {"prune_seconds": each.seconds, "mean": each.top1, "std": None, "says": each.says, "where": each.where}
+        for each in ACCURACIES
+        if (each.data, each.model, each.method) in measured and accepts(each)
     ]
 
 
@@ -113,9 +106,8 @@ def draw_line(
     """Draw means over a column, with a band of one standard deviation; a single seed has no band."""
     points = sorted(grouped(runs, column).items())
     x = [position(value) for value, _ in points]
-    low, means, high = (
-        [100 * (seeds[0]["mean"] + sign * (seeds[0]["std"] or 0)) for _, seeds in points] for sign in (-1, 0, 1)
-    )
+    firsts = [seeds[0] for _, seeds in points]
+    low, means, high = ([100 * (row["mean"] + sign * (row["std"] or 0)) for row in firsts] for sign in (-1, 0, 1))
     if low != high:
         axes.fill_between(x, low, high, color=shown.colour, alpha=0.16, linewidth=0)
     axes.plot(x, means, color=shown.colour, marker=shown.marker, markeredgewidth=0, zorder=3)

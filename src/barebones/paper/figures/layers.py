@@ -239,7 +239,6 @@ def _scale_bar(figure: Canvas, axes: Axes, values: Sequence[float], label: str) 
 
 
 def _kinds(rows: Rows) -> list[Rows]:
-    """Return the rows of one-shot methods, and those of iterated ones."""
     kinds = grouped(rows, "kind")
     return [kinds.get(kind, []) for kind in (SINGLE, ITERATED)]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from itertools import product
 from math import log, nan
+from operator import itemgetter
 from statistics import correlation, fmean
 from typing import Any
 
@@ -44,19 +45,16 @@ def over_rounds(settings: Settings, options: RunOptions) -> Iterator[Row]:
             experiment = experiment_on(network, method, sparsity, rounds=rounds)
             result = pruned(network, experiment, options)
             reached = saliency(network.model, result.masks, batches)
-            yield identified(experiment) | {
-                "rounds": rounds, "saliency": reached, "collapsed": bool(result.collapsed),
-            }  # fmt: skip
+            found = {"rounds": rounds, "saliency": reached, "collapsed": bool(result.collapsed)}
+            yield identified(experiment) | found
 
 
 def relative(rows: Rows) -> Rows:
     """Add the saliency relative to that of T = 1 with the same weights; it is empty where the latter is 0."""
-    key = ("data", "model", "method", "sparsity", "seed")
-    first = {tuple(row[name] for name in key): row["saliency"] for row in rows if row["rounds"] == 1}
-    starts = [first.get(tuple(row[name] for name in key)) for row in rows]
-    return [
-        row | {"relative": row["saliency"] / start if start else None} for row, start in zip(rows, starts, strict=True)
-    ]
+    key = itemgetter("data", "model", "method", "sparsity", "seed")
+    first = {key(row): row["saliency"] for row in rows if row["rounds"] == 1}
+    shares = [row["saliency"] / start if (start := first.get(key(row))) else None for row in rows]
+    return [row | {"relative": share} for row, share in zip(rows, shares, strict=True)]
 
 
 def draw_rounds(rows: Rows) -> Canvas:
@@ -124,7 +122,6 @@ OVER = {"pruned": "kept", "sparsified": "all"}  # the weights over which the sal
 
 
 def both_saliencies(settings: Settings, options: RunOptions) -> Iterator[Row]:
-    """Compute both saliencies of FORCE's masks at many sparsities."""
     for network in networks(settings, options):
         batches = evaluation_batches(network, settings["batches"])
         for sparsity in settings["sparsities"]:
@@ -177,7 +174,6 @@ def _draw_masks(axes: Axes, rows: Rows, colours: Mapping[float, Any]) -> None:
 
 
 def _logs(rows: Rows) -> tuple[list[float], list[float]]:
-    """Return the logarithms of both saliencies."""
     return [log(row["pruned"]) for row in rows], [log(row["sparsified"]) for row in rows]
 
 

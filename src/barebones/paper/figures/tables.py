@@ -169,7 +169,6 @@ def shares(settings: Settings, options: RunOptions) -> Iterator[Row]:
 
 
 def with_paper(rows: Rows) -> Rows:
-    """Add the rows of the paper's table."""
     printed = [each._asdict() for each in PARAMETERS]
     return [*rows, *({"source": PAPER} | row | {"total": round(1e6 * row.pop("millions"))} for row in printed)]
 

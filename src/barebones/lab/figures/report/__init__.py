@@ -37,11 +37,7 @@ def write(
     refresh: int | None = None,
     known: Known | None = None,
 ) -> dict[str, Any]:
-    """Write the page about all run folders under `runs`, and return its content.
-
-    `effective`, `watch` and `known` are those of `gather`. With `refresh` the page loads itself anew after so many
-    seconds.
-    """
+    """Write the page about all runs in a folder, which reloads itself after `refresh` seconds; return its content."""
     _check(out := Path(out))
     content = gather(Path(runs), effective, watch, known)
     with atomically(out) as file:
@@ -61,10 +57,7 @@ def _check(out: Path) -> None:
 def follow(
     runs: Path, out: Path, effective: bool, stopping: Callable[[], bool], pause: float = 2.0
 ) -> Iterator[dict[str, Any]]:
-    """Write the page whenever a run changes, and yield its content, until `stopping()`.
-
-    The page loads itself anew meanwhile; the last one does not. A folder without runs is waited for.
-    """
+    """Write the page whenever a run changes, and yield its content, until `stopping()`; wait for the first run."""
     _check(out)
     if runs.exists() and not runs.is_dir():
         raise ValueError(f"{runs} is no folder; name the one that holds the run folders")

@@ -56,9 +56,8 @@ def gather(
 ) -> dict[str, Any]:
     """Collect every run under a folder, and the groups of runs that differ only in the seed.
 
-    With `effective` the networks are built, to count in each layer the weights that lie on a path from input to
-    output. `watch` is called with the number of runs that are read and the number of all. Folders that have not
-    changed since they were put into `known` are not read again.
+    With `effective`, the weights of each layer that are on a path from input to output are counted. `watch` gets the
+    number of runs that are read, and of all. Folders that have not changed since they were `known` are not read again.
     """
     if not runs.is_dir():
         raise ValueError(f"there is no folder {runs}; name the one that holds the run folders")
@@ -85,8 +84,7 @@ def gather(
 
 def stamps(runs: Path) -> dict[Path, Stamp]:
     """Return the run folders under a folder, each with the times and sizes of its files, which change as it does."""
-    folders = sorted(_run_folders(runs))
-    return {folder: tuple(sorted(_stamp(folder))) for folder in folders}
+    return {folder: tuple(sorted(_stamp(folder))) for folder in sorted(_run_folders(runs))}
 
 
 def _stamp(folder: Path) -> Iterator[tuple[str, int, int]]:
@@ -117,7 +115,6 @@ def _order(run: Row) -> list[tuple[bool, Any]]:
 
 
 def _run(folder: Path, name: str, effective: bool) -> Row:
-    """Return everything that the page shows about one run folder."""
     problems: list[str] = []
 
     def attempt(file: str, read: Callable[[], Any]) -> Any:
@@ -299,10 +296,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _words(run: Row, reason: str | None, note: str | None) -> list[tuple[str, str]]:
-    """Return pairs of urgency ("bad", "warn", "note", "plain" or "good") and sentence.
-
-    `reason` says why a run failed, `note` why its effective weights are not known.
-    """
+    """Return pairs of urgency ("bad", "warn", "note", "plain" or "good") and sentence."""
     states = {
         FAILED: ("bad", f"It failed: {reason}"),
         UNFINISHED: ("note", f"It is not finished ({run['state'] or 'begun'})."),
