@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lab_runs import NETWORK, interrupted
+from lab_runs import NETWORK, interrupted, tiny
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.run import RunOptions, run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def networks(tmp_path_factory) -> Iterator[str]:
-    """The name of a tiny network in a user's module."""
+    """The name of a tiny network in a user's module, which can be imported in all tests of the lab."""
     folder = tmp_path_factory.mktemp("networks")
     (folder / "nets_for_runs.py").write_text(NETWORK)
     with pytest.MonkeyPatch.context() as patch:
@@ -22,8 +22,8 @@ def networks(tmp_path_factory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def short(networks) -> Experiment:
-    return Experiment(networks, "digits", "force", 0.7, seed=1, rounds=4, epochs=2, batch_size=128).resolved()
+def short() -> Experiment:
+    return tiny(rounds=4)
 
 
 @pytest.fixture
