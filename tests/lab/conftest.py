@@ -2,10 +2,11 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from lab_runs import NETWORK, interrupted, tiny
+from lab_runs import NETWORK, command, interrupted, tiny
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.run import RunOptions, run
@@ -19,6 +20,21 @@ def networks(tmp_path_factory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         yield "nets_for_runs:tiny"
+
+
+@pytest.fixture
+def start(forks, tmp_path) -> Iterator[Callable[..., BaseProcess]]:
+    """A function that starts the command in a process of its own; what it prints goes to the file `printed`."""
+    processes = []
+
+    def started(argv: list[str], die: tuple[int, bool] | None = None) -> BaseProcess:
+        processes.append(forks.Process(target=command, args=(argv, tmp_path / "printed", die)))
+        processes[-1].start()
+        return processes[-1]
+
+    yield started
+    for process in processes:
+        process.kill()
 
 
 @pytest.fixture(scope="session")

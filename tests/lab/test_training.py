@@ -96,10 +96,7 @@ def all_of(training: Training) -> list[Epoch]:
     ("epochs", "expected"),
     [
         (1, [0.1]),
-        (2, [0.1, 0.001]),
-        (3, [0.1, 0.01, 0.001]),
         (7, [0.1] * 3 + [0.01] * 2 + [0.001] * 2),
-        (35, [0.1] * 15 + [0.01] * 10 + [0.001] * 10),
     ],
 )
 def test_milestones_scale_with_the_epochs(epochs, expected):
