@@ -2,18 +2,19 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from lab_runs import NETWORK, interrupted
+from lab_runs import NETWORK, command, interrupted, tiny
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.run import RunOptions, run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def networks(tmp_path_factory) -> Iterator[str]:
-    """The name of a tiny network in a user's module."""
+    """The name of a tiny network in a user's module, which can be imported in all tests of the lab."""
     folder = tmp_path_factory.mktemp("networks")
     (folder / "nets_for_runs.py").write_text(NETWORK)
     with pytest.MonkeyPatch.context() as patch:
@@ -21,9 +22,24 @@ def networks(tmp_path_factory) -> Iterator[str]:
         yield "nets_for_runs:tiny"
 
 
+@pytest.fixture
+def start(forks, tmp_path) -> Iterator[Callable[..., BaseProcess]]:
+    """A function that starts the command in a process of its own; what it prints goes to the file `printed`."""
+    processes = []
+
+    def started(argv: list[str], die: tuple[int, bool] | None = None) -> BaseProcess:
+        processes.append(forks.Process(target=command, args=(argv, tmp_path / "printed", die)))
+        processes[-1].start()
+        return processes[-1]
+
+    yield started
+    for process in processes:
+        process.kill()
+
+
 @pytest.fixture(scope="session")
-def short(networks) -> Experiment:
-    return Experiment(networks, "digits", "force", 0.7, seed=1, rounds=4, epochs=2, batch_size=128).resolved()
+def short() -> Experiment:
+    return tiny(rounds=4)
 
 
 @pytest.fixture

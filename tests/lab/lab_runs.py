@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,12 @@ def opaque():
 """
 
 
+def tiny(model: str = "tiny", **changes: Any) -> Experiment:
+    """A short experiment with a network of the module above."""
+    settings: dict[str, Any] = {"data": "digits", "method": "force", "sparsity": 0.7, "seed": 1}
+    return Experiment(f"nets_for_runs:{model}", **settings | {"epochs": 2, "batch_size": 128} | changes).resolved()
+
+
 def interrupted(experiment: Experiment, options: RunOptions, after: int) -> None:
     """Run until the run has asked `after` times whether to stop, and stop it."""
     counter = iter(range(100_000))
@@ -87,7 +94,7 @@ def command(argv: list[str], printed: Path, die: tuple[int, bool] | None = None)
 
 def swept(experiments: Sequence[Experiment], options: RunOptions, **settings) -> tuple[SweepResult, str]:
     """Run a sweep; return its result and what it printed."""
-    console = Console(file=io.StringIO(), width=300)
+    console = Console(file=io.StringIO(), width=500)
     result = sweep(experiments, options, console=console, **settings)
     return result, console.file.getvalue()
 

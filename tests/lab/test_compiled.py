@@ -14,13 +14,6 @@ from barebones.lab.run.network import data_of
 from barebones.lab.run.run import RunOptions, run
 from barebones.lab.run.training import Training
 
-NETWORK = """
-from torch import nn
-
-def one_layer():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-"""
-
 
 @pytest.fixture
 def compiling(tmp_path, monkeypatch) -> Iterator[None]:
@@ -47,12 +40,10 @@ def new_process() -> None:
         ),
     ],
 )
-def test_a_process_does_not_compile_again_what_another_one_has_compiled(device, tmp_path, monkeypatch, compiling):
-    (tmp_path / "one_layer_network.py").write_text(NETWORK)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_process_does_not_compile_again_what_another_one_has_compiled(device, tmp_path, compiling):
     options = RunOptions(tmp_path / "runs", device=device, compiled=True)
     first, second = (
-        Experiment("one_layer_network:one_layer", "digits", method, 0.5, seed=seed, epochs=1).resolved(device)
+        Experiment("nets_for_runs:bare", "digits", method, 0.5, seed=seed, epochs=1).resolved(device)
         for method, seed in (("random", 0), ("magnitude", 1))
     )
     run(first, options)

@@ -77,15 +77,6 @@ def test_a_collapse_stops_a_run_before_the_first_epoch_if_asked(cut, options):
     assert finished(options.folder(cut)) is not None
 
 
-def test_masks_of_a_file_that_cut_the_network_stop_a_run_too(cut, options, tmp_path):
-    run(cut, options, until="prune")
-    masks = load_masks(options.folder(cut) / MASK)
-    save_masks(masks, tmp_path / "mask")
-    trained = replace(cut, method="file", mask=masks_digest(masks), rounds=None, batches_per_round=None).resolved()
-    with pytest.raises(ValueError, match=CUT):
-        run(trained, replace(options, on_collapse="raise", mask=tmp_path / "mask"))
-
-
 @pytest.fixture
 def silent(short, options, tmp_path) -> tuple[Experiment, RunOptions]:
     """An experiment whose masks, from a file, keep weights in 4 of the 10 rows of the classifier."""

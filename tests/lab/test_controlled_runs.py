@@ -1,10 +1,10 @@
-"""Runs with a control: their names, masks and weights, and that they resume and repeat."""
+"""Runs with a control: their names, masks and weights."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from lab_runs import assert_same_run, interrupted, made_up_result, write_file
+from lab_runs import made_up_result, tiny, write_file
 
 import barebones as bb
 from barebones.files.masks import load_masks
@@ -15,7 +15,6 @@ from barebones.lab.run.folder import finished
 from barebones.lab.run.loading import experiment_for_mask, initial, load
 from barebones.lab.run.network import Network
 from barebones.lab.run.options import RunOptions
-from barebones.lab.run.run import run
 from barebones.pruning.controls import CONTROLS
 from barebones.pruning.prune import prune
 
@@ -33,8 +32,8 @@ def test_the_shuffle_of_a_run_shuffles(short, undisturbed):
     assert float(bb.agreement(plain, other)) < 0.6
 
 
-def test_the_inversion_of_a_run_keeps_the_counts_and_no_best_weight(networks, undisturbed):
-    once = Experiment(networks, "digits", "magnitude", 0.7, epochs=1, batch_size=256).resolved()
+def test_the_inversion_of_a_run_keeps_the_counts_and_no_best_weight(undisturbed):
+    once = tiny(method="magnitude", epochs=0)
     plain, other = (masks_of(undisturbed(replace(once, control=control))) for control in ("none", "invert"))
     weights = {name: weight.detach().abs() for name, weight in bb.prunable(initial(once)).items()}
     assert {name: int(m.sum()) for name, m in plain.items()} == {name: int(m.sum()) for name, m in other.items()}
@@ -92,15 +91,6 @@ def test_settings_of_scoring_are_those_of_prune(setting, argument, short, undist
     found = masks_of(undisturbed(other))
     assert all(torch.equal(found[name], mask) for name, mask in expected.items())
     assert not all(torch.equal(plain[name], mask) for name, mask in expected.items())
-
-
-@pytest.mark.parametrize("changes", [{"scoring_init": "xavier"}, *({"control": name} for name in CHANGED)], ids=str)
-@pytest.mark.parametrize("after", [2, 8])
-def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(changes, after, short, options, undisturbed):
-    experiment = replace(short, **changes)
-    interrupted(experiment, options, after)
-    run(experiment, options)
-    assert_same_run(undisturbed(experiment), options.folder(experiment))
 
 
 def test_the_mask_file_of_a_control_is_trained_as_it_is(short, undisturbed):

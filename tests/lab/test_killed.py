@@ -3,12 +3,11 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from lab_runs import assert_same_run, command
+from lab_runs import assert_same_run
 
 from barebones.lab.run.metrics import read
 
@@ -24,18 +23,6 @@ KINDS = {
 def words(runs: Path, kind: str, save_every: int = 0) -> list[str]:
     common = "--model nets_for_runs:tiny --data digits --sparsity 0.7 --seed 1 --batch-size 128 --device cpu"
     return ["run", *common.split(), *KINDS[kind].split(), "--save-every", str(save_every), "--runs", str(runs)]
-
-
-@pytest.fixture
-def start(networks, forkserver, tmp_path) -> Callable[..., BaseProcess]:
-    """A function that starts the command in a process of its own; what it prints goes to the file `printed`."""
-
-    def started(argv: list[str], die: tuple[int, bool] | None = None) -> BaseProcess:
-        process = forkserver.Process(target=command, args=(argv, tmp_path / "printed", die))
-        process.start()
-        return process
-
-    return started
 
 
 def code(process: BaseProcess) -> int:

@@ -5,9 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
-from lab_runs import interrupted, timeless
+from lab_runs import interrupted, timeless, tiny
 
-from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.metrics import Metrics, read
 from barebones.lab.run.run import RunOptions, run
 
@@ -118,8 +117,8 @@ def test_numbers_that_json_does_not_know_are_null(tmp_path):
     assert math.isnan(reported[0]["saliency"])
 
 
-def test_a_run_has_a_line_for_every_round_and_epoch(networks, tmp_path):
-    experiment = Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=4, batch_size=128).resolved()
+def test_a_run_has_a_line_for_every_round_and_epoch(tmp_path):
+    experiment = tiny(sparsity=0.8, rounds=4, epochs=4, seed=0)
     options, reported = RunOptions(tmp_path / "runs", save_every=0), []
     for stop in (16, 3, 0):
         interrupted(experiment, options, stop)

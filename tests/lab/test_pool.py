@@ -66,7 +66,7 @@ def hear(pool: Pool, kind: str, job: Job, ends: bool = False, **about) -> None:
     pool.assign()
 
 
-def die(pool: Pool, job: Job, ending: str = "the process ended with exit code 70") -> None:
+def die(pool: Pool, job: Job, ending: str) -> None:
     (one,) = (each for each in pool.workers if each.folder == job.folder)
     one.ended = ending  # type: ignore[attr-defined]
     pool.attend(0)
@@ -100,18 +100,23 @@ def test_a_job_counts_as_queued_until_it_starts(tmp_path, fakes):
     assert progress.status(pool) == "3 queued, 1 running, 0 done, 0 failed"
 
 
-def test_out_of_memory_beside_others_is_tried_again_alone(pool):
+@pytest.mark.parametrize("reason", ["CUDA out of memory", "the process ended with exit code 70"])
+def test_a_run_that_crashes_or_lacks_memory_beside_others_is_tried_again_alone(reason, pool):
+    def fail(job: Job) -> None:
+        hear(pool, "failed", job, **FAILURE) if reason == FAILURE["reason"] else die(pool, job, reason)
+
     first, second, third, fourth = pool.jobs.values()
     sentences = []
     pool.changed = lambda job: sentences.append(progress.sentence(job))
-    hear(pool, "failed", second, **FAILURE)
-    assert sentences == [f"again    {second.label}, alone: CUDA out of memory"]
+    fail(second)
+    assert sentences == [f"again    {second.label}, alone: {reason}"]
+    assert (second.alone, second.state) == (True, "queued")
     finish(pool, first, third)
     assert given(pool) == {fourth.folder}  # nothing may run beside the second
     finish(pool, fourth)
     assert given(pool) == {second.folder}
-    hear(pool, "failed", second, **FAILURE)
-    assert (second.state, second.reason) == ("failed", "CUDA out of memory")
+    fail(second)
+    assert (second.state, second.reason) == ("failed", reason)
     assert json.loads((pool.options.runs / second.folder / "failure.json").read_text())["attempts"] == 2
     assert not pool.busy
 
@@ -126,17 +131,6 @@ def test_a_process_that_is_about_to_end_gets_no_other_run(pool):
     assert closed == [""]  # it has no run any more, and a new process takes the next one
     assert given(pool) == {second.folder, third.folder}
     assert (first.alone, second.alone, third.alone) == (True, False, False)
-
-
-def test_after_a_crash_a_run_is_tried_once_more_alone(pool):
-    first, *others = pool.jobs.values()
-    die(pool, first)
-    assert (first.alone, first.state) == (True, "queued")
-    finish(pool, *others)
-    assert given(pool) == {first.folder}
-    die(pool, first)
-    assert (first.state, first.reason) == ("failed", "the process ended with exit code 70")
-    assert not pool.busy
 
 
 @pytest.mark.parametrize("case", range(cases(60)))

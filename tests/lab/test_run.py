@@ -14,10 +14,10 @@ import barebones as bb
 from barebones.files.masks import load_masks, masks_digest, save_masks
 from barebones.files.weights import dense_bytes, load_weights
 from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.run import run as lab
 from barebones.lab.run.folder import finished, recorded
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network, check_micro_batch
+from barebones.lab.run.progress import summary
 from barebones.lab.run.run import RunOptions, run
 from barebones.lab.run.training import evaluate
 from barebones.running import digest
@@ -59,6 +59,7 @@ def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
     best = max(epochs, key=lambda line: line["validation"]["top1"])
     expected = {"epoch": best["epoch"], "validation": best["validation"]["top1"], "test": best["test"]["top1"]}
     assert result["best_validation"] == expected
+    assert f"after epoch {best['epoch']};" in " ".join(summary(result, folder))
     assert result["seconds"]["train"] == pytest.approx(sum(line["seconds"] for line in epochs))
     assert result["plan"]["epochs"] == 2
     assert result["environment"]["torch"] == torch.__version__
@@ -79,17 +80,6 @@ def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short
     run(short, options)  # goes on from these masks
     assert stamps(folder)["mask.safetensors"] == before
     assert_same_run(folder, undisturbed(short))
-
-
-def test_a_finished_run_is_not_repeated(short, options, monkeypatch):
-    result = run(short, options)
-    before = stamps(options.folder(short))
-    for module, name in [(lab, "Network"), (lab, "Metrics"), (lab, "Training"), (lab, "pruned")]:
-        monkeypatch.setattr(module, name, lambda *args, **options: pytest.fail("work is done again"))
-    lines: list = []
-    assert run(short, options, lines.append) == json.loads(json.dumps(result))
-    assert stamps(options.folder(short)) == before
-    assert lines == []
 
 
 def test_the_initial_weights_depend_on_the_seed_alone(short, options):

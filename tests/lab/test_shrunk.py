@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lab_runs import interrupted
+from lab_runs import interrupted, tiny
 from torch import nn
 
 import barebones as bb
@@ -26,11 +26,7 @@ def experiment() -> Experiment:
     return Experiment("small-resnet", "digits", "iter-snip", 0.97, **rest).resolved()
 
 
-@pytest.fixture
-def shorter(networks) -> Experiment:
-    """The same for a network of two convolutions, most of whose channels go."""
-    rest = dict(seed=1, rounds=3, epochs=2, batch_size=256, shrink=True)
-    return Experiment("nets_for_runs:wide", "digits", "iter-snip", 0.98, **rest).resolved()
+ADAMW = {"optimizer": "adamw", "lr": 0.01, "lr_schedule": "one-cycle", "label_smoothing": 0.1, "pretrain": 1}
 
 
 @pytest.mark.nightly
@@ -62,15 +58,17 @@ def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp
     assert masked["shrunk"] is None
 
 
-def test_a_run_that_goes_on_trains_the_same_small_network(shorter, tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"lr_schedule": "cosine", "warmup": 1}, ADAMW], ids=str)
+def test_a_run_that_goes_on_trains_the_same_small_network(settings, tmp_path, options):
+    shorter = tiny("wide", method="iter-snip", sparsity=0.98, rounds=3, batch_size=256, shrink=True, **settings)
     undisturbed = run(shorter, RunOptions(tmp_path / "undisturbed"))
     before, after = undisturbed["shrunk"]["parameters"]
     assert after < before
-    options = RunOptions(tmp_path / "runs", save_every=0)
     run(shorter, options, until="prune")
     for stop in (0, 3, 4):  # before the first training step, after some, and in the second epoch
         interrupted(shorter, options, stop)
-    assert run(shorter, options)["weights"] == undisturbed["weights"]
+    result = run(shorter, options)
+    assert (result["weights"], result["test"]) == (undisturbed["weights"], undisturbed["test"])
 
 
 @pytest.mark.slow

@@ -7,27 +7,43 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab_runs import ALWAYS, assert_same_run, interrupted, tensors
+from lab_runs import ALWAYS, assert_same_run, interrupted, tensors, tiny
 
 import barebones as bb
 from barebones.files import container as files
 from barebones.files.masks import load_masks
 from barebones.files.weights import load_weights
-from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import run as lab
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network
 from barebones.lab.run.run import run
 from barebones.lab.run.training import Training
+from barebones.pruning.controls import CONTROLS
+
+EARLY: dict = {"method": "magnitude", "sparsity": 0.6, "epochs": 1, "pretrain": 1}
+FORCE: dict = {"rounds": 4}
+OWN = FORCE | {"epochs": 3, "optimizer": "adamw", "lr": 0.01, "lr_schedule": "one-cycle", "label_smoothing": 0.1}
 
 
-@pytest.mark.parametrize("stops", [(0,), (3, 0), (4,), (9, 4, 1), (15,), (26,), (1,) * 10], ids=str)
-def test_a_run_that_was_stopped_ends_the_same(stops, short, options, undisturbed):
+@pytest.mark.parametrize(
+    ("settings", "stops"),
+    [
+        *((FORCE, stops) for stops in ((0,), (3, 0), (4,), (9, 4, 1), (15,), (26,), (1,) * 10)),
+        *((EARLY, stops) for stops in ((0, 2), (11,))),
+        *((EARLY | {"rewind": True}, stops) for stops in ((10, 0), (12,), (13, 1))),
+        *((FORCE | {"control": name}, (stop,)) for name in CONTROLS if name != "none" for stop in (2, 8)),
+        *((FORCE | {"scoring_init": "xavier"}, (stop,)) for stop in (2, 8)),
+        (OWN, (6, 9, 2)),
+    ],
+    ids=str,
+)
+def test_a_run_that_was_stopped_ends_the_same(settings, stops, options, undisturbed):
+    experiment = tiny(**settings)
     for stop in stops:
-        interrupted(short, options, stop)
-        assert not (options.folder(short) / "result.json").exists()
-    run(short, options)
-    assert_same_run(options.folder(short), undisturbed(short))
+        interrupted(experiment, options, stop)
+        assert not (options.folder(experiment) / "result.json").exists()
+    run(experiment, options)
+    assert_same_run(options.folder(experiment), undisturbed(experiment))
 
 
 def test_what_is_asked_to_stop_is_saved_however_seldom_it_saves(short, options):
@@ -69,9 +85,8 @@ def test_every_file_is_put_in_place_whole_and_training_is_saved_at_its_end(short
 
 
 @pytest.mark.parametrize("rewind", [False, True])
-def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_ones(rewind, networks, options):
-    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=0, batch_size=128, pretrain=1, rewind=rewind)
-    experiment = experiment.resolved()
+def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_ones(rewind, options):
+    experiment = tiny(**EARLY | {"epochs": 0, "rewind": rewind})
     run(experiment, options)
     folder = options.folder(experiment)
     masks = load_masks(folder / "mask.safetensors")
@@ -89,8 +104,8 @@ def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_on
     assert [(line["stage"], line["lr"]) for line in lines if line["stage"] != "prune"] == [("pretrain", 0.1)]
 
 
-def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(networks, options):
-    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=4, batch_size=256, pretrain=1).resolved()
+def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(options):
+    experiment = tiny(**EARLY | {"epochs": 4, "batch_size": 256, "seed": 0})
     run(experiment, options)
     folder = options.folder(experiment)
     lines = [line for line in read(folder / "metrics.jsonl") if line["stage"] == "train"]
@@ -104,20 +119,8 @@ def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(netwo
     assert all(torch.equal(weights[name], value) for name, value in network.model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("stops", "rewind"), [((0, 2), False), ((10, 0), True), ((11,), False), ((12,), True), ((13, 1), True)]
-)
-def test_early_pruning_that_was_stopped_ends_the_same(stops, rewind, networks, options, undisturbed):
-    experiment = Experiment(networks, "digits", "magnitude", 0.6, epochs=1, batch_size=128, pretrain=1, rewind=rewind)
-    experiment = experiment.resolved()
-    for stop in stops:
-        interrupted(experiment, options, stop)
-    run(experiment, options)
-    assert_same_run(options.folder(experiment), undisturbed(experiment))
-
-
-def test_what_finished_stages_left_when_they_were_killed_is_cleared(networks, options, tmp_path):
-    experiment = Experiment(networks, "digits", "force", 0.6, rounds=3, epochs=1, batch_size=256, pretrain=1).resolved()
+def test_what_finished_stages_left_when_they_were_killed_is_cleared(options, tmp_path):
+    experiment = tiny(rounds=3, epochs=1, batch_size=256, pretrain=1)
     folder = options.folder(experiment)
     interrupted(experiment, options, 3)
     shutil.copy(folder / "pretraining.safetensors", tmp_path)

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -224,54 +223,39 @@ def test_workers_know_methods_that_were_registered_at_run_time(registered_in, tm
 
 
 @pytest.mark.slow
-def test_when_asked_to_stop_the_runs_save_a_checkpoint(tmp_path, forkserver):
-    long = [short(seed=seed, epochs=1000) for seed in range(2)]
-    options = RunOptions(tmp_path / "runs")
-    result, text = swept(long, options, jobs=1, stopping=lambda: trains(folder(options, long[0])))
-    assert counts(result) == (0, 0, 2, 0)
-    assert "2 unfinished; run the same command again" in text
-    assert (folder(options, long[0]) / "checkpoint.safetensors").exists()
-    assert not folder(options, long[1]).exists()
-
-
-@pytest.mark.slow
-def test_a_sweep_stops_by_itself_at_its_time_limit(tmp_path, forkserver):
+@pytest.mark.parametrize("limit", [None, 0.01])
+def test_when_asked_to_stop_or_at_its_time_limit_the_runs_save_a_checkpoint(limit, tmp_path, forkserver):
     long = [short(seed=seed, epochs=100_000) for seed in range(2)]
-    result, text = swept(long, RunOptions(tmp_path / "runs"), jobs=1, time_limit=0.05)
+    options = RunOptions(tmp_path / "runs")
+    when = {"time_limit": limit} if limit else {"stopping": lambda: trains(folder(options, long[0]))}
+    result, text = swept(long, options, jobs=1, **when)
     assert counts(result) == (0, 0, 2, 0)
-    assert "The 0.05 minutes are over. 2 unfinished; run the same command again to resume." in text
-    result, text = swept([short(epochs=1)], RunOptions(tmp_path / "others"), jobs=1, time_limit=100)
-    assert counts(result) == (1, 0, 0, 0)
-    assert "minutes" not in text
+    assert "2 unfinished; run the same command again to resume." in text
+    assert ("The 0.01 minutes are over. " in text) == bool(limit)
+    assert limit or (folder(options, long[0]) / "checkpoint.safetensors").exists()
+    assert not folder(options, long[1]).exists()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_workers_save_a_checkpoint_when_the_parent_is_interrupted_or_dead(sent, tmp_path):
+def test_workers_save_a_checkpoint_when_the_parent_is_interrupted_or_dead(sent, start, tmp_path):
     long = short(epochs=1000)
     (tmp_path / "grid.json").write_text(json.dumps({k: v for k, v in long.to_dict().items() if v is not None}))
     place = folder(RunOptions(tmp_path / "runs"), long)
-    with subprocess.Popen(
-        [sys.executable, "-m", "barebones", "sweep", str(tmp_path / "grid.json"), "--runs", str(place.parent)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
-    ) as parent:  # fmt: skip
-        try:
-            until(lambda: trains(place))
-            workers = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-            if sent == signal.SIGINT:
-                os.killpg(parent.pid, sent)  # as the terminal does on Ctrl-C
-            else:
-                parent.kill()
-            printed, _ = parent.communicate(timeout=90)
-        finally:
-            parent.kill()
+    parent = start(["sweep", str(tmp_path / "grid.json"), "--runs", str(place.parent)])
+    until(lambda: trains(place))
+    workers = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    for process in (parent.pid, *(workers if sent == signal.SIGINT else ())):  # the terminal sends Ctrl-C to all
+        os.kill(int(process), sent)
+    parent.join(90)
     until(lambda: not any(map(alive, workers)))
     assert (place / "checkpoint.safetensors").exists()
     if sent == signal.SIGINT:
+        printed = (tmp_path / "printed").read_text()
         assert printed.endswith("1 unfinished; run the same command again to resume.\n")
         assert "Traceback" not in printed
-        assert parent.returncode == 130
+        assert parent.exitcode == 130
 
 
 def trains(place: Path) -> bool:

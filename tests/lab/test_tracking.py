@@ -4,14 +4,13 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from time import sleep
 
 import pytest
 import torch
-from lab_runs import interrupted
+from lab_runs import interrupted, tiny
 from test_metrics import LINES
 
 from barebones.lab.experiment.experiment import Experiment
@@ -138,8 +137,8 @@ def folder(tmp_path):
         yield folder
 
 
-def test_a_resumed_run_continues_its_tracked_run(tracker, networks, tmp_path):
-    experiment = Experiment(networks, "digits", "force", 0.8, rounds=4, epochs=2, batch_size=256).resolved()
+def test_a_resumed_run_continues_its_tracked_run(tracker, tmp_path):
+    experiment = tiny(rounds=4, batch_size=256)
     options = RunOptions(tmp_path / "runs", track=[tracker], save_every=0)
     for stop in (7, 2):
         interrupted(experiment, options, stop)
@@ -148,15 +147,15 @@ def test_a_resumed_run_continues_its_tracked_run(tracker, networks, tmp_path):
     lines = read(place / "metrics.jsonl")
     assert len(lines) == 6
     assert_shows(tracker, place, lines)
-    assert experiment.folder == replace(experiment).folder == place.name  # tracking is not part of the experiment
+    assert experiment.folder == place.name  # tracking is not part of the experiment
 
 
-def test_a_run_may_have_several_trackers(networks, tmp_path, monkeypatch):
+def test_a_run_may_have_several_trackers(tmp_path, monkeypatch):
     seen: dict[str, list] = {"tensorboard": [], "wandb": []}
     for name, events in seen.items():
         fake = Tracked(lambda index, *_, events=events: events.append(index), events.append)
         monkeypatch.setitem(TRACKERS, name, lambda *args, fake=fake: fake)
-    experiment = Experiment(networks, "digits", "random", 0.5, epochs=1, batch_size=256).resolved()
+    experiment = tiny(method="random", epochs=1)
     run(experiment, RunOptions(tmp_path / "runs", track=["tensorboard", "wandb", "wandb"]))
     assert seen == {name: [0, 1, True] for name in seen}  # the round, the epoch, and the end
 

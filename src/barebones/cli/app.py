@@ -113,7 +113,6 @@ def global_options(
     """Declare the options that stand before the command; `main` itself looks for --debug."""
 
 
-@ranks.quiet()
 def main() -> None:
     """Run the command line; print a mistake of the user as one line, without a traceback, and exit with code 2."""
     try:

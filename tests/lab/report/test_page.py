@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from report_runs import HOSTILE, SHAPES, run_with, write_run
 
-from barebones.lab.experiment.styles import look
 from barebones.lab.figures import report
 
 pytestmark = [pytest.mark.slow, pytest.mark.no_cover]  # the page is no Python
@@ -167,17 +166,6 @@ def test_a_copied_run_does_not_count_twice(opened: Opened, tmp_path: Path) -> No
     assert column(page, "State")[0].split("\n")[0] == "3 done1 unfinished"
 
 
-def test_a_dense_line_stands_only_beside_runs_that_are_trained_alike(opened: Opened, tmp_path: Path) -> None:
-    for epochs in (1, 5):
-        write_run(tmp_path / "runs", epochs=epochs)
-    write_run(tmp_path / "runs", "dense", 0.0, 0, 0.99, epochs=1)
-    page = shown_at(opened, tmp_path)
-    for epochs, names in ((1, ["force", "dense"]), (5, ["force"])):
-        plot = page.locator("#panels .card", has_text=f"epochs {epochs}").locator(".plot")
-        plot.scroll_into_view_if_needed()
-        until(lambda plot=plot, names=names: plot.evaluate("(p) => p.data?.map((t) => t.name)") == names)  # type: ignore[misc]
-
-
 def test_a_run_opens_and_shows_its_masks(opened: Opened) -> None:
     page = opened()
     page.locator("#table tbody tr", has_text="collapsed").locator("a").click()
@@ -214,27 +202,6 @@ def test_names_are_text_in_charts_too(opened: Opened, tmp_path: Path) -> None:
         assert name in plot.locator(".legendtext").nth(at).text_content()
         until(lambda name=name: name in tip(page))  # type: ignore[misc]
     assert page.locator(".plot svg a, .plot img, .plot tspan[style]").count() == 0
-
-
-def test_a_chart_tells_its_numbers(opened: Opened) -> None:
-    page = opened()
-    plot = page.locator("#panels .plot").last
-    plot.scroll_into_view_if_needed()
-    point = plot.locator(".point").first
-    point.wait_for()
-    box = point.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    until(lambda: "accuracy" in tip(page))
-
-
-def test_a_method_has_the_same_colour_everywhere(opened: Opened) -> None:
-    page = opened()
-    colours = page.evaluate(
-        "[...document.querySelectorAll('.swatch')].filter((each) => /^force/.test(each.innerText.trim()))"
-        ".map((each) => getComputedStyle(each.querySelector('.glyph')).color)"
-    )
-    red, green, blue = (int(look("force").colour[i : i + 2], 16) for i in (1, 3, 5))
-    assert set(colours) == {f"rgb({red}, {green}, {blue})"}
 
 
 def test_ticked_rows_are_compared(opened: Opened) -> None:
