@@ -190,6 +190,34 @@ def test_muon_and_a_second_optimizer_for_the_rest(masks):
             held.assert_same(*models)
 
 
+class Noise(optim.Optimizer):
+    """Moves every weight at random, computes the loss there, and moves again: it does not respect zeros."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure):
+        for loss in (torch.enable_grad()(closure), lambda: None):
+            for p in self.param_groups[0]["params"]:
+                p.add_(torch.randn_like(p))
+            loss()
+
+
+def test_a_users_optimizer_that_moves_everything(model, masks):
+    optimizer = Noise(model.parameters())
+    hold(model, masks, optimizer)
+
+    def loss():
+        held.assert_held(model, masks)  # although the optimizer has moved its weights
+        backward(model)
+
+    with torch.random.fork_rng():
+        for _ in range(3):
+            optimizer.step(closure=loss)
+            held.assert_held(model, masks)
+
+
 def with_scaler(model, optimizer, memory, step):
     scaler = memory.setdefault("scaler", torch.amp.GradScaler("cpu", init_scale=8.0))
     optimizer.zero_grad()
