@@ -193,17 +193,6 @@ def synflow(model: nn.Module, masks: dict[str, Tensor], example: Tensor) -> dict
     return dict(zip(theta, (g.abs() for g in gradients), strict=True))
 
 
-def synflow_by_paths(matrices: list[Tensor]) -> list[Tensor]:
-    """Return, for linear layers in a row without biases, the sum of the products of all paths through each weight."""
-    into = [torch.ones(matrices[0].shape[1], dtype=torch.float64)]
-    for w in matrices[:-1]:
-        into.append(w.double().abs() @ into[-1])
-    out = [torch.ones(matrices[-1].shape[0], dtype=torch.float64)]
-    for w in reversed(matrices[1:]):
-        out.insert(0, w.double().abs().T @ out[0])
-    return [w.double().abs() * out[i][:, None] * into[i][None, :] for i, w in enumerate(matrices)]
-
-
 def magnitude(model: nn.Module) -> dict[str, Tensor]:
     return {name: w.abs() for name, w in weights_of(model).items()}
 

@@ -32,8 +32,6 @@ from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import run
 from barebones.models import SmallVGG
 
-pytestmark = pytest.mark.slow
-
 
 def test_the_core_benchmark_prints_its_three_tables(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "120")

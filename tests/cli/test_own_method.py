@@ -12,9 +12,7 @@ import pytest
 
 import barebones as bb
 from barebones.lab.experiment import recipes, styles
-from barebones.lab.records import records, tables
 from barebones.lab.run.folder import recorded
-from barebones.paper.figures import FIGURES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-method.md").read_text(encoding="utf-8")
 (CODE,) = re.findall(r"```python\n# taylor.py\n(.*?)```", PAGE, re.DOTALL)
@@ -61,7 +59,6 @@ def forget() -> None:
     Path("imported").unlink(missing_ok=True)
 
 
-@pytest.mark.slow
 def test_the_commands_of_the_page_prune_by_the_file_of_the_page(file, command):
     assert [line[2] for line in LINES] == ["taylor.py:squared", NAME]
     for line in (*LINES, [word.replace(".py", "") for word in LINES[1]]):
@@ -90,7 +87,6 @@ def test_a_finished_run_needs_no_code(run, command):
         assert done.code == 0, (words, done.err)
 
 
-@pytest.mark.slow
 def test_an_edited_method_is_another_one(file, command, mistake):
     words = (*LINES[1], *QUICK, "--rounds", "1")
     grid = f"model = 'small-vgg'\ndata = 'digits'\nmethod = '{NAME}'\nsparsity = 0.9\nrounds = 1\nepochs = 0\n"
@@ -105,7 +101,6 @@ def test_an_edited_method_is_another_one(file, command, mistake):
     assert command(*words).code == 0
 
 
-@pytest.mark.slow
 def test_it_looks_the_same_everywhere_without_its_code(run, command):
     command("train", "--mask", "mask", "--epochs", "0", "--device", "cpu", "--runs", "trained")
     for folder in ("runs", "trained"):
@@ -146,7 +141,6 @@ def test_a_grid_runs_only_the_methods_that_the_user_names(file, command, mistake
         assert "small-vgg-taylor.py-iterated-99-s0" in done.out
 
 
-@pytest.mark.slow
 def test_the_workers_of_a_sweep_import_it(file, command, forkserver):
     Path("grid.toml").write_text(f"model = 'small-vgg'\ndata = 'digits'\nmethod = '{NAME}'\nrounds = 3\nepochs = 0\n")
     done = command("sweep", "grid.toml", "--method", NAME, "--device", "cpu", "--jobs", "1")
@@ -171,60 +165,10 @@ def test_a_wrong_name_is_one_line(name, expected, file, mistake):
     assert not Path("runs").exists()
 
 
-# a method that a recipe registers
-
-RECIPE = """
-from barebones import METHODS, Method
-from barebones.lab.experiment.experiment import Experiment
-
-def smallest(probe):
-    return {name: -weight.abs() for name, weight in probe.weights.items()}
-
-METHODS["smallest"] = Method(smallest, needs_data=False, label="Smallest first", colour="#12ab34", marker="*")
-
-def experiments():
-    for method in ("smallest", "random"):
-        yield Experiment("nets_for_cli:tiny", "digits", method, sparsity=0.5, epochs=1, batch_size=256)
-"""
-
-
-@pytest.fixture
-def recipe(tiny, monkeypatch) -> Path:
-    """Write the recipe file that registers the method; forget the method at the end of the test."""
-    monkeypatch.setitem(bb.METHODS, "smallest", bb.METHODS["random"])  # so that it is removed again
-    (path := tiny / "my_recipe.py").write_text(RECIPE)
-    exec(RECIPE, {})
-    return path
-
-
-def test_the_command_line_knows_it(recipe, command, monkeypatch):
+def test_the_command_line_knows_a_method_that_was_registered(command, tiny, monkeypatch):
+    smallest = lambda probe: {name: -weight.abs() for name, weight in probe.weights.items()}
+    monkeypatch.setitem(bb.METHODS, "smallest", bb.Method(smallest, needs_data=False))
     done = command("prune", "--model", "nets_for_cli:tiny", "--data", "digits", "--method", "smallest", "-o", "mask")
     assert done.code == 0, done.err
     assert bb.load_masks("mask").about["method"] == "smallest"
     assert "did you mean 'smallest'?" in command("run", "--method", "smalest").err
-    monkeypatch.setenv("_BAREBONES_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "barebones run --method smal")
-    monkeypatch.setenv("COMP_CWORD", "3")
-    monkeypatch.setattr("__main__.__package__", "", raising=False)  # as for an installed command
-    assert command().out.split() == ["smallest"]
-
-
-@pytest.mark.slow
-def test_a_sweep_a_figure_and_the_report_know_it(recipe, command, forkserver):
-    done = command("sweep", f"{recipe}:experiments", "--device", "cpu", "--jobs", "1")
-    assert done.code == 0, done
-    rows = records.records(Path("runs"))
-    assert {row["method"]: row["status"] for row in rows} == {"smallest": "done", "random": "done"}
-
-    tables.write([{"scale": "smoke"} | row for row in FIGURES["cifar10"].source.rows(rows)], Path("runs/cifar10.csv"))
-    done = command("figure", "cifar10", "--from", "runs", "--out", ".")
-    assert done.code == 0, done
-    drawing = Path("cifar10.svg").read_text()
-    assert "<!-- Smallest first -->" in drawing
-    assert "stroke: #12ab34" in drawing
-
-    done = command("report", "runs", "-o", "report.html")
-    assert done.code == 0, done
-    content = reported()
-    assert "smallest" in [group["method"] for group in content["groups"]]
-    assert (content["looks"]["smallest"]["light"], content["looks"]["smallest"]["glyph"][0]) == ("#12ab34", "★")

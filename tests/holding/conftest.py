@@ -1,7 +1,8 @@
 """Fixtures of the tests of holding."""
 
 import pytest
-from held import network, random_masks
+from held import network
+from zoo import random_masks
 
 
 @pytest.fixture
@@ -11,4 +12,4 @@ def model():
 
 @pytest.fixture
 def masks():
-    return random_masks(network())
+    return random_masks(network(), 0.3)

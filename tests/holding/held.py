@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 from barebones.holding import INTEGER, audit
-from barebones.scope import matched, parameters
+from barebones.scope import matched
 
 X, Y = torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 5
 
@@ -15,12 +15,6 @@ def network(seed=1):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 5))
-
-
-def random_masks(model, keep=0.3):
-    generator = torch.Generator().manual_seed(2)
-    weights = {name: p for name, p in parameters(model).items() if name.endswith("weight")}
-    return {name: torch.rand(p.shape, generator=generator) < keep for name, p in weights.items()}
 
 
 def sgd(model, **options):
@@ -88,25 +82,6 @@ class Lamb(optim.Optimizer):
                 moments[1].lerp_(p.grad.square(), 0.1)
                 update = moments[0] / (moments[1].sqrt() + 1e-6) + group["weight_decay"] * p
                 p.sub_(update * (group["lr"] * p.norm() / update.norm()))
-        return loss
-
-
-class Noise(optim.Optimizer):
-    """Moves every weight at random, computes the loss there, and moves again: it does not respect zeros."""
-
-    def __init__(self, params):
-        super().__init__(params, {})
-
-    @torch.no_grad()
-    def step(self, closure):
-        for p in self.param_groups[0]["params"]:
-            p.add_(torch.randn_like(p))
-            self.state[p]["seen"] = torch.randn_like(p)
-            self.state[p]["codes"] = torch.ones(p.shape, dtype=torch.uint8)
-        with torch.enable_grad():
-            loss = closure()
-        for p in self.param_groups[0]["params"]:
-            p.sub_(torch.randn_like(p))
         return loss
 
 

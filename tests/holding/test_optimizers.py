@@ -8,8 +8,9 @@ import held
 import pytest
 import torch
 import torch.nn.functional as F
-from held import CASES, OPTIMIZERS, Lamb, Noise, X, Y, backward, by_hand, network, train, twins
+from held import CASES, OPTIMIZERS, Lamb, X, Y, backward, by_hand, network, train, twins
 from torch import optim
+from zoo import masked
 
 from barebones.holding import ELEMENTWISE, hold
 from barebones.scope import matched
@@ -122,14 +123,6 @@ def masked_training(model, masks, optimizer, steps):
         optimizer.step(loss)
 
 
-def pruned_copy(model, masks):
-    other = copy.deepcopy(model)
-    for _, p, mask in matched(other, masks):
-        p.data[~mask] = 0.0
-        p.grad = None
-    return other
-
-
 def without_closure(optimizer, loss):
     loss()
     optimizer.step()
@@ -160,7 +153,7 @@ def test_optimizers_that_combine_weights_see_the_pruned_network_only(kind, step,
 
     for _ in range(dense_steps):
         step(optimizer, loss)
-    other, loose = pruned_copy(model, masks), pruned_copy(model, masks)
+    other, loose = masked(model, masks), masked(model, masks)
     masked_training(other, masks, kind(other.parameters()), 3)
     hold(model, masks, optimizer)
     for _ in range(3):
@@ -197,20 +190,32 @@ def test_muon_and_a_second_optimizer_for_the_rest(masks):
             held.assert_same(*models)
 
 
+class Noise(optim.Optimizer):
+    """Moves every weight at random, computes the loss there, and moves again: it does not respect zeros."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure):
+        for loss in (torch.enable_grad()(closure), lambda: None):
+            for p in self.param_groups[0]["params"]:
+                p.add_(torch.randn_like(p))
+            loss()
+
+
 def test_a_users_optimizer_that_moves_everything(model, masks):
     optimizer = Noise(model.parameters())
     hold(model, masks, optimizer)
 
     def loss():
         held.assert_held(model, masks)  # although the optimizer has moved its weights
-        return backward(model)
+        backward(model)
 
     with torch.random.fork_rng():
         for _ in range(3):
-            assert optimizer.step(closure=loss).isfinite()
+            optimizer.step(closure=loss)
             held.assert_held(model, masks)
-    held.assert_state_held(optimizer, model, masks)
-    assert all(optimizer.state[p]["codes"].all() for p in optimizer.state)  # quantized state is left alone
 
 
 def with_scaler(model, optimizer, memory, step):

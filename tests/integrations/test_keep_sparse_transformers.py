@@ -41,7 +41,6 @@ def trained(*args, seed=1, resume=None, **options) -> Classifier:
     return training.model
 
 
-@pytest.mark.slow
 def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
     whole = trained(tmp_path / "whole", found)
     killed(f"trained({str(tmp_path / 'cut')!r}, found, At(5, lambda model: kill_itself()))", __name__)

@@ -25,8 +25,6 @@ from barebones.paper.theory import gaps_by_step, tanh_network
 from barebones.pruning.prune import prune
 from barebones.pruning.saliency import saliency
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ANALYSES)

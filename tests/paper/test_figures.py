@@ -94,7 +94,6 @@ def test_a_table_is_markdown_and_marks_what_is_below_random_masks() -> None:
     assert lines[-1].endswith("Bold: below random masks. The paper's times are those of a Tesla K40m.")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_drawn_from_records_and_again_from_the_table(name: str, tmp_path: Path) -> None:
     rows = RUNS[name].rows([made_up(each) for each in RUNS[name].experiments("paper")])
@@ -146,7 +145,6 @@ def test_mean_and_deviation_of_a_point(accuracies: Any, tops: list[float], std: 
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_sweep_is_run_once_and_drawn_from_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forkserver: Any
 ) -> None:
@@ -322,7 +320,6 @@ def test_a_stopped_sweep_draws_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_every_figure_at_smoke_scale(
     computed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,7 +380,6 @@ def test_methods_can_be_told_apart() -> None:
     assert len({each.label for each in shown.values()}) == len(shown)
 
 
-@pytest.mark.slow
 def test_the_users_own_settings_change_nothing(tmp_path: Path) -> None:
     source = RUNS["accuracy-vs-rounds"]
     rows = source.rows([made_up(each) for each in source.experiments("short")])
@@ -422,7 +418,6 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not list(tmp_path.iterdir())  # the error comes before anything is computed
 
 
-@pytest.mark.slow
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     runner = CliRunner()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import numpy.random
@@ -122,7 +122,6 @@ print(len({int(Probe(nn.Linear(3, 2), Source()).digest_of(0, 1)) for _ in range(
 """
 
 
-@pytest.mark.slow
 def test_numpys_generator_is_seeded_also_the_first_time_that_it_is_used():
     """numpy imports its generators only when they are first asked for: here, within the first batch."""
     done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True)
@@ -157,30 +156,3 @@ EMPTY = r"batches is empty|returned no batch"
 def test_what_cannot_be_read_is_an_error_that_says_so(batches: Any, method: Method, match: str):
     with pytest.raises(ValueError, match=match):
         run(method, batches=batches)
-
-
-def test_a_run_does_not_continue_with_other_batches():
-    fickle = Fickle()
-    first = run(batches=fickle)[0]
-    with pytest.raises(ValueError, match="other batches"):
-        run(batches=fickle, after=first)
-
-
-class Pair(NamedTuple):
-    x: Tensor
-    y: Tensor
-
-
-@pytest.mark.parametrize(
-    ("form", "read"),
-    [
-        (lambda x, y: {"x": x, "more": {"y": y}, "id": "a"}, lambda b: (b["x"], b["more"]["y"])),
-        (Pair, lambda b: (b.x, b.y)),
-        (lambda x, y: [[x], (y, None)], lambda b: (b[0][0], b[1][0])),
-    ],
-    ids=["dict", "named", "nested"],
-)
-def test_batches_of_any_form_reach_the_objective(form, read):
-    batches = [form(x, y) for x, y in BATCHES]
-    steps = run(batches=batches, objective=lambda m, b: F.cross_entropy(m(read(b)[0]), read(b)[1]))
-    assert all(equal(a.masks, b.masks) for a, b in zip(steps, run(), strict=True))

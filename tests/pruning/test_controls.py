@@ -8,7 +8,6 @@ from references import equal
 from torch import nn
 
 import barebones as bb
-from barebones.pruning.controls import CONTROLS
 
 WIDE = {
     "a": torch.arange(40_000).view(200, 200) < 400,
@@ -117,7 +116,3 @@ def test_a_scheme_draws_by_the_shape_alone():
     assert float(drawn["4.weight"].detach().std()) == pytest.approx(math.sqrt(2 / 32), rel=0.1)
     with pytest.raises(ValueError, match="no initialization 'kaiming'; did you mean 'kaiming-fan-in'"):
         bb.reinitialized(model, init="kaiming")
-
-
-def test_every_control_has_a_word():
-    assert CONTROLS == {"none": "", "shuffle": "shuffled", "reinitialize": "reinitialized", "invert": "inverted"}

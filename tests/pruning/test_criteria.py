@@ -147,15 +147,6 @@ def test_checkpoint_wrappers_do_not_change_the_scores():
         assert equal(masks, prune(model, data, 0.5, name).masks)
 
 
-def test_synflow_sums_the_paths():
-    model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False))
-    probe = Probe(model, example=torch.randn(1, 4))
-    with probe.at(None, 0, 1):
-        scores = METHODS["synflow"].criterion(probe)
-    expected = references.synflow_by_paths([model[0].weight.detach(), model[2].weight.detach()])
-    torch.testing.assert_close(list(scores.values()), expected, check_dtype=True)
-
-
 def test_negative_log_likelihood_of_raw_outputs_is_another_criterion():
     model, dense = tiny(), ones(weights_of(tiny()))
     (step,) = run("snip", loss="nll-on-logits")

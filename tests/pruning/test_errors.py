@@ -1,7 +1,6 @@
 """Bad input gets an error that says what to do, before a mask leaves and without a trace."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pruning_runs import BATCHES, FORCE
-from references import Trace, tiny
+from references import Trace, few, tiny
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import prune as torch_prune
@@ -151,9 +150,7 @@ def test_scores_that_are_not_finite_name_the_round_and_the_layer(value, at):
 @pytest.mark.parametrize("name", ["force", "grasp-mb", "iter-grasp", "snip-mb"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_losses_that_are_not_finite_name_the_round(name, value):
-    steps = []
-    row = METHODS[name]
-    method = replace(row, rounds=min(row.rounds, 3), batches_per_round=min(row.batches_per_round, 2))
+    steps, method = [], few(name, 3, 2)
     at = min(1, method.rounds - 1)
     with pytest.raises(ArithmeticError, match=rf"round {at + 1}: the loss.*0\.weight"):
         prune(tiny(), [BATCHES[0], (IMAGES * value, BATCHES[0][1])], 0.5, method, on_round=steps.append)

@@ -56,36 +56,28 @@ def favouring(name: str) -> Method:
     return Method(lambda probe: {n: torch.full_like(w, float(n == name)) for n, w in probe.weights.items()})
 
 
-@pytest.mark.parametrize(("name", "last", "collapsed"), [("mlp", "2", ["0.weight"]), ("around", "out", [])])
-def test_collapse_is_warned_about_or_raised_unless_there_is_a_way_around(name, last, collapsed):
-    model, x = zoo.build(name)
-    prune_all_but_last = functools.partial(prune, model, [(x, x)], 0.7, favouring(f"{last}.weight"))
-    assert prune_all_but_last(on_collapse="ignore").collapsed == collapsed
-    if collapsed:
-        with pytest.warns(UserWarning, match=r"no signal passes.*0\.weight") as told:
-            assert prune_all_but_last().collapsed == collapsed
-        assert len(told) == 1
-        assert "outputs" not in str(told[0].message)
-        with pytest.raises(ValueError, match=r"collapsed at .*0\.weight"):
-            prune_all_but_last(on_collapse="raise")
-    else:
-        with pytest.warns(UserWarning, match=r"1 of 3 layers keeps no weight: .*set at_least="):
-            prune_all_but_last(on_collapse="raise")
-
-
-def test_empty_layers_are_named_in_a_warning_even_where_a_signal_passes_around_them():
-    model, x = zoo.build("around")
-    method = favouring("out.weight")
-    with pytest.warns(
-        UserWarning, match=r"on no path.*; 1 of 3 layers keeps no weight: \w+\.weight; lower the sparsity"
-    ) as told:
-        result = prune(model, [(x, x)], 0.7, method)
+def test_collapse_is_warned_about_or_raised():
+    model, x = zoo.build("mlp")
+    prune_all_but_last = functools.partial(prune, model, [(x, x)], 0.7, favouring("2.weight"))
+    assert prune_all_but_last(on_collapse="ignore").collapsed == ["0.weight"]
+    with pytest.warns(UserWarning, match=r"no signal passes.*0\.weight") as told:
+        assert prune_all_but_last().collapsed == ["0.weight"]
     assert len(told) == 1
+    assert "outputs" not in str(told[0].message)
+    with pytest.raises(ValueError, match=r"collapsed at .*0\.weight"):
+        prune_all_but_last(on_collapse="raise")
+
+
+def test_empty_layers_are_named_in_a_warning_where_a_signal_passes_around_them():
+    model, x = zoo.build("around")
+    prune_all_but_last = functools.partial(prune, model, [(x, x)], 0.7, favouring("out.weight"))
+    with pytest.warns(UserWarning, match=r"on no path.*; 1 of 3 layers keeps no weight: .*set at_least=") as told:
+        result = prune_all_but_last(on_collapse="raise")
+    assert len(told) == 1
+    assert result.collapsed == []
     assert result.empty == [name for name, mask in result.masks.items() if not mask.any()]
     assert ", empty: 1" in repr(result)
-    assert prune(model, [(x, x)], 0.7, method, on_collapse="ignore").empty == result.empty
-    again = prune(model, [(x, x)], 0.7, method, on_collapse="ignore", after=result.last)  # no round is left to run
-    assert again.empty == result.empty
+    assert prune_all_but_last(on_collapse="ignore", after=result.last).empty == result.empty  # no round is left to run
 
 
 @pytest.mark.parametrize("columns", [2, 1, 0])

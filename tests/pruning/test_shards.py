@@ -26,7 +26,6 @@ from barebones.masks import kept, size
 from barebones.pruning import selection
 from barebones.running.shards import full, local
 
-pytestmark = pytest.mark.slow
 NAMES = ("force", "iter-snip", "hybrid", "snip-mb", "iter-grasp", "magnitude", "random")
 Tensors = dict[str, Tensor]
 
