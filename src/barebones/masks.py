@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -71,8 +72,12 @@ def _unflatten(tensors: Iterable[Any], names: Any) -> Masks:
 register_pytree_node(Masks, lambda masks: (list(masks.values()), list(masks)), _unflatten)
 
 
-def row(masks: Iterable[Tensor]) -> Tensor:
-    """Return masks as one flat tensor."""
+def row(masks: Sequence[Tensor]) -> Tensor:
+    """Return masks as one flat tensor. Those that lie in a row in memory, as the ones of a round do, are not copied."""
+    places = list(accumulate((mask.numel() for mask in masks), initial=masks[0].data_ptr()))  # a bool has one byte
+    adjacent = all(mask.is_contiguous() and mask.data_ptr() == at for mask, at in zip(masks, places, strict=False))
+    if adjacent and masks[0].untyped_storage().data_ptr() == masks[-1].untyped_storage().data_ptr():
+        return masks[0].as_strided((places[-1] - places[0],), (1,))
     return torch.cat([mask.reshape(-1) for mask in masks])
 
 

@@ -67,6 +67,7 @@ HALVED: dict[str, Net] = {  # where layer a lets two of four inputs through, two
     "a masked weight": Net(lambda net, x: net.b(F.linear(x, net.a.weight * net.p)), p=torch.randn(4, 4), **linears()),
     "times 0": Net(lambda net, x: net.b(net.a(x) + 0 * x), **linears()),
     "memory nobody wrote": Net(into_empty, p=nn.Parameter(torch.randn(2)), **linears()),
+    "memory with a gradient": Net(lambda net, x: net.b(net.a(x)) + torch.empty(1, requires_grad=True), **linears()),
     "in place, but not here": Net(kept_apart, **linears()),
     "no gradients": Net(without_gradients, **linears()),
     "a function of one's own": Net(lambda net, x: net.b(Sign.apply(net.a(x))), **linears()),

@@ -308,7 +308,7 @@ def skip(bits: Bits, call: Call) -> None:
 
 def blank(bits: Bits, call: Call) -> Tensor:
     """Return zeros instead of uninitialized memory."""
-    return call.func(*call.args, **call.kwargs).zero_()
+    return call.func(*call.args, **call.kwargs).detach().zero_()
 
 
 def pass_on(bits: Bits, call: Call) -> Tensor:
