@@ -336,7 +336,20 @@ def packed() -> nn.Module:
     return Net(forward, lstm=nn.LSTM(3, 4, batch_first=True), head=nn.Linear(4, 2))
 
 
-# ---- the table ----
+# ---- tables of parameters ----
+
+
+LOOKUPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # rows of a table, by their numbers
+    "indices": lambda table, ids: table[ids],
+    "embedding": lambda table, ids: F.embedding(ids, table),
+    "bag": lambda table, ids: F.embedding_bag(ids[:, None], table),
+    "index_select": lambda table, ids: table.index_select(0, ids),
+    "gather": lambda table, ids: table.gather(0, ids[:, None].expand(-1, table.shape[1])),
+    "take_along_dim": lambda table, ids: torch.take_along_dim(table, ids[:, None].expand(-1, table.shape[1]), 0),
+}
+
+
+# ---- the networks ----
 
 
 @dataclass(frozen=True)

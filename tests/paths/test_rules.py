@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pair import eye, half, linears, off, x4
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from zoo import Net, keep_all, masked
+from zoo import LOOKUPS, Net, keep_all, masked
 
 from barebones import METHODS, prune
 from barebones.accounting import account
@@ -311,16 +311,6 @@ def test_complex_values_mix_everything_and_factors_may_have_names():
     assert all(kept.equal(masks[name]) for name, kept in effective(model, masks, torch.randn(2, 3)).items())
     masks["first.weight"][0] = False
     assert not any(kept.any() for kept in effective(model, masks, torch.randn(2, 3)).values())
-
-
-LOOKUPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "indices": lambda table, ids: table[ids],
-    "embedding": lambda table, ids: F.embedding(ids, table),
-    "bag": lambda table, ids: F.embedding_bag(ids.view(3, 1), table),
-    "index_select": lambda table, ids: table.index_select(0, ids),
-    "gather": lambda table, ids: table.gather(0, ids.view(3, 1).expand(3, 4)),
-    "take_along_dim": lambda table, ids: torch.take_along_dim(table, ids.view(3, 1).expand(3, 4), 0),
-}
 
 
 @pytest.mark.parametrize("lookup", LOOKUPS.values(), ids=LOOKUPS)
