@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from barebones import data
-from barebones.data import cifar, tiny_imagenet
+from barebones.data import cifar, download, tiny_imagenet
 from barebones.data.split import TensorSplit, held_out
 
 RECORDS = 20  # per file
@@ -30,12 +30,18 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *args: object) -> None: ...
 
+        def do_GET(self) -> None:
+            stalled.wait(10 * ("stalled" in self.path))
+            super().do_GET()
+
+    stalled = threading.Event()
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as http:
         monkeypatch.setattr(http, "handle_error", Mock())  # a client that goes away
         thread = threading.Thread(target=partial(http.serve_forever, poll_interval=0.01))
         thread.start()
         yield f"http://127.0.0.1:{http.server_port}"
+        stalled.set()
         http.shutdown()
         thread.join()
 
@@ -163,10 +169,12 @@ FAILED = r"could not be downloaded \(.*{}.*\); download http.* put it into .*roo
         (dict(sha256="0" * 64), ValueError, r"tar.gz was damaged on its way or is not the published file"),
         (dict(url="{}/x.tar.gz"), ConnectionError, FAILED.format(404)),
         (dict(url="http://127.0.0.1:1/x.tar.gz"), ConnectionError, FAILED.format("refused")),
+        (dict(url="{}/stalled.tar.gz"), ConnectionError, FAILED.format("timed out")),
         ({}, KeyboardInterrupt, "^$"),
     ],
 )
 def test_a_failed_download_leaves_nothing(change, error, message, cifar10, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "STALLED", 0.3)
     if error is KeyboardInterrupt:
         monkeypatch.setattr(torch.hub, "tqdm", Mock(side_effect=KeyboardInterrupt))
     change = {field: value.format(server) for field, value in change.items()}

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 from urllib.error import URLError
 
 import torch
+
+STALLED = 30.0  # seconds without data, after which a download fails
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ def located(archive: Archive, root: Path, download: bool, files: tuple[str, ...]
 def fetch(archive: Archive, root: Path) -> None:
     """Download the archive into `root`; the file exists only after its checksum has been verified."""
     root.mkdir(parents=True, exist_ok=True)
-    progress = sys.stderr.isatty()
+    progress, before = sys.stderr.isatty(), socket.getdefaulttimeout()
+    socket.setdefaulttimeout(STALLED)
     try:
         torch.hub.download_url_to_file(archive.url, str(root / archive.name), archive.sha256, progress)
     except (URLError, ConnectionError, TimeoutError) as error:
@@ -56,6 +60,8 @@ def fetch(archive: Archive, root: Path) -> None:
     except RuntimeError:
         problem = "was damaged on its way or is not the published file (its SHA-256 differs)"
         raise ValueError(f"{archive.url} {problem}; try again") from None
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def unpack(path: Path, archive: Archive) -> Path:
