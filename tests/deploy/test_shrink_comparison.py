@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from zoo import Net, keep_all
 
 import barebones as bb
-from barebones.deploy.shrink.examples import random_inputs
+from barebones.deploy.shrink.comparison import random_inputs
 from barebones.running.randomize import randomize_
 from barebones.running.rng import Replayed
 from barebones.scope import matched

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...masks import Masks, kept
+from ...masks import Masks, kept, size
 from ...messages import first_line
 from ...running.inputs import call, tensors
 from ...running.outputs import outputs
-from ...scope import bare, masked_copy, matched
+from ...scope import bare, masked_copy, matched, parameters
 from .comparison import Comparison, copy_sharing_parameters
 from .coupling import Coupling, find_coupling
 from .cut import cut_masks, scatter, sever, without
@@ -139,7 +139,7 @@ def find_cuts(
         untelling = "" if trial.telling or comparison.unchecked else UNTELLING
         plan = ShrinkPlan(
             layers=smaller_layers(trial.removed, large),
-            parameters=(_size(model), _size(trial.small)),
+            parameters=(size(parameters(model)), size(parameters(trial.small))),
             weights=(kept(cpu_masks), kept(cut_masks(cpu_masks, trial.origin, trial.small))),
             folded=trial.folded,
             shifts=shifts,
@@ -215,7 +215,3 @@ def _copy_modes(network: nn.Module, model: nn.Module) -> None:
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in network.named_modules():
         module.training = modes.get(name, model.training)
-
-
-def _size(network: nn.Module) -> int:
-    return sum(p.numel() for p in network.parameters())
