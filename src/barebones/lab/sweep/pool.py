@@ -47,7 +47,6 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The name of its run folder without the hash."""
         return self.folder.rpartition("-")[0]
 
     @property
@@ -68,7 +67,6 @@ class Job:
         return row
 
     def update(self, line: dict[str, Any]) -> None:
-        """Update the job by a line of metrics, or by a warning."""
         if "warning" in line:
             self.warning, self.short = line["warning"], line["short"]
             return
