@@ -121,10 +121,7 @@ class Pool:
                 worker.begin(job.experiment)
 
     def _next_at(self, place: str) -> Job | None:
-        """Return the queued job to run next on a device, beside those that run there; None if there is none.
-
-        A job that is alone waits until nothing else runs there, and until nothing else is queued.
-        """
+        """Return the next job of the queue for a device; one that is alone waits until all others have ended there."""
         running = [self.jobs[worker.folder] for worker in self.workers if worker.place == place and worker.folder]
         if any(job.alone for job in running):
             return None
