@@ -130,7 +130,6 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
 
 
 def completion(known: Iterable[str]) -> Callable[[str], list[str]] | None:
-    """Return the function that completes a value in the shell, if there are names for it."""
     return (lambda incomplete: [name for name in known if name.startswith(incomplete)]) if known else None
 
 
@@ -192,7 +191,6 @@ def check_output(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Check that this is a folder, or can become one, before the work begins."""
     if file := next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), None):
         raise ValueError(f"{file} is not a folder; name a folder to write into")
 

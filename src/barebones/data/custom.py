@@ -55,7 +55,6 @@ def load(name: str, request: Request) -> Data:
 
 
 def _given(name: str, returned: Any) -> Mapping[str, Any]:
-    """Return what a factory returned as a mapping from the names of its parts."""
     if isinstance(returned, tuple | list) and len(returned) == 2 and not isinstance(returned[0], Tensor):
         returned = {"train": returned[0], "test": returned[1]}
     if not isinstance(returned, Mapping):

@@ -30,10 +30,7 @@ class Archive:
 
 
 def located(archive: Archive, root: Path, download: bool, files: tuple[str, ...]) -> Path:
-    """Return the unpacked folder; if necessary, download the archive into `root` and unpack it.
-
-    The folder is `root` itself or a folder in it, whichever contains one of `files`.
-    """
+    """Return the unpacked folder, `root` or one in it, that has one of `files`; download and unpack it if need be."""
     for folder in (root / archive.folder, root):
         if any((folder / file).exists() for file in files):
             return folder

@@ -18,9 +18,8 @@ MOST = 16 * 2**30  # bytes of all images, which stay in memory
 def load(name: str, request: Request) -> Data:
     """Load the folder that "images:PATH" or "images:PATH@SIZE" names, all its images as RGB bytes in memory.
 
-    With a size, the middle of each image is cut out and resized to SIZE x SIZE pixels. Without one, all images must
-    have the size of the first. Augmentation shifts each image by up to an eighth of its shorter side, and mirrors half
-    of them.
+    With a size, the middle of each image is cut out and resized. Without one, all images must have the size of the
+    first. Augmentation shifts each image by up to an eighth of its shorter side, and mirrors half of them.
     """
     path, size = sized(name)
     root = Path(path).expanduser()

@@ -53,10 +53,7 @@ def to_tensor(images: Sequence[Image.Image]) -> Tensor:
 def decoded(
     paths: Sequence[str | Path], size: tuple[int, int], threads: int, fit: bool = False, hint: str = ""
 ) -> Tensor:
-    """Read image files of one size, width and height, into a uint8 tensor; `hint` ends the error about another size.
-
-    With `fit`, images of any size are cut, around the middle, and resized.
-    """
+    """Read image files of this width and height into a uint8 tensor; with `fit`, others are cut and resized to it."""
     from PIL import Image, ImageOps
 
     def read(start: int) -> Tensor:
@@ -76,10 +73,7 @@ def decoded(
 
 
 def listed(root: Path, parts: Sequence[str]) -> tuple[list[str], dict[str, tuple[list[str], list[int]]]]:
-    """Return the classes of a folder, and the files and labels of each of its parts, such as train and test.
-
-    Each part has one folder per class, the same in all. Classes are numbered in sorted order.
-    """
+    """Return the classes of a folder, in sorted order, and the files and labels of each of its parts."""
     classes, files = _classes(root / parts[0]), {}
     for part in parts:
         if odd := set(_classes(root / part)) ^ set(classes):

@@ -115,7 +115,7 @@ class TensorSplit(Split):
     """Images (uint8, N x C x H x W) or other inputs with labels, both moved to the device of the normalization.
 
     Augmentation pads an image with `pad` black pixels on each side, crops it to its size at a random place, and
-    mirrors half of the images. It runs as tensor operations on many images at once.
+    mirrors half of the images.
     """
 
     def __init__(

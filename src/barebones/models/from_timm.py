@@ -33,7 +33,6 @@ def build(name: str, classes: int, channels: int) -> nn.Module:
 
 
 def wanted(name: str) -> Wanted:
-    """Return what the network wants as its input, from its configuration."""
     architecture, size = sized(name)
     config = _config(architecture)
     return Wanted(size or config["input_size"][-1], tuple(config["mean"]), tuple(config["std"]))

@@ -1,11 +1,7 @@
-"""Numbers that the paper states, each with its place.
+"""Numbers that the paper states, each with its place; those that can only be read off its plots are not here.
 
-These are the accuracies on CIFAR-10 in section 5.1, the times and accuracies of the table in figure 4, the accuracies
-of table 1 (ImageNet) and the shares of table 2 (weights per layer type). Numbers that can only be read off its plots
-are not here. Where a sentence names no network, its number is stored for both ResNet-50 and VGG-19.
-
-Accuracies are fractions of 1, as everywhere in the lab, and networks have the lab's names. GRASP and SNIP on the
-larger data sets read T x B batches, so they are our "-mb" rows.
+Where a sentence names no network, its number is stored for both ResNet-50 and VGG-19. Accuracies are fractions of 1.
+GRASP and SNIP on the larger data sets read T x B batches, so they are our "-mb" rows.
 """
 
 from collections.abc import Iterable

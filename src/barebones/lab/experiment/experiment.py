@@ -1,7 +1,4 @@
-"""An experiment: all settings of a run.
-
-The command line's options are made from its fields, and their hash is in the name of the run's folder.
-"""
+"""An experiment: all settings of a run, which become the options of the command line and the name of its folder."""
 
 from __future__ import annotations
 

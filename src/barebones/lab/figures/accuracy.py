@@ -67,7 +67,7 @@ AXES = {
 
 
 def write(folder: Path, x: str, out: Path) -> tuple[list[Path], list[str]]:
-    """Draw the runs of a folder, or of its accuracy.csv, into `out`; return what was written, and who is left out."""
+    """Draw the runs of a folder, or of its accuracy.csv, into `out`; return what was written, and what was left out."""
     if x not in AXES:
         raise ValueError(unknown("axis", x, AXES))
     plots.require_matplotlib()
@@ -84,8 +84,6 @@ def write(folder: Path, x: str, out: Path) -> tuple[list[Path], list[str]]:
 
 def _read(folder: Path, axis: Axis) -> tuple[Rows, list[str]]:
     """Return the rows of a folder that can be drawn, and a sentence about each other run."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; name the one that holds the run folders")
     alone = records.record(folder) if (folder / EXPERIMENT).exists() else None
     found = records.records(folder) if alone is None else [alone]
     left_out = [f"{row['folder']} is {row['status']}: {row['reason']}" for row in found if row["status"] != DONE]

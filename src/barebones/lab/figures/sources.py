@@ -82,7 +82,7 @@ class Runs:
     def load(self, name: str, scale: str, folder: Path, context: FigureContext) -> Rows:
         """Return the rows of the figure's runs that are in a folder. Nothing is run; failed runs are reported."""
         folder = self._folder(folder) if self._folder(folder).is_dir() else folder
-        identities = {_identity(e.resolved().to_dict(), self.free) for e in self.experiments(scale)}
+        identities = {_identity(each.resolved().to_dict(), self.free) for each in self.experiments(scale)}
         stored = [row for row in records.records(folder) if row["method"] and _identity(row, self.free) in identities]
         rows = self._finished_rows(name, _usual_first(stored), folder)
         finished = {_identity(row) for row in stored if row["status"] == records.DONE}
@@ -160,10 +160,7 @@ def _cache(name: str, scale: str, settings: Settings, folder: Path) -> Path:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Use this many threads of torch inside the block; None does not change them.
-
-    With one thread, results repeat exactly on every machine, and small networks would gain nothing by more threads.
-    """
+    """Use so many threads of torch inside the block, or as many as before; with one, results repeat everywhere."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:

@@ -56,5 +56,5 @@ def read(path: Path, run: str | None = None) -> dict[str, Any]:
 
 
 def _digest(content: Any) -> str:
-    """Return the SHA-256 of a value as canonical JSON, which depends neither on the order of keys nor on spaces."""
+    """Return the SHA-256 of a value as canonical JSON, whatever the order of its keys."""
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

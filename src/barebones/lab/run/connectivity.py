@@ -67,6 +67,5 @@ def check(about: Mapping[str, Any], on_collapse: str) -> None:
 
 
 def _unknown(about: Mapping[str, Any]) -> str:
-    """Say why it is not known whether the network is disconnected."""
     reason = about.get("not_followed")
     return f"Whether a signal passes from input to output is not known: {reason.rstrip('.')}" if reason else ""

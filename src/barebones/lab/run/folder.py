@@ -98,7 +98,6 @@ def reserved(path: Path, experiment: Experiment, initial: str) -> Iterator[Folde
 
 
 def check_initial(path: Path, experiment: Experiment, initial: str) -> None:
-    """Raise a `ValueError` unless the run in this folder began with these initial weights, data and method."""
     known = read_json(path / EXPERIMENT, experiment.folder)["initial"]
     if known != initial:
         names = (experiment.model, experiment.data, experiment.method)

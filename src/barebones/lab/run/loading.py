@@ -108,5 +108,5 @@ def check_unchanged(folder: Path, experiment: Experiment, options: RunOptions) -
 
 
 def example(experiment: Experiment, source: Path, batch: int = 2) -> Tensor:
-    """Return random inputs for the network that `load` has loaded from this source; they are the same in every call."""
+    """Return random inputs for the network that `load` has loaded from this source, the same in every call."""
     return inputs_of(experiment, source, trust=True).example(batch)

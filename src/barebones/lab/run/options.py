@@ -51,7 +51,7 @@ class RunOptions:
         return self.runs / experiment.folder
 
     def for_smoke(self) -> RunOptions:
-        """Return the options for smoke runs: unless the user has named a folder, they have one of their own."""
+        """Return the options with a folder for smoke runs, unless the user has named one."""
         return replace(self, runs=SMOKE) if self.runs == RunOptions.runs else self
 
     def compiles(self, epochs: int) -> bool:

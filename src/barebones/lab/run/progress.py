@@ -135,7 +135,7 @@ def settings(experiment: Experiment, requested: Experiment, given: Collection[st
 
 
 def _source(option: Field[Any], value: Any, requested: Any, given: Collection[str] | None) -> str:
-    """Say where the value of a setting comes from; nothing about one that is always the same unless it is set."""
+    """Say where a value comes from; nothing about one that is always the same unless it is set."""
     if value != requested:
         rule = (option.metadata["shown"] or "the method").removeprefix("set by ")
         return rule if rule != value else ""
@@ -145,7 +145,6 @@ def _source(option: Field[Any], value: Any, requested: Any, given: Collection[st
 
 
 def run_folder(folder: Path) -> dict[str, Any]:
-    """Return the settings, the progress and the result (None before the end) of the run in a folder."""
     return {"experiment": recorded(folder)[0], "state": progress(folder), "result": finished(folder)}
 
 

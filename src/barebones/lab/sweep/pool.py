@@ -47,7 +47,6 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The name of its run folder without the hash."""
         return self.folder.rpartition("-")[0]
 
     @property
@@ -68,7 +67,6 @@ class Job:
         return row
 
     def update(self, line: dict[str, Any]) -> None:
-        """Update the job by a line of metrics, or by a warning."""
         if "warning" in line:
             self.warning, self.short = line["warning"], line["short"]
             return
@@ -123,10 +121,7 @@ class Pool:
                 worker.begin(job.experiment)
 
     def _next_at(self, place: str) -> Job | None:
-        """Return the queued job to run next on a device, beside those that run there; None if there is none.
-
-        A job that is alone waits until nothing else runs there, and until nothing else is queued.
-        """
+        """Return the next job of the queue for a device; one that is alone waits until all others have ended there."""
         running = [self.jobs[worker.folder] for worker in self.workers if worker.place == place and worker.folder]
         if any(job.alone for job in running):
             return None

@@ -131,7 +131,6 @@ class Cluster(Pool):
                     self._read(job)
 
     def _read(self, job: Job) -> None:
-        """Read the state and the progress of a job from the folder of its run."""
         folder, before, now = self.options.runs / job.folder, job.state, monotonic()
         if job.look(self.options.runs) is None:
             try:

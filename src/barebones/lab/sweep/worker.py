@@ -240,7 +240,6 @@ def _print_to(log: str) -> None:
 
 
 def _can_be_sent(method: Method) -> bool:
-    """Return whether the method can be sent to a worker; otherwise a recipe has to register it there."""
     try:
         ForkingPickler.dumps(method)
     except Exception:  # a lambda or a local function; objects of the user may raise anything

@@ -59,10 +59,6 @@ def at_scale(experiment: Experiment, scale: str) -> Experiment:
     return small
 
 
-def fewer_at_smoke(scale: str, methods: Sequence[str]) -> Sequence[str]:
-    return [method for method in methods if scale != "smoke" or method in SMOKE_METHODS]
-
-
 def measured(records: Sequence[Row], *point: str) -> Rows:
     """Return a row for each run. `mean`, `std` and `seeds` are of all runs at the same point of the plot.
 
@@ -157,10 +153,11 @@ def compared(
     def experiments(scale: str) -> list[Experiment]:
         sparsities, seeds = grid[scale]
         pairs = list(product(data, models))[-1 if scale == "smoke" else None :]
+        shown = [method for method in methods if scale != "smoke" or method in SMOKE_METHODS]
         listed = []
         for seed, (data_set, model) in product(seeds, pairs):
             listed.append(Experiment(model, data_set, DENSE, 0.0, seed))
-            for sparsity, method in product(sparsities, fewer_at_smoke(scale, methods)):
+            for sparsity, method in product(sparsities, shown):
                 pretrain = int(method == EARLY)
                 listed.append(Experiment(model, data_set, method, sparsity, seed, pretrain=pretrain))
         return [at_scale(experiment, scale) for experiment in listed]
@@ -285,12 +282,10 @@ LOOKS = {  # of the controls; the method itself has its own
 def controlled(scale: str) -> list[Experiment]:
     """Return each method with and without its controls, seed by seed."""
     smoke = scale == "smoke"
-    sparsities = (0.9, 0.98) if smoke else (0.98, 0.995, 0.999)
+    methods, sparsities = (CONTROLLED[:1], (0.9, 0.98)) if smoke else (CONTROLLED, (0.98, 0.995, 0.999))
     return [
         at_scale(Experiment("vgg19", "cifar10", method, sparsity, seed, control=control), scale)
-        for seed, method, sparsity, control in product(
-            GRID[scale][1], CONTROLLED[:1] if smoke else CONTROLLED, sparsities, CONTROLS
-        )
+        for seed, method, sparsity, control in product(GRID[scale][1], methods, sparsities, CONTROLS)
     ]
 
 

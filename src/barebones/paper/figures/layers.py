@@ -248,17 +248,11 @@ def _draw_layer(axes: Axes, rows: Rows, floor: float, with_errors: bool, **style
     points = sorted(grouped(rows, "density_all").items(), reverse=True)
     spreads = [(x, spread(row["density"] for row in seeds)) for x, seeds in points]
     shown = [(x, density.mean, density.deviation or 0.0) for x, density in spreads if density.mean]
-    axes.errorbar(
-        [x for x, _, _ in shown],
-        [mean for _, mean, _ in shown],
-        [[min(std, 0.95 * mean) for _, mean, std in shown], [std for *_, std in shown]] if with_errors else None,
-        marker="o" if with_errors else None,
-        markeredgewidth=0,
-        elinewidth=0.6,
-        **style,
-    )
-    emptied = [x for x, density in spreads if density.mean == 0]
-    if emptied:
+    places, means, above = ([point[part] for point in shown] for part in range(3))
+    below = [min(std, 0.95 * mean) for _, mean, std in shown]  # such an axis has no 0
+    errors, marker = ([below, above], "o") if with_errors else (None, None)
+    axes.errorbar(places, means, errors, marker=marker, markeredgewidth=0, elinewidth=0.6, **style)
+    if emptied := [x for x, density in spreads if density.mean == 0]:
         axes.plot(emptied[:1], [floor], "x", color=plots.ALARM, markersize=3.5, markeredgewidth=0.9, clip_on=False)
 
 

@@ -55,7 +55,6 @@ def cost_experiments(scale: str) -> list[Experiment]:
 
 
 def cost_rows(records: Sequence[Row]) -> Rows:
-    """Return a row for each run, then the paper's table."""
     ours = measured(records, "data", "model", "method", "rounds", "batches_per_round")
     return [*ours, *references(records, lambda number: number.where == COST)]
 
@@ -125,7 +124,6 @@ TOPS = ("top-1", "top-5")
 
 
 def imagenet_rows(records: Sequence[Row]) -> Rows:
-    """Return a row for each run, then the paper's table."""
     ours = measured(records, "data", "model", "method", "sparsity")
     return [*ours, *references(records, lambda number: number.data == "imagenet")]
 
@@ -135,9 +133,8 @@ def draw_imagenet(rows: Rows) -> str:
     models = list(dict.fromkeys(row["model"] for row in rows))
     sparsities = sorted({row["sparsity"] for row in rows if row["method"] != DENSE})
     columns = list(product(models, sparsities))
-    head = [
-        f"{plots.model_label(model)}, {plots.percent(sparsity)}: {top}" for model, sparsity in columns for top in TOPS
-    ]
+    places = [f"{plots.model_label(model)}, {plots.percent(sparsity)}" for model, sparsity in columns]
+    head = [f"{place}: {top}" for place in places for top in TOPS]
     body = [
         [f"{look(method).label} ({source})", *(cell for column in columns for cell in _tops(runs, *column))]
         for source in (OURS, PAPER)
@@ -181,12 +178,9 @@ def draw_parameters(rows: Rows) -> str:
         ours, paper = by_source[OURS], by_source[PAPER]
         marked = [text if text == theirs else f"**{text}**" for text, theirs in zip(ours, paper, strict=True)]
         body += [[f"{plots.title(data, model)}: {OURS}", *marked], [f"{plots.title(data, model)}: {PAPER}", *paper]]
-    return markdown(
-        ["", "conv", "linear", "norm", "bias", "prunable", "total"],
-        body,
-        "In % of the total, and the total in millions; “bias” includes that of batch-norm. "
-        "Bold: differs from the paper in the last digit that it prints, or more.",
-    )
+    head = ["", "conv", "linear", "norm", "bias", "prunable", "total"]
+    note = "In % of the total, and the total in millions; “bias” includes that of batch-norm. "
+    return markdown(head, body, note + "Bold: differs from the paper in the last digit that it prints, or more.")
 
 
 def _text(row: Row, name: str) -> str:

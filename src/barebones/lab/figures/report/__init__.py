@@ -81,17 +81,14 @@ def page(content: Mapping[str, Any], refresh: int | None = None) -> str:
     """
     library, packed = _plotly()
     folder = resources.files(__package__)
-    template, style, *scripts = (
-        (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", *SCRIPTS)
-    )
+    files = (folder / name for name in ("page.html", "page.css", *SCRIPTS))
+    template, style, *scripts = (file.read_text(encoding="utf-8") for file in files)
     script = '"use strict";\n(async () => {\n' + "\n".join(scripts) + "})();\n"
     data = {**content, "looks": _looks(), "version": __version__, "refresh": refresh}
+    allowed = f"script-src {_hash(script)} {library}; style-src {_hash(style)} {_hash('')}"
     parts = {
         "title": html.escape(f"{content['title']} – barebones report"),
-        "policy": (
-            f"default-src 'none'; script-src {_hash(script)} {library}; "
-            f"style-src {_hash(style)} {_hash('')}; img-src data:"
-        ),
+        "policy": f"default-src 'none'; {allowed}; img-src data:",
         "style": style,
         "script": script,
         "library": packed,
@@ -111,10 +108,7 @@ def _plotly() -> tuple[str, str]:
 
 
 def _looks() -> dict[str, dict[str, str]]:
-    """Return the colours and glyph of every method; those under the empty name are for runs without one.
-
-    A method of the library is called by its name, as on the command line, one of the user's own by its label.
-    """
+    """Return the colours and glyph of every method ("": of none), and the label of one of the user's own."""
     return {
         name: {"light": colour, "dark": DARK_DENSE if name == DENSE else _lighter(colour), "glyph": mark(marker)[1]}
         | ({"label": label} if is_code(name) else {})

@@ -147,7 +147,7 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
     lines = attempt(METRICS, lambda: read_metrics(folder / METRICS, owner, result.get("metrics"))) or []
     mask = attempt(MASK, lambda: _mask(folder, owner, settings, effective and not dense)) or {}
     numbers = {**mask.get("stated", {}), **result, **mask.get("counted", {})}
-    prune_seconds = row.get("prune_seconds")
+    pruning_took = mask.get("seconds") if row.get("prune_seconds") is None else row["prune_seconds"]
     run: Row = {
         "folder": name,
         "status": status,
@@ -157,10 +157,7 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
         "accuracy": row.get("top1"),
         "top5": row.get("top5"),
         "accuracy_at_best_validation": row.get("top1_at_best_validation"),
-        "seconds": {
-            "prune": mask.get("seconds") if prune_seconds is None else prune_seconds,
-            "train": row.get("train_seconds"),
-        },
+        "seconds": {"prune": pruning_took, "train": row.get("train_seconds")},
         **{key: numbers.get(key) for key in NUMBERS},
         "untrained": bool(result) and connectivity.untrained(result),
         "collapsed": result.get("collapsed", mask.get("collapsed")) or [],
