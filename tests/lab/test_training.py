@@ -14,7 +14,6 @@ from barebones.data import Data, Normalization, TensorSplit
 from barebones.files import container as files
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.experiment.plan import LR_SCHEDULES, OPTIMIZERS, TrainingPlan
-from barebones.lab.experiment.protocols import PROTOCOLS
 from barebones.lab.run.loading import experiment_for_mask
 from barebones.lab.run.run import run
 from barebones.lab.run.training import KEYS, Accuracy, Best, Epoch, Training, evaluate
@@ -90,18 +89,6 @@ def timeless(epoch: Epoch | None) -> Epoch | None:
 
 def all_of(training: Training) -> list[Epoch]:
     return [timeless(epoch) for epoch in training.steps() if epoch is not None]
-
-
-@pytest.mark.parametrize(
-    ("epochs", "expected"),
-    [
-        (1, [0.1]),
-        (7, [0.1] * 3 + [0.01] * 2 + [0.001] * 2),
-    ],
-)
-def test_milestones_scale_with_the_epochs(epochs, expected):
-    plan = TrainingPlan(epochs, 128, 0.1, 5e-4, PROTOCOLS["cifar10"].milestones)
-    assert [plan.rate(epoch) for epoch in range(epochs)] == pytest.approx(expected)
 
 
 EPOCHS, EACH = 6, 7  # epochs, and steps of each
