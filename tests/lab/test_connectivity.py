@@ -226,9 +226,8 @@ def test_the_tested_network_is_the_one_that_would_be_trained(changes, cut, skip,
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize("shrink", [False, True])
-def test_what_was_trained_before_is_dropped(shrink, cut, options, tmp_path):
-    experiment = replace(cut, shrink=shrink)
+def test_what_was_trained_before_is_dropped(cut, options, tmp_path):
+    experiment = replace(cut, shrink=True)
     alone, skip = (RunOptions(tmp_path / name, save_every=0, on_collapse="skip") for name in ("alone", "runs"))
     run(experiment, alone)
     for after in (2, 8):  # in the first epoch, and in the second

@@ -45,22 +45,6 @@ def test_a_run_that_was_stopped_ends_the_same(settings, stops, options, undistur
     assert_same_run(options.folder(experiment), undisturbed(experiment))
 
 
-def test_lines_beyond_the_checkpoint_are_written_again(short, options, undisturbed):
-    path = options.folder(short) / "metrics.jsonl"
-
-    def die(line: dict) -> None:
-        if line["stage"] == "train" and "part" not in line:
-            raise KeyboardInterrupt  # as if killed, with the line of an epoch written and nothing of its training saved
-
-    with pytest.raises(KeyboardInterrupt):
-        run(short, replace(options, save_every=1e9), die)
-    assert any(line["stage"] == "train" for line in read(path))
-    names = {path.name for path in options.folder(short).iterdir()}
-    assert names == {"experiment.json", "metrics.jsonl", "mask.safetensors"}
-    run(short, options)
-    assert_same_run(options.folder(short), undisturbed(short))
-
-
 def test_every_file_is_put_in_place_whole_and_training_is_saved_at_its_end(short, options, monkeypatch):
     placed, real = [], os.replace
 
