@@ -99,30 +99,6 @@ def test_a_file_of_another_run_is_refused(stage, name, use, remedy, staged, copi
     assert f"{name} belongs to another run, {there.name};" in str(refused.value)
 
 
-def test_the_record_of_another_run_makes_the_result_a_strangers(staged, copied):
-    folder, there = copied("done"), staged(seed=1)["done"]
-    shutil.copy(there / "experiment.json", folder)
-    with pytest.raises(ValueError, match=f"result.json belongs to another run, {folder.name}; delete it and run"):
-        table(folder)
-
-
-@pytest.mark.parametrize(
-    ("stage", "name", "source", "use"),
-    [
-        ("prune", PRETRAINED, WEIGHTS, resume),
-        ("train", CHECKPOINT, PRETRAINING, resume),
-        ("pretrain", PRETRAINING, CHECKPOINT, resume),
-        ("done", WEIGHTS, PRETRAINED, export),
-    ],
-)
-def test_another_file_of_the_same_run_is_refused(stage, name, source, use, staged, copied):
-    there = next(f for f in staged().values() if (f / source).exists())
-    folder = copied(stage)
-    shutil.copy(there / source, folder / name)
-    with pytest.raises(ValueError, match=f"{name} is another file of this run, {source}; delete"):
-        use(folder)
-
-
 def test_a_sweep_does_not_take_the_result_of_another_run_for_its_own(short, tmp_path):
     other = replace(short, seed=9)
     folder = tmp_path / short.folder

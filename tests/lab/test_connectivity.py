@@ -166,24 +166,13 @@ def test_a_cut_network_is_tested_as_it_is(cut, skip, trains_nothing):
     trains_nothing()
     lines = []
     result = run(cut, skip, lines.append)
-    folder, network = skip.folder(cut), Network(cut, skip, torch.device("cpu"))
+    folder = skip.folder(cut)
     assert (result["experiment"]["epochs"], result["plan"]["epochs"], result["best_validation"]) == (2, 0, None)
     assert {line["stage"] for line in [*lines, *read(folder / "metrics.jsonl")]} == {"prune"}
     (warning,) = [line for line in lines if "warning" in line]
     assert f". {UNTRAINED} " in warning["warning"]
     assert warning["short"].startswith("collapsed, not trained, ")
     assert {path.name for path in folder.iterdir()} == ALWAYS
-
-    masks, weights = load_masks(folder / "mask.safetensors"), tensors(folder / "weights.safetensors")
-    expected = {name: w * masks[name] if name in masks else w for name, w in network.model.state_dict().items()}
-    assert all(torch.equal(weights[name], value) for name, value in expected.items())
-    network.model.load_state_dict(weights)
-    ((images, labels),) = network.data.test.epoch(len(network.data.test))
-    outputs = network.model.eval()(images)
-    assert (outputs == outputs[0]).all()
-    (predicted,) = {*outputs.topk(5).indices[:, 0].tolist()}  # one class for all images; with zeros, any may be chosen
-    assert result["test"]["top1"] == (labels == predicted).double().mean().item()
-
     assert f"{UNTRAINED} " in " ".join(summary(result, folder))
     assert "Test accuracy right after pruning: " in next(summary(result, folder))
     assert run_folder(folder)["state"] == "finished"
@@ -217,9 +206,9 @@ def test_a_trained_network_is_not_said_to_be_untrained(cut, options):
 @pytest.mark.parametrize(
     "changes",
     [
+        {},
         {"control": "reinitialize"},
         {"control": "shuffle"},
-        {"method": "magnitude", "pretrain": 1},
         {"method": "magnitude", "pretrain": 1, "rewind": True},
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
@@ -237,9 +226,8 @@ def test_the_tested_network_is_the_one_that_would_be_trained(changes, cut, skip,
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize("shrink", [False, True])
-def test_what_was_trained_before_is_dropped(shrink, cut, options, tmp_path):
-    experiment = replace(cut, shrink=shrink)
+def test_what_was_trained_before_is_dropped(cut, options, tmp_path):
+    experiment = replace(cut, shrink=True)
     alone, skip = (RunOptions(tmp_path / name, save_every=0, on_collapse="skip") for name in ("alone", "runs"))
     run(experiment, alone)
     for after in (2, 8):  # in the first epoch, and in the second

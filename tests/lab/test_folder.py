@@ -18,20 +18,6 @@ from barebones.lab.run.network import Network
 from barebones.lab.run.run import run
 
 
-def test_two_runs_of_one_process_share_no_folder(short, options):
-    refused: list[str] = []
-
-    def again(line: dict) -> None:
-        if not refused:
-            with pytest.raises(ValueError, match=r"another process is running in .*; wait for it, or stop it first"):
-                run(short, options)
-            refused.append(line["stage"])
-
-    run(short, options, again)
-    assert refused
-    assert (options.folder(short) / "result.json").exists()
-
-
 @pytest.mark.parametrize("stage", ["prune", "train"])
 @pytest.mark.parametrize("fate", ["deleted", "replaced", "moved"])
 def test_a_run_whose_folder_is_gone_stops_and_writes_nothing_more(stage, fate, short, options, tmp_path, undisturbed):
@@ -191,22 +177,6 @@ def test_what_a_killed_process_was_writing_is_cleared(short, options):
     interrupted(short, options, 0)
     assert not (folder / ".0123456789abcdef.tmp").exists()
     assert (folder / ".notes.tmp").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "match"),
-    [
-        ("experiment.json", "[]", "is damaged .*; move its folder away"),
-        ("result.json", '{"experiment": {}}', "is damaged .*digest.*; delete it and run the experiment again"),
-    ],
-)
-def test_a_damaged_file_is_refused(name, text, match, short, options):
-    folder = options.folder(short)
-    folder.mkdir(parents=True)
-    (folder / name).write_text(text)
-    with pytest.raises(ValueError, match=f"{name} {match}"):
-        run(short, options)
-    assert (folder / name).read_text() == text
 
 
 def test_progress_is_told_in_words(short, options):

@@ -19,19 +19,14 @@ from barebones.lab.run.training import evaluate
 from barebones.masks import kept
 from barebones.scope import masked_copy
 
-
-@pytest.fixture
-def experiment() -> Experiment:
-    rest = dict(seed=1, rounds=10, epochs=3, batch_size=64, shrink=True)
-    return Experiment("small-resnet", "digits", "iter-snip", 0.97, **rest).resolved()
-
-
 ADAMW = {"optimizer": "adamw", "lr": 0.01, "lr_schedule": "one-cycle", "label_smoothing": 0.1, "pretrain": 1}
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(experiment, tmp_path):
+def test_a_shrunk_run_is_as_good_and_leaves_the_original_network(tmp_path):
+    rest = dict(seed=1, rounds=10, epochs=3, batch_size=64, shrink=True)
+    experiment = Experiment("small-resnet", "digits", "iter-snip", 0.97, **rest).resolved()
     options = RunOptions(tmp_path)
     small = run(experiment, options)
     masked = run(replace(experiment, shrink=False), options)
@@ -72,14 +67,13 @@ def test_a_run_that_goes_on_trains_the_same_small_network(settings, tmp_path, op
 
 
 @pytest.mark.slow
-def test_a_collapsed_network_is_trained_like_any_other(experiment, tmp_path):
+def test_a_collapsed_network_is_trained_like_any_other(tmp_path):
     path = tmp_path / "empty.safetensors"
-    options = RunOptions(tmp_path, mask=path)
-    weights = bb.prunable(Network(experiment, options, torch.device("cpu")).model)
+    weights = bb.prunable(Network(tiny("wide"), RunOptions(tmp_path), torch.device("cpu")).model)
     bb.save_masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in weights.items()}, path)
     content = maskfile.masks_digest(bb.load_masks(path))
-    empty = Experiment("small-resnet", "digits", "file", mask=content, epochs=0, shrink=True).resolved()
-    result = run(empty, options)
+    empty = tiny("wide", method="file", mask=content, epochs=0, shrink=True)
+    result = run(empty, RunOptions(tmp_path, mask=path))
     assert result["kept"] == 0
     assert result["test"]["top1"] < 0.2
     assert result["shrunk"]["parameters"][1] == 10  # the biases of the classes

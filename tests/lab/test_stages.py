@@ -10,7 +10,6 @@ import torch
 from lab_runs import ALWAYS, assert_same_run, interrupted, tensors, tiny
 
 import barebones as bb
-from barebones.files import container as files
 from barebones.files.masks import load_masks
 from barebones.files.weights import load_weights
 from barebones.lab.run import run as lab
@@ -44,31 +43,6 @@ def test_a_run_that_was_stopped_ends_the_same(settings, stops, options, undistur
         assert not (options.folder(experiment) / "result.json").exists()
     run(experiment, options)
     assert_same_run(options.folder(experiment), undisturbed(experiment))
-
-
-def test_what_is_asked_to_stop_is_saved_however_seldom_it_saves(short, options):
-    options = replace(options, save_every=1e9)
-    interrupted(short, options, 2)
-    assert bb.Round.load(options.folder(short) / "round.safetensors").index == 2
-    interrupted(short, options, 6)
-    saved = files.read(options.folder(short) / "checkpoint.safetensors", "barebones-checkpoint", 2)[1]
-    assert (saved["state"]["epoch"], saved["state"]["step"]) == (0, 6)  # rounds 3; then steps 0 to 5
-
-
-def test_lines_beyond_the_checkpoint_are_written_again(short, options, undisturbed):
-    path = options.folder(short) / "metrics.jsonl"
-
-    def die(line: dict) -> None:
-        if line["stage"] == "train" and "part" not in line:
-            raise KeyboardInterrupt  # as if killed, with the line of an epoch written and nothing of its training saved
-
-    with pytest.raises(KeyboardInterrupt):
-        run(short, replace(options, save_every=1e9), die)
-    assert any(line["stage"] == "train" for line in read(path))
-    names = {path.name for path in options.folder(short).iterdir()}
-    assert names == {"experiment.json", "metrics.jsonl", "mask.safetensors"}
-    run(short, options)
-    assert_same_run(options.folder(short), undisturbed(short))
 
 
 def test_every_file_is_put_in_place_whole_and_training_is_saved_at_its_end(short, options, monkeypatch):

@@ -12,12 +12,10 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, On
 
 from barebones.data import Data, Normalization, TensorSplit
 from barebones.files import container as files
-from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.experiment.plan import LR_SCHEDULES, OPTIMIZERS, TrainingPlan
-from barebones.lab.experiment.protocols import PROTOCOLS
 from barebones.lab.run.loading import experiment_for_mask
 from barebones.lab.run.run import run
-from barebones.lab.run.training import KEYS, Accuracy, Best, Epoch, Training, evaluate
+from barebones.lab.run.training import Accuracy, Best, Epoch, Training, evaluate
 from barebones.running import digest
 from barebones.running.rng import forked, reseed
 
@@ -26,8 +24,8 @@ STEPS = 5  # of an epoch: 37 images, 8 at a time
 PLANS = [  # every optimizer, and every schedule with and without a warm-up
     PLAN,
     *(
-        replace(PLAN, lr_schedule=schedule, warmup=warmup, optimizer=optimizer, lr=lr, label_smoothing=0.1)
-        for optimizer, lr in (("sgd", 0.1), ("adamw", 0.01))
+        replace(PLAN, lr_schedule=schedule, warmup=warmup, optimizer=optimizer, lr=0.05, label_smoothing=0.1)
+        for optimizer in OPTIMIZERS
         for schedule, warmup in (("milestones", 1), ("cosine", 0), ("cosine", 2), ("one-cycle", 0), ("constant", 1))
     ),
 ]
@@ -90,18 +88,6 @@ def timeless(epoch: Epoch | None) -> Epoch | None:
 
 def all_of(training: Training) -> list[Epoch]:
     return [timeless(epoch) for epoch in training.steps() if epoch is not None]
-
-
-@pytest.mark.parametrize(
-    ("epochs", "expected"),
-    [
-        (1, [0.1]),
-        (7, [0.1] * 3 + [0.01] * 2 + [0.001] * 2),
-    ],
-)
-def test_milestones_scale_with_the_epochs(epochs, expected):
-    plan = TrainingPlan(epochs, 128, 0.1, 5e-4, PROTOCOLS["cifar10"].milestones)
-    assert [plan.rate(epoch) for epoch in range(epochs)] == pytest.approx(expected)
 
 
 EPOCHS, EACH = 6, 7  # epochs, and steps of each
@@ -234,14 +220,6 @@ def test_stopping_after_any_step_changes_nothing(plan, precision, tmp_path):
         assert (second.best, second.scaler.state_dict()) == (uninterrupted.best, uninterrupted.scaler.state_dict())
 
 
-def test_every_state_of_an_optimizer_is_saved():
-    for name in OPTIMIZERS:
-        training = Training(network(), data(), replace(PLAN, optimizer=name))
-        next(training.steps())
-        for state in training.optimizer.state.values():
-            assert {key for key, value in state.items() if value is not None} == {*KEYS[name]}
-
-
 def test_a_checkpoint_holds_kept_weights_and_their_momentum_only(tmp_path):
     sizes = {}
     for density in (1.0, 0.01):
@@ -265,7 +243,7 @@ OTHERS: dict[str, tuple] = {  # a network, its masks, and its optimizer
     "no bias": (nn.Sequential(*network()[:5], nn.Linear(64, 10, bias=False)), {}, "sgd"),
     "one layer more": (nn.Sequential(*network(), nn.BatchNorm1d(10)), {}, "sgd"),
     "fewer buffers": (
-        nn.Sequential(network()[0], nn.BatchNorm2d(4, affine=True, track_running_stats=False), *network()[2:]),
+        nn.Sequential(network()[0], nn.BatchNorm2d(4, track_running_stats=False), *network()[2:]),
         {},
         "sgd",
     ),
@@ -377,12 +355,6 @@ def test_label_smoothing_is_for_training_alone():
     first, second = all_of(plain)[0], all_of(smooth)[0]
     assert first.loss != second.loss
     assert (first.test, first.validation, first.accuracy) == (second.test, second.validation, second.accuracy)
-
-
-def test_adamw_has_defaults_of_its_own():
-    assert (lambda e: (e.lr, e.weight_decay))(Experiment(optimizer="adamw").resolved()) == (1e-3, 0.01)
-    assert (lambda e: (e.lr, e.weight_decay))(Experiment(optimizer="adamw", lr=0.5).resolved()) == (0.5, 0.01)
-    assert Experiment().resolved().lr == 0.1
 
 
 def test_masks_of_a_file_train_with_the_defaults_of_another_optimizer(short, options):

@@ -13,13 +13,11 @@ from unittest.mock import Mock
 import pytest
 from report_runs import HOSTILE, SHAPES, Tags, masks_of, run_with, unpacked, words_of, write_run
 
-from barebones.lab.experiment.experiment import DENSE, Experiment
+from barebones.lab.experiment.experiment import DENSE
 from barebones.lab.experiment.styles import look
 from barebones.lab.figures import report
 from barebones.lab.figures.report.runs import LONGEST, _run, _words, gather, thinned
 from barebones.lab.run import folder as files
-from barebones.lab.run import run as lab
-from barebones.lab.run.options import RunOptions
 from barebones.pruning.methods import GREY, METHODS, Method
 
 
@@ -221,19 +219,6 @@ def test_a_method_registered_at_run_time_is_on_the_page(tmp_path: Path, monkeypa
 def test_the_page_knows_no_method(text: str) -> None:
     [script] = [part for part in Tags(text).inside if "use strict" in part]
     assert not [name for name in (*METHODS, DENSE) if f'"{name}"' in script]
-
-
-@pytest.mark.slow
-def test_a_real_run(tmp_path: Path) -> None:
-    chosen = Experiment(model="small-vgg", data="digits", method="force", sparsity=0.98, rounds=3, epochs=1)
-    place = RunOptions(runs=tmp_path)
-    result = lab.run(chosen.resolved(), place)
-    [run] = gather(tmp_path)["runs"]
-    assert (run["status"], run["accuracy"], run["kept"]) == ("done", result["test"]["top1"], result["kept"])
-    assert run["effective"] == result["effective"] == sum(layer[4] for layer in run["layers"])
-    assert run["series"]["prune"]["at"] == [1, 2, 3]
-    assert run["series"]["train"]["test"] == [pytest.approx(result["test"]["top1"], rel=1e-4)]
-    assert not run["problems"]
 
 
 def test_the_command(runs: Path, tmp_path: Path, command: Callable[..., Any]) -> None:
