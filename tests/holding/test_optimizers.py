@@ -168,28 +168,6 @@ def test_optimizers_that_combine_weights_see_the_pruned_network_only(kind, step,
     assert not torch.equal(loose[0].bias, other[0].bias)
 
 
-def test_muon_and_a_second_optimizer_for_the_rest(masks):
-    models, optimizers = (network(), network()), []
-    for model in models:
-        matrices, rest = ([p for p in model.parameters() if (p.dim() == 2) == chosen] for chosen in (True, False))
-        optimizers.append([optim.Muon(matrices, lr=0.05), optim.AdamW(rest, lr=0.01)])
-    for step in range(5):
-        if step == 2:
-            hold(models[0], masks, optimizers[0])
-            by_hand(models[1], masks, *optimizers[1])
-        for model, pair in zip(models, optimizers, strict=True):
-            model.zero_grad()
-            backward(model)
-            if model is models[1] and step >= 2:
-                by_hand(model, masks, *pair)
-            for optimizer in pair:
-                optimizer.step()
-        if step >= 2:
-            by_hand(models[1], masks, *optimizers[1])
-            held.assert_held(models[0], masks)
-            held.assert_same(*models)
-
-
 class Noise(optim.Optimizer):
     """Moves every weight at random, computes the loss there, and moves again: it does not respect zeros."""
 
