@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, names everything public, and asks no other server for anything."""
+"""The documentation site builds without a warning, names everything public, and asks no other server; its tables."""
 
 import importlib.util
 import re
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -38,11 +39,24 @@ def site() -> Path:
     return ROOT / "build/site"
 
 
+def script(name: str) -> ModuleType:
+    """Return a script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_making_the_tables_again_changes_nothing():
+    tables = script("tables")
+    assert {page.name for page in tables.PAGES} >= {"results.md", "controls.md", "empty-channels.md"}
+    for page in tables.PAGES:
+        assert tables.filled(page.read_text("utf-8")) == page.read_text("utf-8"), f"{page.name}: run make results"
+
+
 def test_a_dead_link_and_a_page_outside_the_navigation_are_errors(tmp_path, monkeypatch):
     pytest.importorskip("griffe", reason="pip install 'barebones[docs]'")
-    spec = importlib.util.spec_from_file_location("website", ROOT / "docs/website.py")
-    website = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(website)
+    website = script("website")
     monkeypatch.setattr(website, "ROOT", tmp_path)
     monkeypatch.setattr(website, "OUT", tmp_path / "build/pages")
     texts = {
