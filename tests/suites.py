@@ -10,7 +10,7 @@ SLOW = """
     test_controlled_runs.py test_stages.py test_folder.py test_shrunk.py
     test_analyses.py test_figures.py test_export.py test_export_command.py test_hub_folder.py
     test_models.py test_experiments.py test_trust.py test_run.py test_training.py test_progress.py test_lock.py
-    test_belonging.py test_micro_batches.py test_connectivity.py test_metrics.py test_batches.py test_demo.py
+    test_belonging.py test_connectivity.py test_metrics.py test_batches.py test_demo.py
     test_image_folder.py test_tracking.py
 """
 FILES = {"nightly": NIGHTLY.split(), "slow": SLOW.split()}

@@ -164,7 +164,6 @@ def test_a_mistake_is_one_line_and_code_2(words, expected, mistake, tiny, monkey
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("run --rounds many", "Invalid value for '--rounds'"),
         ("run --sparsty 0.5", "No such option"),
         ("sweep smoke --jobs 0", "jobs"),
         ("trim", "No such command"),

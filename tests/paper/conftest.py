@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figure_rows import PAIR, TINY_FIGURES, context
+from figure_rows import PAIR, TINY_FIGURES, context, touched
 
 from barebones.lab.figures import analyses, plots, sources
 from barebones.lab.figures.registry import write
-from barebones.lab.records import tables
+from barebones.lab.records import records, tables
 from barebones.lab.run.options import RunOptions
 from barebones.models import MODELS, SmallResNet, SmallVGG
 
@@ -26,7 +26,7 @@ def _fast() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def computed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def computed(tmp_path_factory) -> Callable[[str], Path]:
     """Return a function that computes an analysis once, with tiny settings, and returns the folder of its files."""
     folder = tmp_path_factory.mktemp("analyses")
 
@@ -39,12 +39,21 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def rows_of(computed: Callable[[str], Path]) -> Callable[[str], tables.Rows]:
+def rows_of(computed) -> Callable[[str], tables.Rows]:
     """Return a function from the name of an analysis to its rows."""
     return lambda name: tables.read(computed(name) / f"{name}.csv")
 
 
+@pytest.fixture
+def stored(monkeypatch):
+    """Return the list that takes the place of the records of all runs; pictures are not rendered."""
+    rows: list[dict[str, Any]] = []
+    monkeypatch.setattr(records, "records", lambda runs: list(rows))
+    monkeypatch.setattr(plots, "save", touched)
+    return rows
+
+
 @pytest.fixture(scope="module")
-def network(_fast: None) -> Any:
+def network(_fast) -> Any:
     """Return the network of the tiny analyses at its initial weights."""
     return next(analyses.networks(PAIR, RunOptions()))

@@ -29,6 +29,11 @@ def run(
     return list(rounds(Probe(model or tiny(), batches, **options), method, keep, after))
 
 
+def without_norms() -> nn.Sequential:
+    """Return the small network without its batch-norms."""
+    return nn.Sequential(*(layer for layer in tiny() if not isinstance(layer, nn.BatchNorm2d)))
+
+
 @functools.cache
 def steps_of(name: str) -> list[Round]:
     """Return the rounds of a method, computed once for all tests that only read them."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import references
 import torch
+from pruning_runs import without_norms
 from references import Trace, assert_top, equal, few, pairs, tiny, weights_of
 from torch import Tensor, nn
 from torch.multiprocessing import start_processes
@@ -28,16 +29,12 @@ KINDS = {
 }
 SHARED = {  # a network and the settings of a method whose batches the ranks share out, or split
     "five batches": (tiny, "force", 5),
-    "one batch": (lambda: without_norms(tiny()), "force", 1),
+    "one batch": (without_norms, "force", 1),
     "second derivatives of five batches": (tiny, "grasp-mb", 5),
-    "second derivatives of one batch": (lambda: without_norms(tiny()), "grasp", 1),
+    "second derivatives of one batch": (without_norms, "grasp", 1),
     "no batch": (tiny, "magnitude", 1),
 }
 MasksByRun = dict[tuple[str, str], list[dict[str, Tensor]]]  # the masks of each round, by method and kind of model
-
-
-def without_norms(model: nn.Module) -> nn.Module:
-    return nn.Sequential(*(layer for layer in model if not isinstance(layer, nn.BatchNorm2d)))
 
 
 def shared_rounds(model: nn.Module, name: str, batches: int, **settings) -> list[dict[str, Tensor]]:
@@ -64,7 +61,7 @@ def prune_on_rank(rank: int, folder: str, ranks: int) -> None:
     with pytest.raises(ValueError, match=r"the ranks split one batch, but batch-norms.*use SyncBatchNorm"):
         bb.prune(DistributedDataParallel(tiny()), pairs(1), 0.5, "snip", shared=True)
     with pytest.raises(ValueError, match=f"a batch of 1 cannot be split over {ranks} ranks"):
-        bb.prune(DistributedDataParallel(without_norms(tiny())), pairs(1, size=1), 0.5, "snip", shared=True)
+        bb.prune(DistributedDataParallel(without_norms()), pairs(1, size=1), 0.5, "snip", shared=True)
     different = [("counts", dict(sparsity=0.9 - rank / 10)), ("seed", dict(method="random", seed=rank))]
     for shared, (name, settings) in itertools.product((True, False), different):
         with pytest.raises(ValueError, match=rf"different settings \({name}\)"):

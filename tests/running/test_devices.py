@@ -40,7 +40,6 @@ def test_a_device_without_float64_prunes(method, monkeypatch):
 @pytest.mark.parametrize(
     ("here", "count", "name", "problem"),
     [
-        ("mps", 1, "mps", None),
         ("mps", 1, "mps:0", None),
         ("xpu", 2, "xpu:1", None),
         ("xpu", 2, "xpu:2", "there is no device xpu:2 here; use --device xpu"),

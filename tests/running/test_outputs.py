@@ -1,4 +1,4 @@
-"""Running a model for its outputs leaves no trace, and two networks are compared by one rule."""
+"""Running a model for its outputs or gradients leaves no trace, and two networks are compared by one rule."""
 
 import random
 
@@ -10,7 +10,10 @@ from references import Trace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+import barebones as bb
+from barebones.running.backward import gradients
 from barebones.running.inputs import call, tensors
+from barebones.running.modes import restored
 from barebones.running.outputs import difference, mismatch, outputs, rounded, tolerance
 from barebones.running.rng import Replayed
 
@@ -126,3 +129,67 @@ def test_the_tolerance_is_that_of_the_least_precise_parameter():
     nets[0].order = nn.Parameter(torch.arange(3), requires_grad=False)
     assert tolerance(nets[0]) == limits[0]
     assert tolerance(nets[1], train=True) > limits[1]
+
+
+def test_expanded_buffers_are_put_back():
+    model, x = nn.BatchNorm1d(3), torch.randn(4, 3)
+    model.register_buffer("same", torch.ones(2, 1, 1).expand(2, 3, 4))
+    with Trace(model), restored(model):
+        model(x)
+        model.same[:, :1, :1] += torch.tensor([1.0, 2.0]).view(2, 1, 1)
+    assert model.same.stride() == (1, 0, 0)
+    model, batch = nn.Sequential(nn.Linear(4, 3)), (torch.randn(6, 4), torch.arange(6) % 3)
+    model.register_buffer("same", torch.ones(1).expand(5))
+    for method in ("snip", "synflow"):
+        with Trace(model):
+            bb.prune(model, [batch], 0.5, method, on_collapse="ignore")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_network_with_a_sparse_buffer_is_pruned_and_counted(layout):
+    model = zoo.Net(
+        lambda net, x: net.last(torch.relu(net.first(torch.sparse.mm(net.graph, x.T).T))),
+        graph=torch.eye(4).to_sparse(layout=layout),
+        first=nn.Linear(4, 6),
+        last=nn.Linear(6, 2),
+    )
+    batches = [(torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1]))]
+    with restored(model):
+        model.graph.values().mul_(2) if layout == torch.sparse_csr else model.graph.mul_(2)
+    assert torch.equal(model.graph.to_dense(), torch.eye(4))
+    for options in ({"method": "snip"}, {"method": "synflow"}, {"method": "force", "bn": "eval", "rounds": 2}):
+        masks = bb.prune(model, batches, 0.5, **options, on_collapse="ignore").masks
+        assert bb.account(model, masks, batches[0][0]).kept == 18
+    masks = {"first.weight": torch.arange(24).view(6, 4) < 12}
+    if layout == torch.sparse_coo:
+        assert bb.shrink(model, masks, batches[0][0]).module.first.out_features == 3
+    else:
+        with pytest.raises(ValueError, match=r"cannot be copied \(.*Csr"):
+            bb.shrink(model, masks, batches[0][0])
+
+
+def test_gradients_are_those_of_a_random_sum_of_the_outputs():
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), torch.randn(5, 3).double()
+    net[0].bias.requires_grad_(False)
+    wanted = [*net.parameters(), nn.Parameter(torch.zeros(1))]
+    outputs, found = gradients(net, x, wanted)
+    factors = torch.randn(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.double)
+    expected = torch.autograd.grad((net(x) * factors).sum(), [net[0].weight, net[2].weight, net[2].bias])
+    torch.testing.assert_close(outputs[0], net(x).detach())
+    torch.testing.assert_close([found[0], found[2], found[3]], list(expected))
+    assert found[1] is None
+    assert found[4] is None
+    assert all(p.grad is None for p in wanted)
+
+
+def test_a_group_norm_without_a_gradient_in_torch_is_an_error():
+    norm, x = nn.GroupNorm(2, 4), torch.randn(2, 4, 5, 5)
+    outputs, (scale, shift) = gradients(norm, x, list(norm.parameters()))
+    assert outputs[0].shape == x.shape
+    assert scale is not None
+    assert shift is not None
+    with pytest.raises(ValueError, match="no gradient of a group-norm"):
+        gradients(norm, x.contiguous(memory_format=torch.channels_last), list(norm.parameters()), unaided=True)
+    found = gradients(norm, x.contiguous(memory_format=torch.channels_last), list(norm.parameters()))[1]
+    torch.testing.assert_close(found, [scale, shift])

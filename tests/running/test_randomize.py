@@ -32,7 +32,7 @@ class Block(nn.Module):
         return x + self.warmup * self.alpha * self.gamma[:, 0] * self.norm(self.second(self.first(x)))
 
 
-def test_zero_initialized_parts_get_values_that_are_not_zero() -> None:
+def test_zero_initialized_parts_get_values_that_are_not_zero():
     block = randomize_(Block(), seed=0)
     scales = torch.stack(
         [*block.gamma.flatten(), block.alpha, *block.warmup, *block.norm.weight, *block.norm.running_var]
@@ -52,7 +52,7 @@ def test_zero_initialized_parts_get_values_that_are_not_zero() -> None:
 
 
 @pytest.mark.parametrize("name", zoo.ZOO)
-def test_pruned_weights_stay_zero_and_signals_keep_their_size(name: str) -> None:
+def test_pruned_weights_stay_zero_and_signals_keep_their_size(name):
     model, example = zoo.build(name)
     masks = zoo.draw_masks(name, model, 0.5)
     shapes = {key: (p.shape, p.dtype, p.is_contiguous()) for key, p in parameters(model).items()}
@@ -65,7 +65,7 @@ def test_pruned_weights_stay_zero_and_signals_keep_their_size(name: str) -> None
         assert 1e-3 < output.abs().max() < 1e3
 
 
-def test_signals_keep_their_size_in_a_deep_and_very_sparse_network() -> None:
+def test_signals_keep_their_size_in_a_deep_and_very_sparse_network():
     layers = [layer for _ in range(40) for layer in (nn.Linear(64, 64), nn.ReLU())]
     net = nn.Sequential(*layers)
     masks = {name: torch.rand(p.shape) < 0.05 for name, p in net.named_parameters() if p.dim() > 1}
@@ -73,7 +73,7 @@ def test_signals_keep_their_size_in_a_deep_and_very_sparse_network() -> None:
     assert 0.01 < output.std() < 1000
 
 
-def test_draws_depend_on_the_seed_alone_and_leave_the_random_state_alone() -> None:
+def test_draws_depend_on_the_seed_alone_and_leave_the_random_state_alone():
     nets = [SmallResNet(3, width=2) for _ in range(3)]
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     for net, seed in zip(nets, (0, 0, 1), strict=True):
