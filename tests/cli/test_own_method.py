@@ -163,12 +163,3 @@ def test_the_workers_of_a_sweep_import_it(file, command, forkserver):
 def test_a_wrong_name_is_one_line(name, expected, file, mistake):
     mistake(expected, "run", "--method", name, "--data", "digits", "--model", "small-vgg", *QUICK)
     assert not Path("runs").exists()
-
-
-def test_the_command_line_knows_a_method_that_was_registered(command, tiny, monkeypatch):
-    smallest = lambda probe: {name: -weight.abs() for name, weight in probe.weights.items()}
-    monkeypatch.setitem(bb.METHODS, "smallest", bb.Method(smallest, needs_data=False))
-    done = command("prune", "--model", "nets_for_cli:tiny", "--data", "digits", "--method", "smallest", "-o", "mask")
-    assert done.code == 0, done.err
-    assert bb.load_masks("mask").about["method"] == "smallest"
-    assert "did you mean 'smallest'?" in command("run", "--method", "smalest").err

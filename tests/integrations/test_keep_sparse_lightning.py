@@ -71,21 +71,16 @@ def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_mixed_precision_and_mask_files(precision, tmp_path):
-    masks = found(Classifier())
-    bb.save_masks(masks, tmp_path / "masks.safetensors")
-    bb.audit(fitted(tmp_path, tmp_path / "masks.safetensors", precision=precision, max_epochs=1).net, masks)
-
-
-def test_clipping_sees_only_the_pruned_network(tmp_path):
+def test_mixed_precision_mask_files_and_clipping_that_sees_only_the_pruned_network(precision, tmp_path):
     seen = []
 
     class Gradients(pl.Callback):
         def on_before_optimizer_step(self, trainer, module, optimizer):
             seen.extend(module.net.get_parameter(name).grad[~mask] for name, mask in masks.items())
 
-    masks = found(Classifier())
-    fitted(tmp_path, masks, Gradients(), max_epochs=1)
+    masks, path = found(Classifier()), tmp_path / "masks.safetensors"
+    bb.save_masks(masks, path)
+    bb.audit(fitted(tmp_path, path, Gradients(), precision=precision, max_epochs=1).net, masks)
     assert seen
     assert not any(gradient.any() for gradient in seen)
 

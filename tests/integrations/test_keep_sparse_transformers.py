@@ -50,17 +50,7 @@ def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
     assert_resumed(resumed, whole, bb.load_masks(tmp_path / "cut" / "checkpoint-6" / "masks.safetensors", resumed))
 
 
-def test_mixed_precision_mask_files_and_the_best_model_at_the_end(tmp_path):
-    masks = found(Classifier())
-    bb.save_masks(masks, tmp_path / "masks.safetensors")
-    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 3, "save_total_limit": 1}
-    training = trainer(tmp_path, tmp_path / "masks.safetensors", bf16=True, **best)
-    for _ in range(2):  # again, with the same masks
-        training.train()
-        bb.audit(training.model, masks)
-
-
-def test_clipping_sees_only_the_pruned_network(tmp_path):
+def test_mixed_precision_mask_files_the_best_model_and_clipping_that_sees_only_the_pruned_network(tmp_path):
     seen = []
 
     class Gradients(TrainerCallback):
@@ -68,7 +58,12 @@ def test_clipping_sees_only_the_pruned_network(tmp_path):
             seen.extend(model.get_parameter(name).grad[~mask] for name, mask in masks.items())
 
     masks = found(Classifier())
-    trained(tmp_path, masks, Gradients(), max_steps=2)
+    bb.save_masks(masks, tmp_path / "masks.safetensors")
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 3, "save_total_limit": 1}
+    training = trainer(tmp_path, tmp_path / "masks.safetensors", Gradients(), bf16=True, **best)
+    for _ in range(2):  # again, with the same masks
+        training.train()
+        bb.audit(training.model, masks)
     assert seen
     assert not any(gradient.any() for gradient in seen)
 
