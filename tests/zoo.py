@@ -103,29 +103,9 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
-def gated() -> nn.Module:
-    """One half of a layer is the gate of the other."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        a, b = net.both(x).chunk(2, -1)
-        return net.out(a * torch.sigmoid(b))
-
-    return Net(forward, both=nn.Linear(5, 12), out=nn.Linear(6, 3))
-
-
 def dropping() -> nn.Module:
     first = [nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5)]
     return nn.Sequential(*first, nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 3))
-
-
-def functional() -> nn.Module:
-    """Dropout as a function, in the mode of the model."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = F.dropout(torch.relu(net.first(x)), 0.5, net.training)
-        return net.out(torch.relu(net.second(x)))
-
-    return Net(forward, first=nn.Linear(4, 8), second=nn.Linear(8, 8), out=nn.Linear(8, 3))
 
 
 def writing() -> nn.Module:
@@ -198,40 +178,6 @@ def flat() -> nn.Module:
     return nn.Sequential(*body, nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def scaled() -> nn.Module:
-    """A layer scale, as in ConvNeXt, and a position that is added."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = net.first(x) + net.position
-        return net.out(torch.relu(x + net.scale * net.inner(x)))
-
-    return Net(forward, first=nn.Conv2d(2, 6, 3, padding=1), inner=nn.Conv2d(6, 6, 3, padding=1),
-               scale=nn.Parameter(torch.rand(6, 1, 1) + 0.5), position=nn.Parameter(torch.rand(1, 6, 1, 1)),
-               out=nn.Conv2d(6, 3, 1))  # fmt: skip
-
-
-def shuffled() -> nn.Module:
-    """The channels are shuffled between two grouped convolutions."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = torch.relu(net.first(x))
-        x = x.view(len(x), 2, 4, *x.shape[2:]).transpose(1, 2).reshape(x.shape)
-        return net.out(torch.relu(net.second(x)))
-
-    return Net(forward, first=nn.Conv2d(2, 8, 3, groups=2), second=nn.Conv2d(8, 8, 3, groups=2),
-               out=nn.Conv2d(8, 3, 1))  # fmt: skip
-
-
-def sliced() -> nn.Module:
-    """A part of the channels takes another way."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = torch.relu(net.first(x))
-        return net.out(torch.cat([x[:, 3:], torch.relu(net.second(x[:, :3]))], 1))
-
-    return Net(forward, first=nn.Conv2d(2, 8, 3), second=nn.Conv2d(3, 5, 1), out=nn.Conv2d(10, 3, 1))
-
-
 # ---- attention and language ----
 
 
@@ -270,21 +216,6 @@ def attention_of_two_sizes() -> nn.Module:
     attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True)
     return Net(lambda net, x: net.head(net.attention(x, x[..., :6], x[..., :6])[0]),
                attention=attention, head=nn.Linear(8, 3))  # fmt: skip
-
-
-class Conv1D(nn.Module):
-    """The linear layer of GPT-2 in transformers: its weight is transposed."""
-
-    def __init__(self, nf: int, nx: int) -> None:
-        super().__init__()
-        self.nf, self.weight, self.bias = nf, nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], self.nf)
-
-
-def gpt_mlp() -> nn.Module:
-    return nn.Sequential(nn.LayerNorm(6), Conv1D(10, 6), nn.GELU(approximate="tanh"), Conv1D(6, 10))
 
 
 def words() -> nn.Module:
@@ -380,10 +311,8 @@ ZOO: dict[str, Entry] = {
     "mlp": Entry(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), (4, 4)),
     "around": Entry(around, (4, 6)),
     "layer": Entry(normed, (4, 4), exact_paths=False),
-    "gate": Entry(gated, (4, 5)),
     "glu": Entry(lambda: nn.Sequential(nn.Linear(5, 12), nn.GLU(), nn.Linear(6, 3)), (4, 5)),
     "dropout": Entry(dropping, (4, 4)),
-    "functional": Entry(functional, (4, 4), dropout_stays=True),
     "writing": Entry(writing, (4, 4)),
     "tied": Entry(tied, (4, 4)),
     "many": Entry(many, lambda g: ((torch.randn(4, 4, generator=g),), {"other": torch.randn(4, 5, generator=g)})),
@@ -400,13 +329,10 @@ ZOO: dict[str, Entry] = {
     "conv1d": Entry(conv1d, (4, 2, 12)),
     "conv3d": Entry(conv3d, (4, 1, 5, 6, 7)),
     "flatten": Entry(flat, IMAGE),
-    "scale": Entry(scaled, IMAGE),
     "instance": Entry(lambda: between(nn.Sequential(nn.InstanceNorm2d(6, affine=True), nn.ReLU())), IMAGE),
     "group": Entry(lambda: between(nn.Sequential(nn.GroupNorm(2, 6), nn.ReLU()), nn.ReLU()), IMAGE, exact_paths=False),
     "plain": Entry(lambda: between(nn.BatchNorm2d(6, affine=False), nn.ReLU(),
                                    nn.BatchNorm2d(6, track_running_stats=False)), IMAGE),
-    "shuffle": Entry(shuffled, IMAGE),
-    "slice": Entry(sliced, IMAGE),
     "collapsed": Entry(flat, IMAGE, empty=("3.weight",)),
     # attention and language
     "encoder": Entry(lambda: nn.TransformerEncoderLayer(6, 2, 10, batch_first=True), SEQUENCE),
@@ -415,9 +341,8 @@ ZOO: dict[str, Entry] = {
     "sdpa": Entry(lambda: attention(sdpa=True), SEQUENCE),
     "two inputs": Entry(two_inputs, lambda g: (torch.randn(2, 3, 4, generator=g), torch.randn(2, 5, 4, generator=g))),
     "two sizes": Entry(attention_of_two_sizes, (2, 3, 8)),
-    "gpt": Entry(gpt_mlp, SEQUENCE),
     "words": Entry(words, tokens(4, 5)),
-    "language": Entry(language, lambda g: {"ids": tokens(2, 3)(g)}, dropout_stays=True),
+    "language": Entry(language, lambda g: {"ids": tokens(2, 3)(g)}, exportable=False, dropout_stays=True),
     # recurrent networks
     "recurrent": Entry(lstm_with_head, (4, 5, 5), recurrent=True),
     "lstm": Entry(lambda: nn.LSTM(4, 3), (4, 2, 4), recurrent=True),

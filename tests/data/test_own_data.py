@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from barebones import data
 from barebones.data import custom
@@ -52,22 +52,23 @@ def everything(split: data.Split, batch: int = 7, **options) -> tuple[Tensor, Te
     return torch.cat(inputs), torch.cat(labels)
 
 
-@pytest.mark.parametrize("kind", ["tensors", "lists", "arrays", "Dataset", "Dataset of numbers", "double", "half"])
-def test_floats_are_used_as_they_are(kind, loaded):
-    given = {
-        "tensors": GOOD,
-        "lists": list(GOOD),
-        "arrays": (FLOATS.numpy(), TARGETS.numpy()),
-        "Dataset": TensorDataset(*GOOD),
-        "Dataset of numbers": items(*((values.tolist(), int(target)) for values, target in zip(*GOOD, strict=True))),
-        "double": (FLOATS.double(), TARGETS.to(torch.uint8)),
-        "half": (FLOATS.half().float(), TARGETS),
-    }[kind]
+@pytest.mark.parametrize(
+    "given",
+    [
+        list(GOOD),
+        (FLOATS.numpy(), TARGETS.numpy()),
+        (FLOATS.double(), TARGETS.to(torch.uint8)),
+        TensorDataset(*GOOD),
+        items(*((values.tolist(), int(target)) for values, target in zip(*GOOD, strict=True))),
+    ],
+    ids=["lists", "arrays", "double", "Dataset", "Dataset of numbers"],
+)
+def test_floats_are_used_as_they_are(given, loaded):
     read = loaded((given, given))
     assert read.inputs == data.Inputs(4, (7,))
     assert read.validation is None
     inputs, labels = everything(read.test)
-    assert torch.equal(inputs, FLOATS.half().float() if kind == "half" else FLOATS)
+    assert torch.equal(inputs, FLOATS)
     assert torch.equal(labels, TARGETS)
     augmented = everything(read.train, augment=True)[0]
     assert torch.equal(augmented, inputs)
@@ -148,19 +149,14 @@ class Image:
 WRONG = {
     "returned NoneType; a factory must return (train, test), each": None,
     "returned 2 values": GOOD,
-    "returned 3 values": (GOOD, GOOD, GOOD),
     "returned no test data": {"train": GOOD},
     "a dict with 'tset'; did you mean 'test'?": {"train": GOOD, "tset": GOOD},
     "the test of mine:data is of type tuple; return a Dataset": (GOOD, (FLOATS, None)),
     "the train of mine:data is of type Numbers; return a Dataset with a length": (Numbers(), GOOD),
-    "the train of mine:data is of type DataLoader": (DataLoader(TensorDataset(*GOOD)), GOOD),
-    "the train of mine:data is empty": ((FLOATS[:0], TARGETS[:0]), GOOD),
     "the test of mine:data is empty": (GOOD, items()),
     "needs one whole number, that of its class, for each input": (GOOD, (FLOATS[:3], TARGETS)),
     "and targets of 40 float32": (GOOD, (FLOATS, TARGETS.float())),
-    "and targets of 40×1 int64": (GOOD, (FLOATS, TARGETS[:, None])),
     "has inputs of 6 float32, but those of train are 7 float32": (GOOD, (FLOATS[:, :6], TARGETS)),
-    "has inputs of 7 int64, but those of train are 7 float32": (GOOD, (FLOATS.long(), TARGETS)),
     "has the target 4; classes are numbered from 0 to 3": (GOOD, (FLOATS, TARGETS + 1)),
     "has the target -1; classes": (GOOD, (FLOATS, TARGETS - 1)),
     "bytes of shape 7; images are channels": ((FLOATS.byte(), TARGETS), GOOD),
@@ -169,7 +165,6 @@ WRONG = {
     "has 'ten' classes": {"train": GOOD, "test": GOOD, "classes": "ten"},
     "mean and std, which are for bytes": {"train": GOOD, "test": GOOD, "mean": [1], "std": [1]},
     "std of mine:data need one number for each of 3": {"train": IMAGES, "test": IMAGES, "mean": 1, "std": [1]},
-    "one number for each of 3 channels": {"train": IMAGES, "test": IMAGES, "mean": [1, 1, 1]},
     "item 0 of the train of mine:data is of type Tensor; it must be a pair": {"train": FLOATS, "test": GOOD},
     "item 1 of the train of mine:data raised KeyError: 1": (
         type("Broken", (Dataset,), {"__len__": lambda s: 3, "__getitem__": lambda s, i: {0: (FLOATS[0], 1)}[i]})(),
@@ -178,8 +173,6 @@ WRONG = {
     "of type Image, which is no tensor; add a transform": (items((Image(), 0)), GOOD),
     "item 0 of the train of mine:data has inputs of 1×7 and targets of 1 float32": (items((FLOATS[0], 0.5)), GOOD),
     "item 0 of the train of mine:data has 'cat' of type str, which is no tensor": (items((FLOATS[0], "cat")), GOOD),
-    "item 1 of the train of mine:data has the target -1; classes": (items((FLOATS[0], 1), (FLOATS[0], -1)), GOOD),
-    "item 1 of the train of mine:data has inputs of 6": (items((FLOATS[0], 1), (FLOATS[0, :6], 0)), GOOD),
 }
 
 

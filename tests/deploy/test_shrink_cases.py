@@ -92,11 +92,6 @@ def constant_of_a_constant(bias: bool) -> nn.Sequential:
     return shifted(nn.Sequential(*first, branches, nn.Conv2d(6, 3, 1, bias=bias)), 1, 0.7)
 
 
-def behind_a_slope(bias: bool) -> nn.Sequential:
-    last = [nn.Conv2d(4, 5, 1, bias=bias), nn.ReLU(), nn.Conv2d(5, 3, 1)]
-    return shifted(nn.Sequential(nn.Conv2d(2, 4, 1), nn.PReLU(), *last), 0, -0.7)
-
-
 def pooling(net: Any, x: Tensor) -> Tensor:
     x = F.relu(net.stem(x))
     x = x + net.a2(F.relu(net.a(x)))
@@ -168,14 +163,6 @@ def with_places(net: Any, x: Tensor) -> Tensor:
     return net.out(torch.relu(net.first(x) + places[:, None] * net.slopes))
 
 
-def written_in_parts(net: Any, x: Tensor) -> Tensor:
-    """Write to a view, and so to the whole."""
-    h = net.start.expand(len(x), 6).clone()
-    part = h[:, :4]
-    part += net.first(x)
-    return net.out(torch.relu(net.second(h)))
-
-
 def lenet(net: Any, x: Tensor) -> Tensor:
     x = F.max_pool2d(F.relu(net.second(F.relu(net.first(x)))), 2)
     return net.last(F.relu(net.hidden(x.view(-1, 24))))  # a width that is written down
@@ -241,13 +228,6 @@ CASES: dict[str, Case] = {
             [("0.weight", S[0]), ("3.branches.0.weight", S[0, 1:])],
             {"0": (4, 2), "3.branches.0": (2 if bias else 3, 4)}, {"4": 1} if bias else {},
             moved=lambda net: net[1].bias[0] != 0.7,
-        )
-        for bias in (True, False)
-    },
-    **{
-        f"a constant behind a slope, {'bias' if bias else 'no bias'}": Case(
-            lambda bias=bias: behind_a_slope(bias), IMAGE, [("0.weight", S[0])], {"0": (3 if bias else 4, 2)},
-            {"2": 1} if bias else {}, moved=lambda net: net[1].weight != 0.25,
         )
         for bias in (True, False)
     },
@@ -367,12 +347,6 @@ CASES: dict[str, Case] = {
     "positions computed in place": Case(
         lambda: Net(with_places, first=nn.Linear(5, 6), out=nn.Linear(6, 3), slopes=nn.Parameter(torch.randn(6))),
         (2, 1, 5), [("first.weight", S[:2])], {"first": (6, 5)}, more=(torch.randn(2, 7, 5),),
-    ),
-    "a tensor that is written in parts": Case(  # three units read only what looks constant
-        lambda: Net(
-            written_in_parts, first=nn.Linear(5, 4), second=nn.Linear(6, 8), out=nn.Linear(8, 3), start=torch.ones(6)
-        ),
-        (4, 5), [("second.weight", (S[:3], S[:4]))], {},
     ),
     "an example without a batch": Case(
         lambda: mlp(4, 6, 3), (4,), [("2.weight", S[:, :2])], {"0": (4, 4)},

@@ -73,18 +73,6 @@ def test_an_expanded_network_has_the_order_of_the_original(name, every, last):
     assert strides(large) == strides(model)
 
 
-def test_weights_with_channels_last_are_stored_as_any_other(tmp_path):
-    model, example = zoo.build("mobile")
-    masks = zoo.draw_masks("mobile", model, 0.5)
-    small, kept = (bb.shrink(model, masks, example, channels_last=last) for last in (True, False))
-    before = strides(small.module)
-    small.module.load_state_dict(kept.module.state_dict())
-    assert strides(small.module) == before
-    bb.to_sparse(small.module, small.masks, tmp_path / "small.safetensors")
-    bb.load_weights(tmp_path / "small.safetensors", kept.module)
-    assert equal(dict(kept.module.state_dict()), dict(small.module.state_dict()))
-
-
 # ---- networks that need one order ----
 
 

@@ -23,7 +23,6 @@ except Exception as error:  # a torchvision for another torch raises errors of s
 PIXELS = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 LARGE = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 CLASSES = {"num_classes": 3}
-LEVIT = {"img_size": 64, "embed_dim": (16, 24, 32), "num_heads": (2, 2, 2), "key_dim": 8, "depth": (1, 1, 1)}
 
 
 def model(name: str, **options: Any) -> Callable[[], nn.Module]:
@@ -39,8 +38,10 @@ def efficient(kind: Callable[..., nn.Module], *blocks: str, **options: Any) -> C
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "resnet": (model("resnet18", layers=(1, 1, 1, 1), channels=(8, 8, 16, 16)), PIXELS),
     "skresnet": (model("skresnet18", layers=(1, 1, 1, 1), channels=(8, 16, 16, 16)), PIXELS),
-    "levit": (model("levit_128s", **LEVIT), LARGE),
-    "levit of convolutions": (model("levit_conv_128s", **LEVIT), LARGE),
+    "levit": (
+        model("levit_128s", img_size=64, embed_dim=(16, 24, 32), num_heads=(2, 2, 2), key_dim=8, depth=(1, 1, 1)),
+        LARGE,
+    ),
     "ghostnet": (  # it calls F.dropout in its forward pass
         lambda: GhostNet([[[3, 16, 16, 0, 1]], [[3, 48, 24, 0, 2]], [[5, 72, 40, 0.25, 2]]], width=0.5, **CLASSES),
         PIXELS,

@@ -50,7 +50,6 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         model("BertForSequenceClassification", **TEXT, **BERT, **NO_DROPOUT, num_labels=3),
         tokens(),
     ),
-    "roberta": (model("RobertaModel", **TEXT, **BERT, **NO_DROPOUT), tokens()),
     "distilbert": (
         model("DistilBertModel", vocab_size=64, dim=16, n_layers=2, n_heads=2, hidden_dim=24,
               dropout=0.0, attention_dropout=0.0),
@@ -84,26 +83,6 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "vit": (
         model("ViTForImageClassification", **BERT, **NO_DROPOUT, image_size=32, patch_size=16,
               num_labels=3),
-        {"pixel_values": PIXELS},
-    ),
-    "convnext": (
-        model("ConvNextForImageClassification", hidden_sizes=[8, 12], depths=[1, 1], num_stages=2,
-              num_labels=3),
-        {"pixel_values": PIXELS},
-    ),
-    "resnet": (
-        model("ResNetForImageClassification", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
-              num_labels=3),
-        {"pixel_values": PIXELS},
-    ),
-    "regnet": (
-        model("RegNetForImageClassification", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
-              groups_width=4, num_labels=3),
-        {"pixel_values": PIXELS},
-    ),
-    "swin": (
-        model("SwinForImageClassification", image_size=32, patch_size=4, embed_dim=8, depths=[2, 1],
-              num_heads=[2, 2], window_size=4, drop_path_rate=0.0, hidden_dropout_prob=0.0, num_labels=3),
         {"pixel_values": PIXELS},
     ),
     "segformer": (

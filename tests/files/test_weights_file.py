@@ -92,11 +92,10 @@ def test_any_network_comes_back_bit_for_bit(tmp_path_factory, forms, seed, last)
     assert equal(masks, loaded_masks)
 
 
-@pytest.mark.parametrize("density", [0.4, None])
 @pytest.mark.parametrize("name", zoo.ZOO)
-def test_every_network_of_the_zoo_comes_back(name, density, tmp_path):
+def test_every_network_of_the_zoo_comes_back(name, tmp_path):
     (model, example), (other, _) = zoo.build(name), zoo.build(name, seed=1)
-    masks = {} if density is None else zoo.draw_masks(name, model, density)  # without masks: the dense network
+    masks = zoo.draw_masks(name, model, 0.4)
     save_weights(model, masks, tmp_path / "weights")
     assert equal(masks, load_weights(tmp_path / "weights", other).masks)
     for a, b in zip(zoo.outputs(zoo.masked(model, masks), example), zoo.outputs(other, example), strict=True):
@@ -188,7 +187,6 @@ def test_a_network_comes_back_on_another_device(device, tmp_path):
     [
         (lambda: nn.Linear(3, 2, bias=False), "bias (not in the model)"),
         (lambda: nn.Sequential(nn.Linear(3, 2)), "0.weight (not in the file)"),
-        (lambda: nn.Linear(2, 2), "weight (2×3 of float32 in the file, 2×2 of float32 in the model)"),
         (lambda: nn.Linear(3, 2).half(), "2 of float32 in the file, 2 of float16 in the model"),
     ],
 )
@@ -210,7 +208,6 @@ class Extra(nn.Linear):
     ("model", "masks", "message"),
     [
         (nn.Linear(2, 2), {"weight": torch.ones(2, 3) > 0}, "the masks do not fit the model"),
-        (nn.Linear(2, 2), {"0.weight": torch.ones(2, 2) > 0}, "the model has no parameter 0.weight"),
         (nn.Linear(2, 2, device="meta"), {}, "weight cannot be stored: it is on the meta device"),
         (Net(no_forward, b=torch.eye(2).to_sparse()), {}, "b cannot be stored: its layout is torch.sparse_coo"),
         (Net(no_forward, b=torch.zeros(2, dtype=torch.complex64)), {}, "b cannot be stored: it is complex"),

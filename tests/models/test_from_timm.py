@@ -62,21 +62,18 @@ def test_the_images_are_resized_and_normalized_as_the_network_wants(tmp_path):
 
 
 def test_colour_images_get_the_mean_of_each_channel():
-    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
-    request = data.Request(None, torch.device("cpu"), size=4, mean=mean, std=std)
-    pixels = torch.randint(256, (2, 3, 4, 4), dtype=torch.uint8)
-    expected = (pixels / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
-    torch.testing.assert_close(request.normalization((0.5,) * 3, (0.5,) * 3)(pixels), expected)
+    request = data.Request(None, torch.device("cpu"), size=4, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    normalization = request.normalization((0.5,) * 3, (0.5,) * 3)  # with those of the data set, which give way
+    torch.testing.assert_close(normalization.mean.flatten() / 255, torch.tensor([0.1, 0.2, 0.3]))
+    torch.testing.assert_close(normalization.std.flatten() / 255, torch.tensor([0.4, 0.5, 0.6]))
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("timm:", "names no network of timm; write timm:NAME"),
-        ("timm:resnet18@big", "timm has no network 'resnet18@big'; did you mean"),
         ("timm:resnet18@0", "names no network of timm"),
         ("timm:resnet_18", "timm has no network 'resnet_18'; did you mean 'resnet18'"),
-        ("timm:hf-hub:someone/net", "timm has no network 'hf-hub:someone/net'"),
         ("timm:local-dir:.", "timm has no network"),
     ],
 )

@@ -1,6 +1,7 @@
 """Paths: effective weights, collapse and silent outputs, for all networks of the zoo; and no trace is left."""
 
 import random
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -22,7 +23,7 @@ from barebones.scope import parameters
 Masks = dict[str, Tensor]
 # Products of two signals: paths count both factors even where one of them is zero, and gradients do not. A norm over
 # several channels: each of them may change the others, and here the changes cancel.
-PRODUCTS = {"gate", "glu", "bilinear", "encoder", "separate", "fused", "sdpa", "two inputs",
+PRODUCTS = {"glu", "bilinear", "encoder", "separate", "fused", "sdpa", "two inputs",
             "two sizes", "language", "lstm", "lstm both ways", "lstm with projections", "gru", "cells",
             "packed lstm", "group"}  # fmt: skip
 
@@ -80,9 +81,8 @@ def test_weights_on_paths_are_those_that_matter(name: str) -> None:
 
 
 def test_everything_is_effective_in_a_dense_transformer() -> None:
-    block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    encoder = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
-    example = ((torch.randn(1, 3, 8),), {"src_key_padding_mask": torch.tensor([[False, False, True]])})
+    encoder = nn.TransformerEncoder(zoo.ZOO["encoder"].make(), 2, enable_nested_tensor=False)
+    example = ((torch.randn(1, 3, 6),), {"src_key_padding_mask": torch.tensor([[False, False, True]])})
     for train in (True, False):  # in eval mode torch has a fast path outside of Python
         on_paths = effective(encoder.train(train), keep_all(encoder), example)
         assert all(mask.all() for mask in on_paths.values())
@@ -107,10 +107,8 @@ WEIGHED = Net(lambda net, x: net.a(x) * F.softmax(net.b(x), -1), **linears())
     ("net", "empty", "expected"),
     [
         (IMAGES, "3", "3"),
-        (IMAGES, "0 5", "0 5"),
         (IMAGES, "0 3 5", "0 3 5"),
         (AROUND, "one", ""),
-        (AROUND, "down", ""),
         (AROUND, "one stem", "stem"),
         (AROUND, "one down", "down one"),  # neither alone, but no way is left
         (TWO_OUTPUTS, "b", "b"),
@@ -155,7 +153,7 @@ def silent(model: nn.Module, masks: Masks, example: Any) -> tuple[int | None, in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in zoo.ZOO if name not in PRODUCTS and name not in ("layer", "scale")])
+@pytest.mark.parametrize("name", [name for name in zoo.ZOO if name not in PRODUCTS and name != "layer"])
 def test_silent_outputs_are_the_columns_of_zeros_in_a_network_without_negative_values(name: str) -> None:
     model, example = zoo.build(name, trained=False)
     for seed, density in enumerate((0.05, 0.2, 0.4, 0.7, 1.0)):
@@ -173,11 +171,9 @@ def test_silent_outputs_are_the_columns_of_zeros_in_a_network_without_negative_v
         (lambda net, x: (net.a(x), net.a(x).argsort(1), torch.zeros(2, 5), torch.ones(2, 5)), (2, 4)),  # no signals
         (lambda net, x: F.pad(net.a(x), (0, 3)), (2, 7)),  # no signal reaches the padding in the dense network either
         (lambda net, x: net.a(x)[0], (0, 0)),
-        (lambda net, x: net.a(x).sum(), (0, 0)),
         (lambda net, x: net.a(x)[:, None], (0, 0)),
-        (lambda net, x: net.a(x)[..., None, None], (0, 0)),
     ],
-    ids=["one sample", "two", "constants", "padding", "vector", "number", "sequence", "image"],
+    ids=["one sample", "two", "constants", "padding", "vector", "sequence"],
 )
 def test_which_columns_are_silent(forward: Any, expected: tuple[int, int]) -> None:
     net = Net(forward, **linears())
@@ -192,13 +188,6 @@ def test_the_classifier_alone_can_disconnect_classes() -> None:
     assert (counts.disconnected_outputs, counts.outputs, counts.collapsed, counts.empty) == (1, 2, [], [])
     assert "\nNo signal reaches 1 of 2 outputs." in str(counts)
     assert (counts.to_dict()["disconnected_outputs"], counts.to_dict()["outputs"]) == (1, 2)
-
-
-def test_a_cut_network_gets_no_second_complaint() -> None:
-    counts = account(IMAGES, none(keep_all(IMAGES), "3.weight"), torch.zeros(1, 2, 4, 4))
-    assert (counts.collapsed, counts.disconnected_outputs, counts.outputs) == (["3.weight"], 2, 2)
-    assert "COLLAPSED" in str(counts)
-    assert "outputs" not in str(counts)
 
 
 # ---- no trace, wrappers, errors ----
@@ -230,17 +219,15 @@ def test_no_trace(fail: bool, train: bool) -> None:
     hook_calls: list[Any] = []
     net.norm.register_full_backward_hook(lambda *_: hook_calls.append(1))
     net.norm.weight.register_hook(lambda g: hook_calls.append(1))
-    before = references.Trace(net)
     memory, calls, attributes = net.memory.clone(), list(net.calls), {key: id(v) for key, v in vars(net).items()}
     masks = {"stem.weight": half, "lstm.weight_hh_l0": torch.ones(16, 4) > 0}
-    with torch.inference_mode() if train else torch.no_grad():
-        if fail:
-            with pytest.raises(ValueError, match="could not follow the paths through Net: no more") as caught:
-                effective(net, masks, x4)
-            assert isinstance(caught.value.__cause__, RuntimeError)
-        else:
-            assert effective(net, masks, x4)["stem.weight"].equal(half)
-    before.check()
+    refused = pytest.raises(ValueError, match="could not follow the paths through Net: no more")
+    with (
+        references.Trace(net),
+        torch.inference_mode() if train else torch.no_grad(),
+        refused if fail else nullcontext(),
+    ):
+        assert effective(net, masks, x4)["stem.weight"].equal(half)
     assert {key: id(value) for key, value in vars(net).items()} == attributes
     assert net.memory.equal(memory)
     assert net.calls == calls

@@ -37,6 +37,12 @@ class Call:
         self.weight: str | None = None  # if the result is a weight: the name of the first parameter in it
         self.share = False  # whether the result is a share
 
+    @property
+    def returns_integers(self) -> bool:
+        """Whether the call asks for a result that is not a float, as `torch.cumsum(x, 0, dtype=torch.int)` does."""
+        dtype = self.kwargs.get("dtype")
+        return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
+
     def named(self, *slots: str) -> dict[str, Any]:
         """Return the arguments by name, given the names of the positional ones."""
         return dict(zip(slots, self.args, strict=False)) | self.kwargs
