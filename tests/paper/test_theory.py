@@ -342,9 +342,8 @@ def test_edges():
 @pytest.mark.parametrize(
     ("misuse", "sentence"),
     [
-        (lambda n: Landscape(torch.ones(17), n.loss), "flat tensor of 1 to 16 weights"),
-        (lambda n: n.row(torch.ones(3, dtype=torch.bool)), "flat bool tensor of 4 elements"),
-        (lambda n: step(n, kept(1, 1, 0, 0), 3), "with revive=True removed weights compete"),
+        (lambda n: Landscape(torch.ones(17), n.loss), "theta has 17 weights; pass at most 16"),
+        (lambda n: step(n, kept(1, 1, 0, 0), 3), "cannot keep 3 weights among 2"),
         (lambda n: gap(n, kept(1, 1, 0, 0), 3), "cannot exchange 3 of 2 kept weights with 2"),
         (lambda n: gap(n, kept(1, 1, 0, 0), 1, within=kept(1, 0, 1, 0)), "outside of c_t"),
         (lambda n: bound(n, kept(1, 1, 1, 1), ~step(n, kept(1, 1, 1, 1), 2), 1), "is not the step from before"),

@@ -10,7 +10,7 @@ from ...data import DATA
 from ...files.container import atomically
 from ...models import MODELS
 from ..experiment.experiment import DENSE
-from ..experiment.styles import look, looks
+from ..experiment.styles import looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -74,11 +74,6 @@ def in_order(methods: Iterable[str]) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage.
-
-    >>> percent(0.9), percent(0.995), percent(0.9999)
-    ('90 %', '99.5 %', '99.99 %')
-    """
     return f"{removed(share)} %"
 
 
@@ -200,11 +195,8 @@ def legend(figure: Canvas, handles: dict[str, Any], columns: int = 5) -> float:
     return 0.0
 
 
-def handle(method: str, **changes: Any) -> Any:
-    return line_handle(**({"colour": look(method).colour, "marker": look(method).marker} | changes))
-
-
-def line_handle(colour: str, marker: str, linestyle: Any = "-", **changes: Any) -> Any:
+def handle(colour: str, marker: str, linestyle: Any = "-", **changes: Any) -> Any:
+    """Return the line of a legend's entry."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **({"color": colour, "marker": marker, "linestyle": linestyle} | changes))
@@ -216,9 +208,3 @@ def hollow(colour: str, marker: str = "o") -> dict[str, Any]:
         "linestyle": "none", "marker": marker, "markersize": 6.5, "markerfacecolor": "none",
         "markeredgecolor": colour, "markeredgewidth": 1.0, "zorder": 4,
     }  # fmt: skip
-
-
-def thickness(layers: int, line: float, marker: float) -> dict[str, float]:
-    """Return the sizes of a line over layers: deep networks are drawn finer."""
-    factor = 1.0 if layers <= 20 else 0.65
-    return {"linewidth": factor * line, "markersize": factor * marker}

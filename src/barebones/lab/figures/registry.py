@@ -1,18 +1,14 @@
 """Figures: compute or load the rows of a figure, and write it as PNG, SVG and PDF, or as Markdown, and as CSV."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
 from ...files.container import atomically
-from ...messages import did_you_mean
 from ..records import tables
 from ..records.tables import Rows
-from . import accuracy, plots
+from . import plots
 from .plots import Canvas
 from .sources import SCALES, Analysis, FigureContext, Runs
 
@@ -30,19 +26,6 @@ class Figure:
     is_table: bool = False  # drawn as Markdown, without matplotlib
 
 
-def named(name: str, figures: Mapping[str, Figure]) -> Figure:
-    """Return the figure of that name.
-
-    >>> named("layer", {})
-    Traceback (most recent call last):
-    ValueError: there is no figure 'layer'; run `barebones figure --list` to see all figures
-    """
-    if name in figures:
-        return figures[name]
-    hint = did_you_mean(name, [*figures, accuracy.NAME]) or ";"
-    raise ValueError(f"there is no figure {name!r}{hint} run `barebones figure --list` to see all figures")
-
-
 def write(
     name: str, figure: Figure, scale: str | None, out: Path, context: FigureContext, source: Path | None = None
 ) -> list[Path]:
@@ -57,7 +40,8 @@ def write(
         plots.require_matplotlib()
     stored: Path | None = None
     if source is None:
-        rows = _with_scale(figure.source.compute(name, scale or "smoke", context), scale or "smoke")
+        scale = scale or "smoke"
+        rows = [{"scale": scale} | row for row in figure.source.compute(name, scale, context)]
     else:
         rows, stored = _load(name, figure, scale, source, context)
     out.mkdir(parents=True, exist_ok=True)
@@ -82,10 +66,6 @@ def write(
     return [*written, out / f"{name}.csv"]
 
 
-def _with_scale(rows: Rows, scale: str) -> Rows:
-    return [{"scale": scale} | row for row in rows]
-
-
 def _load(
     name: str, figure: Figure, scale: str | None, folder: Path, context: FigureContext
 ) -> tuple[Rows, Path | None]:
@@ -106,7 +86,7 @@ def _load(
         failed: list[str] = []
         try:
             rows = figure.source.load(name, candidate, folder, replace(context, failed=failed))
-            found.append((_with_scale(rows, candidate), failed))
+            found.append(([{"scale": candidate} | row for row in rows], failed))
         except ValueError as error:
             last = error
     if found:
@@ -115,19 +95,3 @@ def _load(
         return rows, None
     tried = f"at scale {scale}" if scale else "at any scale"
     raise ValueError(f"{last} {tried}{ignored}; without --from, barebones figure {name} runs what is missing")
-
-
-def listed(figures: Mapping[str, Figure]) -> Table:
-    """Return a table of these figures, and of `accuracy`, each with what it shows and costs."""
-    table = Table.grid(padding=(0, 2))
-    table.title = "barebones figure NAME --scale SCALE; times are estimates: smoke on two CPU cores, others on one H200"
-    table.title_justify = "left"
-    table.add_row(Text(accuracy.NAME, style="bold"), Text.assemble(accuracy.ABOUT, "\n", ("any runs: 3 s", "dim")))
-    for name, figure in figures.items():
-        costs = "; ".join(f"{s}: {_runs(figure, s)}{cost}" for s, cost in zip(SCALES, figure.costs, strict=True))
-        table.add_row(Text(name, style="bold", no_wrap=True), Text.assemble(figure.about, "\n", (costs, "dim")))
-    return table
-
-
-def _runs(figure: Figure, scale: str) -> str:
-    return f"{len(set(figure.source.experiments(scale)))} runs, " if isinstance(figure.source, Runs) else ""

@@ -82,11 +82,7 @@ def _worth_a_line(line: Line) -> bool:
 
 
 def _place(line: Line, part: bool = True) -> str:
-    """Return where a run is.
-
-    >>> _place({"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25})
-    'train: epoch 3 of 40, 25% of it'
-    """
+    """Return where a run is, such as 'train: epoch 3 of 40, 25% of it'."""
     unit = COUNTED[line["stage"]]
     within = f", {line['part']:.0%} of it" if part and "part" in line else ""
     return f"{line['stage']}: {unit} {line[unit]} of {line[unit + 's']}{within}"

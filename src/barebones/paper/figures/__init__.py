@@ -3,10 +3,12 @@
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
-from ...lab.figures import registry as lab
-from ...lab.figures.registry import Figure
-from ...lab.figures.sources import FigureContext
+from ...lab.figures import accuracy as runs
+from ...lab.figures.registry import Figure, write
+from ...lab.figures.sources import SCALES, FigureContext, Runs
+from ...messages import did_you_mean
 from . import accuracy, layers, saliency, tables, theory
 
 __all__ = ["FIGURES", "FigureContext", "figure", "listed", "named"]
@@ -21,13 +23,28 @@ def named(name: str) -> Figure:
     Traceback (most recent call last):
     ValueError: there is no figure 'layer'; did you mean 'layers'? run `barebones figure --list` to see all figures
     """
-    return lab.named(name, FIGURES)
+    if name in FIGURES:
+        return FIGURES[name]
+    hint = did_you_mean(name, [*FIGURES, runs.NAME]) or ";"
+    raise ValueError(f"there is no figure {name!r}{hint} run `barebones figure --list` to see all figures")
 
 
 def figure(name: str, scale: str | None, out: Path, context: FigureContext, source: Path | None = None) -> list[Path]:
     """Write a figure of the paper into the folder `out`; see `registry.write`."""
-    return lab.write(name, named(name), scale, out, context, source)
+    return write(name, named(name), scale, out, context, source)
 
 
 def listed() -> Table:
-    return lab.listed(FIGURES)
+    """Return a table of all figures, and of `accuracy`, each with what it shows and costs."""
+    table = Table.grid(padding=(0, 2))
+    table.title = "barebones figure NAME --scale SCALE; times are estimates: smoke on two CPU cores, others on one H200"
+    table.title_justify = "left"
+    table.add_row(Text(runs.NAME, style="bold"), Text.assemble(runs.ABOUT, "\n", ("any runs: 3 s", "dim")))
+    for name, figure in FIGURES.items():
+        costs = "; ".join(f"{s}: {_runs(figure, s)}{cost}" for s, cost in zip(SCALES, figure.costs, strict=True))
+        table.add_row(Text(name, style="bold", no_wrap=True), Text.assemble(figure.about, "\n", (costs, "dim")))
+    return table
+
+
+def _runs(figure: Figure, scale: str) -> str:
+    return f"{len(set(figure.source.experiments(scale)))} runs, " if isinstance(figure.source, Runs) else ""

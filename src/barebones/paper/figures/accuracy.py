@@ -52,9 +52,10 @@ def at_scale(experiment: Experiment, scale: str) -> Experiment:
         epochs = SHORT_EPOCHS_OF_DATA.get(experiment.data, SHORT_EPOCHS[experiment.model])
         return replace(experiment, epochs=epochs, norm_scale="ones")  # all short records have these
     small = replace(experiment, model=SMALL[experiment.model], data="digits", epochs=1)
-    if experiment.method in METHODS and METHODS[experiment.method].rounds > 1:
+    method = METHODS.get(experiment.method)
+    if method and method.rounds > 1:
         return replace(small, rounds=experiment.rounds or SMOKE_ROUNDS)
-    if experiment.method in METHODS and METHODS[experiment.method].batches_per_round > 1:
+    if method and method.batches_per_round > 1:
         return replace(small, batches_per_round=experiment.batches_per_round or SMOKE_BATCHES)
     return small
 
@@ -124,12 +125,13 @@ def handles(rows: Rows, labels: Mapping[str, str] = {}) -> dict[str, Any]:
     """Return the legend: the methods of the rows, under these labels or their own, and the paper's markers."""
     entries = {}
     for method in by_method(rows):
-        changes = {"marker": "", **DASHED} if method == DENSE else {"markeredgewidth": 0}
-        entries[labels.get(method, look(method).label)] = plots.handle(method, **changes)
+        label, colour, marker = look(method)
+        style = {"marker": "", **DASHED} if method == DENSE else {"marker": marker, "markeredgewidth": 0}
+        entries[labels.get(method, label)] = plots.handle(colour, **style)
     if any(row["source"] == PAPER for row in rows):
-        entries["paper"] = plots.handle(DENSE, **plots.hollow(plots.GREY))
+        entries["paper"] = plots.handle(plots.GREY, **plots.hollow(plots.GREY))
     if any(row.get("says") == ABOVE for row in rows):
-        entries["paper: at least"] = plots.handle(DENSE, **plots.hollow(plots.GREY, r"$\uparrow$"))
+        entries["paper: at least"] = plots.handle(plots.GREY, **plots.hollow(plots.GREY, r"$\uparrow$"))
     return entries
 
 
@@ -227,15 +229,21 @@ ITERATED = ("force", "iter-snip")
 ONE_ROUND = "snip"  # what both of them are with T = 1
 
 
+def at_high_sparsity(scale: str, variants: Sequence[dict[str, Any]]) -> list[Experiment]:
+    """Return the variants of one experiment on CIFAR-10, seed by seed."""
+    base = Experiment("vgg19" if scale == "smoke" else "resnet50", "cifar10", sparsity=HIGH_SPARSITY[scale])
+    pairs = product(GRID[scale][1], variants)
+    return [at_scale(replace(base, seed=seed, **variant), scale) for seed, variant in pairs]
+
+
+def iterations(rounds: Iterable[int]) -> list[dict[str, Any]]:
+    return [{"method": method, "rounds": number} for method, number in product(ITERATED, rounds)]
+
+
 def iterated(scale: str) -> list[Experiment]:
     """Return FORCE and Iter SNIP with T rounds, SNIP for T = 1, and random masks as a baseline."""
-    base = Experiment("vgg19" if scale == "smoke" else "resnet50", "cifar10", sparsity=HIGH_SPARSITY[scale])
-    listed = []
-    for seed in GRID[scale][1]:
-        listed += [replace(base, method=method, seed=seed) for method in (RANDOM, ONE_ROUND)]
-        for method, rounds in product(ITERATED, ROUNDS[scale]):
-            listed.append(replace(base, method=method, rounds=rounds, seed=seed))
-    return [at_scale(experiment, scale) for experiment in listed]
+    once = [{"method": method} for method in (RANDOM, ONE_ROUND)]
+    return at_high_sparsity(scale, [*once, *iterations(ROUNDS[scale])])
 
 
 def rounds_rows(records: Sequence[Row]) -> Rows:
@@ -264,7 +272,7 @@ def draw_rounds(rows: Rows) -> Canvas:
     axes.set_title(where + schedule(ours))
     entries = handles([row for row in rows if row["method"] in ITERATED])
     if baseline:
-        entries[look(RANDOM).label] = plots.handle(RANDOM, marker="", linestyle=":")
+        entries[look(RANDOM).label] = plots.handle(look(RANDOM).colour, "", ":")
     plots.legend(figure, entries, columns=4)
     return figure
 
@@ -308,7 +316,7 @@ def draw_controls(rows: Rows) -> Canvas:
             _draw_method(axes, method, [row for row in of_network if row["method"] == method])
     shown = [look(method) for method in methods]
     shown += [LOOKS[control] for control in LOOKS if any(row["control"] == control for row in rows)]
-    entries = {each.label: plots.line_handle(each.colour, each.marker, markeredgewidth=0) for each in shown}
+    entries = {each.label: plots.handle(each.colour, each.marker, markeredgewidth=0) for each in shown}
     plots.legend(figure, entries, columns=3)
     return figure
 

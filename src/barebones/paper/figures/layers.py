@@ -39,6 +39,7 @@ LAYERS: dict[str, Settings] = {
     "short": {"pairs": CIFAR10, "seeds": [0], "sparsity": 0.999, "methods": METHODS, "changes": _fewer(60, 60)},
     "paper": {"pairs": CIFAR10, "seeds": [0], "sparsity": 0.999, "methods": METHODS, "changes": {}},
 }  # fmt: skip
+FINE = {"linewidth": 0.6, "markersize": 2.0}  # lines over many layers
 STRIP = 0.07  # height of one row of crosses, as a fraction of the zoomed axis
 
 
@@ -61,7 +62,8 @@ def draw_layers(rows: Rows) -> Canvas:
     for panels, ((data, model), network_rows) in zip(grid, pairs.items(), strict=True):
         _draw_network(panels, network_rows)
         panels[0].set_title(f"{plots.title(data, model)}, {plots.percent(network_rows[0]['sparsity'])}")
-    handles = {look(method).label: plots.handle(method, markeredgewidth=0) for method in grouped(rows, "method")}
+    shown = [look(method) for method in grouped(rows, "method")]
+    handles = {each.label: plots.handle(each.colour, each.marker, markeredgewidth=0) for each in shown}
     plots.legend(figure, handles)
     return figure
 
@@ -73,7 +75,7 @@ def _draw_network(panels: list[Axes], rows: Rows) -> None:
     for number, (method, layers) in enumerate(methods.items(), 1):
         x = [row["layer"] for row in layers]
         style: dict[str, Any] = {"color": look(method).colour, "marker": look(method).marker, "markeredgewidth": 0}
-        style |= plots.thickness(len(layers), line=0.8, marker=2.8)
+        style |= FINE
         panels[0].plot(x, [row["density"] or float("nan") for row in layers], **style)
         for axes in panels[1:]:
             axes.plot(x, [row["kept"] for row in layers], **style)
@@ -216,7 +218,7 @@ def draw_consistency(rows: Rows) -> Canvas:
             methods, panels = grouped(kind_rows, "method"), next(lines)
             for axes, (method, method_rows) in zip(panels, methods.items(), strict=False):
                 for layer, points in grouped(method_rows, "layer").items():
-                    style = plots.thickness(len(depth), line=0.8, marker=2.4) | {"color": colours[layer]}
+                    style = FINE | {"color": colours[layer]}
                     _draw_layer(axes, points, floor, with_errors=kind == SINGLE, **style)
                 _frame(axes, method_rows, floor)
                 axes.set_title(f"{look(method).label}, " + ("one-shot" if kind == SINGLE else "every round"))

@@ -95,9 +95,9 @@ def draw_rounds(rows: Rows) -> Canvas:
         axes.set_yticks([tick for tick in axes.get_yticks() if low < tick < high])
     for axes in panels[::columns]:
         axes.set_ylabel("saliency S of the pruned network")
-    handles = {f"{plots.percent(s)} removed": plots.line_handle(colours[s], "o") for s in sparsities}
+    handles = {f"{plots.percent(s)} removed": plots.handle(colours[s], "o") for s in sparsities}
     if cut:
-        handles["disconnected with at least one seed: S = 0"] = plots.line_handle(plots.GREY, "x", "none", markersize=5)
+        handles["disconnected with at least one seed: S = 0"] = plots.handle(plots.GREY, "x", "none", markersize=5)
     plots.legend(figure, handles, columns=6)
     return figure
 
@@ -140,7 +140,7 @@ def draw_scatter(rows: Rows) -> Canvas:
         _draw_masks(axes, masks, colours)
         axes.set_title(plots.title(data, model))
     panels[0].set_ylabel("saliency S of the sparsified network")
-    handles = [plots.line_handle(colour, "o", "none", markersize=4.5, markeredgewidth=0) for colour in colours.values()]
+    handles = [plots.handle(colour, "o", "none", markersize=4.5, markeredgewidth=0) for colour in colours.values()]
     labels = [plots.percent(sparsity) for sparsity in colours]
     panels[-1].legend(
         handles, labels, title="weights removed", title_fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5),

@@ -1,7 +1,6 @@
 """Tables: time and accuracy (figure 4, right), ImageNet (table 1), and the weights of each layer type (table 2)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 
 import torch
@@ -21,16 +20,14 @@ from ...messages import counted
 from ...models import parameter_table
 from ..numbers import BELOW_RANDOM, COST, PARAMETERS
 from .accuracy import (
-    GRID,
-    HIGH_SPARSITY,
-    ITERATED,
     MULTI_BATCH,
     OURS,
     PAPER,
     RANDOM,
-    at_scale,
+    at_high_sparsity,
     by_method,
     compared,
+    iterations,
     measured,
     references,
 )
@@ -44,14 +41,9 @@ ONE_BATCH, MANY_BATCHES = (RANDOM, "snip", "grasp"), ("snip-mb", "grasp-mb")
 def cost_experiments(scale: str) -> list[Experiment]:
     """Return SNIP and GRASP with one and many batches, FORCE and Iter SNIP with few and many rounds, and random."""
     few, many = FEW_AND_MANY[scale]
-    base = Experiment("vgg19" if scale == "smoke" else "resnet50", "cifar10", sparsity=HIGH_SPARSITY[scale])
-    listed = []
-    for seed in GRID[scale][1]:
-        listed += [replace(base, method=method, seed=seed) for method in ONE_BATCH]
-        listed += [replace(base, method=method, batches_per_round=many, seed=seed) for method in MANY_BATCHES]
-        for method, rounds in product(ITERATED, (few, many)):
-            listed.append(replace(base, method=method, rounds=rounds, seed=seed))
-    return [at_scale(experiment, scale) for experiment in listed]
+    one = [{"method": method} for method in ONE_BATCH]
+    more = [{"method": method, "batches_per_round": many} for method in MANY_BATCHES]
+    return at_high_sparsity(scale, [*one, *more, *iterations((few, many))])
 
 
 def cost_rows(records: Sequence[Row]) -> Rows:
@@ -84,11 +76,7 @@ def _kind(row: Row) -> tuple[str, int, int]:
 
 
 def _name(method: str, rounds: int, batches: int) -> str:
-    """Return the method with its number of rounds or batches.
-
-    >>> _name("snip", 1, 1), _name("force", 20, 1), _name("random", 1, 1)
-    ('SNIP (1 batch)', 'FORCE (20 rounds)', 'Random')
-    """
+    """Return the method with its number of rounds or batches."""
     if method == RANDOM:
         return look(method).label
     number = counted(rounds, "round") if rounds > 1 else counted(batches, "batch", "es")

@@ -48,7 +48,7 @@ def draw(rows: Rows) -> Canvas:
         )  # fmt: skip
         axes.margins(y=0.3)
     panels[0].set_ylabel("local-optimality gap (saliency)")
-    handles = {label: plots.line_handle(*style) for label, (_, _, *style) in LINES.items()}
+    handles = {label: plots.handle(*style) for label, (_, _, *style) in LINES.items()}
     plots.legend(figure, handles, columns=2 if len(keeps) > 1 else 1)
     about = f"{rows[0]['networks']} random tanh networks of widths {rows[0]['widths']}"
     figure.suptitle(about, x=0.01, ha="left", fontsize=8.5)

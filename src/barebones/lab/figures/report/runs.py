@@ -200,10 +200,8 @@ def _mask(folder: Path, owner: str | None, settings: Row | None, effective: bool
 
 def _effective_layers(masks: Masks, settings: Row) -> list[LayerAccount]:
     """Return the layers with their effective weights, by following the network on the CPU."""
-    if settings["model"] not in MODELS:  # a run folder may come from a stranger, so its code is not imported
-        raise ValueError("the network is not one of barebones's own, so its layers are not followed here")
-    if settings["data"] not in DATA:
-        raise ValueError("the data set is not one of barebones's own, so the layers are not followed here")
+    if settings["model"] not in MODELS or settings["data"] not in DATA:  # a stranger's code is not imported
+        raise ValueError("the network or the data set is not one of barebones's own, so its layers are not followed")
     example = torch.zeros(1, *DATA[settings["data"]].inputs.shape)
     return account(_network(settings["model"], settings["data"]), masks, example).layers
 
