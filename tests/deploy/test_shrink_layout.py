@@ -80,7 +80,7 @@ def test_weights_with_channels_last_are_stored_as_any_other(tmp_path):
     before = strides(small.module)
     small.module.load_state_dict(kept.module.state_dict())
     assert strides(small.module) == before
-    bb.to_sparse(small.module, small.masks, tmp_path / "small.safetensors")
+    bb.save_weights(small.module, small.masks, tmp_path / "small.safetensors")
     bb.load_weights(tmp_path / "small.safetensors", kept.module)
     assert equal(dict(kept.module.state_dict()), dict(small.module.state_dict()))
 
