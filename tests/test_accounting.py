@@ -15,8 +15,7 @@ from zoo import Net, keep_all
 
 from barebones.accounting import Account, LayerAccount, account
 from barebones.deploy.shrink.plan import LayerPlan, ShrinkPlan
-from barebones.files.encoding import encode
-from barebones.files.masks import save_masks
+from barebones.files.masks import encode, save_masks
 from barebones.lab.run.progress import mask_file
 from barebones.paths import effective
 

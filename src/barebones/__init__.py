@@ -11,7 +11,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .accounting import Account, account
-    from .deploy.export import Exported, to_onnx, to_program, to_sparse
+    from .deploy.export import Exported, to_onnx, to_program
     from .deploy.hub import to_hub_folder
     from .deploy.shrink import Shrunk, shrink
     from .files.masks import load_masks, save_masks
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HOMES = {  # of public names: modules that are imported when one is used, so that `barebones --help` needs no torch
     "accounting": ("Account", "account"),
-    "deploy.export": ("Exported", "to_onnx", "to_program", "to_sparse"),
+    "deploy.export": ("Exported", "to_onnx", "to_program"),
     "deploy.hub": ("to_hub_folder",),
     "deploy.shrink": ("Shrunk", "shrink"),
     "files.masks": ("load_masks", "save_masks"),
@@ -97,7 +97,6 @@ __all__ = [
     "to_hub_folder",
     "to_onnx",
     "to_program",
-    "to_sparse",
 ]
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from .files.encoding import encode
+from .files.masks import encode
 from .masks import everything
 from .messages import Dotted, disconnected_outputs, html_bars, plain_text, shape_of
 from .paths import Use, losses, trace

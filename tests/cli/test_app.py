@@ -14,7 +14,7 @@ import typer
 import barebones as bb
 from barebones import __version__
 from barebones.cli import app as cli
-from barebones.cli import stopping as signals
+from barebones.cli import terminal as signals
 from barebones.files.masks import save_masks
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.run import Stopped

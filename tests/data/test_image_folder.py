@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from barebones import data
-from barebones.data import image_folder
+from barebones.data import images as image_files
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.network import cached_data
 from barebones.lab.run.run import RunOptions, run
@@ -115,7 +115,7 @@ def test_other_mistakes(pets, monkeypatch):
             data.load(name)
     with pytest.raises(ValueError, match="names no folder"):
         Experiment(data="images:")
-    monkeypatch.setattr(image_folder, "MOST", 1000)
+    monkeypatch.setattr(image_files, "MOST", 1000)
     with pytest.raises(ValueError, match="has 16 images of 20 x 16 pixels, which need 0 GB of memory; name a smaller"):
         data.load(f"images:{pets}")
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from barebones.deploy.shrink import trials
-from barebones.deploy.shrink.removal import Removal
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +41,9 @@ def careless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose all channels for removal that the coupling allows, so that only the comparison can save them."""
     choose = trials.choose
 
-    def too_many(coupling: Any, reading: Any, pinned: Tensor, multiple_of: int, at_least: int) -> Removal:
-        removal = choose(coupling, reading, pinned, multiple_of, at_least)
-        return Removal(removal.idle | ~(coupling.fixed | pinned), removal.fillers)
+    def too_many(coupling: Any, reading: Any, pinned: Tensor, multiple_of: int, at_least: int) -> tuple[Tensor, Tensor]:
+        idle, gone = choose(coupling, reading, pinned, multiple_of, at_least)
+        everything, fillers = idle | ~(coupling.fixed | pinned), idle & ~gone
+        return everything, everything & ~fillers
 
     monkeypatch.setattr(trials, "choose", too_many)

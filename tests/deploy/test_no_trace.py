@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 import barebones as bb
 from barebones.deploy import export
-from barebones.deploy.export import to_onnx, to_program, to_sparse
+from barebones.deploy.export import to_onnx, to_program
 
 BATCHES = [(torch.randn(4, 4), torch.tensor([0, 1, 0, 1]))]
 FUNCTIONS: dict[str, Callable[[nn.Module, Any, Any, Path], Any]] = {
     "to_onnx": lambda model, masks, x, path: to_onnx(model, masks, x, path / "network.onnx"),
     "to_onnx in int8": lambda model, masks, x, path: to_onnx(model, masks, x, path / "network.onnx", int8=[x]),
     "to_program": lambda model, masks, x, path: to_program(model, masks, x, path / "network.pt2"),
-    "to_sparse": lambda model, masks, x, path: to_sparse(model, masks, path / "weights.safetensors"),
+    "save_weights": lambda model, masks, x, path: bb.save_weights(model, masks, path / "weights.safetensors"),
     "prune": lambda model, masks, x, path: bb.prune(model, BATCHES, 0.5, "iter-snip", rounds=3, on_collapse="ignore"),
     "account": lambda model, masks, x, path: bb.account(model, masks, x),
     "shrink": lambda model, masks, x, path: bb.shrink(model, masks, x),

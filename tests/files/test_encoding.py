@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from references import equal
 from torch import Tensor
 
-from barebones.files.encoding import decode, decode_indices, encode, encode_indices, pack, unpack
+from barebones.files.masks import decode, decode_indices, encode, encode_indices, pack, unpack
 
 
 def random_mask(shape: tuple[int, ...], density: float, seed: int = 0) -> Tensor:

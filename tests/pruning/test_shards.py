@@ -21,7 +21,7 @@ from torch.multiprocessing import start_processes
 
 import barebones as bb
 from barebones import Probe, rounds
-from barebones.files.encoding import pack
+from barebones.files.masks import pack
 from barebones.masks import kept, size
 from barebones.pruning import selection
 from barebones.running.shards import full, local

@@ -13,11 +13,11 @@ from torch import nn
 
 from ..accounting import account
 from ..data import Data, Split
-from ..deploy.export import Exported, format_for, session, to_onnx, to_sparse
+from ..deploy.export import Exported, format_for, session, to_onnx, to_program
 from ..deploy.hub import CARD, FILES, check_hub_folder, to_hub_folder
 from ..deploy.shrink import shrink as shrink_network
 from ..files.masks import load_masks
-from ..files.weights import dense_bytes
+from ..files.weights import dense_bytes, save_weights
 from ..imports import check_trusted
 from ..lab.experiment.experiment import Experiment
 from ..lab.figures import card
@@ -27,7 +27,7 @@ from ..lab.run.network import data_of
 from ..lab.run.options import RunOptions
 from ..masks import Masks
 from .options import RUN_OPTIONS, Source, SourceData, SourceModel, Trust, check_output, import_from_working_folder
-from .output import say
+from .terminal import say
 
 BATCH, CALIBRATION = 64, 8  # images that are read at once; batches of training images that find the ranges of int8
 
@@ -107,9 +107,9 @@ def export(
     if replace:
         raise ValueError("--replace is for --to-hub-folder; a file is always replaced")
     chosen = format_for(out, format)
-    if shrink and not chosen.write:
+    if shrink and chosen == "sparse":
         raise ValueError("a compact file holds no network, only its weights; use --shrink with .onnx and .pt2 files")
-    if int8 and chosen.write is not to_onnx:
+    if int8 and chosen != "onnx":
         raise ValueError("--int8 is for ONNX files; name the file NAME.onnx, or leave out --int8")
     if int8 and source.is_file():
         raise ValueError("--int8 needs a trained network, and a mask file has none; name the folder of a finished run")
@@ -123,15 +123,18 @@ def export(
         small = shrink_network(network, masks, example)
         network, masks = small.module, small.masks
     if int8:
-        written = _to_int8(network, masks, images, out)
-    elif chosen.write:
-        written = chosen.write(network, masks, example, out)
+        exported = _to_int8(network, masks, images, out)
+    elif chosen == "sparse":
+        save_weights(network, masks, out, experiment=experiment.to_dict())
     else:
-        written = to_sparse(network, masks, out, experiment=experiment.to_dict())
-    smaller = f"{dense / written.bytes:.3g} times smaller than" if written.bytes < dense else "no smaller than"
-    say(f"{out}: {written.bytes:,} bytes, {smaller} the dense checkpoint ({dense:,}).")
-    largest_difference = f"the largest difference of the outputs is {written.difference:.2g} times the largest output"
-    say(f"{chosen.checked}, {largest_difference if chosen.write else 'it is the same bit for bit'}.")
+        exported = (to_onnx if chosen == "onnx" else to_program)(network, masks, example, out)
+    written = out.stat().st_size
+    smaller = f"{dense / written:.3g} times smaller than" if written < dense else "no smaller than"
+    say(f"{out}: {written:,} bytes, {smaller} the dense checkpoint ({dense:,}).")
+    if chosen != "sparse":
+        checked = "In onnxruntime" if chosen == "onnx" else "Loaded again"
+        gap = f"{exported.difference:.2g} times the largest output"
+        say(f"{checked}, the largest difference of the outputs is {gap}.")
     if not source.is_dir():
         say("This is the network before training; name the folder of a run for a trained one.")
 

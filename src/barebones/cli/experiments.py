@@ -41,8 +41,7 @@ from .options import (
     split,
     with_options,
 )
-from .output import say
-from .stopping import stoppable
+from .terminal import say, stoppable
 
 
 @with_options()

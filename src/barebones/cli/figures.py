@@ -17,8 +17,7 @@ from ..messages import counted
 from ..paper.figures import FIGURES, FigureContext, listed, named
 from ..paper.figures import figure as draw
 from .options import Jobs, RetryFailed, check_folder, completion, split, with_options
-from .output import say
-from .stopping import stoppable
+from .terminal import say, stoppable
 
 
 @with_options(experiment=False)
@@ -78,7 +77,11 @@ def figure(
     if name == accuracy.NAME:
         if scale is not None:
             raise ValueError(f"the figure {accuracy.NAME} draws the runs that there are; leave out --scale")
-        _draw_runs(source or run_options.runs, x or "sparsity", out)
+        written, left_out = accuracy.write(source or run_options.runs, x or "sparsity", out)
+        for line in (*map(str, written), *(f"left out: {sentence}" for sentence in left_out)):
+            say(line)
+        if left_out:
+            raise typer.Exit(1)
         return
     names = list(FIGURES) if name == "all" else [name]
     named(names[0])
@@ -95,14 +98,6 @@ def figure(
                 context.failed.append(each)
     if context.failed:
         say(f"not drawn, or not complete: {', '.join(context.failed)}")
-        raise typer.Exit(1)
-
-
-def _draw_runs(folder: Path, x: str, out: Path) -> None:
-    written, left_out = accuracy.write(folder, x, out)
-    for line in (*map(str, written), *(f"left out: {sentence}" for sentence in left_out)):
-        say(line)
-    if left_out:
         raise typer.Exit(1)
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any, get_type_hints
@@ -18,8 +19,6 @@ from ..lab.experiment.experiment import DENSE, Experiment
 from ..lab.run import tracking
 from ..lab.run.options import RunOptions
 from ..running.devices import accelerator, check_here
-
-RUN_PANEL = "Run options"  # the panel of the options that are not part of an experiment
 
 Source = Annotated[Path, typer.Argument(help="Folder of a finished run; or a mask file, for the untrained network.")]
 SourceModel = Annotated[
@@ -51,10 +50,7 @@ EngineOptions = Annotated[
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run failed experiments again.")]
 
 
-def _run_option(*flags: str, **settings: Any) -> Any:
-    return typer.Option(*flags, rich_help_panel=RUN_PANEL, **settings)
-
-
+_run_option = partial(typer.Option, rich_help_panel="Run options")  # they are not part of an experiment
 RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and defaults are those of the fields
     "runs": _run_option(help="Folder that contains one folder per run."),
     "device": _run_option(help="cpu, cuda, cuda:N, mps or xpu; auto is a GPU if there is one."),
@@ -178,10 +174,8 @@ def engine_options(given: Iterable[str]) -> dict[str, Any]:
 
 def check_output(path: Path) -> None:
     """Check that a file can be written here, before the work begins."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; name a file")
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is a device; name a file")
+        raise ValueError(f"{path} is a {'folder' if path.is_dir() else 'device'}; name a file")
     if not (folder := path.resolve().parent).is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} into; create it first")
     try:

@@ -12,7 +12,7 @@ from platformdirs import user_cache_path
 from ..imports import is_code, sized
 from ..messages import unknown
 from ..running.devices import processors
-from . import cifar, custom, digits, image_folder, imagenet, tiny_imagenet
+from . import cifar, custom, digits, imagenet, images, tiny_imagenet
 from .dataset import Data, Inputs, Request
 from .split import Batch, Normalization, Split, TensorSplit
 
@@ -76,13 +76,13 @@ def load(
     request = Request(Path(root).expanduser(), torch.device(device), download, workers, channels_last, size, mean, std)
     if name in DATA:
         return DATA[name].load(request)
-    return custom.load(name, request) if is_code(name) else image_folder.load(name, request)
+    return custom.load(name, request) if is_code(name) else images.load(name, request)
 
 
 def check_name(name: str) -> None:
     """Raise a `ValueError` if there is no data set of this name, and it names neither code nor a folder of images."""
-    if name.startswith(image_folder.PREFIX):
+    if name.startswith(images.PREFIX):
         sized(name)
     elif name not in DATA and not is_code(name):
-        own_ones = f"{image_folder.PREFIX}PATH for a folder of images, or file.py:factory for a data set of your own"
+        own_ones = f"{images.PREFIX}PATH for a folder of images, or file.py:factory for a data set of your own"
         raise ValueError(f"{unknown('data set', name, DATA)}, {own_ones}")

@@ -1,4 +1,4 @@
-"""Image files: finding them in folders of classes, and reading them with Pillow."""
+"""Image files: finding them in folders of classes, reading them, and folders of the user's own (images:PATH)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,57 @@ import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..imports import sized
+from ..running import digest
+from .dataset import Data, Request, in_memory
+from .split import Normalization, TensorSplit, statistics
+
 if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
 CHUNK = 100  # files that a thread decodes at once
+PREFIX = "images:"
+MOST = 16 * 2**30  # bytes of all images of a folder, which stay in memory
+
+
+def load(name: str, request: Request) -> Data:
+    """Load the folder that "images:PATH" or "images:PATH@SIZE" names, all its images as RGB bytes in memory.
+
+    With a size, the middle of each image is cut out and resized. Without one, all images must have the size of the
+    first. Augmentation shifts each image by up to an eighth of its shorter side, and mirrors half of them.
+    """
+    path, size = sized(name)
+    root = Path(path).expanduser()
+    size = size or request.size  # a network that wants a size gets it, whatever the sizes of the images
+    require_pillow()
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}; name one with the folders train and test")
+    parts = ["train", "test", *(["validation"] if (root / "validation").is_dir() else [])]
+    classes, files = listed(root, parts)
+    if len(classes) < 2:
+        raise ValueError(f"{root / 'train'} has one class, {classes[0]}; at least two folders of images are needed")
+    width, height = (size, size) if size else open_rgb(files["train"][0][0]).size
+    count = sum(len(paths) for paths, _ in files.values())
+    if (needed := count * 3 * width * height) > MOST:
+        problem = f"{count:,} images of {width} x {height} pixels, which need {needed / 2**30:.0f} GB of memory"
+        raise ValueError(f"{root} has {problem}; name a smaller size ({PREFIX}{root}@SIZE), or use your own Dataset")
+    hint = f"; to resize all images, name a size, for example {PREFIX}{root}@{min(width, height)}"
+    read = {
+        part: (decoded(paths, (width, height), request.workers, bool(size), hint), torch.tensor(labels))
+        for part, (paths, labels) in files.items()
+    }
+    mean, std = statistics(TensorSplit(*read["train"], Normalization((), ())))
+    content = digest.hexadecimal(chain.from_iterable(read.values()))
+    normalization, pad = request.normalization(mean, std), min(width, height) // 8
+    return in_memory(name, len(classes), read, normalization, pad, digest=content)
 
 
 def require_pillow() -> None:

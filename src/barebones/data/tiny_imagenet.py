@@ -36,7 +36,7 @@ def load(request: Request) -> Data:
 
 
 def _classes(path: Path) -> dict[str, int]:
-    names = sorted(set(_text(path).split()))
+    names = sorted(set(path.read_text("utf-8", "replace").split()))
     if len(names) != CLASSES:
         raise ValueError(f"{path} is damaged: it names {len(names)} classes, not {CLASSES}")
     return {name: index for index, name in enumerate(names)}
@@ -56,7 +56,7 @@ def _test(folder: Path, classes: dict[str, int]) -> tuple[list[Path], list[int]]
     """List the images of `val`. They are all in one folder; the annotations give their classes."""
     annotations = folder / "val_annotations.txt"
     labels: dict[str, int] = {}
-    for number, line in enumerate(_text(annotations).splitlines(), 1):
+    for number, line in enumerate(annotations.read_text("utf-8", "replace").splitlines(), 1):
         name, _, rest = line.partition("\t")
         label = classes.get(rest.partition("\t")[0])
         if label is None or Path(name).name != name:
@@ -65,7 +65,3 @@ def _test(folder: Path, classes: dict[str, int]) -> tuple[list[Path], list[int]]
     if len(labels) != TEST_IMAGES:
         raise ValueError(f"{annotations} is truncated or damaged: it names {len(labels)} images, not {TEST_IMAGES}")
     return [folder / "images" / name for name in labels], list(labels.values())
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")  # damaged text names no class

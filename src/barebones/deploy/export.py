@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..files import container as files
-from ..files.weights import dense_bytes, load_weights, save_weights
+from ..files.weights import dense_bytes
 from ..messages import first_line
 from ..running.inputs import call, tensors
 from ..running.outputs import difference, mismatch, outputs, rounded, tolerance
@@ -100,53 +100,22 @@ def to_program(model: nn.Module, masks: Mapping[str, Tensor], example: Any, path
     return _written(path, buffer.getvalue(), model, gap)
 
 
-@forked(torch.device("cpu"))
-def to_sparse(model: nn.Module, masks: Mapping[str, Tensor], path: files.Path, **about: Any) -> Exported:
-    """Write the masked network as a compact weight file, and check that it reads back bit for bit.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     to_sparse(nn.Linear(100, 100), {"weight": torch.eye(100) > 0}, f"{folder}/weights").difference
-    0.0
-    """
-    save_weights(model, masks, path, **about)
-    state = load_weights(path).state
-    for name, tensor in masked_copy(model, masks).cpu().state_dict().items():
-        if not torch.equal(_bytes(tensor), _bytes(state[name])):
-            raise OSError(f"{os.fspath(path)} does not return the values of {name} that were written; check the disk")
-    return Exported(os.fspath(path), os.path.getsize(path), dense_bytes(model), 0.0)
+FORMATS = {"onnx": ".onnx", "torch": ".pt2", "sparse": ".safetensors"}  # the endings of their files
 
 
-@dataclass(frozen=True)
-class Format:
-    """A file format of `export`: its name, the ending of its files, and how a written file is checked."""
-
-    name: str
-    suffix: str
-    checked: str
-    write: Callable[..., Exported] | None  # None: `to_sparse`, for files that hold weights but no network
-
-
-FORMATS = (
-    Format("onnx", ".onnx", "In onnxruntime", to_onnx),
-    Format("torch", ".pt2", "Loaded again", to_program),
-    Format("sparse", ".safetensors", "Loaded again", None),
-)
-
-
-def format_for(path: files.Path, name: str | None = None) -> Format:
+def format_for(path: files.Path, name: str | None = None) -> str:
     """Return the format of that name or, without one, the format that the file's name ends in.
 
-    >>> format_for("network.pt2").name
+    >>> format_for("network.pt2")
     'torch'
     """
     suffix = os.path.splitext(path)[1].lower()
-    for known in FORMATS:
-        if name == known.name or (name is None and suffix == known.suffix):
+    for known, ending in FORMATS.items():
+        if name == known or (name is None and suffix == ending):
             return known
     wrong = f"format {name!r} is unknown" if name else f"the name {os.path.basename(path)} does not tell the format"
-    names, suffixes = (", ".join(column) for column in zip(*((f.name, f.suffix) for f in FORMATS), strict=True))
-    raise ValueError(f"{wrong}; use --format {names}, or a name that ends in {suffixes}")
+    endings = ", ".join(FORMATS.values())
+    raise ValueError(f"{wrong}; use --format {', '.join(FORMATS)}, or a name that ends in {endings}")
 
 
 def _program(
@@ -280,7 +249,3 @@ def _required(package: str) -> Any:
     except ImportError:
         needs = "writing ONNX files needs onnx, onnxscript and onnxruntime"
         raise ImportError(f"{needs}, and {package} is missing: pip install 'barebones[export]'") from None
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -11,8 +11,7 @@ from ..messages import shape_of, shortened
 from ..running.precision import INTEGER
 from ..scope import bare, matched, refuse_sharded
 from . import container
-from .encoding import pack, unpack
-from .masks import fingerprint
+from .masks import fingerprint, pack, unpack
 
 KIND, VERSION = "barebones-sparse", 1
 MASK, VALUES, WHOLE = "mask ", "values ", "whole "  # the prefixes of tensor names; the parameter's name follows

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..files import container as files
-from ..files.encoding import pack, unpack
+from ..files.masks import pack, unpack
 from ..masks import Masks, Scores, row
 from ..messages import shortened
 from ..running.shards import by_one

@@ -18,7 +18,9 @@ from torch.utils._pytree import tree_map
 
 from ...paths.follow import guards, standing_in
 from ...running.inputs import call, tensors
-from .channels import CONVOLUTIONS, NORMS, OF_LAYERS, RULES, ChannelSlot, Labels
+from .channels.labels import ChannelSlot, Labels
+from .channels.layers import CONVOLUTIONS, NORMS
+from .channels.rules import OF_LAYERS, RULES
 
 LAYERS = (nn.Linear, CONVOLUTIONS, NORMS, nn.PReLU, nn.Embedding)
 # Layers whose parameters are used by one function that mixes channels, so that nothing can be removed from them.

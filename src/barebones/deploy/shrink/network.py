@@ -1,8 +1,10 @@
 """The small network: made from the masked one, and expanded back into the large one."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,19 +13,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...masks import Masks, kept, size
 from ...messages import first_line
+from ...running.backward import gradients
 from ...running.inputs import call, tensors
 from ...running.outputs import outputs
 from ...scope import bare, masked_copy, matched, parameters
-from .comparison import Comparison, copy_sharing_parameters
+from .comparison import Comparison, Unusable, copy_sharing_parameters
 from .coupling import Coupling, find_coupling
 from .cut import cut_masks, scatter, sever, without
-from .layout import reason_against_channels_last, with_channels_last
 from .plan import Cuts, ShrinkPlan, smaller_layers
-from .removal import ChannelReader, prune_shifts, readers, zero_shifts
-from .signals import constants, reached
+from .removal import ChannelReader, constants, prune_shifts, reached, readers, zero_shifts
 from .trials import Trials
-
-UNTELLING = "with other values: its outputs are then all the same, or not finite"
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,10 +119,7 @@ def find_cuts(
         reasons: dict[str, str] = {}
         zeroed: dict[str, Tensor] = {}
         shifts: dict[str, int] = {}
-
-        def observe() -> list[ChannelReader]:
-            return _observe(exact, cpu_masks, exact_example, coupling, comparison, reasons)
-
+        observe = partial(_observe, exact, cpu_masks, exact_example, coupling, comparison, reasons)
         try:
             if before_training:
                 reading, zeroed, shifts = prune_shifts(coupling, observe, exact)
@@ -135,8 +131,10 @@ def find_cuts(
             reason = f"it runs on the example but not on random values ({first_line(error)})"
             cure = "give a table its indices as integers, and keep no state between two calls"
             raise ValueError(f"{name} cannot be shrunk: {reason}; {cure}") from error
-        layout = reason_against_channels_last(_restored(trial.small, model), example) if channels_last else ""
-        untelling = "" if trial.telling or comparison.unchecked else UNTELLING
+        layout = _reason_against_channels_last(_restored(trial.small, model), example) if channels_last else ""
+        unchecked = comparison.unchecked
+        if not (unchecked or trial.telling):
+            unchecked = "with other values: its outputs are then all the same, or not finite"
         plan = ShrinkPlan(
             layers=smaller_layers(trial.removed, large),
             parameters=(size(parameters(model)), size(parameters(trial.small))),
@@ -144,7 +142,7 @@ def find_cuts(
             folded=trial.folded,
             shifts=shifts,
             left=reasons | trials.left,
-            unchecked=comparison.unchecked or untelling,
+            unchecked=unchecked,
             layout=layout,
         )
         return Cuts(trial.removed, trial.added, zeroed, trial.severed, channels_last and not layout, plan)
@@ -160,7 +158,7 @@ def apply_cuts(model: nn.Module, masks: Mapping[str, Tensor], cuts: Cuts) -> Shr
         small, origin = without(large, cuts.removed, cuts.added)
         small = _restored(small, model)
         if cuts.channels_last:
-            with_channels_last(small)
+            _with_channels_last(small)
         sever(large, cuts.severed)
         return Shrunk(small, cut_masks(cpu_masks, origin, small), cuts.plan, large, origin)
 
@@ -215,3 +213,38 @@ def _copy_modes(network: nn.Module, model: nn.Module) -> None:
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in network.named_modules():
         module.training = modes.get(name, model.training)
+
+
+def _with_channels_last(network: nn.Module) -> nn.Module:
+    """Put the channels of all 4-d parameters last in memory, and return the network."""
+    for parameter in network.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+    return network
+
+
+def _reason_against_channels_last(network: nn.Module, example: Any) -> str:
+    """Say why a network must keep its order: it does not compute or train with channels last. Else return ""."""
+    if all(p.dim() != 4 for p in network.parameters()):
+        return ""
+    changed = _with_channels_last(deepcopy(network))
+
+    def train(network: nn.Module) -> None:
+        with comparison.random_numbers():
+            copy, wanted = copy_sharing_parameters(network).train(), list(network.parameters())
+            gradients(copy, comparison.inputs[1], wanted, unaided=True)
+
+    try:
+        comparison = Comparison.for_network(network, example)
+        comparison.check(network, changed, "with channels last")
+    except Unusable as error:
+        return str(error)
+    except Exception as error:
+        return f"it does not run in its own precision ({first_line(error)})"
+    with suppress(Exception):  # it cannot be trained in any order
+        train(network)
+        try:
+            train(changed)
+        except Exception as error:
+            return f"it does not train with channels last ({first_line(error)})"
+    return ""

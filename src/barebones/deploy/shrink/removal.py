@@ -5,21 +5,30 @@ A group can be removed if one of these holds for each layer that has one of its 
 - the layer does not use the channel: all its kept weights for the channel belong to outputs that are also removed;
 - the channel is always zero;
 - the channel is constant, and the constant's contribution can be added to the layer's bias instead.
+
+A channel carries a constant signal if no path of kept weights leads to it from the model's input: its value is then
+made of biases and shifts alone, the same for every input and at every position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...paths import trace
+from ...running.outputs import outputs
 from ...scope import parameters
-from .channels import ChannelSlot
+from .channels.labels import ChannelSlot
 from .coupling import Coupling
-from .cut import RemovedChannels, connections
+from .cut import connections
+
+SLACK = 1e-5  # relative; a channel whose values differ by at most this counts as constant
+Watch = Callable[[str, Tensor], None]  # gets the name of a layer and its input, as (channels, values)
 
 
 @dataclass
@@ -56,9 +65,6 @@ class ChannelReader:
         """The output channels that depend on the model's input through this layer."""
         return (self.reads & self.reached).any(1)
 
-    def without_shifts(self) -> ChannelReader:
-        return replace(self, constant=torch.where(self.reached, self.constant, 0.0))
-
 
 def _pads_no_zeros(layer: nn.Module) -> bool:
     """Whether a constant input adds the same at every position; false for transposed and grouped convolutions."""
@@ -71,12 +77,72 @@ def _pads_no_zeros(layer: nn.Module) -> bool:
     return without_padding or layer.padding_mode != "zeros"
 
 
+def reached(
+    model: nn.Module, masks: Mapping[str, Tensor], example: Any, layers: Mapping[str, nn.Module]
+) -> tuple[dict[str, Tensor], bool]:
+    """Return which input channels of each layer a path of kept weights connects with the model's input.
+
+    If the forward pass reads values in Python, or a length that depends on them, this is also returned, and all
+    channels count as reached.
+    """
+    channels: dict[str, Tensor] = {}
+
+    def watch(name: str, values: Tensor) -> None:
+        channels[name] = channels.get(name, False) | (values != 0).any(1)
+
+    with _watched(layers, watch):
+        traced = trace(model, masks, example, backward=False, strict=True)
+    if traced.peeked:
+        channels = {name: torch.ones_like(bits) for name, bits in channels.items()}
+    return channels, traced.peeked
+
+
+def constants(model: nn.Module, runs: list[tuple[bool, Any]], layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the value of each input channel that is the same in all runs (train mode, input), else NaN."""
+    values: dict[str, Tensor] = {}
+
+    def watch(name: str, observed: Tensor) -> None:
+        if not observed.numel():  # an expert that gets no token
+            return
+        low, high = observed.amin(1), observed.amax(1)
+        value = values.setdefault(name, low.clone())
+        slack = SLACK * (1 + value.abs())
+        constant = ((low - value).abs() <= slack) & ((high - value).abs() <= slack)
+        constant &= (value != 0) | ((low == 0) & (high == 0))  # zero is exactly zero
+        values[name] = torch.where(constant, value, torch.nan)
+
+    with _watched(layers, watch):
+        for train, example in runs:
+            outputs(model.train(train), example)
+    return values
+
+
+@contextmanager
+def _watched(layers: Mapping[str, nn.Module], watch: Watch) -> Iterator[None]:
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                x = (args[0] if args else kwargs["input"]).detach()
+                dim = -1 if isinstance(module, nn.Linear) else x.dim() - len(module.kernel_size) - 1  # type: ignore[arg-type]
+                watch(name, x.movedim(dim, 0).unsqueeze(-1).flatten(1).cpu())  # a single vector has one value each
+
+        return look
+
+    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def readers(
     coupling: Coupling,
     model: nn.Module,
     masks: Mapping[str, Tensor],
-    reached: Mapping[str, Tensor],
-    constants: Mapping[str, Tensor],
+    arrives: Mapping[str, Tensor],
+    values: Mapping[str, Tensor],
 ) -> list[ChannelReader]:
     """Return the layers that read channels; what was not observed counts as dependent on the input."""
     modules, names = dict(model.named_modules()), {id(p): name for name, p in parameters(model).items()}
@@ -98,8 +164,8 @@ def readers(
                 inputs=slot,
                 outputs=coupling.slots.get((name, "out")),
                 reads=connections(mask.cpu(), layer),
-                reached=reached.get(name, torch.ones(slot.size, dtype=torch.bool)),
-                constant=constants.get(name, torch.full((slot.size,), torch.nan)).cpu(),
+                reached=arrives.get(name, torch.ones(slot.size, dtype=torch.bool)),
+                constant=values.get(name, torch.full((slot.size,), torch.nan)).cpu(),
                 bias_pruned=bias_mask is not None and not bool(bias_mask.all()),
                 constants_can_move=can_move,
             )
@@ -107,36 +173,20 @@ def readers(
     return result
 
 
-@dataclass
-class Removal:
-    """The groups that carry no signal (`idle`), and those of them that are kept to fill up a width (`fillers`)."""
-
-    idle: Tensor
-    fillers: Tensor
-
-    @property
-    def gone(self) -> Tensor:
-        return self.idle & ~self.fillers
-
-    def channels(self, coupling: Coupling) -> RemovedChannels:
-        """Return the removed channels by layer and side."""
-        return {key: self.gone[coupling.groups(slot)] for key, slot in coupling.slots.items()}
-
-
 def choose(
     coupling: Coupling, reading: list[ChannelReader], pinned: Tensor, multiple_of: int, at_least: int
-) -> Removal:
-    """Return the largest set of groups that can be removed while the `pinned` groups are kept.
+) -> tuple[Tensor, Tensor]:
+    """Return the groups that carry no signal while the `pinned` groups are kept, and those of them to remove.
 
     Every layer keeps a multiple of `multiple_of` channels (or all that it has), and `at_least` channels.
     """
     pinned, fillers = pinned | coupling.fixed, torch.zeros_like(pinned)
     while True:
         idle, unread = _idle(coupling, reading, pinned)
-        removal = Removal(idle, fillers & idle)
-        missing = _missing(coupling, removal, multiple_of, at_least, unread)
+        gone = idle & ~fillers
+        missing = _missing(coupling, gone, multiple_of, at_least, unread)
         if not missing.any():
-            return removal
+            return idle, gone
         fillers = fillers | (missing & unread)  # no layer reads these: they may be kept without their inputs
         pinned = pinned | (missing & ~unread)
 
@@ -177,73 +227,67 @@ def _made_of_constants(coupling: Coupling, reading: list[ChannelReader], needed:
     return result
 
 
-def severed(coupling: Coupling, reading: list[ChannelReader], removal: Removal) -> dict[str, Tensor]:
+def severed(coupling: Coupling, reading: list[ChannelReader], gone: Tensor) -> dict[str, Tensor]:
     """Return the connections between kept and removed channels that `expand` sets to zero, as (outputs, inputs).
 
     They carry a zero, which training may change in the large network, or a constant that was added to a bias.
     """
     result = {}
     for reader in reading:
-        gone = removal.gone[coupling.groups(reader.inputs)]
+        gone_inputs = gone[coupling.groups(reader.inputs)]
         gone_outputs = torch.zeros(len(reader.reads), 1, dtype=torch.bool)
         if reader.outputs:
-            gone_outputs = removal.gone[coupling.groups(reader.outputs)][:, None]
-        replaced = gone & (reader.zero | (reader.foldable & reader.has_bias))
-        cells = reader.reads & ((~gone_outputs & replaced) | (gone_outputs & ~gone & reader.zero))
+            gone_outputs = gone[coupling.groups(reader.outputs)][:, None]
+        replaced = gone_inputs & (reader.zero | (reader.foldable & reader.has_bias))
+        cells = reader.reads & ((~gone_outputs & replaced) | (gone_outputs & ~gone_inputs & reader.zero))
         if cells.any():
             result[reader.inputs.name] = cells
     return result
 
 
-def rests_on_values(coupling: Coupling, reading: list[ChannelReader], removal: Removal) -> bool:
-    """Whether `expand` computes constants again from removed channels, since a layer that reads them has no bias."""
-    return any(
-        bool((removal.gone[coupling.groups(reader.inputs)] & reader.foldable & ~reader.zero).any())
-        for reader in reading
-        if not reader.has_bias
-    )
-
-
 def folded_constants(
-    coupling: Coupling, reading: list[ChannelReader], removal: Removal
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return, by layer, the sum that its removed constant inputs add to its output, and the number of these inputs."""
-    added, counts = {}, {}
+    coupling: Coupling, reading: list[ChannelReader], gone: Tensor
+) -> tuple[dict[str, Tensor], dict[str, int], bool]:
+    """Return, by layer, the sum that its removed constant inputs add to its output, and the number of these inputs.
+
+    Also whether a layer without a bias reads such inputs: `expand` then computes them again from removed channels.
+    """
+    added, counts, computed_again = {}, {}, False
     for reader in reading:
-        channels = removal.gone[coupling.groups(reader.inputs)] & reader.foldable & ~reader.zero
+        channels = gone[coupling.groups(reader.inputs)] & reader.foldable & ~reader.zero
         if not channels.any():
             continue
+        computed_again |= not reader.has_bias
         weight: Any = reader.layer.weight
         weight = weight.detach().flatten(2).sum(2) if weight.dim() > 2 else weight.detach()
         shift = weight[:, channels.to(weight.device)] @ reader.constant[channels].to(weight)
         if bool((shift != 0).any()):
             added[reader.inputs.name], counts[reader.inputs.name] = shift, int(channels.sum())
-    return added, counts
+    return added, counts, computed_again
 
 
-def _missing(coupling: Coupling, removal: Removal, multiple_of: int, at_least: int, unread: Tensor) -> Tensor:
+def _missing(coupling: Coupling, gone: Tensor, multiple_of: int, at_least: int, unread: Tensor) -> Tensor:
     """Return the groups that must be kept to reach the required widths and valid shapes."""
-    kept = torch.zeros_like(removal.idle)
+    kept = torch.zeros_like(gone)
     for slot in coupling.slots.values():
         if slot.side == "in":
             continue
         groups = coupling.groups(slot)
-        gone = removal.gone[groups] & ~kept[groups]
-        width = slot.size - int(gone.sum())
+        removed = gone[groups] & ~kept[groups]
+        width = slot.size - int(removed.sum())
         required_width = max(-(-width // multiple_of) * multiple_of, at_least)
-        _keep(kept, groups[gone], min(required_width, slot.size) - width, unread)
+        _keep(kept, groups[removed], min(required_width, slot.size) - width, unread)
     for (name, side), slot in coupling.slots.items():
         blocks = getattr(slot.layer, "groups", 1)  # of a grouped convolution
         if side != "in" or blocks == 1 or (name, "out") not in coupling.slots:
             continue
         ins, outs = (coupling.groups(coupling.slots[name, side]).view(blocks, -1) for side in ("in", "out"))
-        empty_blocks = removal.gone[ins].all(1) & removal.gone[outs].all(1)
+        empty_blocks = gone[ins].all(1) & gone[outs].all(1)
         for groups in (ins, outs):
-            gone = removal.gone[groups] & ~kept[groups]
-            fewest = int(gone[~empty_blocks].sum(1).min()) if (~empty_blocks).any() else 0
+            removed = gone[groups] & ~kept[groups]
+            fewest = int(removed[~empty_blocks].sum(1).min()) if (~empty_blocks).any() else 0
             for block in (~empty_blocks).nonzero().flatten():
-                removed = groups[block][gone[block]]
-                _keep(kept, removed, len(removed) - fewest, unread)
+                _keep(kept, groups[block][removed[block]], int(removed[block].sum()) - fewest, unread)
     return kept
 
 
@@ -267,8 +311,9 @@ def prune_shifts(
     pruned: dict[str, int] = {}
     while True:
         reading, before = observe(), sum(pruned.values())
-        removable = choose(coupling, reading, no_group, 1, 0).idle
-        without_shifts = choose(coupling, [reader.without_shifts() for reader in reading], no_group, 1, 0).idle
+        shiftless = [replace(r, constant=torch.where(r.reached, r.constant, 0.0)) for r in reading]
+        removable, _ = choose(coupling, reading, no_group, 1, 0)
+        without_shifts, _ = choose(coupling, shiftless, no_group, 1, 0)
         for (name, side), slot in coupling.slots.items():
             bias = getattr(layers.get(name), "bias", None)
             if side == "in" or not isinstance(bias, Tensor):

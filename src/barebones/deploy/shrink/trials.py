@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from ...masks import Masks
 from ...messages import first_line
-from .channels import ChannelSlot
+from .channels.labels import ChannelSlot
 from .comparison import Comparison, Unusable, copy_sharing_parameters
 from .coupling import Coupling
 from .cut import RemovedChannels, without
-from .removal import ChannelReader, Removal, choose, folded_constants, rests_on_values, severed
+from .removal import ChannelReader, choose, folded_constants, severed
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Trials:
         free = pinned.clone()
         for _, groups in layers:
             free[groups] = False
-        if torch.equal(self._removal(free, at_least).gone, self._removal(pinned, at_least).gone):
+        if torch.equal(self._gone(free, at_least), self._gone(pinned, at_least)):
             return trial, pinned
         try:
             return self.attempt(free, at_least), free
@@ -96,26 +96,25 @@ class Trials:
             trial, pinned = self._released(half, trial, pinned, at_least)
         return trial, pinned
 
-    def _removal(self, pinned: Tensor, at_least: int) -> Removal:
-        return choose(self.coupling, self.reading, pinned, self.multiple_of, at_least)
+    def _gone(self, pinned: Tensor, at_least: int) -> Tensor:
+        return choose(self.coupling, self.reading, pinned, self.multiple_of, at_least)[1]
 
     def attempt(self, pinned: Tensor, at_least: int) -> Trial:
         """Remove all removable channels except the pinned groups; raise `Unusable` if the result differs."""
-        removal = self._removal(pinned, at_least)
-        removed = removal.channels(self.coupling)
-        added, counts = folded_constants(self.coupling, self.reading, removal)
+        gone = self._gone(pinned, at_least)
+        removed = {key: gone[self.coupling.groups(slot)] for key, slot in self.coupling.slots.items()}
+        added, counts, rests_on_values = folded_constants(self.coupling, self.reading, gone)
         try:
             small, origin = without(self.model, removed, added)
         except Exception as error:  # for example a layer whose weights are computed
             raise Unusable(f"it cannot be cut ({first_line(error)})") from error
-        cells = severed(self.coupling, self.reading, removal)
+        cells = severed(self.coupling, self.reading, gone)
         telling = True
         for flag, model, comparison in self.versions:
             cut = flipped(small, flag) if flag else small
             comparison.check(model, cut, f"without them{flag and f', with another {flag}'}")
-            if removal.gone.any():
-                rests = rests_on_values(self.coupling, self.reading, removal)
-                telling &= comparison.check_randomized(model, cut, self.masks, origin, cells, rests)
+            if gone.any():
+                telling &= comparison.check_randomized(model, cut, self.masks, origin, cells, rests_on_values)
         return Trial(small, origin, removed, added, cells, counts, telling)
 
     def _coupled_layers(self) -> Iterator[tuple[ChannelSlot, Tensor]]:

@@ -213,10 +213,6 @@ class Labels(TorchFunctionMode):
             self.size += size
         return self.slots[name, side]
 
-    def write(self, slot: ChannelSlot) -> None:
-        """Record that the layer computes the channels of this slot."""
-        self.written.append(slot.numbers)
-
     def layer(self, kinds: Any, weight: Any) -> tuple[str, Any] | None:
         name, module = self.running[-1] if self.running else ("", None)
         return (name, module) if isinstance(module, kinds) and getattr(module, "weight", None) is weight else None

@@ -28,7 +28,7 @@ def linear(labels: Labels, call: Call) -> Tensor:
         labels.fix(outputs.numbers)
         return labels.numbered(groups.amax(-1, keepdim=True).expand(*x.shape[:-1], outputs.size))
     labels.read(groups, labels.slot(name, module, "in", module.in_features), -1)
-    labels.write(outputs)
+    labels.written.append(outputs.numbers)
     return labels.numbered(outputs.numbers.expand(*x.shape[:-1], -1))
 
 
@@ -43,7 +43,7 @@ def convolution(labels: Labels, call: Call) -> Tensor:
     inputs = labels.slot(name, module, "both" if depthwise else "in", module.in_channels)
     outputs = inputs if depthwise else labels.slot(name, module, "out", module.out_channels)
     labels.read(labels.of(x), inputs, dim)
-    labels.write(outputs)
+    labels.written.append(outputs.numbers)
     return labels.numbered(outputs.numbers.view(-1, *[1] * (len(shape) - dim - 1)).expand(shape))
 
 
@@ -54,7 +54,7 @@ def embedding(labels: Labels, call: Call) -> Tensor:
     if layer is None:
         return mixed(labels, call)
     outputs = labels.slot(*layer, "out", layer[1].embedding_dim)
-    labels.write(outputs)
+    labels.written.append(outputs.numbers)
     return labels.numbered(outputs.numbers.expand(*arguments["input"].shape, -1))
 
 

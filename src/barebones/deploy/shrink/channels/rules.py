@@ -3,10 +3,31 @@
 A function that is not in the table mixes everything.
 """
 
-from .functions import alias, along, cast, comparison, extreme, fill, fresh, glu, meeting, pad, passing, pool
+from .functions import (
+    alias,
+    along,
+    cast,
+    comparison,
+    concatenation,
+    expand,
+    extreme,
+    fill,
+    fresh,
+    glu,
+    item,
+    meeting,
+    pad,
+    parts,
+    passing,
+    pool,
+    set_item,
+    shuffle,
+    stack,
+    taking,
+    view,
+)  # fmt: skip
 from .labels import Rule, as_it_is
 from .layers import attention, channel_norm, convolution, einsum, embedding, linear, prelu, product
-from .moves import concatenation, expand, item, parts, set_item, shuffle, stack, taking, view
 
 TABLE: dict[Rule, str] = {
     as_it_is: """

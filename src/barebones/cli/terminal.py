@@ -1,4 +1,4 @@
-"""Stopping: Ctrl-C and SIGTERM ask a command to save its work and exit; a second signal ends it at once."""
+"""The terminal: lines of plain text, and signals; the first asks a command to save its work and exit."""
 
 import os
 import signal
@@ -9,6 +9,12 @@ import typer
 from rich.console import Console
 
 from ..lab.run.run import Stopped
+from ..messages import printable
+
+
+def say(text: str) -> None:
+    """Print a line as it is: no markup, no colours for numbers, no line breaks at the terminal's width."""
+    Console(soft_wrap=True).print(printable(text), highlight=False, markup=False)
 
 
 class Stopping:
