@@ -152,7 +152,9 @@ class Cluster(Pool):
         """Tell every task to save and end; end them after `patience` seconds or on a KeyboardInterrupt."""
         self.stopping, until = True, monotonic() + patience
         self.note.unlink(missing_ok=True)
+        self.read = 0.0  # which runs go on is to be known now
         with suppress(KeyboardInterrupt):
+            self.attend()
             while self.calls and self.count(RUNNING) and monotonic() < until:
                 self.attend()
         for call in self.calls:
