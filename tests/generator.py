@@ -11,8 +11,6 @@ Blocks work on three kinds of tensors: images (batch, channels, and one to three
 (batch, tokens, channels) and vectors (batch, channels).
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import random

@@ -164,6 +164,9 @@ WRONG = {
     "has 1 classes; it needs two or more": ((FLOATS, TARGETS * 0), GOOD),
     "has 'ten' classes": {"train": GOOD, "test": GOOD, "classes": "ten"},
     "mean and std, which are for bytes": {"train": GOOD, "test": GOOD, "mean": [1], "std": [1]},
+    "mean and std of mine:data need": {"train": IMAGES, "test": IMAGES, "mean": "abc", "std": 1},
+    "returned one of mean and std; give both or neither": {"train": IMAGES, "test": IMAGES, "mean": 1},
+    "workers of mine:data is '2'; it must be a number of processes": {"train": GOOD, "test": GOOD, "workers": "2"},
     "std of mine:data need one number for each of 3": {"train": IMAGES, "test": IMAGES, "mean": 1, "std": [1]},
     "item 0 of the train of mine:data is of type Tensor; it must be a pair": {"train": FLOATS, "test": GOOD},
     "item 1 of the train of mine:data raised KeyError: 1": (

@@ -283,7 +283,7 @@ CASES: dict[str, Case] = {
     ),
     "a pool in a dead branch": Case(
         with_pool, IMAGE, [("a2.weight", S[:]), ("b2.weight", S[:])],
-        {"a": (1, 8), "a2": (8, 1), "b": (1, 8), "b2": (8, 1)}, check=lambda small: not small.plan.left,
+        {"a": (0, 0), "a2": (8, 0), "b": (1, 8), "b2": (8, 1)}, check=lambda small: not small.plan.left,
     ),
     "a width that is written down": Case(
         lambda: Net(

@@ -27,9 +27,11 @@ UNKNOWN = 2**31  # the number of classes, until it is known
 def load(name: str, request: Request) -> Data:
     """Load the data that the factory of this name returns."""
     given = _given(name, made(name, "data set", {"root": request.root}, RECIPE))
+    if not isinstance(workers := given.get("workers", 0), int) or workers < 0:
+        raise ValueError(f"workers of {name} is {workers!r:.40}; it must be a number of processes, 0 or more")
 
     def split(part: str, normalization: Normalization = AS_THEY_ARE) -> TensorSplit | ItemSplit:
-        return _split(given[part], f"the {part} of {name}", normalization, given.get("workers", 0), inputs)
+        return _split(given[part], f"the {part} of {name}", normalization, workers, inputs)
 
     inputs: Inputs | None = None  # what all inputs have to be like, once that is known
     first = next(split("train").epoch(1))[0][0]
@@ -151,9 +153,13 @@ def _normalization(
         if stated:
             raise ValueError(f"{name} returned mean and std, which are for bytes; other inputs are used as they are")
         return request.normalization((), ())
-    if stated:
-        mean, std = (torch.as_tensor(given.get(key, ())).double().flatten().tolist() for key in ("mean", "std"))
-    else:
+    try:
+        mean, std = (torch.as_tensor(given[key]).double().flatten().tolist() for key in ("mean", "std"))
+    except (TypeError, ValueError, RuntimeError):  # no numbers
+        mean = std = []
+    except KeyError:
+        if stated:
+            raise ValueError(f"{name} returned one of mean and std; give both or neither") from None
         mean, std = statistics(train)
     if not len(mean) == len(std) == inputs.channels or not all(value > 0 for value in std):
         raise ValueError(f"mean and std of {name} need one number for each of {inputs.channels} channels, std above 0")

@@ -4,9 +4,11 @@ import hashlib
 import os
 import shutil
 import socket
+import ssl
 import sys
 import tempfile
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
 
@@ -51,7 +53,7 @@ def fetch(archive: Archive, root: Path) -> None:
     socket.setdefaulttimeout(STALLED)
     try:
         torch.hub.download_url_to_file(archive.url, str(root / archive.name), archive.sha256, progress)
-    except (URLError, ConnectionError, TimeoutError) as error:
+    except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
         hint = f"download {archive.url} yourself and put it into {root}"
         raise ConnectionError(f"{archive.title} could not be downloaded ({error}); {hint}") from None
     except RuntimeError:

@@ -1,7 +1,5 @@
 """Splits: the images to train, validate or test with, in batches that depend on nothing but a seed."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
@@ -106,7 +104,7 @@ class Split(ABC):
             order = order[: len(self) // batch * batch]
         return self.read(order.split(batch)[skip:], digest.text("augment", seed, number) if augment else None)
 
-    def scoring(self, batch: int, seed: int = 0) -> ScoringBatches:
+    def scoring(self, batch: int, seed: int = 0) -> "ScoringBatches":
         """Return batches for `prune`: shuffled, augmented, all of the same size."""
         return ScoringBatches(self, batch, seed)
 

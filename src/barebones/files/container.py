@@ -141,12 +141,12 @@ def read(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[s
         header = json.loads(blob[8:end])
         metadata = header.get("__metadata__", {})
         stored, number = metadata.get("format"), int(metadata.get("version", 0))
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, AttributeError, RecursionError):
         raise ValueError(f"{name} is not a safetensors file, or its header is damaged") from None
     if stored != kind:
         raise ValueError(f"{name} is a safetensors file, but not a {kind} file (its format is {shown(stored)})")
     if number > version:
-        writer = printable(metadata.get("library", "?"))
+        writer = printable(str(metadata.get("library", "?")))
         reads = f"barebones {__version__} reads up to version {version}"
         raise ValueError(f"{name} is a {kind} file of version {number}, and {reads}; upgrade to barebones {writer}")
     checksum = metadata.get("sha256", "")

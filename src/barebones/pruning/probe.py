@@ -1,7 +1,5 @@
 """The probe: it gives a criterion the gradients of a masked model, and the model is restored afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -191,7 +189,7 @@ class Probe:
     # For the steps of a round.
 
     @contextmanager
-    def at(self, masks: Masks | None, index: int, keep: int, batches: int = 1) -> Iterator[Probe]:
+    def at(self, masks: Masks | None, index: int, keep: int, batches: int = 1) -> Iterator["Probe"]:
         """Put the masks on the model for round `index`, and take them off at the end. None is the dense network."""
         self._masks, self.index, self.keep, self._count = masks, index, keep, batches
         self.generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "scores", index))

@@ -1,7 +1,5 @@
 """A round: the masks that one step of pruning leaves, what it counts, and the file from which the next can continue."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -104,11 +102,11 @@ class Round:
         """The digest of the batches that were read; 0 if the criterion reads none."""
         return int(self.integers[4])
 
-    def with_own_masks(self) -> Round:
+    def with_own_masks(self) -> "Round":
         """Copy the masks, so that whoever gets the round cannot change the run."""
         return replace(self, masks=Masks({name: mask.clone() for name, mask in self.masks.items()}))
 
-    def without_masks(self) -> Round:
+    def without_masks(self) -> "Round":
         """Return the round with its numbers alone: the names of the layers stay, their masks are None."""
         return replace(self, masks=dict.fromkeys(self.masks))  # type: ignore[arg-type]
 
@@ -128,7 +126,7 @@ class Round:
         by_one(self.masks.values(), lambda: files.write(path, tensors, FORMAT, VERSION, about | numbers))
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Round:
+    def load(cls, path: str | PathLike[str]) -> "Round":
         """Read a file that `save` wrote."""
         tensors, about = files.read(path, FORMAT, VERSION)
         integers = torch.tensor(about["counts"], dtype=torch.int64, device="cpu")

@@ -34,6 +34,7 @@ class Coupling:
     slots: dict[tuple[str, str], ChannelSlot]  # by (layer, side)
     group: Tensor  # of each channel
     fixed: Tensor  # one bool per group: whether it cannot be removed
+    pooled: Tensor  # one bool per group: whether a pool reads it, which needs a channel
 
     def groups(self, slot: ChannelSlot) -> Tensor:
         return self.group[slot.span]
@@ -61,10 +62,11 @@ def find_coupling(model: nn.Module, example: Any, modes: tuple[bool, ...] = (Fal
             for tensor in tensors(returned):
                 labels.fix(labels.of(tensor))
     group = labels.groups()
-    fixed, written = torch.zeros(2, labels.size, dtype=torch.bool)
+    fixed, written, pooled = torch.zeros(3, labels.size, dtype=torch.bool)
     fixed[group[torch.cat(labels.fixed)]] = True
     written[group[torch.cat(labels.written)]] = True
-    return Coupling(labels.slots, group, fixed | ~written)  # the model's input, for example, is not written
+    pooled[group[torch.cat(labels.pooled)]] = True
+    return Coupling(labels.slots, group, fixed | ~written, pooled)  # the model's input, for example, is not written
 
 
 def _free_parameters(labels: Labels, model: nn.Module) -> Iterator[tuple[int, Tensor]]:

@@ -10,8 +10,6 @@ A channel carries a constant signal if no path of kept weights leads to it from 
 made of biases and shifts alone, the same for every input and at every position.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -275,7 +273,8 @@ def _missing(coupling: Coupling, gone: Tensor, multiple_of: int, at_least: int, 
         groups = coupling.groups(slot)
         removed = gone[groups] & ~kept[groups]
         width = slot.size - int(removed.sum())
-        required_width = max(-(-width // multiple_of) * multiple_of, at_least)
+        fewest = max(at_least, int(coupling.pooled[groups].any()))
+        required_width = max(-(-width // multiple_of) * multiple_of, fewest)
         _keep(kept, groups[removed], min(required_width, slot.size) - width, unread)
     for (name, side), slot in coupling.slots.items():
         blocks = getattr(slot.layer, "groups", 1)  # of a grouped convolution

@@ -131,7 +131,7 @@ def _is_stale(path: Path) -> bool:
         written, content = os.stat(path).st_mtime, path.read_bytes()
     except FileNotFoundError:
         return True  # given back this moment
-    with suppress(ValueError, TypeError, KeyError):  # its owner is not written yet, or damaged
+    with suppress(ValueError, TypeError, KeyError, OverflowError):  # its owner is not written yet, or damaged
         owner = json.loads(content)
         if owner["node"] == _here()["node"] and not _runs(owner):
             return True

@@ -1,7 +1,5 @@
 """Run options: where and how to run experiments, and what a result says about that."""
 
-from __future__ import annotations
-
 import platform
 import shlex
 import subprocess
@@ -50,7 +48,7 @@ class RunOptions:
     def folder(self, experiment: Experiment) -> Path:
         return self.runs / experiment.folder
 
-    def for_smoke(self) -> RunOptions:
+    def for_smoke(self) -> "RunOptions":
         """Return the options with a folder for smoke runs, unless the user has named one."""
         return replace(self, runs=SMOKE) if self.runs == RunOptions.runs else self
 

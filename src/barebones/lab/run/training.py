@@ -1,7 +1,5 @@
 """Training: a masked network, in one loop that can stop after any step and resume there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -225,7 +223,7 @@ class Training:
         }
         files.write(path, tensors, KIND, VERSION, about | {"state": state})
 
-    def load(self, path: files.Path) -> Training:
+    def load(self, path: files.Path) -> "Training":
         """Resume from a checkpoint of the same network under the same masks."""
         tensors, about = files.read(path, KIND, VERSION)
         state = about["state"]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import mkstemp
 from time import monotonic, sleep
 from typing import Any
+from uuid import uuid4
 
 from ...messages import first_line
 from ..experiment import recipes
@@ -189,7 +189,8 @@ def opened(settings: dict[str, Any], *about: Any) -> Iterator[Cluster]:
             raise ValueError("the Ray cluster has no GPU; use --device cpu")
         runs = cluster.options.runs.absolute()
         runs.mkdir(parents=True, exist_ok=True)
-        cluster.note = Path(mkstemp(prefix=".sweep-", dir=runs)[1])
+        (note := runs / f".sweep-{uuid4().hex}").touch()
+        cluster.note = note
         cluster.settings, cluster.taken, cluster.calls = settings, [], set()
         cluster.head, cluster.heard = ray.get_runtime_context().gcs_address, monotonic() - LOOK
         cluster.about = f"Ray cluster {cluster.head}, {len(cluster.nodes())} workers"

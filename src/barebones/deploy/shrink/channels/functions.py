@@ -105,6 +105,8 @@ def pool(labels: Labels, call: Call) -> Any:
     spatial = range(-digits[0], 0) if digits else range(2 - x.dim(), 0)
     if any(varies(groups, d) for d in spatial):
         return mixed(labels, call)
+    if not digits or "avg" in call.name or "max" in call.name:  # torch refuses some inputs without channels
+        labels.pooled.append(groups.unique())
     one = groups.amax(tuple(spatial), keepdim=True)
     return tree_map(lambda v: labels.numbered(one.expand(v.shape)) if v.is_floating_point() else v, plain(call))
 

@@ -59,7 +59,8 @@ class Labels(TorchFunctionMode):
         self.rules, self.of_layers, self.device = rules, of_layers, device  # rules of layers run for constants too
         self.slots: dict[tuple[str, str], ChannelSlot] = {}
         self.size = 2  # channels so far
-        self.fixed, self.written = [torch.tensor([INPUT])], [torch.empty(0, dtype=torch.long)]
+        none = torch.empty(0, dtype=torch.long)
+        self.fixed, self.written, self.pooled = [torch.tensor([INPUT])], [none], [none]
         self.running: list[tuple[str, nn.Module]] = []  # the layers that are running, with their names
         self._examined: set[int] = set()  # the arguments of the running function whose groups were asked for
         self._group = torch.arange(self.size)
