@@ -47,18 +47,6 @@ def test_whatever_returns_masks_returns_this_kind(network, tmp_path):
     assert list(tree_map(torch.clone, masks)) == list(masks)
 
 
-def test_a_plain_dict_will_do(network, tmp_path):
-    model, example = network
-    masks = zoo.random_masks(model, 0.5)
-    assert type(masks) is dict
-    assert float(bb.agreement(masks, bb.Masks(masks))) == 1.0
-    with bb.hold(model, masks, torch.optim.SGD(model.parameters())):
-        bb.audit(model, masks)
-    assert bb.account(model, masks, example).kept == sum(int(m.sum()) for m in masks.values())
-    bb.save_masks(masks, tmp_path / "masks")
-    bb.shrink(model, masks, example)
-
-
 def test_torch_save_stores_a_dict_that_loads_without_the_class():
     torch.save({"masks": bb.Masks(w=torch.eye(2) > 0)}, file := io.BytesIO())
     assert b"barebones" not in file.getvalue()
