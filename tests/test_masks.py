@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import barebones as bb
-from barebones.masks import everything
 from barebones.paths import effective
 from barebones.pruning.selection import keep_top
 
@@ -19,15 +18,6 @@ from barebones.pruning.selection import keep_top
 @pytest.fixture
 def network() -> tuple[nn.Module, torch.Tensor]:
     return zoo.build("mlp")
-
-
-def test_masks_print_as_counts(network):
-    masks = everything(bb.scope.prunable(network[0]))
-    assert repr(masks) == "Masks(2 layers, 42 of 42 weights kept)"
-    assert str(masks).splitlines() == [repr(masks), "  0.weight: 6×4, 24 of 24 kept", "  2.weight: 3×6, 18 of 18 kept"]
-    assert repr(bb.Masks()) == "Masks(0 layers, 0 of 0 weights kept)"
-    many = bb.Masks({str(i): torch.ones(1000) > 0 for i in range(100)})
-    assert str(many) == repr(many) == "Masks(100 layers, 100,000 of 100,000 weights kept)"
 
 
 def test_whatever_returns_masks_returns_this_kind(network, tmp_path):

@@ -62,7 +62,6 @@ ZEROS: dict[str, Callable[[], nn.Module]] = {
     "head": zero_head,
     "gamma": zero_gamma,
     "tiny LayerScale": lambda: scaled(1e-20, 1e-20, 1e-20, 1e-20, trained=True),
-    "ReZero": lambda: scaled(0.0, trained=True),
     "scale in a buffer": lambda: scaled(0.0),
     "tiny scales in a buffer": lambda: scaled(1e-9, 1e-12, -1e-9, 0.0),
     "some scales in a buffer": one_branch_at_a_time,
@@ -172,13 +171,9 @@ def counted(net: Any, h: Tensor) -> Tensor:
 
 CHANCES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "dropout": lambda net, h: F.dropout(h, 0.5, net.training),
-    "alpha dropout": lambda net, h: F.alpha_dropout(h, 0.5, net.training),
     "drop path": lambda net, h: h * h.new_empty(len(h), 1).bernoulli_(0.5) if net.training else h,
-    "stochastic depth": lambda net, h: h * (torch.rand(len(h), 1) > 0.5) if net.training else h,
     "in Python": lambda net, h: h if not net.training or random.random() > 0.5 else h * 2,
     "noise": lambda net, h: h + torch.randn_like(h) if net.training else h,
-    "noise in eval mode": lambda net, h: h + torch.randn_like(h),
-    "gumbel": lambda net, h: h * F.gumbel_softmax(torch.ones(len(h), 2))[:, :1],
     "rrelu": lambda net, h: F.rrelu(h, training=net.training),
 }
 
@@ -335,20 +330,6 @@ def test_images_of_integers_vary(dtype):
     masks = keep_all(model)
     masks["out.weight"][:, 10:] = False
     assert widths(bb.shrink(model, masks, example).module, "first") == (10, 2)
-
-
-def test_tokens_vary_below_the_size_of_their_table_and_lengths_do_not():
-    forward = lambda net, ids, kinds, lengths: (net.words(ids) + net.kinds(kinds))[:, : int(lengths.max())]
-    model = Net(forward, words=nn.Embedding(50, 4), kinds=nn.Embedding(3, 4))
-    example = (torch.randint(5, (2, 6)), torch.randint(1, 3, (2, 6)), torch.tensor([-1, 6]))
-
-    def accepts(inputs: Any) -> bool:
-        ids, kinds, lengths = inputs
-        return bool(ids.max() < 50 and kinds.max() < 3 and lengths[0] == -1)
-
-    drawn = list(random_inputs(model, example, accepts))
-    assert max(int(ids.max()) for ids, _, _ in drawn) > 5
-    assert all(accepts(inputs) for inputs in drawn)
 
 
 def remembering(net: Any, x: Tensor) -> Tensor:

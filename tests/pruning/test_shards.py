@@ -246,40 +246,8 @@ def tensor_parallel(kind: str, shard: bool = True) -> dict[str, Tensors]:
     return {"masks": whole(bb.prune(model, data, 0.5, "force", rounds=2, exclude="2.weight").masks)}
 
 
-def transformer() -> nn.Module:
-    """A language model of one layer; its attention has four weights in one."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0, batch_first=True)
-    return nn.Sequential(nn.Embedding(11, 8), layer, nn.Linear(8, 11)).double()
-
-
-def next_token(model: nn.Module, tokens: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-
-
-TEXTS = [torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
-
-
-def language_model(kind: str, shard: bool = True) -> dict[str, Tensors]:
-    """Prune, hold and train a transformer."""
-    model = transformer()
-    if shard:
-        fully_shard(model[1])
-        fully_shard(model)
-    result = bb.prune(model, TEXTS, 0.8, "force", rounds=3, objective=next_token)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with bb.hold(model, result.masks, optimizer):
-        for tokens in TEXTS:
-            optimizer.zero_grad()
-            next_token(model, tokens).backward()
-            optimizer.step()
-    bb.audit(model, result.masks)
-    trained = {name: full(parameter.detach()) for name, parameter in model.named_parameters()}
-    return {"masks": whole(result.masks), "trained": trained}
-
-
 JOBS: dict[str, Callable[[str], dict[str, Tensors]]] = {
-    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, language_model)
+    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel)
 }
 
 
@@ -346,12 +314,6 @@ def test_a_model_that_has_just_run_gives_the_same_masks(two):
 
 def test_tensor_parallel_layers_give_the_same_masks(two):
     assert equal(two["tensor_parallel", "plain"]["masks"], tensor_parallel("plain", shard=False)["masks"])
-
-
-def test_a_transformer_is_pruned_and_trained_as_on_one_device(two):
-    found, expected = two["language_model", "plain"], language_model("plain", shard=False)
-    assert equal(found["masks"], expected["masks"])
-    torch.testing.assert_close(found["trained"], expected["trained"])
 
 
 @pytest.mark.nightly
