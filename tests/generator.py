@@ -257,23 +257,20 @@ def residual(at: At) -> nn.Module:
     body, shape = at.inner("body")
     inside = At(at.rng, at.kind, shape, {}, ())
     last: list[Any] = [inside.layer(inside.channels, c, bias=at("bias", *BOTH))]
-    zero = at("zero", "nothing", "gamma", "layer", "scale", "tiny scale", "scalar")
+    zero = at("zero", "nothing", "gamma", "layer", "scale", "tiny scale")
     if zero == "gamma":
         last.append(at.maker("BatchNorm")(c) if at.kind != "sequence" else nn.LayerNorm(c))
     if zero in ("gamma", "layer"):
         nn.init.zeros_(last[-1].weight)
-    scales = {"scale": at.per_channel(torch.zeros(c)), "tiny scale": at.per_channel(torch.full((c,), 1e-5)),
-              "scalar": torch.zeros(())}  # fmt: skip
-    parts = {"scale": nn.Parameter(scales[zero])} if zero in scales else {}
-    drops, add = at("drop path", *BOTH), SUMS[at("sum", *SUMS)]
+    scales = {"scale": torch.zeros(c), "tiny scale": torch.full((c,), 1e-5)}
+    parts = {"scale": nn.Parameter(at.per_channel(scales[zero]))} if zero in scales else {}
+    add = SUMS[at("sum", *SUMS)]
     resized = shape[1:] != at.shape[1:] and at.kind == "image"
 
     def forward(net: Any, x: Tensor) -> Tensor:
         y = net.last(net.body(x))
         if zero in scales:
             y = y * net.scale
-        if drops:
-            y = y * F.dropout(y.new_ones(len(y), *[1] * (y.dim() - 1)), 0.2, net.training)
         return net.activation(add(F.interpolate(x, size=y.shape[2:]) if resized else x, y))
 
     return Net(forward, body=body, last=nn.Sequential(*last), activation=activation(at, c), **parts)
@@ -524,15 +521,13 @@ IN_VIEWS: dict[str, Callable[[Tensor, Tensor], object]] = {  # what happens to a
 def views(at: At) -> nn.Module:
     """A layer whose output is changed in place: a part of it, or behind or before something that reads it."""
     c, d, k = at.channels, at.dim, at.channels // 2
-    how = at("how", *IN_VIEWS, "copy_", "alias", "norm")
+    how = at("how", *IN_VIEWS, "alias", "norm")
 
     def forward(net: Any, x: Tensor) -> Tensor:
         y = net.layer(x)
         if how in IN_VIEWS:
             IN_VIEWS[how](y.narrow(d, 0, k), y.narrow(d, c - k, k))
             return y
-        if how == "copy_":
-            return torch.zeros_like(y).copy_(y)
         if how == "alias":
             alias = y.view(y.shape)
             y.mul_(0.5)

@@ -6,7 +6,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from pathlib import Path
 from unittest import mock
 
 import generator
@@ -21,7 +20,6 @@ from shrinking import assert_keeps_paths, assert_sound, fit
 from torch import Tensor, nn
 
 import barebones as bb
-from barebones.deploy.export import session, to_onnx
 from barebones.paths import effective
 from barebones.running.inputs import tensors
 from barebones.running.outputs import difference
@@ -82,24 +80,6 @@ def check_shrink(network: Network) -> None:
     assert_same(small.module, small.expand(), example)
     fit(small.module, small.masks, example, steps=1, lr=0.01)
     assert_same(small.module, small.expand(), example)
-
-
-UNSUPPORTED = ("cannot be exported for batches", "cannot be written as ONNX", "onnxruntime cannot")
-
-
-def check_onnx(network: Network, path: Path) -> None:
-    for model in (network.model, redraw(deepcopy(network.model), 4)):
-        masked = zoo.masked(model, network.masks).eval()
-        try:
-            with references.Trace(model):
-                to_onnx(model, network.masks, network.example, path)
-        except ValueError as error:
-            if any(words in str(error) for words in UNSUPPORTED):
-                return
-            raise
-        run = session(path.read_bytes())
-        for x in (network.example, *inputs_like(network.example)):
-            assert difference(returned(masked, x), run(x)) <= 1e-3
 
 
 # ---- effective weights, by perturbation ----
@@ -215,16 +195,6 @@ def test_shrunk_networks_compute_what_the_masked_ones_do(seed: int) -> None:
     network = generator.draw(seed)
     with described(network):
         check_shrink(network)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(0, len(NETWORKS), 12))
-def test_onnx_files_compute_what_the_masked_networks_do(seed: int, tmp_path: Path) -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name)
-    network = generator.draw(seed)
-    with described(network):
-        check_onnx(network, tmp_path / "network.onnx")
 
 
 @pytest.mark.parametrize("seed", NETWORKS)

@@ -13,7 +13,7 @@ from numpy import s_ as S
 from references import Trace
 from shrinking import BOTH, PIXELS, assert_alike, assert_sound, assert_trains_and_expands, widths
 from torch import Tensor, nn
-from zoo import Beside, Net, conv, keep_all
+from zoo import Net, conv, keep_all
 
 import barebones as bb
 from barebones.deploy.shrink import LayerPlan
@@ -86,7 +86,8 @@ def stream(bias: bool = False) -> nn.Module:
 
 
 def constant_of_a_constant(bias: bool) -> nn.Sequential:
-    branches = Beside(nn.Conv2d(4, 3, 1), nn.Conv2d(4, 3, 3, padding=1))
+    side_by_side = lambda net, x: torch.cat([net.one(x), net.other(x)], 1)
+    branches = Net(side_by_side, one=nn.Conv2d(4, 3, 1), other=nn.Conv2d(4, 3, 3, padding=1))
     first = [nn.Conv2d(2, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU()]
     return shifted(nn.Sequential(*first, branches, nn.Conv2d(6, 3, 1, bias=bias)), 1, 0.7)
 
@@ -209,8 +210,8 @@ CASES: dict[str, Case] = {
     **{
         f"a constant of a constant, {'bias' if bias else 'no bias'}": Case(
             lambda bias=bias: constant_of_a_constant(bias), IMAGE,
-            [("0.weight", S[0]), ("3.branches.0.weight", S[0, 1:])],
-            {"0": (4, 2), "3.branches.0": (2 if bias else 3, 4)}, {"4": 1} if bias else {},
+            [("0.weight", S[0]), ("3.one.weight", S[0, 1:])],
+            {"0": (4, 2), "3.one": (2 if bias else 3, 4)}, {"4": 1} if bias else {},
             moved=lambda net: net[1].bias[0] != 0.7,
         )
         for bias in (True, False)

@@ -100,14 +100,6 @@ def two_layers(forward: Callable[[Any, Tensor], Tensor]) -> tuple[nn.Module, dic
     return model, masks
 
 
-def test_constants_that_a_layer_without_bias_reads_through_zeros_pass():
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3))
-    nn.init.zeros_(model[2].weight)
-    small = bb.shrink(model, {"0.weight": torch.arange(24).view(6, 4) >= 8}, torch.randn(4, 4))
-    assert widths(small.module, "2") == (5, 4)
-    assert_trains_and_expands(small, torch.randn(4, 4))
-
-
 def test_outputs_that_tell_nothing_are_reported():
     small = bb.shrink(*two_layers(lambda net, x: net.second(torch.relu(net.first(x))) * 0), torch.randn(4, 4))
     assert small.plan.unchecked == "with other values: its outputs are then all the same, or not finite"
@@ -236,15 +228,6 @@ GROUP_NORMS: dict[str, str] = {
         small.module(x).sum().backward()
         bb.shrink(model.to(memory_format=torch.channels_last), {"0.weight": torch.rand(4, 2, 3, 3) > 0.5}, x)
     """,
-    "at the input": """
-        model = nn.Sequential(nn.GroupNorm(2, 2), nn.Conv2d(2, 3, 1), nn.Flatten(), nn.Linear(192, 3))
-        images = x.contiguous(memory_format=torch.channels_last)
-        bb.shrink(model, {"1.weight": torch.rand(3, 2, 1, 1) > 0.5}, images)
-        for scope in (None, "*"):
-            for method in ("snip", "grasp", "force"):
-                batches = [(images, torch.tensor([0, 1]))]
-                bb.prune(model, batches, 0.5, method, rounds=1, scope=scope, on_collapse="ignore")
-    """,
     "behind a convolution that is not pruned": """
         model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3))
         images = x.contiguous(memory_format=torch.channels_last)
@@ -257,7 +240,6 @@ GROUP_NORMS: dict[str, str] = {
 }
 
 
-@pytest.mark.slow
 def test_no_group_norm_ends_the_process():
     """Torch crashes in the gradient of a group-norm for an input with channels last that needs none."""
     lines = ["import torch, barebones as bb", "from torch import nn", "x = torch.randn(2, 2, 8, 8)"]
