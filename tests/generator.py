@@ -365,12 +365,6 @@ def channels_last(at: At) -> nn.Module:
     return at.one_of(functions, body=nn.Sequential(*last, nn.Linear(c, width), nn.GELU(), nn.Linear(width, c)))
 
 
-def class_token(at: At) -> nn.Module:
-    """A token of parameters before the others."""
-    return Net(lambda net, x: torch.cat([net.position.expand(len(x), -1, -1), x], 1),
-               position=nn.Parameter(torch.randn(1, 1, at.channels)))  # fmt: skip
-
-
 # ---- gates ----
 
 
@@ -585,7 +579,7 @@ TABLE: dict[str, list[Callable[[At], nn.Module]]] = {
     "image sequence vector": [block, shared, acts, norm, dropout, residual, concatenation, split, position, buffer,
                               gate, branches, functional, mixing, regroup, views, head],
     "image": [transposed, pool, excitation, channels_last, to_sequence],
-    "sequence": [across, recurrent, attention, multihead, class_token, to_image],
+    "sequence": [across, recurrent, attention, multihead, to_image],
     "sequence vector": [product],
     "image sequence": [to_vector],
     "tokens": [words],
@@ -595,7 +589,7 @@ KINDS = {function.__name__: kinds.split() for kinds, functions in TABLE.items() 
 BECOMES = {"to_vector": "vector", "to_sequence": "sequence", "to_image": "image", "words": "sequence"}
 LAYERS = ("block", "block", "block", "transposed", "attention", "product", "functional")
 EVEN = ("split", "regroup", "multihead", "attention", "views", "norm")  # they need an even number of channels
-OUTER = ("residual", "concatenation", "split", "recurrent", "multihead", "class_token")  # never inside
+OUTER = ("residual", "concatenation", "split", "recurrent", "multihead")  # never inside
 ANY = "any"  # stands for a block that is still to be drawn
 
 
