@@ -94,11 +94,7 @@ BOTH = (False, True)
 IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu_": lambda x: x.relu_(),
     "F.relu(x, True)": lambda x: F.relu(x, True),
-    "F.relu(inplace)": lambda x: F.relu(x, inplace=True),
-    "torch.relu_": torch.relu_,
-    "clamp_": lambda x: x.clamp_(min=0),
     "mul_": lambda x: x.mul_(0.5),
-    "leaky_relu_": lambda x: F.leaky_relu_(x, 0.1),
     "out": lambda x: torch.mul(x, 0.5, out=x) if not x.requires_grad else x * 0.5,
 }
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -135,7 +131,6 @@ def normalization(at: At, channels: int, among: Sequence[str] = ()) -> nn.Module
     norms: dict[str, Callable[[], nn.Module]] = {
         "batch": lambda: batch(channels),
         "batch, no affine": lambda: batch(channels, affine=False),
-        "batch, no statistics": lambda: batch(channels, track_running_stats=False),
         "group": lambda: nn.GroupNorm(2, channels),
         "group of all": lambda: nn.GroupNorm(1, channels),
     }
@@ -181,20 +176,16 @@ def transposed(at: At) -> nn.Module:
 
 
 def product(at: At) -> nn.Module:
-    """A matrix product with a parameter, as a function; low ranks may be added to it (LoRA), the last of them zero."""
+    """A matrix product with a parameter, as a function."""
     width = at("width", *WIDTHS)
     functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
         "matmul": lambda net, x: x @ net.weight + net.bias,
         "einsum": lambda net, x: torch.einsum("...i,io->...o", x, net.weight) + net.bias,
         "linear": lambda net, x: F.linear(x, net.weight.t(), net.bias),
         "addmm": lambda net, x: torch.addmm(net.bias, x.reshape(-1, x.shape[-1]), net.weight).view(*x.shape[:-1], -1),
-        "low rank": lambda net, x: x @ net.weight + net.bias + x @ net.a.T @ net.b.T,
-        "merged": lambda net, x: F.linear(x, net.weight.t() + net.b @ net.a, net.bias),
     }
-    low = {"a": nn.Parameter(torch.randn(2, at.channels)), "b": nn.Parameter(torch.zeros(width, 2))}
-    parts = low if at("how", *functions) in ("low rank", "merged") else {}
     weight, bias = nn.Parameter(torch.randn(at.channels, width) / 2), nn.Parameter(torch.zeros(width))
-    return at.one_of(functions, weight=weight, bias=bias, **parts)
+    return at.one_of(functions, weight=weight, bias=bias)
 
 
 def across(at: At) -> nn.Module:
@@ -236,11 +227,8 @@ def norm(at: At) -> nn.Module:
 
 def dropout(at: At) -> nn.Module:
     """Dropout, as a module or as a function in the forward pass."""
-    functional = Net(lambda net, x: F.dropout(x, 0.3, net.training))
-    modules = {"module": nn.Dropout(0.3), "function": functional}
-    if at.kind == "image":
-        modules["channels"] = at.maker("Dropout")(0.3)
-        modules["channels, function"] = Net(lambda net, x: F.feature_alpha_dropout(x, 0.3, net.training))
+    channels = at.maker("Dropout") if at.kind == "image" else nn.Dropout
+    modules = {"module": channels(0.3), "function": Net(lambda net, x: F.dropout(x, 0.3, net.training))}
     return modules[at("how", *modules)]
 
 
@@ -269,23 +257,20 @@ def residual(at: At) -> nn.Module:
     body, shape = at.inner("body")
     inside = At(at.rng, at.kind, shape, {}, ())
     last: list[Any] = [inside.layer(inside.channels, c, bias=at("bias", *BOTH))]
-    zero = at("zero", "nothing", "gamma", "layer", "scale", "tiny scale", "scalar")
+    zero = at("zero", "nothing", "gamma", "layer", "scale", "tiny scale")
     if zero == "gamma":
         last.append(at.maker("BatchNorm")(c) if at.kind != "sequence" else nn.LayerNorm(c))
     if zero in ("gamma", "layer"):
         nn.init.zeros_(last[-1].weight)
-    scales = {"scale": at.per_channel(torch.zeros(c)), "tiny scale": at.per_channel(torch.full((c,), 1e-5)),
-              "scalar": torch.zeros(())}  # fmt: skip
-    parts = {"scale": nn.Parameter(scales[zero])} if zero in scales else {}
-    drops, add = at("drop path", *BOTH), SUMS[at("sum", *SUMS)]
+    scales = {"scale": torch.zeros(c), "tiny scale": torch.full((c,), 1e-5)}
+    parts = {"scale": nn.Parameter(at.per_channel(scales[zero]))} if zero in scales else {}
+    add = SUMS[at("sum", *SUMS)]
     resized = shape[1:] != at.shape[1:] and at.kind == "image"
 
     def forward(net: Any, x: Tensor) -> Tensor:
         y = net.last(net.body(x))
         if zero in scales:
             y = y * net.scale
-        if drops:
-            y = y * F.dropout(y.new_ones(len(y), *[1] * (y.dim() - 1)), 0.2, net.training)
         return net.activation(add(F.interpolate(x, size=y.shape[2:]) if resized else x, y))
 
     return Net(forward, body=body, last=nn.Sequential(*last), activation=activation(at, c), **parts)
@@ -330,15 +315,10 @@ def position(at: At) -> nn.Module:
 
 
 def buffer(at: At) -> nn.Module:
-    """A constant for each channel, in a buffer that is no parameter; it may be one number that is expanded."""
-    how = at("how", "factor", "shift", "expanded", "count")
+    """A constant for each channel, in a buffer that is no parameter."""
     values = at.per_channel(torch.rand(at.channels) + 0.5)
-    if how == "shift":
-        return Net(lambda net, x: x + net.shift, shift=values)
-    if how == "count":
-        return Net(lambda net, x: x * (1.5 if net.calls.add_(1) is net.calls else 0), calls=torch.tensor(0))
-    expanded = at.per_channel(torch.full((1,), 0.7).expand(at.channels))
-    return Net(lambda net, x: x * net.factor, factor=expanded if how == "expanded" else values)
+    functions = {"factor": lambda net, x: x * net.factor, "shift": lambda net, x: x + net.shift}
+    return at.one_of(functions, factor=values, shift=-values)
 
 
 def branches(at: At) -> nn.Module:
@@ -350,10 +330,7 @@ def branches(at: At) -> nn.Module:
         "difference": lambda a, b: a - b,
         "where": lambda a, b: torch.where(a > b, a, b.tanh()),
         "lerp": lambda a, b: torch.lerp(a, b, 0.3),
-        "quotient": lambda a, b: a / (1 + b.abs()),
-        "addcmul": lambda a, b: torch.addcmul(a, a, b, value=0.5),
         "stack": lambda a, b: torch.stack([a, b], 1).amax(1),
-        "mean": lambda a, b: torch.stack([a, b]).mean(0),
     }
     meet = functions[at("how", *functions)]
     return Net(lambda net, x: meet(net.first(x), net.second(x)), first=at.layer(at.channels, width, 3),
@@ -364,23 +341,16 @@ def functional(at: At) -> nn.Module:
     """A layer as a function of parameters, which may be computed from others."""
     width, n = at("width", *WIDTHS), len(at.pixels)
     weight = nn.Parameter(torch.randn(width, at.channels, *[3] * n) / 4)
-    how = at("how", "plain", "standardized", "normed", "gain", "frozen")
     apply = {0: F.linear, 1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[n]
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        weight = net.weight
-        if how == "standardized":
-            weight = weight - weight.mean(tuple(range(1, weight.dim())), keepdim=True)
-        elif how == "normed":
-            weight = F.normalize(weight.flatten(1), dim=1).view(weight.shape)
-        elif how == "gain":
-            weight = weight * net.gain
-        y = apply(x, weight, net.bias, padding=1) if n else F.linear(x, weight, net.bias)
-        return F.batch_norm(y, net.running_mean, net.running_var, training=net.training) if how == "frozen" and n else y
-
-    return Net(forward, weight=weight, bias=nn.Parameter(torch.zeros(width)),
-               gain=nn.Parameter(torch.ones(width, *[1] * (weight.dim() - 1))), running_mean=torch.zeros(width),
-               running_var=torch.ones(width))  # fmt: skip
+    padding = {"padding": 1} if n else {}
+    standardized = lambda weight: weight - weight.mean(tuple(range(1, weight.dim())), keepdim=True)
+    functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
+        "plain": lambda net, x: apply(x, net.weight, net.bias, **padding),
+        "standardized": lambda net, x: apply(x, standardized(net.weight), net.bias, **padding),
+        "gain": lambda net, x: apply(x, net.weight * net.gain, net.bias, **padding),
+    }
+    gain = nn.Parameter(torch.ones(width, *[1] * (weight.dim() - 1)))
+    return at.one_of(functions, weight=weight, bias=nn.Parameter(torch.zeros(width)), gain=gain)
 
 
 def channels_last(at: At) -> nn.Module:
@@ -395,32 +365,17 @@ def channels_last(at: At) -> nn.Module:
     return at.one_of(functions, body=nn.Sequential(*last, nn.Linear(c, width), nn.GELU(), nn.Linear(width, c)))
 
 
-def class_token(at: At) -> nn.Module:
-    """A token of parameters before the others."""
-    return Net(lambda net, x: torch.cat([net.position.expand(len(x), -1, -1), x], 1),
-               position=nn.Parameter(torch.randn(1, 1, at.channels)))  # fmt: skip
-
-
 # ---- gates ----
 
 
 def gate(at: At) -> nn.Module:
     """One half of a layer is the gate of the other, or one layer that of another."""
     width, dim = at("width", *WIDTHS), at.dim
-
-    def halves(function: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
-        def forward(net: Any, x: Tensor) -> Tensor:
-            a, b = net.layer(x).chunk(2, dim)
-            return a * function(b)
-
-        return forward
-
     functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
         "two layers": lambda net, x: net.value(x) * torch.sigmoid(net.gate(x)),
         "glu": lambda net, x: F.glu(net.layer(x), dim),
-        "chunk": halves(torch.sigmoid),
-        "swish": halves(F.silu),
-        "softmax": halves(lambda b: b.softmax(dim)),
+        "chunk": lambda net, x: operator.mul(*net.layer(x).tanh().chunk(2, dim)),
+        "softmax": lambda net, x: operator.mul(*net.layer(x).softmax(dim).chunk(2, dim)),
     }
     if at("how", *functions) == "two layers":
         return at.one_of(functions, value=at.layer(at.channels, width, 3), gate=at.layer(at.channels, width))
@@ -449,32 +404,18 @@ def attention(at: At) -> nn.Module:
     heads, inner, fused = 2 * sharing, 2 * sharing * size, sharing == 1 and at("fused", *BOTH)
     how = at("how", "sdpa", "softmax", "einsum")
     repeated = at("repeated by", "expand", "repeat_interleave", *["enable_gqa"] * (how == "sdpa"))
-    views, joins = at("views", "-1 heads", "-1 channels", "fixed", "unflatten"), at("joins", "-1", "flatten", "fixed")
-    rotary, bypass, masked = (
-        at("rotary", "no", "halves", "pairs"),
-        at("bypass", *BOTH),
-        at("masked", "no", "later", "bias"),
-    )
-    angles = torch.outer(torch.arange(length), 1 / 10.0 ** torch.arange(0, 1, 2 / size))
-    angles = angles.repeat_interleave(2, -1) if rotary == "pairs" else torch.cat([angles, angles], -1)
+    views, joins = at("views", "-1 heads", "-1 channels", "fixed"), at("joins", "-1", "flatten", "fixed")
+    rotary, bypass, masked = at("rotary", *BOTH), at("bypass", *BOTH), at("masked", "no", "later", "bias")
+    angles = torch.outer(torch.arange(length), 1 / 10.0 ** torch.arange(0, 1, 2 / size)).repeat(1, 2)
 
     def heads_of(x: Tensor) -> Tensor:
-        b, t, width = x.shape
-        n = width // size
-        if views == "unflatten":
-            return x.unflatten(-1, (n, -1)).transpose(1, 2)
+        n = x.shape[-1] // size
         last = {"-1 heads": (-1, size), "-1 channels": (n, -1), "fixed": (n, size)}[views]
-        return x.view(b, t, *last).transpose(1, 2)
+        return x.view(*x.shape[:2], *last).transpose(1, 2)
 
     def rotate(net: Any, x: Tensor) -> Tensor:
-        if rotary == "no":
-            return x
-        if rotary == "halves":
-            a, b = x.chunk(2, -1)
-            other = torch.cat([-b, a], -1)
-        else:
-            other = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
-        return x * net.cos + other * net.sin
+        a, b = x.chunk(2, -1)
+        return x * net.cos + torch.cat([-b, a], -1) * net.sin if rotary else x
 
     def repeat(x: Tensor) -> Tensor:
         if sharing == 1 or repeated == "enable_gqa":
@@ -525,26 +466,16 @@ def mixing(at: At) -> nn.Module:
     order = torch.arange(c).view(-1, 2).t().flatten() if c % 2 == 0 else torch.arange(c - 1, -1, -1)
     functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
         "roll": lambda net, x: x.roll(1, d),
-        "flip": lambda net, x: x.flip(d),
-        "sort": lambda net, x: x.sort(d).values,
-        "cumsum": lambda net, x: x.cumsum(d),
         "softmax": lambda net, x: x.softmax(d),
-        "log_softmax": lambda net, x: F.log_softmax(x, d),
-        "fft": lambda net, x: torch.fft.fft(x, dim=d).real,
         "normalize": lambda net, x: F.normalize(x, dim=d),
         "standardize": lambda net, x: (x - x.mean(d, keepdim=True)) / (x.var(d, keepdim=True) + 1).sqrt(),
-        "max": lambda net, x: x - x.amax(d, keepdim=True),
         "pad": lambda net, x: F.pad(x, [0, 0] * len(at.pixels) + [1, 1]),
         "repeat": lambda net, x: torch.cat([x, x], d),
         "slice": lambda net, x: x.narrow(d, c // 2, c - c // 2),
         "interleave": lambda net, x: x.repeat_interleave(2, d),
         "halves": lambda net, x: torch.cat(x.chunk(2, d)[::-1], d),
         "one for all": lambda net, x: x * torch.sigmoid(x.mean(d, keepdim=True)),
-        "stack": lambda net, x: torch.stack([x, x.roll(1, d)]).sum(0),
-        "square": lambda net, x: x * x.roll(1, d),
-        "where": lambda net, x: torch.where(x > 0, x, x.roll(1, d)),
         "index": lambda net, x: x.index_select(d, order),
-        "logsumexp": lambda net, x: x - x.logsumexp(d, keepdim=True),
     }
     return at.one_of(functions)
 
@@ -555,7 +486,6 @@ def regroup(at: At) -> nn.Module:
     groups, within = (1, 2) if d > 0 else (-2, -1)  # the dimensions of groups, and of the channels in them
     functions: dict[str, Callable[[Any, Tensor], Tensor]] = {
         "maxout": lambda net, x: x.unflatten(d, (c // 2, 2)).amax(within),
-        "maxout, -1": lambda net, x: x.unflatten(d, (-1, 2)).amax(within),
         "softmax of groups": lambda net, x: x.unflatten(d, (2, c // 2)).softmax(within).flatten(groups, within),
         "mean of groups": lambda net, x: x.unflatten(d, (2, -1)).mean(groups),
         "shuffle": lambda net, x: x.unflatten(d, (2, -1)).transpose(groups, within).flatten(groups, within),
@@ -563,15 +493,12 @@ def regroup(at: At) -> nn.Module:
     if at.kind == "image":
         functions |= {
             "to pixels": lambda net, x: x.reshape(len(x), c // 2, x.shape[2] * 2, *x.shape[3:]),
-            "-1 to pixels": lambda net, x: x.reshape(len(x), -1, x.shape[2] * 2, *x.shape[3:]),
             "channel_shuffle": lambda net, x: F.channel_shuffle(x, 2),
-            "shuffle by views": lambda net, x: x.reshape(len(x), 2, c // 2, *pixels).transpose(1, 2).reshape(x.shape),
         }
     if len(pixels) == 2 and c % 4 == 0:
         functions["pixel_shuffle"] = lambda net, x: F.pixel_shuffle(x, 2)
     if len(pixels) == 2 and not any(size % 2 for size in pixels) and c <= 4:
         halved = [size // 2 for size in pixels]
-        functions["pixel_unshuffle"] = lambda net, x: F.pixel_unshuffle(x, 2)
         functions["patches"] = lambda net, x: F.unfold(x, 2, stride=2).view(len(x), 4 * c, *halved)
     if at.kind == "sequence":
         functions["to tokens"] = lambda net, x: x.reshape(len(x), x.shape[1] * 2, -1)
@@ -580,7 +507,6 @@ def regroup(at: At) -> nn.Module:
 
 IN_VIEWS: dict[str, Callable[[Tensor, Tensor], object]] = {  # what happens to a part of a tensor, given another part
     "relu_": lambda part, other: part.relu_(),
-    "mul_": lambda part, other: part.mul_(0.5),
     "slice": lambda part, other: operator.setitem(part, slice(None), 0.0),  # type: ignore[call-overload]
     "add_": lambda part, other: part.add_(other.tanh()),
 }
@@ -589,21 +515,13 @@ IN_VIEWS: dict[str, Callable[[Tensor, Tensor], object]] = {  # what happens to a
 def views(at: At) -> nn.Module:
     """A layer whose output is changed in place: a part of it, or behind or before something that reads it."""
     c, d, k = at.channels, at.dim, at.channels // 2
-    how = at("how", *IN_VIEWS, "copy_", "fill", "read before", "alias", "norm")
+    how = at("how", *IN_VIEWS, "alias", "norm")
 
     def forward(net: Any, x: Tensor) -> Tensor:
         y = net.layer(x)
         if how in IN_VIEWS:
             IN_VIEWS[how](y.narrow(d, 0, k), y.narrow(d, c - k, k))
             return y
-        if how == "copy_":
-            return torch.zeros_like(y).copy_(y)
-        if how == "fill":
-            before = y.tanh()
-            return y.fill_(0.0).add_(before)
-        if how == "read before":
-            before = torch.sin(y.clone())
-            return y.relu_() + before
         if how == "alias":
             alias = y.view(y.shape)
             y.mul_(0.5)
@@ -628,7 +546,6 @@ def to_vector(at: At) -> nn.Module:
     }
     if math.prod(at.shape) <= 64:
         functions["flatten"] = lambda net, x: x.flatten(1)
-        functions["view"] = lambda net, x: x.contiguous().view(len(x), -1)
         functions["reshape"] = lambda net, x: x.reshape(x.size(0), math.prod(at.shape))
     return at.one_of(functions)
 
@@ -662,7 +579,7 @@ TABLE: dict[str, list[Callable[[At], nn.Module]]] = {
     "image sequence vector": [block, shared, acts, norm, dropout, residual, concatenation, split, position, buffer,
                               gate, branches, functional, mixing, regroup, views, head],
     "image": [transposed, pool, excitation, channels_last, to_sequence],
-    "sequence": [across, recurrent, attention, multihead, class_token, to_image],
+    "sequence": [across, recurrent, attention, multihead, to_image],
     "sequence vector": [product],
     "image sequence": [to_vector],
     "tokens": [words],
@@ -672,7 +589,7 @@ KINDS = {function.__name__: kinds.split() for kinds, functions in TABLE.items() 
 BECOMES = {"to_vector": "vector", "to_sequence": "sequence", "to_image": "image", "words": "sequence"}
 LAYERS = ("block", "block", "block", "transposed", "attention", "product", "functional")
 EVEN = ("split", "regroup", "multihead", "attention", "views", "norm")  # they need an even number of channels
-OUTER = ("residual", "concatenation", "split", "recurrent", "multihead", "class_token")  # never inside
+OUTER = ("residual", "concatenation", "split", "recurrent", "multihead")  # never inside
 ANY = "any"  # stands for a block that is still to be drawn
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 NIGHTLY = "benchmarks/test_* families/* report/test_page.py test_compiled.py test_ray.py test_wheel.py"
 SLOW = """
     test_keep_sparse_* test_random_networks.py test_shards.py accuracy/* report/* test_fuzzed_* test_shrink.py
-    test_shrink_c*s*.py test_shrink_layout.py test_shrink_functions.py test_no_trace.py test_own_*
+    test_shrink_c*s*.py test_shrink_layout.py test_shrink_functions.py test_own_*
     test_controlled_runs.py test_stages.py test_folder.py test_shrunk.py
     test_analyses.py test_figures.py test_export.py test_export_command.py test_hub_folder.py
     test_models.py test_experiments.py test_trust.py test_run.py test_training.py test_progress.py test_lock.py

@@ -1,22 +1,17 @@
 """Accounts: counts and FLOPs computed by hand, tied weights counted once, and how the table reads."""
 
-import io
 import json
-import re
 from typing import Any
 
 import pytest
 import references
 import torch
 import zoo
-from rich.console import Console
 from torch import Tensor, nn
 from zoo import Net, keep_all
 
-from barebones.accounting import Account, LayerAccount, account
-from barebones.deploy.shrink.plan import LayerPlan, ShrinkPlan
-from barebones.files.masks import encode, save_masks
-from barebones.lab.run.progress import mask_file
+from barebones.accounting import account
+from barebones.files.masks import encode
 from barebones.paths import effective
 
 
@@ -27,18 +22,6 @@ def test_flops_are_those_of_one_sample_whatever_the_batch():
     assert counts[0].flops_dense == 2 * (36 * 4 * 27 + 4 * 36 * 10)
     vector = account(nn.Linear(4, 4), {"weight": torch.ones(4, 4) > 0}, torch.zeros(4))  # without a batch
     assert vector.flops_dense == 2 * 16
-
-
-def test_tables_break_long_names_only_after_dots(tmp_path):
-    name, mask = "bert.encoder.layer.0.attention.self.intermediate.[i].dense.weight", torch.ones(64, 64) > 0
-    save_masks({name: mask}, tmp_path / "mask")
-    counts = Account([LayerAccount(name, (64, 64), *[4096] * 7)], *[4096] * 7)
-    plan = ShrinkPlan([LayerPlan(name, (64, 32), (64, 32))], (2, 1), (2, 1))
-    for table in (counts, plan, mask_file(tmp_path / "mask")[1]):
-        console = Console(file=io.StringIO(), width=80)
-        console.print(table)
-        words = re.findall(r"[\w\[\]]+", console.file.getvalue())
-        assert set(name.removesuffix(".weight").split(".")) <= set(words)
 
 
 def flops(model: nn.Module, example: Any) -> dict[str, int | None]:

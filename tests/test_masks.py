@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import barebones as bb
-from barebones.masks import everything
 from barebones.paths import effective
 from barebones.pruning.selection import keep_top
 
@@ -19,15 +18,6 @@ from barebones.pruning.selection import keep_top
 @pytest.fixture
 def network() -> tuple[nn.Module, torch.Tensor]:
     return zoo.build("mlp")
-
-
-def test_masks_print_as_counts(network):
-    masks = everything(bb.scope.prunable(network[0]))
-    assert repr(masks) == "Masks(2 layers, 42 of 42 weights kept)"
-    assert str(masks).splitlines() == [repr(masks), "  0.weight: 6×4, 24 of 24 kept", "  2.weight: 3×6, 18 of 18 kept"]
-    assert repr(bb.Masks()) == "Masks(0 layers, 0 of 0 weights kept)"
-    many = bb.Masks({str(i): torch.ones(1000) > 0 for i in range(100)})
-    assert str(many) == repr(many) == "Masks(100 layers, 100,000 of 100,000 weights kept)"
 
 
 def test_whatever_returns_masks_returns_this_kind(network, tmp_path):
@@ -45,18 +35,6 @@ def test_whatever_returns_masks_returns_this_kind(network, tmp_path):
     ]  # fmt: skip
     assert all(type(m) is bb.Masks for m in [masks, *others])
     assert list(tree_map(torch.clone, masks)) == list(masks)
-
-
-def test_a_plain_dict_will_do(network, tmp_path):
-    model, example = network
-    masks = zoo.random_masks(model, 0.5)
-    assert type(masks) is dict
-    assert float(bb.agreement(masks, bb.Masks(masks))) == 1.0
-    with bb.hold(model, masks, torch.optim.SGD(model.parameters())):
-        bb.audit(model, masks)
-    assert bb.account(model, masks, example).kept == sum(int(m.sum()) for m in masks.values())
-    bb.save_masks(masks, tmp_path / "masks")
-    bb.shrink(model, masks, example)
 
 
 def test_torch_save_stores_a_dict_that_loads_without_the_class():

@@ -63,17 +63,6 @@ class Residual(nn.Module):
         return x + self.block(x)
 
 
-class Beside(nn.Module):
-    """Branches with the same input, concatenated."""
-
-    def __init__(self, *branches: nn.Module) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(branches)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([branch(x) for branch in self.branches], 1)
-
-
 def conv(i: int, o: int, k: int = 3, **options: Any) -> list[nn.Module]:
     """Return a convolution, a batch-norm and a ReLU."""
     return [nn.Conv2d(i, o, k, padding=k // 2, bias=False, **options), nn.BatchNorm2d(o), nn.ReLU(inplace=True)]
@@ -142,15 +131,6 @@ def bilinear() -> nn.Module:
 
 def mobile() -> nn.Module:
     return Pooled(nn.Sequential(*conv(2, 4), inverted(4, 8), *conv(4, 8, stride=2), inverted(8, 8)), 8)
-
-
-def dense_net() -> nn.Module:
-    grown = nn.Sequential(*conv(2, 4), *(Beside(nn.Identity(), nn.Sequential(*conv(w, 3))) for w in (4, 7, 10)))
-    return Pooled(nn.Sequential(grown, nn.AvgPool2d(2), *conv(13, 6, 1)), 6)
-
-
-def resnext() -> nn.Module:
-    return Pooled(nn.Sequential(*conv(2, 8), Residual(*conv(8, 6, 1), *conv(6, 6, groups=3), *conv(6, 8, 1))), 8)
 
 
 def unet(groups: int = 1) -> nn.Module:
@@ -322,8 +302,6 @@ ZOO: dict[str, Entry] = {
     "vgg": Entry(lambda: SmallVGG(3, width=2), (4, 1, 8, 8)),
     "resnet": Entry(lambda: SmallResNet(3, width=2), (4, 1, 8, 8)),
     "mobile": Entry(mobile, IMAGE),
-    "dense": Entry(dense_net, IMAGE),
-    "next": Entry(resnext, IMAGE),
     "unet": Entry(unet, IMAGE),
     "unet-groups": Entry(lambda: unet(2), IMAGE),
     "conv1d": Entry(conv1d, (4, 2, 12)),

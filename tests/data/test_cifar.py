@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -146,12 +145,6 @@ def test_an_archive_is_downloaded_and_unpacked(cifar10, tmp_path, capfd):
     cifar10.archive.unlink()
     cifar10.load(root, download=True)  # what is there is not downloaded again
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_progress_is_shown_on_a_terminal(cifar10, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    cifar10.load(tmp_path / "root", download=True)
-    assert "100%" in capsys.readouterr().err
 
 
 FAILED = r"could not be downloaded \(.*{}.*\); download http.* put it into .*root$"

@@ -18,10 +18,6 @@ from barebones.data import tiny_imagenet
 from barebones.data.imagenet import centre_crop, random_crop
 from barebones.data.images import open_rgb, to_tensor
 from barebones.data.split import Normalization, TensorSplit, cropped, held_out
-from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.figures import plots
-from barebones.lab.run.options import RunOptions
-from barebones.lab.run.run import run
 from barebones.pruning.batches import Batches
 from barebones.running import digest
 
@@ -164,17 +160,6 @@ def test_digits():
     assert len(everything.unique(dim=0)) == 1797  # no image is in two splits
     assert abs(float(train.mean())) < 0.01
     assert abs(float(train.std()) - 1) < 0.01
-
-
-def test_a_data_set_needs_one_row(monkeypatch, tmp_path):
-    def load(request):
-        split = TensorSplit(noise(256, 1, 8, 8), torch.arange(256) % 3, Normalization([0.5], [0.3]))
-        return data.Data("noise", 3, (1, 8, 8), train=split, validation=None, test=split)
-
-    monkeypatch.setitem(data.DATA, "noise", data.DataSet(load, data.Inputs(3, (1, 8, 8)), "Noise"))
-    experiment = Experiment("small-resnet", "noise", "snip", 0.5, epochs=1).resolved()
-    assert run(experiment, RunOptions(tmp_path))["test"]["top1"] > 0
-    assert plots.title("noise", "vgg19") == "Noise, VGG-19"
 
 
 # Tiny-ImageNet

@@ -1,23 +1,28 @@
-"""Export: a written file computes what the masked network computes, or nothing is written."""
+"""Export: a written file computes what the masked network computes, or nothing is written; no trace is left."""
 
+import logging
+import random
 import sys
 import types
 import zipfile
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy.random
 import pytest
 import torch
 import zoo
+from references import Trace
 from torch import Tensor, nn
 
+import barebones as bb
 from barebones.deploy import export
 from barebones.deploy.export import Exported, to_onnx, to_program
 from barebones.files.weights import dense_bytes
 from barebones.running.outputs import difference, outputs
 
-SLOW = pytest.mark.slow
 ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -43,8 +48,7 @@ def onnx_file(tmp_path_factory, onnx_packages) -> Exported:
     return to_onnx(*built("flatten"), tmp_path_factory.mktemp("exported") / "network.onnx")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fixture", ["program_file", pytest.param("onnx_file", marks=SLOW)])
+@pytest.mark.parametrize("fixture", ["program_file", "onnx_file"])
 def test_a_file_computes_what_the_masked_network_does_for_any_batch_size(fixture, request):
     exported = request.getfixturevalue(fixture)
     content = Path(exported.path).read_bytes()
@@ -60,11 +64,8 @@ def test_a_file_computes_what_the_masked_network_does_for_any_batch_size(fixture
 
 # torch.export
 
-PROGRAMS = [*zoo.names(exportable=True, recurrent=False), "recurrent"]
-QUICK = {"mlp", "many", "writing", "tied", "unet-groups", "conv1d", "plain", "words"}
 
-
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=SLOW) for name in PROGRAMS])
+@pytest.mark.parametrize("name", [*zoo.names(exportable=True, recurrent=False), "recurrent"])
 def test_a_program_of_the_zoo(name, tmp_path):
     assert to_program(*built(name), tmp_path / "network.pt2").difference < 1e-5
 
@@ -89,7 +90,6 @@ def test_what_cannot_be_exported_is_one_line(example, problem, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # transformers' own
 def test_a_decoder_is_exported_without_its_cache_and_the_error_says_how(tmp_path, onnx_packages):
     transformers = pytest.importorskip("transformers")
@@ -129,14 +129,12 @@ def test_a_difference_leaves_the_file_as_it_was(tmp_path, monkeypatch):
 # ONNX
 
 
-@SLOW
 @pytest.mark.usefixtures("onnx_packages")
 @pytest.mark.parametrize("name", ["conv1d", "many", "separate", "recurrent"])
 def test_onnx_of_the_zoo(name, tmp_path):
     assert to_onnx(*built(name), tmp_path / "network.onnx").difference < 1e-5
 
 
-@SLOW
 def test_onnx_is_one_plain_file_without_batch_norm(onnx_file):
     import onnx
 
@@ -149,7 +147,6 @@ def test_onnx_is_one_plain_file_without_batch_norm(onnx_file):
     assert not any(tensor.external_data for tensor in proto.graph.initializer)
 
 
-@SLOW
 @pytest.mark.usefixtures("onnx_packages")
 def test_onnx_of_inputs_by_name_one_of_them_without_a_batch(tmp_path):
     model = zoo.Net(lambda net, x, *, scale, weight: {"y": (y := net.layer(x)) * weight, "z": [y.mean(1) * scale]},
@@ -162,7 +159,6 @@ def test_onnx_of_inputs_by_name_one_of_them_without_a_batch(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["several.onnx"]
 
 
-@SLOW
 @pytest.mark.usefixtures("onnx_packages")
 def test_int8_is_close_and_pruned_weights_are_exactly_zero(tmp_path):
     import onnx
@@ -184,7 +180,6 @@ def test_int8_is_close_and_pruned_weights_are_exactly_zero(tmp_path):
         assert not zero.any()
 
 
-@SLOW
 @pytest.mark.usefixtures("onnx_packages")
 def test_in_int8_rows_without_weights_keep_their_bias(tmp_path):
     model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10)), torch.randn(64, 8)
@@ -193,7 +188,6 @@ def test_in_int8_rows_without_weights_keep_their_bias(tmp_path):
     assert to_onnx(model, masks, x, tmp_path / "network.onnx", int8=[x]).difference < 0.05
 
 
-@SLOW
 @pytest.mark.usefixtures("onnx_packages")
 @pytest.mark.parametrize(("batches", "problem"), [([], "int8 needs batches"), ([torch.zeros(2, 5)], "cannot quantize")])
 def test_batches_that_int8_cannot_use_are_one_line(batches, problem, tmp_path):
@@ -221,3 +215,52 @@ def test_weights_that_are_too_large_for_onnx_are_an_error(pretended, tmp_path, m
     monkeypatch.setattr(export, "ONNX_BYTES", 100)
     with pytest.raises(ValueError, match="an ONNX file holds at most 2 GB"):
         to_onnx(*built("mlp"), tmp_path / "network.onnx")
+
+
+# Neither export nor anything else moves random numbers.
+
+
+BATCHES = [(torch.randn(4, 4), torch.tensor([0, 1, 0, 1]))]
+FUNCTIONS: dict[str, Callable[[nn.Module, Any, Any, Path], Any]] = {
+    "to_onnx": lambda model, masks, x, path: to_onnx(model, masks, x, path / "network.onnx"),
+    "to_onnx in int8": lambda model, masks, x, path: to_onnx(model, masks, x, path / "network.onnx", int8=[x]),
+    "to_program": lambda model, masks, x, path: to_program(model, masks, x, path / "network.pt2"),
+    "save_weights": lambda model, masks, x, path: bb.save_weights(model, masks, path / "weights.safetensors"),
+    "prune": lambda model, masks, x, path: bb.prune(model, BATCHES, 0.5, "iter-snip", rounds=3, on_collapse="ignore"),
+    "account": lambda model, masks, x, path: bb.account(model, masks, x),
+    "shrink": lambda model, masks, x, path: bb.shrink(model, masks, x),
+}
+
+
+def noise_of_the_caller(net: Any, x: Tensor) -> Tensor:
+    """Draw from every global generator, and multiply the draws by zero."""
+    return x + 0 * (torch.rand(()) + random.random() + float(numpy.random.rand()))
+
+
+def noise_of_its_own(net: Any, x: Tensor) -> Tensor:
+    noise = torch.rand((), generator=net.noise) + net.python.random() + net.numpy.random() + net.older.rand()
+    return x + 1e-3 * float(noise)
+
+
+def with_noise(kind: str) -> nn.Module:
+    if kind == "dropout":
+        return nn.Identity()
+    if kind == "of the caller":
+        return zoo.Net(noise_of_the_caller)
+    own = {"noise": torch.Generator(), "python": random.Random(0), "older": numpy.random.RandomState(0)}
+    return zoo.Net(noise_of_its_own, numpy=numpy.random.default_rng(0), **own)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("noise", ["dropout", "of the caller", "of its own"])
+def test_random_numbers_of_the_caller_and_of_the_network_stay(name, noise, tmp_path, request):
+    if name.startswith("to_onnx"):
+        request.getfixturevalue("onnx_packages")
+    noisy = with_noise(noise)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), noisy, nn.Dropout(0.5), nn.Linear(6, 2))
+    masks, x = zoo.random_masks(model, 0.5), torch.randn(3, 4)
+    levels = [logging.getLogger(name).level for name in export.CHATTY]
+    # Some refuse a network that draws so, or cannot export it; they must not have moved its numbers either.
+    with Trace(model), suppress(() if noise == "dropout" else ValueError):
+        FUNCTIONS[name](model, masks, x, tmp_path)
+    assert [logging.getLogger(name).level for name in export.CHATTY] == levels

@@ -29,7 +29,7 @@ def test_a_run_is_exported_sparse(finished, command):
     assert about["experiment"] == experiment.to_dict()
 
 
-@pytest.mark.parametrize("words", [("--format", "torch"), pytest.param(("--shrink",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("words", [("--format", "torch"), ("--shrink",)])
 def test_a_run_is_exported_as_a_program(words, finished, command):
     out = "network.pt2" if words == ("--shrink",) else "network.bin"
     done = command("export", finished, "-o", out, *words)
@@ -45,7 +45,6 @@ def test_a_run_is_exported_as_a_program(words, finished, command):
     assert (weights < dense) == ("--shrink" in words)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("onnx_packages")
 def test_a_run_is_exported_as_onnx_in_silence(finished, command):
     done = command("export", finished, "-o", "network.onnx")

@@ -73,17 +73,6 @@ def test_the_card_is_one_that_the_hub_reads_and_loads_the_network(finished, comm
     assert bb.account(names["model"], names["masks"]).kept == names["masks"].about["kept"]
 
 
-def test_the_card_says_what_no_signal_reaches():
-    network = nn.Sequential(nn.Linear(2, 3, bias=False))
-    for kept, said in (((1, 1, 1), []), ((1, 0, 1), ["disconnected outputs"]), ((0, 0, 0), ["collapsed"])):
-        counts = bb.account(
-            network, {"0.weight": torch.tensor(kept, dtype=torch.bool)[:, None].expand(3, 2)}, torch.zeros(1, 2)
-        )
-        numbers = dict(card._numbers(counts, None))
-        assert [name for name in numbers if name in ("disconnected outputs", "collapsed")] == said
-        assert numbers.get("disconnected outputs", "no signal reaches 1 of 3") == "no signal reaches 1 of 3"
-
-
 def test_the_card_of_a_skipped_training_says_so(command, tmp_path):
     cut = replace(EXPERIMENT, method="random", sparsity=0.9999, epochs=2).resolved()
     options = lab.RunOptions(runs=tmp_path / "runs", on_collapse="skip")

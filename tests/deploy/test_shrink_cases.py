@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy import s_ as S
 from references import Trace
 from shrinking import BOTH, PIXELS, assert_alike, assert_sound, assert_trains_and_expands, widths
 from torch import Tensor, nn
-from zoo import Beside, Net, conv, keep_all
+from zoo import Net, conv, keep_all
 
 import barebones as bb
 from barebones.deploy.shrink import LayerPlan
@@ -87,7 +86,8 @@ def stream(bias: bool = False) -> nn.Module:
 
 
 def constant_of_a_constant(bias: bool) -> nn.Sequential:
-    branches = Beside(nn.Conv2d(4, 3, 1), nn.Conv2d(4, 3, 3, padding=1))
+    side_by_side = lambda net, x: torch.cat([net.one(x), net.other(x)], 1)
+    branches = Net(side_by_side, one=nn.Conv2d(4, 3, 1), other=nn.Conv2d(4, 3, 3, padding=1))
     first = [nn.Conv2d(2, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU()]
     return shifted(nn.Sequential(*first, branches, nn.Conv2d(6, 3, 1, bias=bias)), 1, 0.7)
 
@@ -155,14 +155,6 @@ def with_waves(net: Any, x: Tensor) -> Tensor:
     return net.out(torch.relu(net.first(x) + net.waves[: x.shape[1]]))
 
 
-def with_places(net: Any, x: Tensor) -> Tensor:
-    """Compute positions in place."""
-    places = torch.arange(x.shape[1], dtype=x.dtype)
-    places += 1
-    places.mul_(0.1).clamp_(max=0.5)
-    return net.out(torch.relu(net.first(x) + places[:, None] * net.slopes))
-
-
 def lenet(net: Any, x: Tensor) -> Tensor:
     x = F.max_pool2d(F.relu(net.second(F.relu(net.first(x)))), 2)
     return net.last(F.relu(net.hidden(x.view(-1, 24))))  # a width that is written down
@@ -176,13 +168,6 @@ def with_numbers() -> nn.Module:
         first=nn.Conv2d(2, 8, 3, padding=1, bias=False), second=nn.Conv2d(8, 4, 1),
         order=nn.Parameter(order, requires_grad=False), waves=nn.Parameter(waves, requires_grad=False),
     )  # fmt: skip
-
-
-def chancy(net: Any, x: Tensor) -> Any:
-    """In train mode it is random, and has a second head."""
-    x = net.norm(net.first(x)).relu().mean((2, 3))
-    y = net.head(x)
-    return (y * (torch.rand(len(x), 1) > 0.2), net.aside(x)) if net.training else y
 
 
 def refusing(net: Any, x: Tensor) -> Tensor:
@@ -225,8 +210,8 @@ CASES: dict[str, Case] = {
     **{
         f"a constant of a constant, {'bias' if bias else 'no bias'}": Case(
             lambda bias=bias: constant_of_a_constant(bias), IMAGE,
-            [("0.weight", S[0]), ("3.branches.0.weight", S[0, 1:])],
-            {"0": (4, 2), "3.branches.0": (2 if bias else 3, 4)}, {"4": 1} if bias else {},
+            [("0.weight", S[0]), ("3.one.weight", S[0, 1:])],
+            {"0": (4, 2), "3.one": (2 if bias else 3, 4)}, {"4": 1} if bias else {},
             moved=lambda net: net[1].bias[0] != 0.7,
         )
         for bias in (True, False)
@@ -300,14 +285,6 @@ CASES: dict[str, Case] = {
         ),
         (2, 5), [("2.weight", S[:, :3]), ("4.weight", S[:, :2])], {"0": (8, 5), "2": (4, 8)}, partial=True,
     ),
-    "beside a spectral norm": Case(
-        lambda: nn.Sequential(
-            nn.Conv2d(2, 8, 3), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 3)), nn.ReLU(),
-            nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1),
-        ).eval(),
-        (2, 2, 9, 9), [("4.weight", S[4:]), ("4.bias", S[4:])], {"4": (4, 8)}, partial=True,
-        modes=(False,),
-    ),
     "parameters that are no floats": Case(
         with_numbers, IMAGE, [("first.weight", S[4:])], {"first": (4, 2)},
         check=lambda small: all(len(p) == size for p, size in ((small.module.order, 5), (small.module.waves, 4))),
@@ -323,14 +300,6 @@ CASES: dict[str, Case] = {
     "a pruned bias of an unwritten channel": Case(
         lambda: shifted(mlp(4, 6, 3), 0, 0.5), (2, 4), [("0.weight", S[:2]), ("0.bias", S[1])], {"0": (4, 4)}, {"2": 1}
     ),
-    "random in train mode, with a second output": Case(
-        lambda: Net(
-            chancy, first=nn.Conv2d(2, 8, 3, padding=1, bias=False), norm=nn.BatchNorm2d(8), head=nn.Linear(8, 2),
-            aside=nn.Linear(8, 2),
-        ),
-        IMAGE, [("first.weight", S[4:])], {}, modes=(False,),
-        check=lambda small: [t.shape for t in deepcopy(small.module).train()(PIXELS)] == [(4, 2), (4, 2)],
-    ),
     # Constants that depend on something else than gradients show.
     **{
         f"a gate: {name}": Case(
@@ -343,10 +312,6 @@ CASES: dict[str, Case] = {
             with_waves, first=nn.Linear(5, 6), out=nn.Linear(6, 3), waves=torch.ones(12, 6).tril(-1)
         ),
         (2, 1, 5), [("first.weight", S[:2])], {"first": (6, 5)}, more=(torch.randn(2, 2, 5), torch.randn(2, 8, 5)),
-    ),
-    "positions computed in place": Case(
-        lambda: Net(with_places, first=nn.Linear(5, 6), out=nn.Linear(6, 3), slopes=nn.Parameter(torch.randn(6))),
-        (2, 1, 5), [("first.weight", S[:2])], {"first": (6, 5)}, more=(torch.randn(2, 7, 5),),
     ),
     "an example without a batch": Case(
         lambda: mlp(4, 6, 3), (4,), [("2.weight", S[:, :2])], {"0": (4, 4)},
@@ -465,18 +430,6 @@ def test_before_training_shifts_of_channels_without_input_count_as_pruned():
         unshifted[1].bias[0] = 0
     assert_alike(PIXELS, unshifted, small.module, small.expand())
     assert bb.shrink(model, masks, PIXELS).plan.shifts == {}
-
-
-def test_with_effective_masks_channels_that_fill_up_a_width_keep_no_weight():
-    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
-    masks = {"0.weight": torch.arange(8).view(8, 1).expand(8, 4) < 3, "2.weight": torch.ones(2, 8) > 0}
-    inputs = torch.randn(2, 4)
-    plain, effective = (
-        bb.shrink(model, each, inputs, multiple_of=4) for each in (masks, bb.effective(model, masks, inputs))
-    )
-    assert [small.module[0].out_features for small in (plain, effective)] == [4, 4]
-    assert [small.masks["2.weight"].sum(0).tolist() for small in (plain, effective)] == [[2, 2, 2, 2], [2, 2, 2, 0]]
-    assert_alike(inputs, plain.module, effective.module, effective.expand())
 
 
 def test_backward_hooks_do_not_hold_channels_back():

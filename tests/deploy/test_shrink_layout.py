@@ -49,15 +49,6 @@ def test_weights_of_images_are_channels_last_unless_asked_otherwise(name):
     assert_alike(example, zoo.masked(model, masks), small.module)
 
 
-@pytest.mark.parametrize("convolution", [nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, groups=4)])
-def test_kernels_of_one_channel_or_pixel_compute_channels_last_too(convolution):
-    x = torch.randn(2, convolution.in_channels, 6, 6)
-    assert not convolution(x).is_contiguous(memory_format=LAST)
-    small = bb.shrink(convolution, {}, x).module
-    assert is_channels_last(small)
-    assert small(x).is_contiguous(memory_format=LAST)
-
-
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize(("name", "every"), [("mobile", None), ("vgg", 1), ("unet", 2)], ids=["none", "all", "mixed"])
 def test_an_expanded_network_has_the_order_of_the_original(name, every, last):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from references import assert_top, equal
 from torch import Tensor, nn
@@ -132,4 +131,3 @@ def check_files(model: nn.Module, example: Any, folder: Path) -> None:
 CHECKS: dict[str, Callable[[nn.Module, Any, Path], None]] = {
     name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
 }
-PARAMETERS = [pytest.param(name, marks=pytest.mark.slow) if name == "shrink" else name for name in CHECKS]

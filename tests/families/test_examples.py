@@ -15,7 +15,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SHARDED = EXAMPLES / "sharded_language_model.py"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["language_model", "vision_transformer"])
 def test_an_example_runs_as_written(name, tmp_path):
     env = {**os.environ, "PYTHONWARNINGS": "error", "HF_HUB_OFFLINE": "1"}
@@ -29,7 +28,6 @@ def test_an_example_runs_as_written(name, tmp_path):
     assert sum(int(mask.sum()) for mask in masks.values()) == masks.about["kept"]
 
 
-@pytest.mark.slow
 def test_two_processes_prune_train_and_write_one_mask_file(tmp_path):
     path = tmp_path / "masks.safetensors"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SHARDED, path]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_checks import CHECKS, PARAMETERS
+from family_checks import CHECKS
 from torch import nn
 
 try:
@@ -67,7 +67,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore")  # timm's own
-@pytest.mark.parametrize("check", PARAMETERS)
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family(name: str, check: str, tmp_path: Path):
     torch.manual_seed(0)

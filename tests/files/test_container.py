@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save, save_file
+from safetensors.torch import save_file
 
 from barebones.files import container as files
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_round_trip(path: Path) -> None:
-    tensors, about = files.read(path, "kind", 1)
+    tensors, about = files.read(path, "kind", 2)  # a newer version reads it, too
     assert about == ABOUT
     assert tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[n], t) and tensors[n].dtype == t.dtype for n, t in TENSORS.items())
@@ -39,20 +39,6 @@ def test_round_trip(path: Path) -> None:
     content = path.read_bytes()
     files.write(path, {name: TENSORS[name] for name in reversed(TENSORS)}, "kind", 1, ABOUT)
     assert path.read_bytes() == content
-
-
-def test_tensors_are_laid_out_as_safetensors_does(tmp_path: Path) -> None:
-    types = (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64)
-    tensors = {f"{name} {kind}": torch.ones(3, 2).to(kind) for name in "ba" for kind in types} | TENSORS
-    tensors |= {"alike": torch.ones(()).expand(2, 5), "turned": torch.ones(6, requires_grad=True).view(2, 3).t()}
-    files.write(tmp_path / "x", tensors, "kind", 1, {})
-    plain, ours = save({name: tensor.contiguous() for name, tensor in tensors.items()}), (tmp_path / "x").read_bytes()
-    ends = [8 + int.from_bytes(content[:8], "little") for content in (plain, ours)]
-    headers = [json.loads(content[8:end]) for content, end in zip((plain, ours), ends, strict=True)]
-    headers[1].pop("__metadata__")
-    assert list(headers[0].items()) == list(headers[1].items())
-    assert plain[ends[0] :] == ours[ends[1] :]
-    assert files.read(tmp_path / "x", "kind", 2)[0].keys() == tensors.keys()  # a newer version reads it, too
 
 
 def test_every_flipped_bit_is_found(path: Path) -> None:

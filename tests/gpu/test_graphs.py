@@ -1,7 +1,11 @@
-"""Recording of CUDA graphs, with stand-ins for the device: what happens around it."""
+"""Without a GPU: recording of CUDA graphs with stand-ins for the device, and the kernel that clears pruned weights."""
 
 import gc
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -55,3 +59,30 @@ def test_after_a_failed_recording_garbage_is_collected_again():
     with pytest.raises(ValueError, match=r"cannot be captured in a CUDA graph \(operation not permitted\)"):
         Captured(function)._record("key", (torch.zeros(2),))
     assert gc.isenabled()
+
+
+# The kernel, in Triton's interpreter.
+
+
+CHECK = """
+import torch
+from barebones.gpu import clearing
+
+clearing.BLOCK = 64
+g = torch.Generator().manual_seed(0)
+tensors = [torch.randn(5, 7, 3), torch.randn(130), torch.randn(64)]
+kept = [torch.rand(t.shape, generator=g) < 0.3 for t in tensors]
+expected = [t * k for t, k in zip(tensors, kept)]
+clearing.Clearing(tensors, kept)(tensors)
+assert all(torch.equal(t, e) for t, e in zip(tensors, expected))
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which comes with torch for NVIDIA GPUs")
+def test_the_kernel_clears_what_plain_torch_clears():
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK], capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"}
+    )
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("this Triton's interpreter does not work with this numpy")
+    assert done.returncode == 0, done.stderr

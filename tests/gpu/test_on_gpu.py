@@ -1,6 +1,5 @@
 """On a GPU: nothing waits for the device, counts are exact, no trace is left, and masks agree with the CPU's."""
 
-import gc
 import itertools
 import warnings
 from collections.abc import Iterator
@@ -10,19 +9,15 @@ from dataclasses import replace
 import pytest
 import references
 import torch
-from rich.console import Console
 from torch import nn
 
 import barebones as bb
 from barebones.data import Data, Normalization, TensorSplit
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.experiment.plan import TrainingPlan
-from barebones.lab.figures.sources import FigureContext
-from barebones.lab.run import metrics
 from barebones.lab.run.run import RunOptions, Stopped, run
 from barebones.lab.run.training import Training
 from barebones.masks import kept
-from barebones.paper.figures import FIGURES
 from barebones.pruning.selection import top_masks
 from barebones.running import digest
 
@@ -62,19 +57,12 @@ def without_waiting() -> Iterator[None]:
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("kind", ["random", "tied", "zero", "double"])
+@pytest.mark.parametrize("levels", [5, 1 << 20])
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.6, 0.95])
-def test_selection_equals_the_hosts_and_does_not_wait(kind, share):
+def test_selection_equals_the_hosts_and_does_not_wait(levels, share):
     generator = torch.Generator().manual_seed(2)
-    scores = {
-        name: {
-            "random": lambda n: torch.randn(n, generator=generator),
-            "tied": lambda n: torch.randint(0, 5, (n,), generator=generator).float(),
-            "zero": torch.zeros,
-            "double": lambda n: torch.randn(n, generator=generator, dtype=torch.float64),
-        }[kind](size)
-        for name, size in {"a": 50_000, "b": 1, "c": 30_011}.items()
-    }
+    sizes = {"a": 50_000, "b": 1, "c": 30_011}
+    scores = {name: torch.randint(levels, (size,), generator=generator).float() for name, size in sizes.items()}
     prefer = {name: torch.rand(s.shape, generator=generator) < 0.5 for name, s in scores.items()}
     keep = round(share * sum(s.numel() for s in scores.values()))
     on_gpu = [{name: t.cuda() for name, t in tensors.items()} for tensors in (scores, prefer)]
@@ -133,40 +121,10 @@ def test_one_round_agrees_with_the_cpu(method):
     assert float(bb.agreement(on_cpu, {name: mask.cpu() for name, mask in on_gpu.items()})) > 0.99
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_faster_precisions_agree_over_one_round(precision):
-    model = network().eval().cuda()
-    exact = bb.prune(model, batches(), 0.9, "snip", on_collapse="ignore").masks
-    fast = bb.prune(model, batches(), 0.9, "snip", precision=precision, on_collapse="ignore").masks
-    assert float(bb.agreement(exact, fast)) > 0.9
-
-
-def test_not_finite_scores_stop_before_the_masks_leave():
-    model = network().cuda()
-    poisoned = batches()
-    poisoned[2][0][0] = torch.inf
-    with pytest.raises(FloatingPointError, match="round 3"):
-        bb.prune(model, poisoned, 0.9, "force", rounds=4)
-
-
 def test_a_digest_is_the_same_on_both_devices():
     for shape, dtype in [((3, 5), torch.float32), ((200_001,), torch.bfloat16), ((1 << 18, 3), torch.float32)]:
         tensor = torch.randn(shape).to(dtype)
         assert int(digest.of_tensors([tensor])) == int(digest.of_tensors([tensor.cuda()]))
-
-
-@pytest.mark.parametrize("options", [{"momentum": 0.9, "weight_decay": 5e-4}, {"momentum": 0.9, "fused": True}])
-def test_holding_and_accounting(options):
-    model = network().cuda()
-    masks = bb.prune(model, batches(), 0.9, "iter-snip", rounds=3, on_collapse="ignore").masks
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **options)
-    bb.hold(model, masks, optimizer)
-    for inputs, targets in batches():
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs.cuda()), targets.cuda()).backward()
-        optimizer.step()
-    bb.audit(model, masks)
-    assert bb.account(model, masks, batches()[0][0].cuda()).kept == kept(masks)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -189,16 +147,7 @@ def test_a_captured_gradient_gives_the_masks_of_an_eager_one(bias):
     on_paths = bb.effective(model, captured[-1].masks, data[0][0].cuda())
     assert kept(on_paths) >= 0.8 * keep  # biases of empty channels would fill those with weights that lead nowhere
     assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
-
-
-def test_capturing_over_several_batches_averages_them():
-    model, data = network().cuda(), batches(8)
-    method = replace(bb.METHODS["iter-snip"], rounds=2, batches_per_round=4)
-    captured, eager = (
-        list(bb.rounds(bb.Probe(model, data, capture=capture), method, keep=400)) for capture in (True, False)
-    )
-    assert float(bb.agreement(captured[0].masks, eager[0].masks)) > 0.99
-    assert captured[0].saliency == pytest.approx(eager[0].saliency, rel=1e-3)
+    assert all(p.grad is None for p in model.parameters())
 
 
 def without_norms() -> nn.Module:
@@ -222,24 +171,6 @@ def test_micro_batches_train_as_whole_batches_do(captured):
         training = Training(without_norms(), data, plan, captured=captured, micro_batch=micro)
         ends.append([e.loss for e in training.steps() if e is not None])
     assert ends[0] == pytest.approx(ends[1], rel=0.05)
-
-
-def test_capturing_leaves_no_trace():
-    model = network().cuda()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    bb.prune(model, batches(), 0.9, "force", rounds=8, capture=True, precision="bf16")
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_graphs_that_became_garbage_do_not_disturb_the_next_recording():
-    before = gc.get_threshold()
-    try:
-        for _ in range(4):
-            gc.set_threshold(1)  # the collector runs whenever it may
-            bb.prune(network().cuda(), batches(), 0.9, "force", rounds=4, capture=True)
-    finally:
-        gc.set_threshold(*before)
 
 
 def test_weights_changed_between_captured_rounds_are_noticed():
@@ -404,19 +335,3 @@ def test_training_takes_the_fastest_algorithms_and_pruning_does_not(tmp_path, mo
     assert not torch.backends.cudnn.benchmark
     Training(network().cuda(), small_data(), TrainingPlan(epochs=1, batch_size=32, lr=0.05, weight_decay=0))
     assert torch.backends.cudnn.benchmark
-
-
-def test_an_analysis_counts_what_a_run_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as a training leaves it
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
-    options = RunOptions(tmp_path, device="cuda")
-    experiment = Experiment("small-resnet", "digits", "force", 0.95, rounds=12, epochs=1).resolved("cuda")
-    run(experiment, options, until="prune")
-    lines = metrics.read(options.folder(experiment) / "metrics.jsonl")
-    settings = {"pairs": [("digits", "small-resnet")], "seeds": [0], "sparsity": 0.95, "rounds": 12}
-    source = FIGURES["evolution"].source
-    analysis = replace(source, settings={"short": settings | {"methods": ["force"]}})
-    rows = analysis.compute("evolution", "short", FigureContext(options, Console(quiet=True)))
-    counts = [[(each["pruned"], each["recovered"]) for each in part] for part in (rows, lines)]
-    assert counts[0] == counts[1]
-    assert counts[0][-1][1] > 0

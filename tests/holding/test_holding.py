@@ -111,21 +111,6 @@ def test_parameters_added_to_the_optimizer_later(model, masks):
     held.assert_held(model, masks)
 
 
-def test_optimizer_in_backward(model, masks):
-    optimizers = {p: optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
-    hold(model, masks, optimizers.values())
-
-    def step(p):
-        optimizers[p].step()
-        optimizers[p].zero_grad()
-
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(step)
-    for _ in range(3):
-        backward(model)
-        held.assert_held(model, masks)
-
-
 def test_remove_stops_holding_and_leaves_no_hooks(model, masks):
     for kind in (optim.SGD, Lamb):
         optimizer = kind(model.parameters(), lr=0.1)

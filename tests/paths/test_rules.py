@@ -229,14 +229,6 @@ def test_queries_and_keys_count_where_a_value_is_reached() -> None:
         assert on_paths["in_proj_weight"].all(1).tolist() == rows
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.uint8])
-def test_other_types(dtype: torch.dtype) -> None:
-    weights = dtype if dtype.is_floating_point else torch.float32
-    layers = dict(a=nn.Linear(4, 4), norm=nn.LayerNorm(4), b=nn.Linear(4, 4))
-    net = Net(lambda net, x: net.b(net.norm(net.a(x.to(weights)))), **layers).to(weights)
-    assert effective(net, {"a.weight": half, "b.weight": ~off}, torch.zeros(2, 4, dtype=dtype))["b.weight"].sum() == 16
-
-
 def test_token_ids_are_input_and_positions_are_not() -> None:
     def forward(net: Any, ids: Tensor, mask: Tensor) -> Any:
         hidden = net.b(net.a(net.embed(ids)) * mask[..., None] + net.position(torch.arange(3)))

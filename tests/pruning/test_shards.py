@@ -1,5 +1,6 @@
-"""Sharded networks in two and four processes: the same masks as on one device, and nobody holds all of them."""
+"""Several processes, with replicas or shards of a network: the masks of one device, and no shard is held by all."""
 
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,13 +12,15 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from references import equal, few
+from pruning_runs import without_norms
+from references import Trace, assert_top, equal, few, grasp, of_round, ones, pairs, snip, tiny, weights_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.multiprocessing import start_processes
+from torch.nn.parallel import DistributedDataParallel
 
 import barebones as bb
 from barebones import Probe, rounds
@@ -246,40 +249,69 @@ def tensor_parallel(kind: str, shard: bool = True) -> dict[str, Tensors]:
     return {"masks": whole(bb.prune(model, data, 0.5, "force", rounds=2, exclude="2.weight").masks)}
 
 
-def transformer() -> nn.Module:
-    """A language model of one layer; its attention has four weights in one."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0, batch_first=True)
-    return nn.Sequential(nn.Embedding(11, 8), layer, nn.Linear(8, 11)).double()
+SHARED: dict[str, tuple[Callable[[], nn.Module], str, int]] = {  # whose batches the ranks share out, or split
+    "five batches": (tiny, "force", 5),
+    "one batch": (without_norms, "force", 1),
+    "second derivatives of five batches": (tiny, "grasp-mb", 5),
+    "second derivatives of one batch": (without_norms, "grasp", 1),
+    "no batch": (tiny, "magnitude", 1),
+}
 
 
-def next_token(model: nn.Module, tokens: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+def shared(kind: str) -> dict[str, Tensors]:
+    """Share out the batches, round by round, each from the masks of one device; return the masks."""
+    rank, ranks, data = dist.get_rank(), dist.get_world_size(), pairs(6, dtype=torch.float32)
+    results: dict[str, Tensors] = {}
+    for name, (build, row, count) in SHARED.items():
+        method = replace(few(row, 3), batches_per_round=count)
+        alone = list(rounds(Probe(build().float(), data), method, 20))
+        for micro, step in itertools.product((None, 3) if count == 1 else (None,), alone):
+            probe = Probe(DistributedDataParallel(build().float()), data, shared=True, micro_batch=micro)
+            before = alone[step.index - 1] if step.index else None
+            results[f"{name} {micro} {step.index}"] = dict(next(rounds(probe, method, 20, before)).masks)
+            results[f"{name} {micro} {step.index} alone"] = dict(step.masks)
+    for key, model in (("bn", DistributedDataParallel(tiny())), ("bn alone", tiny())):
+        result = bb.prune(model, pairs(1), 0.5, "snip", shared=key == "bn", bn="eval")
+        results[key] = dict(result.masks)
+    with pytest.raises(ValueError, match=r"the ranks split one batch, but batch-norms.*use SyncBatchNorm"):
+        bb.prune(DistributedDataParallel(tiny()), pairs(1), 0.5, "snip", shared=True)
+    with pytest.raises(ValueError, match=f"a batch of 1 cannot be split over {ranks} ranks"):
+        bb.prune(DistributedDataParallel(without_norms()), pairs(1, size=1), 0.5, "snip", shared=True)
+    different = [("counts", dict(sparsity=0.9 - rank / 10)), ("seed", dict(method="random", seed=rank))]
+    for together, (name, settings) in itertools.product((True, False), different):
+        with pytest.raises(ValueError, match=rf"different settings \({name}\)"):
+            bb.prune(DistributedDataParallel(tiny()), pairs(2), shared=together, **settings)
+    with pytest.raises(ValueError, match=r"different settings \(seed\)"):
+        bb.prune(DistributedDataParallel(tiny()), pairs(2), shared=True, seed=rank)
+    bb.prune(DistributedDataParallel(tiny()), pairs(2), method="snip", seed=rank)  # each reads its own batches
+    wrapped = DistributedDataParallel(tiny())
+    wrapped.module[0].weight.data.add_(rank)  # when it was wrapped, all had those of the first
+    with pytest.raises(ValueError, match="the processes hold different weights; build the network with the same seed"):
+        bb.prune(wrapped, pairs(2), method="snip")
+    return results
 
 
-TEXTS = [torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+SCORES = {"force": snip, "grasp": grasp, "grasp-mb": grasp}
+KINDS: dict[str, Callable[[nn.Module], Any]] = {
+    "plain": DistributedDataParallel,
+    "channels last": lambda model: DistributedDataParallel(model.to(memory_format=torch.channels_last)),
+    "compiled": lambda model: torch.compile(DistributedDataParallel(model), backend="eager"),
+}
 
 
-def language_model(kind: str, shard: bool = True) -> dict[str, Tensors]:
-    """Prune, hold and train a transformer."""
-    model = transformer()
-    if shard:
-        fully_shard(model[1])
-        fully_shard(model)
-    result = bb.prune(model, TEXTS, 0.8, "force", rounds=3, objective=next_token)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with bb.hold(model, result.masks, optimizer):
-        for tokens in TEXTS:
-            optimizer.zero_grad()
-            next_token(model, tokens).backward()
-            optimizer.step()
-    bb.audit(model, result.masks)
-    trained = {name: full(parameter.detach()) for name, parameter in model.named_parameters()}
-    return {"masks": whole(result.masks), "trained": trained}
+def own(kind: str) -> dict[str, Tensors]:
+    """Each rank has its own half of the batches; return the masks of every round."""
+    results: dict[str, Tensors] = {}
+    for name, (wrapper, wrap) in itertools.product(SCORES, KINDS.items()):
+        with Trace(wrap(tiny())) as trace:
+            probe = Probe(trace.model, pairs(4)[dist.get_rank() :: 2])
+            steps = rounds(probe, few(name, 2, 2), 20)
+            results |= {f"{name} {wrapper} {step.index}": dict(step.masks) for step in steps}
+    return results
 
 
 JOBS: dict[str, Callable[[str], dict[str, Tensors]]] = {
-    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, language_model)
+    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, shared, own)
 }
 
 
@@ -348,10 +380,21 @@ def test_tensor_parallel_layers_give_the_same_masks(two):
     assert equal(two["tensor_parallel", "plain"]["masks"], tensor_parallel("plain", shard=False)["masks"])
 
 
-def test_a_transformer_is_pruned_and_trained_as_on_one_device(two):
-    found, expected = two["language_model", "plain"], language_model("plain", shard=False)
-    assert equal(found["masks"], expected["masks"])
-    torch.testing.assert_close(found["trained"], expected["trained"])
+def test_ranks_that_share_the_batches_find_the_masks_of_one_process(two, tmp_path, forks):
+    check_alone(two["shared", "plain"])
+    check_alone(results(tmp_path, 4, ("shared", "plain"))["shared", "plain"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SCORES)
+def test_ranks_agree_and_score_the_mean_gradient(two, name, kind):
+    model, method = tiny(), few(name, 2, 2)
+    before = ones(weights_of(model))
+    for index in range(method.rounds):
+        masks = two["own", "plain"][f"{name} {kind} {index}"]
+        data = [b for rank in range(2) for b in of_round(pairs(4)[rank::2], index, method.batches_per_round)]
+        assert_top(masks, SCORES[name](model, before, data), kept(masks))
+        before = masks
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Other devices than the CPU and NVIDIA's: none is here, so stand-ins take their place."""
+"""Other devices than the CPU and NVIDIA's: none is here, so stand-ins take their place. And the switch of oneDNN."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 import barebones as bb
 from barebones.running import devices, precision
+from barebones.running.precision import AUTOCAST, computing
 
 ONLY_ON_THE_CPU = {"random", "erk"}  # they draw float64 numbers there, whatever the device
 
@@ -58,3 +59,31 @@ def test_a_device_must_be_here(here, count, name, problem, monkeypatch):
     else:
         with pytest.raises(ValueError, match=problem):
             devices.check_here(name)
+
+
+@pytest.fixture
+def onednn():
+    """Put the switch of oneDNN back, also if a test fails."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    assert torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.enabled = True
+
+
+def test_pruning_leaves_onednn_as_it_was(onednn):
+    bb.prune(nn.Linear(64, 64), [(torch.randn(64, 64), torch.arange(64))], 0.5, "snip", precision="bf16")
+    assert torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize("name", ["fp32", "tf32", *AUTOCAST])
+@pytest.mark.parametrize("supported", [False, True])
+def test_onednn_is_off_from_the_beginning_where_the_cpu_cannot_compute(name, supported, onednn, monkeypatch):
+    monkeypatch.setattr(precision, "_in_onednn", lambda name: supported)
+    with computing(torch.device("cpu"), name):
+        assert torch.backends.mkldnn.enabled == (supported or name not in AUTOCAST)
+    assert torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # by the user
+    with computing(torch.device("cpu"), name):
+        assert not torch.backends.mkldnn.enabled
+    assert not torch.backends.mkldnn.enabled

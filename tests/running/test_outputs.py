@@ -7,43 +7,20 @@ import pytest
 import torch
 import zoo
 from references import Trace
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
 import barebones as bb
 from barebones.running.backward import gradients
-from barebones.running.inputs import call, tensors
 from barebones.running.modes import restored
 from barebones.running.outputs import difference, mismatch, outputs, rounded, tolerance
-from barebones.running.rng import Replayed
 
 INF, NAN = float("inf"), float("nan")
 
 
-@pytest.mark.parametrize("name", ["mlp", "vgg", "writing", "many", "words", "language", "packed lstm"])
-def test_the_outputs_are_those_of_a_plain_call_and_nothing_else_changes(name):
-    model, example = zoo.build(name)
-    model.eval()
-    before, trace = tree_map(lambda leaf: leaf.clone(), example), Trace(model)
-    returned = outputs(model, example)
-    trace.check()
-    assert all(torch.equal(a, b) for a, b in zip(tensors(call(before)), tensors(call(example)), strict=True))
-    assert not any(t.requires_grad for t in tensors(returned))
-    args, kwargs = call(before)
-    expected = list(tensors(model(*args, **kwargs)))
-    assert all(torch.equal(a, b) for a, b in zip(tensors(returned), expected, strict=True))
-
-
-class Random(nn.Module):
-    """Draws from every global generator."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.rand(2) + random.random() + float(numpy.random.rand())
-
-
 def test_random_numbers_start_from_the_seed_and_are_put_back():
     x, before = torch.zeros(2), torch.get_rng_state()
-    first, repeated, other = (outputs(Random(), x, seed) for seed in (0, 0, 1))
+    draw = lambda net, x: x + torch.rand(2) + random.random() + float(numpy.random.rand())
+    first, repeated, other = (outputs(zoo.Net(draw), x, seed) for seed in (0, 0, 1))
     assert torch.equal(first, repeated)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)
@@ -95,21 +72,6 @@ def test_randomness_is_not_taken_for_rounding():
     assert mismatch(expected, actual, 1e-4, lambda: rounded(model, torch.ones(2), expected=expected))
 
 
-def test_one_rounding_changes_every_weight_and_input_by_one_rounding_and_draws_nothing():
-    seen, before = [], torch.get_rng_state()
-    model = zoo.Net(
-        lambda net, x, times: seen.append((net.weight.detach().clone(), x, times)), weight=nn.Parameter(torch.ones(3))
-    )
-    outputs(model, (torch.ones(3), torch.tensor(2)))
-    with Replayed(seed=0):
-        rounded(model, (torch.ones(3), torch.tensor(2)))
-    assert torch.equal(before, torch.get_rng_state())
-    for one, other in zip(*seen, strict=True):
-        eps = torch.finfo(torch.float32).eps if one.is_floating_point() else 0
-        assert torch.equal((one - other).abs(), torch.full_like(one, eps))
-    assert torch.equal(model.weight, torch.ones(3))
-
-
 def test_every_tensor_has_its_own_scale_and_integers_are_not_compared():
     large, small, index = torch.tensor([1000.0]), torch.tensor([1.0]), torch.tensor([3])
     expected = {"large": large, "rest": (small, [index])}
@@ -121,14 +83,8 @@ def test_every_tensor_has_its_own_scale_and_integers_are_not_compared():
 
 
 def test_the_tolerance_is_that_of_the_least_precise_parameter():
-    nets = [nn.Linear(2, 2).to(dtype) for dtype in (torch.float64, torch.float32, torch.half, torch.bfloat16)]
-    limits = [tolerance(net) for net in nets]
-    assert limits == sorted(set(limits))
-    assert tolerance(nn.Sequential(nets[0], nets[2], nets[1])) == limits[2]
-    assert tolerance(nn.ReLU()) == limits[1]
-    nets[0].order = nn.Parameter(torch.arange(3), requires_grad=False)
-    assert tolerance(nets[0]) == limits[0]
-    assert tolerance(nets[1], train=True) > limits[1]
+    nets = [nn.Linear(2, 2).to(dtype) for dtype in (torch.float64, torch.float32, torch.half)]
+    assert tolerance(nets[0]) < tolerance(nets[1]) < tolerance(nets[2]) == tolerance(nn.Sequential(*nets[::-1]))
 
 
 def test_expanded_buffers_are_put_back():

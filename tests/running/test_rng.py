@@ -1,4 +1,4 @@
-"""Random numbers are put back, and replayed for networks of different widths; randomized networks carry signals."""
+"""Random numbers are put back, and replayed for other widths; randomized networks carry signals; digests of tensors."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import zoo
 from torch import Tensor, nn
 
 from barebones.models import SmallResNet
-from barebones.running import rng
+from barebones.running import digest, rng
 from barebones.running.randomize import randomize_
 from barebones.running.rng import Replayed
 from barebones.scope import matched, parameters
@@ -93,44 +93,6 @@ def test_random_numbers_of_a_device_are_put_back(monkeypatch):
     assert rng.generators(torch.device("meta")) == rng.generators(torch.device("cpu")) == [torch.default_generator]
 
 
-class Block(nn.Module):
-    """A branch whose scales are zero, with a frequency buffer and an integer parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
-        self.gamma = nn.Parameter(torch.zeros(4, 1))
-        self.alpha, self.phase = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(2, 3, dtype=torch.complex64))
-        self.steps = nn.Parameter(torch.arange(3), requires_grad=False)
-        self.register_buffer("frequencies", torch.ones(4))
-        self.register_buffer("warmup", torch.zeros(1))
-        self.register_buffer("drops", torch.tensor([1.0, 0.0, 1e-6, -2.0]))
-        self.register_buffer("absent", None)
-        nn.init.zeros_(self.second.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.warmup * self.alpha * self.gamma[:, 0] * self.norm(self.second(self.first(x)))
-
-
-def test_zero_initialized_parts_get_values_that_are_not_zero():
-    block = randomize_(Block(), seed=0)
-    scales = torch.stack(
-        [*block.gamma.flatten(), block.alpha, *block.warmup, *block.norm.weight, *block.norm.running_var]
-    )
-    assert scales.min() >= 0.5
-    assert scales.max() <= 1.5
-    assert all((p != 0).all() for p in (block.second.weight, block.second.bias, block.norm.running_mean))
-    assert block.phase.dtype == torch.complex64
-    assert (block.phase != 0).all()
-    assert block.drops[[0, 3]].tolist() == [1, -2]
-    assert block.drops[[1, 2]].min() >= 0.5
-    x = torch.randn(3, 4)
-    assert not torch.allclose(block.eval()(x), x, atol=0.1)
-    assert block.steps.tolist() == [0, 1, 2]  # tables and integers keep their values
-    assert block.norm.num_batches_tracked == 0
-    assert torch.equal(block.frequencies, torch.ones(4))
-
-
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_pruned_weights_stay_zero_and_signals_keep_their_size(name):
     model, example = zoo.build(name)
@@ -164,3 +126,23 @@ def test_draws_depend_on_the_seed_alone_and_leave_the_random_state_alone():
     first, second, third = (nn.utils.parameters_to_vector(net.parameters()) for net in nets)
     assert torch.equal(first, second)
     assert not torch.equal(first, third)
+
+
+def digest_of(tensor: torch.Tensor) -> int:
+    return int(digest.of_tensors([tensor]))
+
+
+def test_a_digest_sees_signs_shapes_and_types():
+    x = torch.randn(64, dtype=torch.float64)
+    two_signs = x.clone()
+    two_signs[[3, 9]] *= -1
+    variants = [x, -x, two_signs, x.view(8, 8), x.view(4, 16), x.float(), torch.zeros(8), torch.zeros(4).double()]
+    assert len({digest_of(variant) for variant in variants}) == len(variants)
+
+
+def test_a_digest_does_not_depend_on_the_layout():
+    x = torch.randn(3, 5, 7, 9)
+    assert digest_of(x) == digest_of(x.to(memory_format=torch.channels_last))
+    y = torch.arange(200_000, dtype=torch.float32)  # more than a row of words
+    assert digest_of(y) != digest_of(y.flip(0))
+    assert digest_of(y[1:]) == digest_of(y[1:].clone())
