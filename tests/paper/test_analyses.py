@@ -1,18 +1,16 @@
 """The figures without training: their numbers are those of the library, computed once, and the pictures repeat."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise, product
 from math import log, nan
 from typing import Any
 
 import pytest
 import torch
-from figure_rows import ANALYSES, TINY_FIGURES, context, drawn, touched
+from figure_rows import context, drawn
 
 from barebones.lab.experiment.styles import looks
-from barebones.lab.figures import analyses, plots, sources
-from barebones.lab.figures.registry import write
+from barebones.lab.figures import analyses, sources
 from barebones.lab.figures.sources import Analysis
 from barebones.lab.records import tables
 from barebones.lab.records.statistics import spread
@@ -23,25 +21,6 @@ from barebones.paper.figures import saliency as saliencies
 from barebones.paper.theory import gaps_by_step, tanh_network
 from barebones.pruning.prune import prune
 from barebones.pruning.saliency import saliency
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ANALYSES)
-def test_analyses_are_computed_once_and_repeat(name, computed, tmp_path, monkeypatch):
-    folder = computed(name)
-
-    def refuse(*args: Any) -> Any:
-        raise AssertionError("computed again")
-
-    tiny = TINY_FIGURES[name]
-    refusing = replace(tiny, source=replace(tiny.source, analyse=refuse))  # type: ignore[call-arg]
-    paths = write(name, refusing, "smoke", tmp_path / "a", context(folder))
-    for path in paths:
-        assert path.read_bytes() == (folder / path.name).read_bytes()
-    assert b"<dc:date>" not in paths[1].read_bytes()
-    monkeypatch.setattr(plots, "save", touched)
-    loaded = write(name, refusing, None, tmp_path / "b", context(tmp_path), source=folder)
-    assert loaded[-1].read_bytes() == paths[-1].read_bytes()  # the table
 
 
 def counting(seeds: list[int], asked: list[Any]) -> Analysis:
