@@ -133,6 +133,7 @@ SWEEP = "sweep smoke --device cpu"
         (f"{RUN} --batch-size 2000", "2000"),
         (f"{RUN} --device abacus", "device 'abacus' is unknown; choose auto, cpu, cuda, cuda:N, mps or xpu"),
         (f"{RUN} --device cuda:99", "there is no device cuda:99 here; use --device "),
+        (f"{RUN} --on-collapse wran", "on-collapse 'wran' is unknown; choose warn, raise or skip"),
         ("run --data digits --model small-vgx", "did you mean 'small-vgg'"),
         ("run --data digits --model vgg19", "too small for this network"),
         ("run --data cifar10 --data-root nowhere", "nowhere"),
