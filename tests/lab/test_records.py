@@ -153,9 +153,9 @@ def shown(rows: list[dict]) -> list[str]:
 
 
 def test_the_summary_has_a_line_for_each_group(tmp_path):
-    written(tmp_path, seeded(0, method="random"))
+    written(tmp_path, seeded(0, method="random", control="shuffle"))
     assert shown(table(tmp_path)) == [
-        "│ random │ 90 │ 90.00 │ 1 │ │",
+        "│ random, shuffled │ 90 │ 90.00 │ 1 │ │",
         "│ snip │ 90 │ 60.00 ± 14.14 │ 2 │ 1 │",
     ]
     written(tmp_path, seeded(0, method="random", data="cifar10", model="vgg19"))

@@ -350,13 +350,6 @@ def test_an_interrupted_epoch_has_a_time_and_a_pace(tmp_path):
     assert epoch.images_per_second == pytest.approx(37 / epoch.seconds)
 
 
-def test_label_smoothing_is_for_training_alone():
-    plain, smooth = (Training(network(), data(), replace(PLAN, label_smoothing=s, lr=0.0, epochs=1)) for s in (0, 0.5))
-    first, second = all_of(plain)[0], all_of(smooth)[0]
-    assert first.loss != second.loss
-    assert (first.test, first.validation, first.accuracy) == (second.test, second.validation, second.accuracy)
-
-
 def test_masks_of_a_file_train_with_the_defaults_of_another_optimizer(short, options):
     run(short, options, until="prune")
     mask = options.folder(short) / "mask.safetensors"
