@@ -125,24 +125,6 @@ def test_dead_channels_are_on_a_path_and_the_same_for_all_images():
         dead.count(nn.Sequential(nn.ReLU()), {}, batches)
 
 
-def test_expected_deaths_are_those_of_each_layer_for_itself():
-    """One of the two channels of the first layer is dead, and none of the second: the share is 1/2 and 0, not 1/4."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)
-    )
-    with torch.no_grad():
-        for layer in (model[0], model[2], model[5]):
-            layer.weight.fill_(1.0)
-            layer.bias.zero_()
-        model[0].bias[1] = -10.0
-    masks = {f"{index}.weight": torch.ones_like(model[index].weight, dtype=torch.bool) for index in (0, 2, 5)}
-    found = dead.count(model, masks, [torch.rand(3, 1, 2, 2)])
-    assert (found["on_up_to_5"], found["dead_up_to_5"], found["expected_up_to_5"]) == (2, 1, 1.0)
-    assert (found["on_11_to_20"], found["dead_11_to_20"], found["expected_11_to_20"]) == (2, 0, 0.0)
-    masks["0.weight"][1] = False  # not on a path
-    assert dead.count(model, masks, [torch.rand(3, 1, 2, 2)])["expected_up_to_5"] == 0
-
-
 def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
     options = RunOptions(tmp_path)
     run(Experiment("small-vgg", "digits", "snip", 0.98, epochs=1).resolved(), options)

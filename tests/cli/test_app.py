@@ -162,20 +162,13 @@ def test_a_mistake_is_one_line_and_code_2(words, expected, mistake, tiny, monkey
     assert not (tiny / "smoke-runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("run --sparsty 0.5", "No such option"),
-        ("sweep smoke --jobs 0", "jobs"),
-        ("trim", "No such command"),
-    ],
-)
-def test_words_that_are_no_options_get_the_usage_and_code_2(words, expected, command):
-    done = command(*words.split())
-    assert done.code == 2
-    assert expected in done.err
-    assert "Traceback" not in done.err
-    assert "Usage" in done.err
+def test_words_that_are_no_options_get_the_usage_and_code_2(command):
+    for words, expected in {"run --sparsty 0.5": "option", "sweep smoke --jobs 0": "jobs", "trim": "command"}.items():
+        done = command(*words.split())
+        assert done.code == 2
+        assert "Usage" in done.err
+        assert expected in done.err.partition("Error")[2]
+        assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -62,17 +62,6 @@ def test_every_cut_of_a_file_leaves_whole_lines_and_is_mended(tmp_path):
         assert reported == []
 
 
-@pytest.mark.parametrize("count", range(len(LINES) + 1))
-def test_rewinding_removes_what_comes_after_a_mark(count, tmp_path):
-    path, marks = written(tmp_path)
-    log, _ = metrics(tmp_path)
-    log.rewind(marks[count])
-    assert read(path, OWNER, marks[count]) == LINES[:count]
-    log(LINES[0])
-    assert read(path, OWNER, log.mark()) == [*LINES[:count], LINES[0]]
-    log.close()
-
-
 def test_lost_and_changed_lines_are_told(tmp_path):
     path, marks = written(tmp_path)
     rows = path.read_text().splitlines(keepends=True)
