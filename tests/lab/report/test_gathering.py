@@ -27,6 +27,7 @@ def test_every_folder_is_there_with_its_state(content: dict[str, Any]) -> None:
     assert run_with(content, method="magnitude")["state"] == "pruned; trained 2 of 5 epochs"
     assert "OutOfMemoryError: too large" in words_of(run_with(content, method="iter-snip"))
     assert "not one of barebones's own" in words_of(run_with(content, model=HOSTILE))
+    assert "Nothing is pruned: this is the dense network." in words_of(run_with(content, method=DENSE))
     [torn] = [run for run in content["runs"] if run["folder"] == "torn"]
     assert "experiment.json" in words_of(torn)
 
@@ -75,6 +76,7 @@ def test_layers_are_counted_and_followed(content: dict[str, Any]) -> None:
         [name, list(m.shape), m.numel(), int(m.sum())] for name, m in masks.items()
     ]
     assert all(0 < effective <= kept for *_, kept, effective in run["layers"])
+    assert "Every layer keeps weights, and a signal passes." in words_of(run)
     assert run["effective"] == sum(layer[4] for layer in run["layers"]) < run["kept"]
     assert run["effective_sparsity"] == pytest.approx(1 - run["effective"] / run["prunable"])
     assert "of the kept weights are on no path from input to output." in words_of(run)
@@ -83,14 +85,13 @@ def test_layers_are_counted_and_followed(content: dict[str, Any]) -> None:
 RUN = {"status": "done", "state": "", "problems": [], "dense": False, "untrained": False, "collapsed": [], "kept": 8}
 RUN |= {"prunable": 20, "effective": 8, "outputs": 10, "disconnected_outputs": 0, "layers": []}
 LAYERS = [["a.weight", (10,), 10, 5, 5], ["b.weight", (10,), 10, 3, 3]]
-ON_PATHS = "8 of 20 prunable weights are left, 8 on a path from input to output."
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"layers": LAYERS}, f"{ON_PATHS} Every layer keeps weights, and a signal passes."),
-        ({"layers": LAYERS, "disconnected_outputs": 6}, f"{ON_PATHS} No signal reaches 6 of 10 outputs."),
+        ({"layers": LAYERS, "disconnected_outputs": 6},
+         "8 of 20 prunable weights are left, 8 on a path from input to output. No signal reaches 6 of 10 outputs."),
         (
             {"layers": [LAYERS[0], ["b.weight", (10,), 10, 3, 0]], "effective": 5},
             "8 of 20 prunable weights are left, 5 on a path from input to output. 38% of the kept weights are on no "
@@ -102,7 +103,6 @@ ON_PATHS = "8 of 20 prunable weights are left, 8 on a path from input to output.
             "8 of 20 prunable weights are left, 0 on a path from input to output. No signal passes from input to "
             "output: collapsed at b. 1 of 2 layers keeps no weight: b.",
         ),
-        ({"dense": True}, "Nothing is pruned: this is the dense network."),
     ],
 )  # fmt: skip
 def test_what_masks_leave_is_told_in_words(changes: dict[str, Any], words: str) -> None:
