@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +70,6 @@ def test_the_public_names_are_those_of_their_modules():
     assert bb.pruning.methods.METHODS is bb.METHODS
     with pytest.raises(AttributeError, match="module 'barebones' has no attribute 'prun'"):
         bb.prun
-
-
-@pytest.mark.parametrize("name", ["prune", "train", "run"])
-def test_every_field_of_an_experiment_is_an_option(name):
-    options = {option.name: option for option in commands()[name].params}
-    for field in fields(Experiment):
-        if field.name != "mask":
-            assert options[field.name].help == field.metadata["help"]
-            assert options[field.name].opts == ["--" + field.name.replace("_", "-")]
 
 
 def test_nothing_at_all_shows_the_help_and_version_shows_the_version(command):

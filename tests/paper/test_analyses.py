@@ -104,19 +104,14 @@ def test_relative_saliency_of_nothing_is_empty():
     assert [each["relative"] for each in rows] == [None, None]
 
 
-def saliency_rows(saliencies: Mapping[float, Mapping[int, list[float]]]) -> tables.Rows:
-    """Rows by sparsity and number of rounds, with a value for each seed."""
-    return [
-        {"data": "digits", "model": "small-vgg", "method": "force"}
-        | {"sparsity": sparsity, "rounds": rounds, "seed": seed, "saliency": value}
-        for sparsity, by_rounds in saliencies.items()
-        for rounds, seeds in by_rounds.items()
+def test_masks_without_saliency_are_crosses_below_all_lines():
+    row = {"data": "digits", "model": "small-vgg", "method": "force"}
+    values = {(0.9, 1): [4.0, 4.0], (0.9, 2): [0.5, 0.7], (0.98, 1): [0.0, 0.0], (0.98, 2): [0.1, 0.0], (0.99, 2): [0]}
+    rows = [
+        row | {"sparsity": sparsity, "rounds": rounds, "seed": seed, "saliency": value}
+        for (sparsity, rounds), seeds in values.items()
         for seed, value in enumerate(seeds)
     ]
-
-
-def test_masks_without_saliency_are_crosses_below_all_lines():
-    rows = saliency_rows({0.9: {1: [4.0, 4.0], 2: [0.5, 0.7]}, 0.98: {1: [0.0, 0.0], 2: [0.1, 0.0]}, 0.99: {2: [0.0]}})
     picture = drawn("saliency-vs-rounds", rows)
     [axes] = picture.axes
     lines, crosses = ([each for each in axes.lines if each.get_marker() == marker] for marker in "ox")
@@ -128,8 +123,6 @@ def test_masks_without_saliency_are_crosses_below_all_lines():
     heights = [each.get_ydata()[0] for each in crosses]
     low, high = map(log, axes.get_ylim())
     assert 0 < heights[0] < heights[1] < (log(0.1) - low) / (high - low)
-    assert min(axes.get_yticks()) > 0.08
-    assert max(axes.get_yticks()) < 4.7
     [legend] = picture.legends
     assert [text.get_text() for text in legend.texts][-1] == "disconnected with at least one seed: S = 0"
 

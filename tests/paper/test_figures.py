@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import matplotlib
 import pytest
-from figure_rows import ANALYSES, RUNS, TINY_FIGURES, cells, context, drawn, made_up, touched
+from figure_rows import ANALYSES, RUNS, TINY_FIGURES, context, drawn, made_up, touched
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -163,7 +163,7 @@ def test_failed_runs_leave_a_gap_and_are_reported(tmp_path, stored, monkeypatch)
         stored[:] = [*done, *others]
         used = context(tmp_path)
         *_, table = figure("mobilenet", "smoke", tmp_path / "out", used, source=source)
-        assert len(cells(table)) == 3 + (other_precision in others)
+        assert len(tables.read(table)) == 3 + (other_precision in others)
         assert used.failed == ["mobilenet"] * incomplete
 
 
@@ -174,7 +174,7 @@ def test_the_scale_with_most_runs_is_drawn(tmp_path, stored):
         stored.extend(made_up(replace(long, seed=seed, epochs=40)) for seed in short)
         drawing = context(tmp_path)
         written = figure("cifar10", None, tmp_path / "out", drawing, source=tmp_path)
-        assert {row["scale"] for row in cells(written[-1])} == {scale}
+        assert {row["scale"] for row in tables.read(written[-1])} == {scale}
         assert drawing.failed == (["cifar10"] if scale == "paper" else [])  # of another scale it does not matter
 
 
@@ -185,13 +185,13 @@ def test_a_table_of_another_scale_is_ignored(tmp_path, stored):
     stored[:] = [made_up(each) for each in RUNS["mobilenet"].experiments("short")[:4]]
     written = table("short")
     short = written.read_bytes()
-    assert {row["scale"] for row in cells(written)} == {"short"}
+    assert {row["scale"] for row in tables.read(written)} == {"short"}
     stored.clear()
     assert table("short", "a").read_bytes() == short
     with pytest.raises(ValueError, match=r"at scale paper \(mobilenet\.csv in it is of scale short"):
         table("paper", "b")
     stored[:] = [made_up(each) for each in RUNS["mobilenet"].experiments("paper")[:4]]
-    assert {row["scale"] for row in cells(table("paper", "b"))} == {"paper"}
+    assert {row["scale"] for row in tables.read(table("paper", "b"))} == {"paper"}
     stored.clear()
     rows = tables.read(written)
     tables.write([row | {"scale": scale} for scale in ("short", "paper") for row in rows], written)

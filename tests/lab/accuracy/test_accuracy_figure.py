@@ -1,6 +1,5 @@
 """The figure of any runs: how they are grouped, what is drawn and printed, and mistakes."""
 
-import csv
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -12,7 +11,7 @@ from lab_runs import made_up_result, write_file
 from barebones.lab.experiment.experiment import DENSE, Experiment
 from barebones.lab.figures import plots
 from barebones.lab.figures.accuracy import AXES, arranged, draw
-from barebones.lab.records import records
+from barebones.lab.records import records, tables
 
 BASE = Experiment("small-vgg", "digits", "snip", 0.9, epochs=2)
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.825, 0.875, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)
@@ -184,11 +183,6 @@ def test_no_two_lines_look_alike():
 # The command
 
 
-def cells(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     for seed, top1 in enumerate((0.5, 0.7)):
@@ -207,9 +201,9 @@ def test_the_command_writes_pictures_and_tables(x: str, runs: Path, command):
     assert png.read_bytes().startswith(b"\x89PNG")
     assert svg.read_text(encoding="utf-8").rstrip().endswith("</svg>")
     assert pdf.read_bytes().startswith(b"%PDF")
-    found = [row for row in cells(table) if row["sparsity"] == "0.9"]
-    assert [(row["seed"], row["line"], row["seeds"]) for row in found] == [("0", "SNIP", "2"), ("1", "SNIP", "2")]
-    assert float(found[0]["top1_mean"]) == pytest.approx(0.6)
+    found = [row for row in tables.read(table) if row["sparsity"] == 0.9]
+    assert [(row["seed"], row["line"], row["seeds"]) for row in found] == [(0, "SNIP", 2), (1, "SNIP", 2)]
+    assert found[0]["top1_mean"] == pytest.approx(0.6)
 
     again = command("figure", "accuracy", "--from", "out", "--x", x, "-o", "again")  # from its own table
     assert again.code == 0
@@ -222,7 +216,7 @@ def test_one_run_is_drawn_by_its_folder(tmp_path: Path, command):
     folder = tmp_path / BASE.resolved().folder
     write_file(folder, BASE.resolved(), "experiment.json", BASE.resolved().to_dict())
     assert command("figure", "accuracy", "--from", folder).code == 0
-    assert len(cells(Path("figures/accuracy.csv"))) == 1
+    assert len(tables.read(Path("figures/accuracy.csv"))) == 1
 
 
 def test_runs_that_cannot_be_drawn_are_named(runs: Path, command):
@@ -236,7 +230,7 @@ def test_runs_that_cannot_be_drawn_are_named(runs: Path, command):
         f"left out: {failed.folder} is failed: no luck",
         f"left out: {unknown.folder} has no number of effective sparsity",
     ]
-    assert len(cells(Path("figures/accuracy.csv"))) == 5
+    assert len(tables.read(Path("figures/accuracy.csv"))) == 5
 
 
 @pytest.mark.parametrize(

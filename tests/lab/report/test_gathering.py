@@ -28,6 +28,9 @@ def test_every_folder_is_there_with_its_state(content: dict[str, Any]) -> None:
     assert "OutOfMemoryError: too large" in words_of(run_with(content, method="iter-snip"))
     assert "not one of barebones's own" in words_of(run_with(content, model=HOSTILE))
     assert "Nothing is pruned: this is the dense network." in words_of(run_with(content, method=DENSE))
+    cut = run_with(content, method="snip", sparsity=0.995)  # and trained all the same
+    assert "No signal passes" in words_of(cut)
+    assert "is skipped" not in words_of(cut)
     [torn] = [run for run in content["runs"] if run["folder"] == "torn"]
     assert "experiment.json" in words_of(torn)
 
