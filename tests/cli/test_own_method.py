@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import barebones as bb
-from barebones.lab.experiment import recipes, styles
+from barebones.lab.experiment import styles
 from barebones.lab.run.folder import recorded
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-method.md").read_text(encoding="utf-8")
@@ -123,22 +123,6 @@ def test_what_a_file_says_about_looks_is_checked(stored, monkeypatch):
     monkeypatch.setattr(styles, "LOOKS", dict(styles.LOOKS))
     styles.remember("theirs", stored)
     assert styles.look("theirs") == styles.Look("theirs", "#888888", ".")
-
-
-def test_a_grid_runs_only_the_methods_that_the_user_names(file, command, mistake):
-    grid = f"model = 'small-vgg'\ndata = 'digits'\nmethod = ['random', '{NAME}']\nrounds = 3\nepochs = 0\n"
-    Path("grid.toml").write_text(grid)
-    words = ("sweep", "grid.toml", "--dry-run", "--device", "cpu")
-    refused = f"asks to import and run {NAME}; if you trust that code, pass --method {NAME}, or --trust"
-    mistake(refused, *words)
-    mistake(refused, *words, "--method", "taylor.py:squared")
-    with pytest.raises(ValueError, match="asks to import"):
-        recipes.experiments("grid.toml")
-    assert not Path("imported").exists()
-    for way in (("--method", NAME), ("--trust",)):
-        done = command(*words, *way)
-        assert done.code == 0, done.err
-        assert "small-vgg-taylor.py-iterated-99-s0" in done.out
 
 
 def test_the_workers_of_a_sweep_import_it(file, command, forkserver):

@@ -105,5 +105,9 @@ def test_the_library_asks_too(run):
     for source in (run, Path("mask")):
         with pytest.raises(ValueError, match=WAYS):
             loading.load(source)
-    with pytest.raises(ValueError, match=WAYS):
-        recipes.experiments("grid.toml")
+    for setting, ours in {"model": "vgg19", "data": "digits", "method": "snip"}.items():
+        Path("grid.toml").write_text(f"{setting} = ['{ours}', '{NAME}']\n")
+        for named in ([], ["code_of_a_stranger:other"]):
+            with pytest.raises(ValueError, match=WAYS.replace("--model", f"--{setting}")):
+                recipes.experiments("grid.toml", named)
+        assert len(recipes.experiments("grid.toml", [NAME])) == len(recipes.experiments("grid.toml", trust=True)) == 2

@@ -95,9 +95,6 @@ def test_a_mask_file_says_what_its_network_takes(page, command, mistake):
     ask = "asks to import and run mydata.py:blobs; if you trust that code, pass --data mydata.py:blobs, or --trust"
     train = ["train", "--mask", "mask", "--model", "mynet.py:mlp", "--epochs", 0, "--device", "cpu"]
     mistake(ask, *train)
-    Path("grid.toml").write_text("model = 'small-vgg'\ndata = 'mydata.py:blobs'\n")
-    mistake(ask, "sweep", "grid.toml", "--dry-run", "--device", "cpu")
-    assert command("sweep", "grid.toml", "--dry-run", "--data", "mydata.py:blobs", "--device", "cpu").code == 0
     assert not Path("ran").exists()
     assert command(*train, "--data", "mydata.py:blobs").code == 0
     assert Path("ran").exists()
