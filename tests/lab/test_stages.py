@@ -48,19 +48,6 @@ def test_a_run_that_was_stopped_ends_the_same(settings, stops, options, undistur
     assert_same_run(options.folder(experiment), undisturbed(experiment))
 
 
-def test_every_file_is_put_in_place_whole_and_training_is_saved_at_its_end(short, options, monkeypatch):
-    placed, real = [], os.replace
-
-    def put(source, target):
-        placed.append(Path(target).name)
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", put)
-    run(short, replace(options, save_every=1e9))
-    assert {*placed} == ALWAYS | {"checkpoint.safetensors"}
-    assert placed[-3:] == ["checkpoint.safetensors", "weights.safetensors", "result.json"]  # the result comes last
-
-
 @pytest.mark.parametrize("rewind", [False, True])
 def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_ones(rewind, options):
     experiment = tiny(**EARLY | {"epochs": 0, "rewind": rewind})
