@@ -58,7 +58,7 @@ def test_a_run_that_broke_off_resumes_with_the_masks_of_its_checkpoint(tmp_path)
 def test_mixed_precision_and_mask_files(tmp_path):
     masks = found(Classifier())
     bb.save_masks(masks, tmp_path / "masks.safetensors")
-    bb.audit(trained(tmp_path, tmp_path / "masks.safetensors", mixed_precision="bf16"), masks)
+    bb.audit(trained(tmp_path, str(tmp_path / "masks.safetensors"), mixed_precision="bf16"), masks)
 
 
 def test_the_audit_at_the_end_raises(tmp_path):

@@ -159,16 +159,6 @@ def test_a_disk_that_fills_up_spoils_nothing_and_the_run_resumes(room, short, op
     assert_same_run(folder, expected)
 
 
-@pytest.mark.parametrize("where", ["runs", "folder"])
-def test_a_file_in_the_way_is_named(where, short, options):
-    path = options.runs if where == "runs" else options.folder(short)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("a note")
-    with pytest.raises(OSError, match=re.escape(str(path))):
-        run(short, options)
-    assert path.read_text() == "a note"
-
-
 def test_what_a_killed_process_was_writing_is_cleared(short, options):
     folder = options.folder(short)
     folder.mkdir(parents=True)

@@ -82,17 +82,6 @@ def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short
     assert_same_run(folder, undisturbed(short))
 
 
-def test_the_initial_weights_depend_on_the_seed_alone(short, options):
-    torch.manual_seed(123)
-    model = Network(short, options, CPU).model
-    torch.rand(7)
-    other = Network(replace(short, method="random", sparsity=0.1), options, CPU)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.model.parameters(), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.initial().parameters(), strict=True))
-    third = Network(replace(short, seed=2), options, CPU).model
-    assert not torch.equal(model[0].weight, third[0].weight)
-
-
 def trained_from(path: Path, maker: Experiment, **changes) -> Experiment:
     unset = ("scoring_precision", "rounds", "batches_per_round", "schedule", "revive_until", "at_least")
     return replace(maker, **dict.fromkeys(unset), method="file", mask=masks_digest(load_masks(path)), **changes)

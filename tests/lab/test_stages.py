@@ -1,7 +1,6 @@
 """Stages: a run that was stopped, killed or signalled at any moment resumes and ends the same."""
 
 import os
-import shutil
 import signal
 import time
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab_runs import ALWAYS, assert_same_run, interrupted, tensors, tiny
+from lab_runs import assert_same_run, interrupted, tensors, tiny
 
 import barebones as bb
 from barebones.files.masks import load_masks
@@ -81,20 +80,6 @@ def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(optio
         pass
     weights = tensors(folder / "weights.safetensors")
     assert all(torch.equal(weights[name], value) for name, value in network.model.state_dict().items())
-
-
-def test_what_finished_stages_left_when_they_were_killed_is_cleared(options, tmp_path):
-    experiment = tiny(rounds=3, epochs=1, batch_size=256, pretrain=1)
-    folder = options.folder(experiment)
-    interrupted(experiment, options, 3)
-    shutil.copy(folder / "pretraining.safetensors", tmp_path)
-    interrupted(experiment, options, 5)  # 3 steps and an epoch, then two rounds
-    shutil.copy(folder / "round.safetensors", tmp_path)
-    interrupted(experiment, options, 4)
-    for name in ("pretraining.safetensors", "round.safetensors"):  # as if killed just before these were deleted
-        shutil.copy(tmp_path / name, folder)
-    run(experiment, options)
-    assert {p.name for p in folder.iterdir()} == ALWAYS | {"pretrained.safetensors"}
 
 
 def test_a_round_is_not_saved_before_its_lines_are_written(short, options, monkeypatch):

@@ -202,12 +202,8 @@ def test_consistency_of_one_shot_and_iterated_masks(rows_of):
     for layers in tables.grouped(rows, "kind", "method", "sparsity", "seed", "round").values():
         share = sum(row["kept"] for row in layers) / sum(row["total"] for row in layers)
         assert share == pytest.approx(layers[0]["density_all"])
-    methods = tables.grouped(kinds["iterated"], "method")
     for layer in tables.grouped(kinds["iterated"], "method", "layer").values():
         assert all(after["kept"] <= before["kept"] for before, after in pairwise(layer))
-    fewest = {m: min(row["kept"] for row in group if row["round"] == 8) for m, group in methods.items()}
-    assert 10 * fewest["grasp-taylor"] < fewest["iter-snip"]  # the paper's point: it cannot be iterated
-    assert methods["iter-snip"][-1]["disconnected"] is False
 
 
 def test_consistency_says_how_many_seeds_are_cut(rows_of):

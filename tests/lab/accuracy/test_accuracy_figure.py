@@ -172,12 +172,6 @@ def test_no_two_lines_look_alike():
     [page] = drawn([BASE, *experiments])
     looks = [(str(line.get_color()), line.get_marker()) for line in page.axes[0].lines]
     assert len(set(looks)) == len(looks) == 15
-    unknown = rows(BASE, BASE)
-    for row, method in zip(unknown, ("yours", "mine"), strict=True):
-        row["method"] = method
-    with plots.styled():
-        [page] = draw(arranged(unknown, AXES["sparsity"])[1], AXES["sparsity"])
-    assert len({line.get_marker() for line in page.axes[0].lines}) == 2
 
 
 # The command
