@@ -15,6 +15,7 @@ pytest.importorskip("lightning", reason="needs Lightning: pip install 'barebones
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of packages that Lightning imports
     import lightning.pytorch as pl
+    from lightning.pytorch.core.optimizer import LightningOptimizer
 
     from barebones.integrations.lightning import KeepSparse
 
@@ -90,20 +91,11 @@ def test_the_audit_at_the_end_raises(tmp_path):
         fitted(tmp_path, found, Spoil(), max_epochs=1)
 
 
-def test_manual_optimization_may_pass_lightnings_wrapper(tmp_path):
-    class Manual(Module):
-        automatic_optimization = False
-
-        def on_train_start(self):
-            bb.hold(self.net, masks, self.optimizers())
-
-        def training_step(self, batch, index):
-            self.optimizers().zero_grad()
-            self.manual_backward(self.net(**batch)["loss"])
-            self.optimizers().step()
-
-    masks = found(Classifier())
-    bb.audit(fit(Manual(), enable_checkpointing=False).net, masks)
+def test_hold_unwraps_lightnings_optimizer():
+    model = Classifier()
+    masks, optimizer = found(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    bb.hold(model, masks, LightningOptimizer(optimizer))
+    assert optimizer._optimizer_step_post_hooks
 
 
 def test_another_network_is_pruned_anew_and_the_same_one_is_not(tmp_path):

@@ -70,8 +70,6 @@ def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short
     folder = options.folder(short)
     assert {p.name for p in folder.iterdir()} == ALWAYS - {"weights.safetensors", "result.json"}
     network = Network(short, options, CPU)
-    other = Network(replace(short, method="random", sparsity=0.1), options, CPU)  # begins with the same weights
-    assert all(torch.equal(a, b) for a, b in zip(network.model.parameters(), other.model.parameters(), strict=True))
     expected = bb.prune(
         network.model, network.data.train.scoring(128, 1), 0.7, "force", rounds=4, seed=1, on_collapse="ignore"
     )
