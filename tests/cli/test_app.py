@@ -209,11 +209,12 @@ def test_brackets_in_paths_are_shown_as_they_are(name, command, capsys):
 
 @pytest.mark.parametrize("text", ["[/]", "[red]", "a\x1b[2Jb\rc", "\n", "\x07"])
 def test_no_text_of_a_file_controls_the_terminal(text, command):
-    experiment = Experiment(f"x{text}", "digits", "snip").resolved().to_dict()
+    experiment = Experiment(f"x:{text}", "digits", "snip").resolved().to_dict()
     bb.save_masks({text: torch.eye(2) > 0}, "mask", **{text: text, "note": {text: text}, "experiment": experiment})
     for words in ("inspect mask", "train --mask mask --dry-run", "train --mask mask --device cpu", "shrink mask"):
         done = command(*words.split())
         assert done.code == (0 if words == "inspect mask" else 2)
+        assert ("asks to import and run" in done.err) == (words != "inspect mask")
         assert (done.out + done.err).replace("\n", "").isprintable()
         assert done.err.count("\n") == (done.code > 0)
     assert "\x1b" not in command("inspect", "mask").out

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from barebones.files import container
-from barebones.files.masks import KIND, VERSION
 from barebones.lab.experiment import recipes
 from barebones.lab.run import loading
 
@@ -84,15 +82,6 @@ def test_commands_that_only_show_files_run_no_code(words, run, command):
     command(*words.replace("RUN", str(run)).split())
     assert not ran()
     assert "code_of_a_stranger" not in sys.modules
-
-
-@pytest.mark.parametrize("model", ["os:abort", "sys:exit", "a\nb:c", "x:y; rm -rf ~"])
-def test_any_name_is_refused_in_one_line(model, run, mistake):
-    tensors, about = container.read("mask", KIND, VERSION)
-    about["experiment"]["model"] = model
-    container.write("mask", tensors, KIND, VERSION, about)
-    mistake("mask asks to import and run ", "train", "--mask", "mask", "--dry-run")
-    mistake("; if you trust that code, pass --model ", "shrink", "mask")
 
 
 def test_another_network_than_that_of_the_run_is_refused(run, mistake):

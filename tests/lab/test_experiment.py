@@ -68,13 +68,6 @@ def test_some_networks_have_settings_of_their_own(data):
     assert Experiment("resnet50", data, norm_scale="ones").resolved().norm_scale == "ones"
 
 
-@pytest.mark.parametrize("data", DATA)
-def test_resolving_twice_is_resolving_once(data):
-    for method in (*METHODS, DENSE):
-        once = Experiment("resnet18", data, method).resolved()
-        assert once.resolved() == once
-
-
 def test_the_device_chooses_the_precision_of_training_and_scores_are_exact():
     cpu, gpu = Experiment().resolved("cpu"), Experiment().resolved("cuda:1")
     assert (cpu.precision, gpu.precision) == ("fp32", "bf16")

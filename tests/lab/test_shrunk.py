@@ -6,7 +6,6 @@ from lab_runs import interrupted, tiny
 from torch import nn
 
 import barebones as bb
-from barebones.files import masks as maskfile
 from barebones.files.weights import load_weights
 from barebones.lab.run import progress
 from barebones.lab.run import shrunk as small_networks
@@ -40,20 +39,6 @@ def test_a_run_that_goes_on_trains_the_same_small_network(settings, tmp_path, op
     evaluated = evaluate(whole.model, whole.data.test, 256, "fp32", 10)
     assert evaluated.top1 == pytest.approx(result["test"]["top1"], abs=0.01)  # other shapes round differently
     assert before == sum(p.numel() for p in whole.model.parameters())
-
-
-@pytest.mark.slow
-def test_a_collapsed_network_is_trained_like_any_other(tmp_path):
-    path = tmp_path / "empty.safetensors"
-    weights = bb.prunable(Network(tiny("wide"), RunOptions(tmp_path), torch.device("cpu")).model)
-    bb.save_masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in weights.items()}, path)
-    content = maskfile.masks_digest(bb.load_masks(path))
-    empty = tiny("wide", method="file", mask=content, epochs=0, shrink=True)
-    result = run(empty, RunOptions(tmp_path, mask=path))
-    assert result["kept"] == 0
-    assert result["test"]["top1"] < 0.2
-    assert result["shrunk"]["parameters"][1] == 10  # the biases of the classes
-    assert "No signal passes" in " ".join(progress.summary(result, tmp_path))
 
 
 class Branches(nn.Module):
