@@ -87,10 +87,3 @@ def test_the_table_lists_the_methods():
     assert [(name, label, int(rounds), data == "yes") for name, label, rounds, data in rows] == [
         (name, method.label, method.rounds, method.needs_data) for name, method in bb.METHODS.items()
     ]
-
-
-def test_links_to_files_work():
-    root = Path(__file__).parents[1]
-    for page in [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.md")]:
-        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
-            assert ":" in link or (page.parent / link).exists(), f"{page.name}: {link}"

@@ -9,7 +9,6 @@ from warnings import catch_warnings
 import pytest
 import torch
 import zoo
-from torch import nn
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -97,27 +96,6 @@ def test_a_transformer_keeps_its_queries_and_keys_only_with_a_minimum_for_each_l
             accuracy, empties, effective = attention.case(network, 0.9, way, seed=0)
             assert (empties, effective) == (empty, pytest.approx(90.5, abs=1))
             assert 0 < accuracy < 100
-
-
-def test_dead_channels_are_on_a_path_and_the_same_for_all_images():
-    model = nn.Sequential(
-        nn.Conv2d(1, 5, 1, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(5, 3),
-    )  # fmt: skip
-    masks = {"0.weight": torch.ones(5, 1, 1, 1, dtype=torch.bool), "5.weight": torch.ones(3, 5, dtype=torch.bool)}
-    masks["0.weight"][4] = False  # not on a path, so it is no dead channel
-    with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([1, 1, 1, 1e-6, 0]).view(5, 1, 1, 1))
-        model[1].bias.copy_(torch.tensor([0.0, -1.5, -9.0, 3.0, 0.0]))  # the second is zero for all images but one
-        model[5].weight.copy_(torch.eye(3, 5))
-        model[5].bias.fill_(0)
-    batches = [torch.full((2, 1, 2, 2), value) for value in (1.0, 2.0, 1.0)]
-    expected = {"weights": 1, "channels": 4, "dead": 2, "narrowest": 4, "narrowest_alive": 2, "never_chosen": 2}
-    expected |= {"on_up_to_5": 4, "dead_up_to_5": 2, "expected_up_to_5": 2.0}
-    nothing = {f"{kind}_{name}": 0 for kind in ("on", "dead", "expected") for name in dead.THICKNESSES}
-    assert dead.count(model, masks, batches) == nothing | expected
-    with pytest.raises(ValueError, match="one ReLU for each convolution"):
-        dead.count(nn.Sequential(nn.ReLU()), {}, batches)
 
 
 def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):

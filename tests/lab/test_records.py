@@ -42,33 +42,14 @@ def test_a_row_holds_what_was_run_and_what_came_of_it(tmp_path):
     (row,) = records.records(tmp_path)
     assert list(row) == list(records.COLUMNS)
     assert {name: row[name] for name in records.SETTINGS} == SMALL.to_dict()
-    assert {name: value for name, value in row.items() if name not in records.SETTINGS} == {
-        "status": "done",
-        "epochs_trained": 1,
-        "reason": None,
-        "top1": 0.9,
-        "top5": None,
-        "best_validation_epoch": 12,
-        "best_validation": 0.92,
-        "top1_at_best_validation": 0.89,
-        "kept": 100,
-        "effective": 50,
-        "effective_sparsity": 0.95,
-        "flops_left": 0.15,
-        "flops_shrunk": None,
-        "collapsed": True,
-        "collapsed_layers": "conv2 fc",
-        "empty_layers": 0,
-        "disconnected_outputs": 0,
-        "prune_seconds": 1.5,
-        "train_seconds": 20.0,
-        **dict.fromkeys(("torch", "device", "compiled", "finished", "command"), None),
-        "commit": "12e4",
-        "folder": SMALL.folder,
-        "seeds": 1,
-        "top1_mean": 0.9,
-        "top1_std": None,
-    }
+    numbers = {"top1": 0.9, "top5": None, "kept": 100, "effective": 50, "effective_sparsity": 0.95, "flops_left": 0.15}
+    numbers |= {"best_validation_epoch": 12, "best_validation": 0.92, "top1_at_best_validation": 0.89}
+    numbers |= {"empty_layers": 0, "disconnected_outputs": 0, "seeds": 1, "top1_mean": 0.9, "top1_std": None}
+    numbers |= {"prune_seconds": 1.5, "train_seconds": 20.0, "epochs_trained": 1, "flops_shrunk": None}
+    texts = {"status": "done", "reason": None, "folder": SMALL.folder, "commit": "12e4"}
+    texts |= {"collapsed": True, "collapsed_layers": "conv2 fc"}
+    unknown = dict.fromkeys(("torch", "device", "compiled", "finished", "command"))
+    assert {name: value for name, value in row.items() if name not in records.SETTINGS} == numbers | texts | unknown
 
 
 def test_unfinished_runs_are_no_rows_and_a_result_outweighs_an_old_failure(tmp_path):
