@@ -80,14 +80,6 @@ def test_a_refused_experiment_leaves_no_folder(changes, short, options, tmp_path
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_that_is_refused_again_leaves_no_folder(short, options, monkeypatch):
-    run(short, options)
-    monkeypatch.setattr(lab, "pruned", refused)
-    with pytest.raises(ValueError, match="not today"):
-        run(short, replace(options, overwrite=True))
-    assert not options.folder(short).exists()
-
-
 def test_running_again_deletes_only_what_a_run_has_written(short, options):
     result, again = run(short, options), replace(options, overwrite=True)
     folder = options.folder(short)

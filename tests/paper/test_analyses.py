@@ -16,7 +16,7 @@ from barebones.lab.records import tables
 from barebones.lab.records.statistics import spread
 from barebones.lab.run.run import Stopped
 from barebones.models import build, parameter_table
-from barebones.paper.figures import FIGURES, figure
+from barebones.paper.figures import FIGURES
 from barebones.paper.figures import saliency as saliencies
 from barebones.paper.theory import gaps_by_step, tanh_network
 from barebones.pruning.prune import prune
@@ -75,7 +75,9 @@ def test_analyses_use_deterministic_algorithms(tmp_path, monkeypatch):
         lambda settings, options: iter([{"value": int(cudnn.deterministic and not cudnn.benchmark)}]),
         {"short": {}}, ("value",),
     )  # fmt: skip
-    assert analysis.compute("made-up", "short", context(tmp_path)) == [{"value": 1}]
+    with sources.threads(2):
+        assert analysis.compute("made-up", "short", context(tmp_path)) == [{"value": 1}]
+        assert torch.get_num_threads() == 2
     assert (cudnn.benchmark, cudnn.deterministic) == (True, False)
 
 
@@ -248,12 +250,6 @@ def test_theory_is_that_of_the_library(rows_of):
     assert {row["keep"] for row in rows} == {3}
     colours = {line.get_color() for line in drawn("theory", rows).axes[0].lines}
     assert not colours & {each.colour for each in looks().values()}
-
-
-def test_analyses_leave_the_threads_alone(tmp_path):
-    with sources.threads(2):
-        figure("parameters", "smoke", tmp_path, context(tmp_path))
-        assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("name", ["saliency-scatter", "saliency-vs-rounds", "evolution", "layers", "consistency"])

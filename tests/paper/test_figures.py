@@ -306,16 +306,14 @@ def test_unknown_names_and_folders(tmp_path):
             figure(name, scale, tmp_path, context(tmp_path), source=source)
 
 
-def test_without_matplotlib(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'barebones\[figures\]'"):
-        figure("theory", "smoke", tmp_path, context(tmp_path))
-    assert not list(tmp_path.iterdir())  # the error comes before anything is computed
-
-
 def test_command_line(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     runner = CliRunner()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        wrong = runner.invoke(app, ["figure", "theory", "--runs", str(tmp_path / "runs")])
+    assert "pip install 'barebones[figures]'" in str(wrong.exception)
+    assert not list(tmp_path.iterdir())  # the error comes before anything is computed
     listed = runner.invoke(app, ["figure", "--list"])
     assert listed.exit_code == 0
     for name in ("accuracy", *FIGURES):
