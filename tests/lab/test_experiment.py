@@ -165,6 +165,10 @@ def test_folders_are_readable_and_safe():
     assert Experiment("vgg19", "cifar10", "force", 0.995, 2).folder.startswith("cifar10-vgg19-force-99.5-s2-")
     assert Experiment("vgg19", method=DENSE).resolved().folder.startswith("cifar10-vgg19-dense-s0-")
     assert re.fullmatch(r"\w[\w.-]+", Experiment("../my.networks:Tiny net").folder)
+    deep = f"{'d' * 200}/{'e' * 200}/"
+    long, other = (Experiment(f"{deep}mynet.py:mlp", f"{place}mydata.py:blobs").folder for place in (deep, "x" + deep))
+    assert long != other
+    assert len(long) < 255  # more than the system takes
 
 
 def mine(probe):
