@@ -263,13 +263,10 @@ def test_every_figure_at_smoke_scale(computed, tmp_path, monkeypatch):
 # Numbers of the paper, and how methods are shown
 
 
-def test_numbers_of_the_paper():
+def test_numbers_of_the_paper_are_of_methods_that_can_be_told_apart():
     by_key = {(n.data, n.model, n.method, n.sparsity, n.rounds): n for n in numbers.ACCURACIES}
     assert len(by_key) == len(numbers.ACCURACIES)
     assert all(n.where and n.method in looks() for n in numbers.ACCURACIES)
-
-
-def test_methods_can_be_told_apart():
     shown = [look(method) for method in (*METHODS, DENSE, FILE)]
     assert len({(each.colour, each.marker) for each in shown}) == len({each.label for each in shown}) == len(shown)
 

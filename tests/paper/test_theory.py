@@ -75,20 +75,13 @@ class Slow:
             for come in itertools.combinations(before - after, swaps)
         )
 
-    def ratio(self, mask, inner, places) -> float:
-        moved = sum(abs(float(self.theta[i])) for i in mask - inner)
-        outer, lower = self.gradient(mask), self.gradient(inner)
-        return max((abs(outer[i] - lower[i]) for i in places), default=0.0) / moved
-
     def smoothness(self, mask) -> float:
-        return max(
-            (
-                self.ratio(mask, set(inner), mask)
-                for count in range(len(mask))
-                for inner in itertools.combinations(mask, count)
-            ),
-            default=0.0,
-        )
+        largest, outer = 0.0, self.gradient(mask)
+        for inner in (set(each) for count in range(len(mask)) for each in itertools.combinations(mask, count)):
+            moved = sum(abs(float(self.theta[i])) for i in mask - inner)
+            lower = self.gradient(inner)
+            largest = max(largest, *(abs(outer[i] - lower[i]) / moved for i in mask))
+        return largest
 
 
 def places(mask: Tensor) -> set[int]:

@@ -87,14 +87,13 @@ def test_layers_are_counted_and_followed(content: dict[str, Any]) -> None:
 
 RUN = {"status": "done", "state": "", "problems": [], "dense": False, "untrained": False, "collapsed": [], "kept": 8}
 RUN |= {"prunable": 20, "effective": 8, "outputs": 10, "disconnected_outputs": 0, "layers": []}
-LAYERS = [["a.weight", (10,), 10, 5, 5], ["b.weight", (10,), 10, 3, 3]]
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         (
-            {"layers": [LAYERS[0], ["b.weight", (10,), 10, 3, 0]], "effective": 5},
+            {"layers": [["a.weight", (10,), 10, 5, 5], ["b.weight", (10,), 10, 3, 0]], "effective": 5},
             "8 of 20 prunable weights are left, 5 on a path from input to output. 38% of the kept weights are on no "
             "path from input to output. No weight is on such a path in b.",
         ),
@@ -139,9 +138,8 @@ def test_nothing_of_a_run_becomes_markup(content: dict[str, Any], text: str) -> 
 def test_names_of_folders_are_harmless_too(tmp_path: Path) -> None:
     bad = tmp_path / "<b>{{data}}{{policy}}&amp;"
     write_run(bad, name="<img src=x>", failed="{{script}} \u2028 \ud800 </script>", accuracy=None)
-    write_to = tmp_path / "report.html"
-    report.write(bad, write_to, effective=False)
-    page = write_to.read_text(encoding="utf-8")
+    report.write(bad, tmp_path / "report.html", effective=False)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<title>&lt;b&gt;{{data}}{{policy}}&amp;amp; – barebones report</title>" in page
     seen = Tags(page)
     assert (seen.tags.count("script"), seen.tags.count("b"), seen.tags.count("img")) == (3, 0, 0)
