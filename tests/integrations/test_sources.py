@@ -9,9 +9,6 @@ import torch
 from references import equal
 from torch import nn
 
-from barebones.files.masks import save_masks
-from barebones.integrations.source import masks_for
-
 RANK = """
 import sys, torch
 from torch import nn
@@ -23,13 +20,6 @@ masks = masks_for(nn.Linear(40, 3), lambda model: {"weight": model.weight > 0})
 torch.save(dict(masks), f"{sys.argv[2]}.{rank}")
 torch.distributed.destroy_process_group()
 """
-
-
-def test_masks_come_as_they_are_from_a_file_or_from_a_function(tmp_path):
-    layer, masks = nn.Linear(4, 3), {"weight": torch.eye(3, 4) > 0}
-    save_masks(masks, tmp_path / "masks.safetensors")
-    for source in (masks, tmp_path / "masks.safetensors", str(tmp_path / "masks.safetensors"), lambda model: masks):
-        assert equal(dict(masks_for(layer, source)), masks)
 
 
 @pytest.mark.slow

@@ -1,9 +1,4 @@
-"""What the tests of the integrations share: a small network with its data, and runs that are killed."""
-
-import signal
-import subprocess
-import sys
-from pathlib import Path
+"""What the tests of the integrations share: a small network with its data."""
 
 import torch
 from references import equal
@@ -53,15 +48,3 @@ def assert_resumed(resumed: Classifier, whole: Classifier, masks: bb.Masks) -> N
     assert equal(dict(masks), dict(found(Classifier())))
     bb.audit(resumed, masks)
     assert all(resumed.get_parameter(name)[mask].all() for name, mask in masks.items())
-
-
-def kill_itself() -> None:
-    signal.raise_signal(signal.SIGKILL)
-
-
-def killed(call: str, module: str) -> None:
-    """Run a call of a function of a test module, in a process that is to kill itself meanwhile."""
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    code = f"import sys; sys.path[:0] = {folders}\nfrom training_runs import *\nfrom {module} import *\n{call}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from io import StringIO
 
 import pytest
 import torch
 import zoo
 from lab_runs import ALWAYS, assert_same_run, interrupted, tensors, timeless
-from rich.console import Console
 
 from barebones.files.masks import load_masks, masks_digest, save_masks
 from barebones.lab.experiment.experiment import Experiment
@@ -16,14 +14,11 @@ from barebones.lab.figures.report.runs import _run
 from barebones.lab.records import records
 from barebones.lab.run import run as lab
 from barebones.lab.run import training
-from barebones.lab.run.connectivity import findings
 from barebones.lab.run.folder import MASK, finished
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network
-from barebones.lab.run.progress import run_folder, summary, watching
+from barebones.lab.run.progress import run_folder, summary
 from barebones.lab.run.run import RunOptions, run
-from barebones.lab.sweep.pool import RUNNING, Job
-from barebones.lab.sweep.progress import sentence
 from barebones.messages import plain_text
 
 UNTRAINED = "Its training is skipped."
@@ -56,12 +51,6 @@ def test_a_collapse_is_told_between_pruning_and_training(cut, options):
     table = plain_text(records.summary(records.arranged([row])))
     assert "collapsed" in table
     assert "empty layers" in table
-
-
-def test_a_healthy_mask_is_told_nothing_about(short, undisturbed):
-    row = records.record(undisturbed(short), short)
-    assert (row["collapsed"], row["empty_layers"]) == (False, 0)
-    assert "empty" not in plain_text(records.summary(records.arranged([row])))
 
 
 def test_a_collapse_stops_a_run_before_the_first_epoch_if_asked(cut, options):
@@ -101,48 +90,6 @@ def test_classes_that_no_signal_reaches_are_told_and_do_not_stop_a_run(silent):
     assert "outputs, at most" in plain_text(records.summary(records.arranged([row])))
 
 
-@pytest.mark.parametrize(
-    ("about", "found"),
-    [
-        ({"collapsed": ["a"], "disconnected_outputs": 10, "outputs": 10}, [(f"{CUT}: collapsed at a.", "collapsed")]),
-        ({"collapsed": ["a"], "kept": 10, "effective": 0}, [(f"{CUT}: collapsed at a.", "collapsed")]),
-        (
-            {"kept": 1000, "effective": 590},
-            [("41% of the kept weights are on no path from input to output.", "41% of the weights on no path")],
-        ),
-        ({"kept": 1000, "effective": 801}, []),
-        ({"kept": 10, "effective": None}, []),
-        ({"kept": 0, "effective": 0}, []),
-        ({}, []),
-    ],
-    ids=str,
-)
-def test_each_finding_is_told_once_and_in_short(about, found):
-    assert list(findings(about)) == found
-
-
-def test_what_to_do_at_a_collapse_is_no_part_of_the_experiment():
-    assert "on_collapse" not in Experiment().to_dict()
-    with pytest.raises(ValueError, match="choose warn, raise or skip"):
-        RunOptions(on_collapse="wran")
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_warning_is_shown_as_it_comes(terminal):
-    console = Console(force_terminal=terminal, width=60, record=True, file=StringIO())
-    with watching(console) as report:
-        report({"stage": "prune", "warning": "[b] keeps nothing.", "short": "1 of 2 layers empty"})
-    assert "warning: [b] keeps nothing." in console.export_text()
-
-
-def test_a_sweep_tells_it_beside_the_run(cut):
-    job = Job(cut, RUNNING)
-    job.update({"stage": "prune", "round": 1, "rounds": 1, "seconds": 1.0})
-    job.update({"stage": "prune", "warning": "a. b.", "short": "collapsed"})
-    assert sentence(job) == f"warning  {job.label}: a. b."
-    assert job.progress == "1 of 1 rounds"
-
-
 # --on-collapse skip
 
 
@@ -176,31 +123,16 @@ def test_a_cut_network_is_tested_as_it_is(cut, skip, trains_nothing):
     assert f"{UNTRAINED} " in " ".join(summary(result, folder))
     assert "Test accuracy right after pruning: " in next(summary(result, folder))
     assert run_folder(folder)["state"] == "finished"
-
-
-def test_a_skipped_run_is_a_row_of_the_tables_and_of_the_report(cut, skip):
-    result = run(cut, skip)
     (row,) = records.records(skip.runs)
     assert (row["status"], row["collapsed"], row["epochs"], row["train_seconds"]) == ("done", True, 2, 0.0)
     assert row["epochs_trained"] == 0
     assert (row["top1"], row["seeds"], row["best_validation"]) == (result["test"]["top1"], 1, None)
-    gathered = _run(skip.folder(cut), "a", effective=False)
+    gathered = _run(folder, "a", effective=False)
     assert (gathered["status"], gathered["problems"], gathered["series"]["train"]) == ("done", [], None)
     first = gathered["collapsed"][0].removesuffix(".weight")
     assert f"No signal passes from input to output: collapsed at {first}" in str(gathered["words"])
     assert UNTRAINED in str(gathered["words"])
     assert gathered["untrained"]
-
-
-def test_a_trained_network_is_not_said_to_be_untrained(cut, options):
-    """Not if it is cut and trained all the same, and not if its experiment has no epochs."""
-    for experiment in (replace(cut, epochs=2), replace(cut, epochs=0, warmup=0)):
-        told = " ".join(summary(run(experiment, options), options.folder(experiment)))
-        gathered = _run(options.folder(experiment), "a", effective=False)
-        assert CUT in told
-        assert UNTRAINED not in told + str(gathered["words"])
-        assert ("after the last epoch" if experiment.epochs else "right after pruning") in told
-        assert not gathered["untrained"]
 
 
 @pytest.mark.parametrize(
@@ -220,6 +152,7 @@ def test_the_tested_network_is_the_one_that_would_be_trained(changes, cut, skip,
         experiment = replace(cut, **changes, rounds=None, batches_per_round=None, epochs=epochs, warmup=0).resolved()
         result, folder = run(experiment, how), how.folder(experiment)
         assert result["collapsed"]
+        assert (UNTRAINED in " ".join(summary(result, folder))) == bool(epochs)
         weights = {name: value.tolist() for name, value in tensors(folder / "weights.safetensors").items()}
         same = {name: result[name] for name in ("plan", "test", "collapsed", "weights", "found_for_these_weights")}
         ends.append((same, weights, timeless(read(folder / "metrics.jsonl"))))
@@ -251,11 +184,6 @@ def test_a_skipped_network_is_neither_shrunk_nor_compiled(networks, skip, option
     assert (result["shrunk"], result["environment"]["compiled"], result["plan"]["epochs"]) == (None, False, 0)
     labels = torch.cat([labels for _, labels in Network(bare, skip, torch.device("cpu")).data.test.epoch(256)])
     assert result["test"]["top1"] in (labels.bincount().double() / len(labels)).tolist()  # all outputs are zero
-
-
-def test_a_network_that_is_not_cut_is_trained(short, undisturbed, skip):
-    run(short, skip)
-    assert_same_run(undisturbed(short), skip.folder(short))
 
 
 def test_a_network_whose_paths_are_not_known_is_trained(cut, networks, skip):

@@ -49,10 +49,12 @@ def shown(monkeypatch, seeds: int, stopped: int = 0, out: Path | None = None, **
     return console.export_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_it_prints_a_row_for_each_method_and_leaves_nothing_on_disk(seeds, monkeypatch):
-    text = shown(monkeypatch, seeds)
+def test_it_prints_a_row_for_each_method_and_draws_a_picture(seeds, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    text = shown(monkeypatch, seeds, out=tmp_path / "demo.png")
+    assert f"The picture of it is {tmp_path / 'demo.png'}" in text
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert "1,294 handwritten digits for training, 359 for testing." in text
     for label in ("Dense", "Random", "SNIP", "Iter SNIP", "FORCE", "Hybrid"):
         assert text.count(f"│ {label} ") == 1
@@ -60,17 +62,10 @@ def test_it_prints_a_row_for_each_method_and_leaves_nothing_on_disk(seeds, monke
     assert "This is what the paper says" in " ".join(text.split())
 
 
-def test_it_draws_a_picture_or_says_what_is_missing(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    out = tmp_path / "demo.png"
-    assert f"The picture of it is {out}" in shown(monkeypatch, 2, out=out)
-    assert out.read_bytes().startswith(b"\x89PNG")
-    out.unlink()
+def test_without_matplotlib_it_says_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    text = " ".join(shown(monkeypatch, 1, out=out).split())
+    text = " ".join(shown(monkeypatch, 1, out=tmp_path / "demo.png").split())
     assert "There is no picture: figures are drawn with matplotlib: pip install 'barebones[figures]'" in text
-    assert "This is what the paper says" in text
-    assert not out.exists()
 
 
 def test_a_demo_that_fails_says_why_and_one_that_is_stopped_shows_no_table(monkeypatch):

@@ -12,7 +12,7 @@ from lab_runs import assert_same_run, interrupted
 
 from barebones.files import container as files
 from barebones.lab.run import run as lab
-from barebones.lab.run.folder import finished, progress, write_json
+from barebones.lab.run.folder import finished, write_json
 from barebones.lab.run.lock import Busy
 from barebones.lab.run.network import Network
 from barebones.lab.run.run import run
@@ -78,14 +78,6 @@ def test_a_refused_experiment_leaves_no_folder(changes, short, options, tmp_path
     with pytest.raises(ValueError, match=r"at_least|leaves none|cannot be drawn"):
         run(replace(short, **changes), inside)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_run_that_is_refused_again_leaves_no_folder(short, options, monkeypatch):
-    run(short, options)
-    monkeypatch.setattr(lab, "pruned", refused)
-    with pytest.raises(ValueError, match="not today"):
-        run(short, replace(options, overwrite=True))
-    assert not options.folder(short).exists()
 
 
 def test_running_again_deletes_only_what_a_run_has_written(short, options):
@@ -159,16 +151,6 @@ def test_a_disk_that_fills_up_spoils_nothing_and_the_run_resumes(room, short, op
     assert_same_run(folder, expected)
 
 
-@pytest.mark.parametrize("where", ["runs", "folder"])
-def test_a_file_in_the_way_is_named(where, short, options):
-    path = options.runs if where == "runs" else options.folder(short)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("a note")
-    with pytest.raises(OSError, match=re.escape(str(path))):
-        run(short, options)
-    assert path.read_text() == "a note"
-
-
 def test_what_a_killed_process_was_writing_is_cleared(short, options):
     folder = options.folder(short)
     folder.mkdir(parents=True)
@@ -177,16 +159,3 @@ def test_what_a_killed_process_was_writing_is_cleared(short, options):
     interrupted(short, options, 0)
     assert not (folder / ".0123456789abcdef.tmp").exists()
     assert (folder / ".notes.tmp").read_text() == "mine"
-
-
-def test_progress_is_told_in_words(short, options):
-    folder = options.folder(short)
-    assert progress(folder) == "not begun"
-    interrupted(short, options, 2)
-    assert progress(folder) == "prune: 3 of 4 rounds"
-    interrupted(short, options, 1)
-    assert progress(folder) == "pruned"
-    interrupted(short, options, 12)
-    assert progress(folder) == "pruned; trained 1 of 2 epochs"
-    run(short, options)
-    assert progress(folder) == "finished"

@@ -10,10 +10,11 @@ from rich.console import Console
 
 from barebones.lab.run import heartbeat
 from barebones.lab.run import run as lab
+from barebones.lab.run.folder import progress
 from barebones.lab.run.progress import watching
 from barebones.lab.run.run import RunOptions, run
 from barebones.lab.sweep.pool import RUNNING, Job, Pool
-from barebones.lab.sweep.progress import status
+from barebones.lab.sweep.progress import sentence, status
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +59,21 @@ def test_without_a_terminal_there_is_a_line_for_each_beginning_round_and_epoch(r
     assert len(text) == 8
 
 
-def test_a_terminal_shows_the_stage_its_round_and_its_epoch(reported):
-    text = shown(reported, terminal=True)
-    assert "prune: round 4 of 4" in text
-    assert "train: epoch 2 of 2" in text
-
-
 @pytest.mark.parametrize("terminal", [False, True])
-@pytest.mark.parametrize(("stop", "place"), [(2, "prune: resuming at round 4 of 4"), (17, "resuming at epoch 2 of 2")])
-def test_a_resumed_run_says_where(short, options, terminal, stop, place):
+@pytest.mark.parametrize(
+    ("stop", "reached", "place"),
+    [
+        (2, "prune: 3 of 4 rounds", "prune: resuming at round 4 of 4"),
+        (17, "pruned; trained 1 of 2 epochs", "resuming at epoch 2 of 2"),
+    ],
+)
+def test_a_resumed_run_says_where(short, options, terminal, stop, reached, place):
     interrupted(short, options, stop)
+    assert progress(options.folder(short)) == reached
     lines: list[dict] = []
     run(short, options, lines.append)
-    assert place in shown(lines, terminal)
+    assert place in (text := shown(lines, terminal))
+    assert "train: epoch 2 of 2" in text
 
 
 def test_silence_is_broken(monkeypatch):
@@ -92,11 +95,19 @@ def test_silence_is_broken(monkeypatch):
     assert console.file.getvalue() == before  # nothing comes after the end
 
 
-def test_the_status_of_a_sweep_names_the_running_jobs(short, tmp_path):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_warning_is_shown_as_it_comes(terminal):
+    line = {"stage": "prune", "warning": "[b] keeps nothing.", "short": "1 of 2 layers empty"}
+    assert "warning: [b] keeps nothing." in shown([line], terminal)
+
+
+def test_the_status_of_a_sweep_names_the_running_jobs_and_their_warnings(short, tmp_path):
     jobs = [Job(replace(short, seed=seed)) for seed in range(3)]
     for job in jobs[:2]:
         job.state = RUNNING
     jobs[0].update({"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25})
     expected = f"1 queued, 2 running, 0 done, 0 failed; {jobs[0].label}: train 2.2 of 40 epochs"
-    options = RunOptions(tmp_path)
-    assert status(Pool(jobs, options)) == expected
+    assert status(Pool(jobs, RunOptions(tmp_path))) == expected
+    jobs[0].update({"stage": "train", "warning": "a. b.", "short": "collapsed"})
+    assert sentence(jobs[0]) == f"warning  {jobs[0].label}: a. b."
+    assert jobs[0].progress == "2.2 of 40 epochs"

@@ -42,33 +42,14 @@ def test_a_row_holds_what_was_run_and_what_came_of_it(tmp_path):
     (row,) = records.records(tmp_path)
     assert list(row) == list(records.COLUMNS)
     assert {name: row[name] for name in records.SETTINGS} == SMALL.to_dict()
-    assert {name: value for name, value in row.items() if name not in records.SETTINGS} == {
-        "status": "done",
-        "epochs_trained": 1,
-        "reason": None,
-        "top1": 0.9,
-        "top5": None,
-        "best_validation_epoch": 12,
-        "best_validation": 0.92,
-        "top1_at_best_validation": 0.89,
-        "kept": 100,
-        "effective": 50,
-        "effective_sparsity": 0.95,
-        "flops_left": 0.15,
-        "flops_shrunk": None,
-        "collapsed": True,
-        "collapsed_layers": "conv2 fc",
-        "empty_layers": 0,
-        "disconnected_outputs": 0,
-        "prune_seconds": 1.5,
-        "train_seconds": 20.0,
-        **dict.fromkeys(("torch", "device", "compiled", "finished", "command"), None),
-        "commit": "12e4",
-        "folder": SMALL.folder,
-        "seeds": 1,
-        "top1_mean": 0.9,
-        "top1_std": None,
-    }
+    numbers = {"top1": 0.9, "top5": None, "kept": 100, "effective": 50, "effective_sparsity": 0.95, "flops_left": 0.15}
+    numbers |= {"best_validation_epoch": 12, "best_validation": 0.92, "top1_at_best_validation": 0.89}
+    numbers |= {"empty_layers": 0, "disconnected_outputs": 0, "seeds": 1, "top1_mean": 0.9, "top1_std": None}
+    numbers |= {"prune_seconds": 1.5, "train_seconds": 20.0, "epochs_trained": 1, "flops_shrunk": None}
+    texts = {"status": "done", "reason": None, "folder": SMALL.folder, "commit": "12e4"}
+    texts |= {"collapsed": True, "collapsed_layers": "conv2 fc"}
+    unknown = dict.fromkeys(("torch", "device", "compiled", "finished", "command"))
+    assert {name: value for name, value in row.items() if name not in records.SETTINGS} == numbers | texts | unknown
 
 
 def test_unfinished_runs_are_no_rows_and_a_result_outweighs_an_old_failure(tmp_path):
@@ -78,10 +59,8 @@ def test_unfinished_runs_are_no_rows_and_a_result_outweighs_an_old_failure(tmp_p
     written(tmp_path, seeded(2), {"experiment": seeded(2).to_dict(), "reason": "no luck"}, "failure.json")
     (tmp_path / "notes.txt").write_text("not a folder")
     rows = records.records(tmp_path)
-    assert [(row["seed"], row["status"], row["reason"]) for row in rows] == [
-        (1, "done", None),
-        (2, "failed", "no luck"),
-    ]
+    states = [(row["seed"], row["status"], row["reason"]) for row in rows]
+    assert states == [(1, "done", None), (2, "failed", "no luck")]
     assert [row["seeds"] for row in rows] == [1, 1]  # those that are done
 
 
@@ -153,9 +132,9 @@ def shown(rows: list[dict]) -> list[str]:
 
 
 def test_the_summary_has_a_line_for_each_group(tmp_path):
-    written(tmp_path, seeded(0, method="random"))
+    written(tmp_path, seeded(0, method="random", control="shuffle"))
     assert shown(table(tmp_path)) == [
-        "│ random │ 90 │ 90.00 │ 1 │ │",
+        "│ random, shuffled │ 90 │ 90.00 │ 1 │ │",
         "│ snip │ 90 │ 60.00 ± 14.14 │ 2 │ 1 │",
     ]
     written(tmp_path, seeded(0, method="random", data="cifar10", model="vgg19"))

@@ -82,17 +82,6 @@ def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short
     assert_same_run(folder, undisturbed(short))
 
 
-def test_the_initial_weights_depend_on_the_seed_alone(short, options):
-    torch.manual_seed(123)
-    model = Network(short, options, CPU).model
-    torch.rand(7)
-    other = Network(replace(short, method="random", sparsity=0.1), options, CPU)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.model.parameters(), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.initial().parameters(), strict=True))
-    third = Network(replace(short, seed=2), options, CPU).model
-    assert not torch.equal(model[0].weight, third[0].weight)
-
-
 def trained_from(path: Path, maker: Experiment, **changes) -> Experiment:
     unset = ("scoring_precision", "rounds", "batches_per_round", "schedule", "revive_until", "at_least")
     return replace(maker, **dict.fromkeys(unset), method="file", mask=masks_digest(load_masks(path)), **changes)
@@ -157,7 +146,9 @@ def test_the_same_masks_in_two_files_are_one_experiment(short, tmp_path):
     assert trained_from(tmp_path / "a", short).id == trained_from(tmp_path / "b", short).id
 
 
-def test_a_network_whose_weights_cannot_be_saved_is_refused_before_any_work(short, options, monkeypatch):
+def test_a_network_that_cannot_be_saved_or_split_is_refused_before_any_work(short, options, monkeypatch):
+    with pytest.raises(ValueError, match=r"--micro-batch splits batches, but layers of nets_for_runs:tiny .*\(1, 5\)"):
+        run(short, replace(options, micro_batch=40))
     monkeypatch.setattr(torch.nn.ReLU, "get_extra_state", lambda self: {}, raising=False)
     with pytest.raises(ValueError, match="has extra state, which a weight file cannot hold"):
         run(short, options)
@@ -182,12 +173,6 @@ def test_micro_batches_train_and_prune_as_whole_batches_do(normless, options, un
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
     assert result["test"]["loss"] == pytest.approx(expected["test"]["loss"], rel=1e-3)
     assert result["best_validation"]["validation"] == pytest.approx(expected["best_validation"]["validation"], abs=0.02)
-
-
-def test_batch_norms_refuse_micro_batches(short, tmp_path):
-    with pytest.raises(ValueError, match=r"--micro-batch splits batches, but layers of nets_for_runs:tiny .*\(1, 5\)"):
-        run(short, RunOptions(tmp_path, micro_batch=40))
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

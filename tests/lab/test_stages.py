@@ -1,7 +1,6 @@
 """Stages: a run that was stopped, killed or signalled at any moment resumes and ends the same."""
 
 import os
-import shutil
 import signal
 import time
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab_runs import ALWAYS, assert_same_run, interrupted, tensors, tiny
+from lab_runs import assert_same_run, interrupted, tensors, tiny
 
 import barebones as bb
 from barebones.files.masks import load_masks
@@ -48,19 +47,6 @@ def test_a_run_that_was_stopped_ends_the_same(settings, stops, options, undistur
     assert_same_run(options.folder(experiment), undisturbed(experiment))
 
 
-def test_every_file_is_put_in_place_whole_and_training_is_saved_at_its_end(short, options, monkeypatch):
-    placed, real = [], os.replace
-
-    def put(source, target):
-        placed.append(Path(target).name)
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", put)
-    run(short, replace(options, save_every=1e9))
-    assert {*placed} == ALWAYS | {"checkpoint.safetensors"}
-    assert placed[-3:] == ["checkpoint.safetensors", "weights.safetensors", "result.json"]  # the result comes last
-
-
 @pytest.mark.parametrize("rewind", [False, True])
 def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_ones(rewind, options):
     experiment = tiny(**EARLY | {"epochs": 0, "rewind": rewind})
@@ -94,20 +80,6 @@ def test_early_pruning_trains_with_a_fresh_optimizer_and_the_full_schedule(optio
         pass
     weights = tensors(folder / "weights.safetensors")
     assert all(torch.equal(weights[name], value) for name, value in network.model.state_dict().items())
-
-
-def test_what_finished_stages_left_when_they_were_killed_is_cleared(options, tmp_path):
-    experiment = tiny(rounds=3, epochs=1, batch_size=256, pretrain=1)
-    folder = options.folder(experiment)
-    interrupted(experiment, options, 3)
-    shutil.copy(folder / "pretraining.safetensors", tmp_path)
-    interrupted(experiment, options, 5)  # 3 steps and an epoch, then two rounds
-    shutil.copy(folder / "round.safetensors", tmp_path)
-    interrupted(experiment, options, 4)
-    for name in ("pretraining.safetensors", "round.safetensors"):  # as if killed just before these were deleted
-        shutil.copy(tmp_path / name, folder)
-    run(experiment, options)
-    assert {p.name for p in folder.iterdir()} == ALWAYS | {"pretrained.safetensors"}
 
 
 def test_a_round_is_not_saved_before_its_lines_are_written(short, options, monkeypatch):

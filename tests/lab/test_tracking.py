@@ -15,7 +15,6 @@ from test_metrics import LINES
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.folder import reserved
-from barebones.lab.run.metrics import read
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import run
 from barebones.lab.run.tracking import PROJECT, TRACKERS, Tracked, tracking
@@ -137,27 +136,17 @@ def folder(tmp_path):
         yield folder
 
 
-def test_a_resumed_run_continues_its_tracked_run(tracker, tmp_path):
-    experiment = tiny(rounds=4, batch_size=256)
-    options = RunOptions(tmp_path / "runs", track=[tracker], save_every=0)
-    for stop in (7, 2):
-        interrupted(experiment, options, stop)
-    run(experiment, options)
-    place = options.folder(experiment)
-    lines = read(place / "metrics.jsonl")
-    assert len(lines) == 6
-    assert_shows(tracker, place, lines)
-    assert experiment.folder == place.name  # tracking is not part of the experiment
-
-
-def test_a_run_may_have_several_trackers(tmp_path, monkeypatch):
+def test_a_run_may_have_several_trackers_and_a_resumed_one_tells_them_its_first_lines_again(tmp_path, monkeypatch):
     seen: dict[str, list] = {"tensorboard": [], "wandb": []}
     for name, events in seen.items():
         fake = Tracked(lambda index, *_, events=events: events.append(index), events.append)
         monkeypatch.setitem(TRACKERS, name, lambda *args, fake=fake: fake)
     experiment = tiny(method="random", epochs=1)
-    run(experiment, RunOptions(tmp_path / "runs", track=["tensorboard", "wandb", "wandb"]))
-    assert seen == {name: [0, 1, True] for name in seen}  # the round, the epoch, and the end
+    options = RunOptions(tmp_path / "runs", track=["tensorboard", "wandb", "wandb"], save_every=0)
+    interrupted(experiment, options, 4)
+    run(experiment, options)
+    first, second = [0, False], [0, 1, True]  # the round, the epoch, and whether it is the end
+    assert seen == dict.fromkeys(seen, first + second)
 
 
 def test_lines_that_a_killed_run_writes_again_are_not_tracked_twice(tracker, folder):

@@ -1,6 +1,5 @@
 """Rows for the tests of the figures: records of runs that never happened, and analyses with tiny settings."""
 
-import csv
 import io
 import math
 import random
@@ -57,11 +56,6 @@ def made_up(experiment: Experiment, **changes: Any) -> dict[str, Any]:
     result = {"status": "done", "top1": 0.1 + 0.83 / (1 + math.exp(2 * depth - 5)) + noise, "folder": resolved.folder}
     result |= {"prune_seconds": 0.1 * (resolved.rounds or 1), "train_seconds": 9.0, "collapsed": False}
     return dict.fromkeys(records.COLUMNS) | resolved.to_dict() | result | changes
-
-
-def cells(path: Path) -> list[dict[str, str]]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def drawn(name: str, rows: tables.Rows) -> Any:

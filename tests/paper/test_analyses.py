@@ -1,47 +1,26 @@
 """The figures without training: their numbers are those of the library, computed once, and the pictures repeat."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise, product
 from math import log, nan
 from typing import Any
 
 import pytest
 import torch
-from figure_rows import ANALYSES, TINY_FIGURES, context, drawn, touched
+from figure_rows import context, drawn
 
 from barebones.lab.experiment.styles import looks
-from barebones.lab.figures import analyses, plots, sources
-from barebones.lab.figures.registry import write
+from barebones.lab.figures import analyses, sources
 from barebones.lab.figures.sources import Analysis
 from barebones.lab.records import tables
 from barebones.lab.records.statistics import spread
 from barebones.lab.run.run import Stopped
 from barebones.models import build, parameter_table
-from barebones.paper.figures import FIGURES, figure
+from barebones.paper.figures import FIGURES
 from barebones.paper.figures import saliency as saliencies
 from barebones.paper.theory import gaps_by_step, tanh_network
 from barebones.pruning.prune import prune
 from barebones.pruning.saliency import saliency
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ANALYSES)
-def test_analyses_are_computed_once_and_repeat(name, computed, tmp_path, monkeypatch):
-    folder = computed(name)
-
-    def refuse(*args: Any) -> Any:
-        raise AssertionError("computed again")
-
-    tiny = TINY_FIGURES[name]
-    refusing = replace(tiny, source=replace(tiny.source, analyse=refuse))  # type: ignore[call-arg]
-    paths = write(name, refusing, "smoke", tmp_path / "a", context(folder))
-    for path in paths:
-        assert path.read_bytes() == (folder / path.name).read_bytes()
-    assert b"<dc:date>" not in paths[1].read_bytes()
-    monkeypatch.setattr(plots, "save", touched)
-    loaded = write(name, refusing, None, tmp_path / "b", context(tmp_path), source=folder)
-    assert loaded[-1].read_bytes() == paths[-1].read_bytes()  # the table
 
 
 def counting(seeds: list[int], asked: list[Any]) -> Analysis:
@@ -96,7 +75,9 @@ def test_analyses_use_deterministic_algorithms(tmp_path, monkeypatch):
         lambda settings, options: iter([{"value": int(cudnn.deterministic and not cudnn.benchmark)}]),
         {"short": {}}, ("value",),
     )  # fmt: skip
-    assert analysis.compute("made-up", "short", context(tmp_path)) == [{"value": 1}]
+    with sources.threads(2):
+        assert analysis.compute("made-up", "short", context(tmp_path)) == [{"value": 1}]
+        assert torch.get_num_threads() == 2
     assert (cudnn.benchmark, cudnn.deterministic) == (True, False)
 
 
@@ -125,19 +106,14 @@ def test_relative_saliency_of_nothing_is_empty():
     assert [each["relative"] for each in rows] == [None, None]
 
 
-def saliency_rows(saliencies: Mapping[float, Mapping[int, list[float]]]) -> tables.Rows:
-    """Rows by sparsity and number of rounds, with a value for each seed."""
-    return [
-        {"data": "digits", "model": "small-vgg", "method": "force"}
-        | {"sparsity": sparsity, "rounds": rounds, "seed": seed, "saliency": value}
-        for sparsity, by_rounds in saliencies.items()
-        for rounds, seeds in by_rounds.items()
+def test_masks_without_saliency_are_crosses_below_all_lines():
+    row = {"data": "digits", "model": "small-vgg", "method": "force"}
+    values = {(0.9, 1): [4.0, 4.0], (0.9, 2): [0.5, 0.7], (0.98, 1): [0.0, 0.0], (0.98, 2): [0.1, 0.0], (0.99, 2): [0]}
+    rows = [
+        row | {"sparsity": sparsity, "rounds": rounds, "seed": seed, "saliency": value}
+        for (sparsity, rounds), seeds in values.items()
         for seed, value in enumerate(seeds)
     ]
-
-
-def test_masks_without_saliency_are_crosses_below_all_lines():
-    rows = saliency_rows({0.9: {1: [4.0, 4.0], 2: [0.5, 0.7]}, 0.98: {1: [0.0, 0.0], 2: [0.1, 0.0]}, 0.99: {2: [0.0]}})
     picture = drawn("saliency-vs-rounds", rows)
     [axes] = picture.axes
     lines, crosses = ([each for each in axes.lines if each.get_marker() == marker] for marker in "ox")
@@ -149,8 +125,6 @@ def test_masks_without_saliency_are_crosses_below_all_lines():
     heights = [each.get_ydata()[0] for each in crosses]
     low, high = map(log, axes.get_ylim())
     assert 0 < heights[0] < heights[1] < (log(0.1) - low) / (high - low)
-    assert min(axes.get_yticks()) > 0.08
-    assert max(axes.get_yticks()) < 4.7
     [legend] = picture.legends
     assert [text.get_text() for text in legend.texts][-1] == "disconnected with at least one seed: S = 0"
 
@@ -230,12 +204,8 @@ def test_consistency_of_one_shot_and_iterated_masks(rows_of):
     for layers in tables.grouped(rows, "kind", "method", "sparsity", "seed", "round").values():
         share = sum(row["kept"] for row in layers) / sum(row["total"] for row in layers)
         assert share == pytest.approx(layers[0]["density_all"])
-    methods = tables.grouped(kinds["iterated"], "method")
     for layer in tables.grouped(kinds["iterated"], "method", "layer").values():
         assert all(after["kept"] <= before["kept"] for before, after in pairwise(layer))
-    fewest = {m: min(row["kept"] for row in group if row["round"] == 8) for m, group in methods.items()}
-    assert 10 * fewest["grasp-taylor"] < fewest["iter-snip"]  # the paper's point: it cannot be iterated
-    assert methods["iter-snip"][-1]["disconnected"] is False
 
 
 def test_consistency_says_how_many_seeds_are_cut(rows_of):
@@ -280,12 +250,6 @@ def test_theory_is_that_of_the_library(rows_of):
     assert {row["keep"] for row in rows} == {3}
     colours = {line.get_color() for line in drawn("theory", rows).axes[0].lines}
     assert not colours & {each.colour for each in looks().values()}
-
-
-def test_analyses_leave_the_threads_alone(tmp_path):
-    with sources.threads(2):
-        figure("parameters", "smoke", tmp_path, context(tmp_path))
-        assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("name", ["saliency-scatter", "saliency-vs-rounds", "evolution", "layers", "consistency"])

@@ -1,6 +1,5 @@
 """The figures of the paper: what they run, from runs to rows to pictures, and mistakes."""
 
-import json
 import shutil
 import sys
 from dataclasses import replace
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 
 import matplotlib
 import pytest
-from figure_rows import ANALYSES, RUNS, TINY_FIGURES, cells, context, drawn, made_up, touched
+from figure_rows import ANALYSES, RUNS, TINY_FIGURES, context, drawn, made_up, touched
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -44,6 +43,10 @@ def test_experiments_of_each_scale(name):
         assert each.epochs == {"tiny-imagenet": 300, "imagenet": 90}.get(each.data, 350)
     assert len(set(full)) == len(full) >= len(short) > 0
     assert len(smoke) <= 18
+    rows = RUNS[name].rows([made_up(each) for each in smoke])
+    assert {row["source"] for row in rows} == {"ours"}  # the paper has no numbers of digits
+    picture = drawn(name, rows)
+    assert picture.startswith("| ") if FIGURES[name].is_table else picture.axes
 
 
 def test_the_paper_scale_is_the_papers_protocol():
@@ -98,14 +101,6 @@ def test_drawn_from_records_and_again_from_the_table(name, tmp_path):
     assert all(row["where"] and 0 < row["mean"] < 1 for row in theirs)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cost", "imagenet"])
-def test_smoke_has_no_numbers_of_the_paper(name):
-    rows = RUNS[name].rows([made_up(each) for each in RUNS[name].experiments("smoke")])
-    assert {row["source"] for row in rows} == {"ours"}
-    picture = drawn(name, rows)
-    assert picture.startswith("| ") if FIGURES[name].is_table else picture.axes
-
-
 @pytest.mark.parametrize(
     ("accuracies", "tops", "std"),
     [
@@ -123,31 +118,6 @@ def test_mean_and_deviation_of_a_point(accuracies, tops, std):
     for row in rows:
         assert (row["seeds"], row["mean"]) == (len(tops), pytest.approx(sum(tops) / len(tops)))
         assert (row["std"] and round(row["std"], 6)) == std
-
-
-@pytest.mark.nightly
-def test_a_sweep_is_run_once_and_drawn_from_its_runs(tmp_path, monkeypatch, forkserver):
-    monkeypatch.setitem(accuracy.GRID, "smoke", ((0.9,), range(2)))
-    monkeypatch.setattr(accuracy, "SMOKE_METHODS", ("snip",))
-    sweeping = context(tmp_path, jobs=1)
-    first = figure("mobilenet", "smoke", tmp_path / "a", sweeping)
-    rows = cells(first[-1])
-    assert [(row["method"], row["seed"]) for row in rows] == [
-        (method, str(seed)) for method in ("dense", "snip") for seed in range(2)
-    ]
-    paths = list((tmp_path / "runs").glob("*/result.json"))
-    results = [json.loads(path.read_text()) for path in paths]
-    tops = {(r["experiment"]["method"], str(r["experiment"]["seed"])): r["test"]["top1"] for r in results}
-    assert {(row["method"], row["seed"]): float(row["top1"]) for row in rows} == tops
-    times = {path: path.stat().st_mtime_ns for path in paths}
-    second_paths = figure("mobilenet", "smoke", tmp_path / "b", sweeping)
-    loaded = figure("mobilenet", None, tmp_path / "c", sweeping, source=tmp_path / "runs")
-    assert {path: path.stat().st_mtime_ns for path in paths} == times
-    for versions in zip(first, second_paths, loaded, strict=True):
-        assert len({path.read_bytes() for path in versions}) == 1
-    assert not sweeping.failed
-    with pytest.raises(ValueError, match="no finished run of the figure mobilenet at scale paper"):
-        figure("mobilenet", "paper", tmp_path / "d", sweeping, source=tmp_path / "runs")
 
 
 def test_runs_at_other_sparsities_shrunk_and_on_another_device_are_drawn_too(tmp_path, stored):
@@ -193,7 +163,7 @@ def test_failed_runs_leave_a_gap_and_are_reported(tmp_path, stored, monkeypatch)
         stored[:] = [*done, *others]
         used = context(tmp_path)
         *_, table = figure("mobilenet", "smoke", tmp_path / "out", used, source=source)
-        assert len(cells(table)) == 3 + (other_precision in others)
+        assert len(tables.read(table)) == 3 + (other_precision in others)
         assert used.failed == ["mobilenet"] * incomplete
 
 
@@ -204,7 +174,7 @@ def test_the_scale_with_most_runs_is_drawn(tmp_path, stored):
         stored.extend(made_up(replace(long, seed=seed, epochs=40)) for seed in short)
         drawing = context(tmp_path)
         written = figure("cifar10", None, tmp_path / "out", drawing, source=tmp_path)
-        assert {row["scale"] for row in cells(written[-1])} == {scale}
+        assert {row["scale"] for row in tables.read(written[-1])} == {scale}
         assert drawing.failed == (["cifar10"] if scale == "paper" else [])  # of another scale it does not matter
 
 
@@ -215,13 +185,13 @@ def test_a_table_of_another_scale_is_ignored(tmp_path, stored):
     stored[:] = [made_up(each) for each in RUNS["mobilenet"].experiments("short")[:4]]
     written = table("short")
     short = written.read_bytes()
-    assert {row["scale"] for row in cells(written)} == {"short"}
+    assert {row["scale"] for row in tables.read(written)} == {"short"}
     stored.clear()
     assert table("short", "a").read_bytes() == short
     with pytest.raises(ValueError, match=r"at scale paper \(mobilenet\.csv in it is of scale short"):
         table("paper", "b")
     stored[:] = [made_up(each) for each in RUNS["mobilenet"].experiments("paper")[:4]]
-    assert {row["scale"] for row in cells(table("paper", "b"))} == {"paper"}
+    assert {row["scale"] for row in tables.read(table("paper", "b"))} == {"paper"}
     stored.clear()
     rows = tables.read(written)
     tables.write([row | {"scale": scale} for scale in ("short", "paper") for row in rows], written)
@@ -229,17 +199,6 @@ def test_a_table_of_another_scale_is_ignored(tmp_path, stored):
     tables.write([{name: value for name, value in row.items() if name != "scale"} for row in rows], written)
     with pytest.raises(ValueError, match="of scale unknown"):
         table("short", "d")
-
-
-def test_the_zoomed_panels_show_the_numbers_of_the_paper_that_are_above_ours():
-    source = RUNS["cifar10"]
-    runs = [e for e in source.experiments("short") if (e.model, e.method, e.seed) == ("resnet50", "force", 0)]
-    rows = source.rows([made_up(experiment, top1=0.5) for experiment in runs])
-    highest = max(100 * row["mean"] for row in rows)
-    assert highest > 80  # a number of the paper
-    zoomed = FIGURES["cifar10"].draw(rows).axes[1]
-    assert zoomed.get_ylim()[0] == 35
-    assert zoomed.get_ylim()[1] > highest
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -304,26 +263,10 @@ def test_every_figure_at_smoke_scale(computed, tmp_path, monkeypatch):
 # Numbers of the paper, and how methods are shown
 
 
-def test_numbers_of_the_paper():
+def test_numbers_of_the_paper_are_of_methods_that_can_be_told_apart():
     by_key = {(n.data, n.model, n.method, n.sparsity, n.rounds): n for n in numbers.ACCURACIES}
     assert len(by_key) == len(numbers.ACCURACIES)
     assert all(n.where and n.method in looks() for n in numbers.ACCURACIES)
-
-
-def test_methods_are_shown_as_their_rows_say(monkeypatch):
-    monkeypatch.setitem(METHODS, "brave", replace(METHODS["snip"], label="Brave", colour="#123456", marker="h"))
-    monkeypatch.setitem(METHODS, "shy", replace(METHODS["snip"], label="", colour="#888888", marker="."))
-    base = replace(RUNS["cifar10"].experiments("paper")[0], sparsity=0.99)
-    rows = RUNS["cifar10"].rows([made_up(replace(base, method=method)) for method in ("brave", "shy", "magnitude")])
-    picture = drawn("cifar10", rows)
-    lines = {line.get_color(): line.get_marker() for line in picture.axes[0].lines}
-    assert lines == {"#123456": "h", "#888888": ".", look("magnitude").colour: look("magnitude").marker}
-    assert {text.get_text() for text in picture.legends[0].get_texts()} == {"Brave", "shy", "Magnitude"}
-    texts = drawn("early-pruning", rows).legends[0].get_texts()
-    assert "Early pruning" in {text.get_text() for text in texts}
-
-
-def test_methods_can_be_told_apart():
     shown = [look(method) for method in (*METHODS, DENSE, FILE)]
     assert len({(each.colour, each.marker) for each in shown}) == len({each.label for each in shown}) == len(shown)
 
@@ -339,6 +282,7 @@ def test_the_users_own_settings_change_nothing(tmp_path):
             assert matplotlib.rcParams["font.size"] == size
     for first, second in zip(*files, strict=True):
         assert first.read_bytes() == second.read_bytes()
+        assert b"<dc:date>" not in first.read_bytes()
 
 
 # Mistakes, and the command line
@@ -359,16 +303,14 @@ def test_unknown_names_and_folders(tmp_path):
             figure(name, scale, tmp_path, context(tmp_path), source=source)
 
 
-def test_without_matplotlib(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'barebones\[figures\]'"):
-        figure("theory", "smoke", tmp_path, context(tmp_path))
-    assert not list(tmp_path.iterdir())  # the error comes before anything is computed
-
-
 def test_command_line(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     runner = CliRunner()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        wrong = runner.invoke(app, ["figure", "theory", "--runs", str(tmp_path / "runs")])
+    assert "pip install 'barebones[figures]'" in str(wrong.exception)
+    assert not list(tmp_path.iterdir())  # the error comes before anything is computed
     listed = runner.invoke(app, ["figure", "--list"])
     assert listed.exit_code == 0
     for name in ("accuracy", *FIGURES):
