@@ -144,7 +144,10 @@ class Experiment:
 
     def __post_init__(self) -> None:
         from ...data import check_name  # here, so that the help of a command does not wait for torch
+        from ...models import NORM_SCALES, SCHEMES
+        from ...pruning.gradients import LOSSES
 
+        rows = {"loss": LOSSES, "initialization": SCHEMES, "scale of batch-norms": NORM_SCALES}  # and those of recipes
         for option in fields(self):
             name, about, value = _option_name(option.name), option.metadata, getattr(self, option.name)
             kind, least, below = str(option.type).partition(" | ")[0], about["least"], about["below"]
@@ -152,8 +155,8 @@ class Experiment:
                 object.__setattr__(self, option.name, TYPES[kind](value))
             if typed(name, getattr(self, option.name), str(option.type)) is None:
                 continue
-            if about["kind"] and value not in about["known"]:
-                raise ValueError(unknown(about["kind"], value, about["known"]))
+            if about["kind"] and value not in (known := rows.get(about["kind"], about["known"])):
+                raise ValueError(unknown(about["kind"], value, known))
             if least is not None and not least <= value < below:
                 most = f", and below {below:g}" if below < math.inf or value >= below else ""
                 raise ValueError(f"{name} {value} must be at least {least}{most}")
