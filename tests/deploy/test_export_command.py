@@ -36,6 +36,7 @@ def test_a_run_is_exported_as_a_program(words, finished, command):
     assert (done.code, done.err) == (0, "")
     assert "Loaded again, the largest difference of the outputs is " in done.out
     assert "before training" not in done.out
+    assert ("% of the dense checkpoint (" in done.out) == ("--shrink" not in words)  # nor "1 times smaller"
     _, model, _ = loading.trained(finished)
     with open(out, "rb") as file:
         program = torch.export.load(file)
@@ -97,6 +98,9 @@ def test_a_mask_file_of_unknown_origin_needs_a_network(command, mistake, tmp_pat
         ("RUN -o out.pt2 --int8", "--int8 is for ONNX files"),
         ("RUN/mask.safetensors -o out.onnx --int8", "--int8 needs a trained network, and a mask file has none"),
         ("text -o out.onnx", "text is not a safetensors file"),
+        ("text -o ../NAME/text", "text is what would be exported; name another file to write"),
+        ("RUN -o RUN/mask.safetensors", "mask.safetensors is what would be exported"),
+        ("RUN -o RUN/weights.safetensors", "weights.safetensors is what would be exported"),
         # a run that is not finished, or damaged: FILE is not there, or has this content
         ("COPY -o out.pt2 result.json", "is not finished (pruned; trained 1 of 1 epochs); finish it"),
         ("COPY -o out.pt2 result.json={", "result.json is damaged"),
@@ -107,7 +111,7 @@ def test_a_mask_file_of_unknown_origin_needs_a_network(command, mistake, tmp_pat
 )
 def test_mistakes_are_one_line(words, problem, finished, mistake, tmp_path):
     (tmp_path / "text").write_text("nothing of ours" * 10)
-    words = words.replace("RUN", str(finished)).split()
+    words = words.replace("RUN", str(finished)).replace("NAME", tmp_path.name).split()
     if words[0] == "COPY":
         shutil.copytree(finished, "COPY")
         name, _, content = (damage := words.pop()).partition("=")

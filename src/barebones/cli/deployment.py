@@ -22,7 +22,7 @@ from ..imports import check_trusted
 from ..lab.experiment.experiment import Experiment
 from ..lab.figures import card
 from ..lab.run import loading
-from ..lab.run.folder import MASK, finished
+from ..lab.run.folder import MASK, WEIGHTS, finished
 from ..lab.run.network import data_of
 from ..lab.run.options import RunOptions
 from ..masks import Masks
@@ -104,6 +104,8 @@ def export(
         return
     if out is None:
         raise ValueError("name the file to write with -o FILE, or a folder for the Hub with --to-hub-folder DIR")
+    if out.exists() and any(path.exists() and out.samefile(path) for path in (source, source / MASK, source / WEIGHTS)):
+        raise ValueError(f"{out} is what would be exported; name another file to write")
     if replace:
         raise ValueError("--replace is for --to-hub-folder; a file is always replaced")
     chosen = format_for(out, format)
@@ -129,7 +131,7 @@ def export(
     else:
         exported = (to_onnx if chosen == "onnx" else to_program)(network, masks, example, out)
     written = out.stat().st_size
-    smaller = f"{dense / written:.3g} times smaller than" if written < dense else "no smaller than"
+    smaller = f"{dense / written:.3g} times smaller than" if dense > 1.01 * written else f"{written / dense:.1%} of"
     say(f"{out}: {written:,} bytes, {smaller} the dense checkpoint ({dense:,}).")
     if chosen != "sparse":
         checked = "In onnxruntime" if chosen == "onnx" else "Loaded again"

@@ -7,8 +7,9 @@ from rich.text import Text
 
 from ...lab.figures import accuracy as runs
 from ...lab.figures.registry import Figure, write
-from ...lab.figures.sources import SCALES, FigureContext, Runs
+from ...lab.figures.sources import FigureContext, Runs
 from ...messages import did_you_mean
+from ...names import SCALES
 from . import accuracy, layers, saliency, tables, theory
 
 __all__ = ["FIGURES", "FigureContext", "figure", "listed", "named"]
@@ -21,12 +22,12 @@ def named(name: str) -> Figure:
 
     >>> named("layer")
     Traceback (most recent call last):
-    ValueError: there is no figure 'layer'; did you mean 'layers'? run `barebones figure --list` to see all figures
+    ValueError: there is no figure 'layer'; did you mean 'layers'? Run `barebones figure --list` to see all figures
     """
     if name in FIGURES:
         return FIGURES[name]
-    hint = did_you_mean(name, [*FIGURES, runs.NAME]) or ";"
-    raise ValueError(f"there is no figure {name!r}{hint} run `barebones figure --list` to see all figures")
+    hint = did_you_mean(name, [*FIGURES, runs.NAME]) or "."
+    raise ValueError(f"there is no figure {name!r}{hint} Run `barebones figure --list` to see all figures")
 
 
 def figure(name: str, scale: str | None, out: Path, context: FigureContext, source: Path | None = None) -> list[Path]:
