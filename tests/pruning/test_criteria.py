@@ -3,16 +3,13 @@
 import gc
 import weakref
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
 import references
 import torch
 import torch.nn.functional as F
 import zoo
-from hypothesis import given, settings
 from pruning_runs import BATCHES, KEEP, run, same, steps_of
 from references import Trace, assert_top, equal, few, of_round, ones, pairs, tiny, weights_of
 from torch import Tensor, nn

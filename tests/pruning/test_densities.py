@@ -46,7 +46,9 @@ def test_counts_never_grow_and_are_in_proportion_except_at_their_limits(shapes, 
         if sum(floors.values()) > totals[-1] or totals[-1] > min(totals):
             return
     before = sizes
-    for total, counts in zip(totals, layer_counts(law if law in LAWS else shares, named, totals, at_least), strict=True):
+    for total, counts in zip(
+        totals, layer_counts(law if law in LAWS else shares, named, totals, at_least), strict=True
+    ):
         assert sum(counts.values()) == total
         assert all(floors[name] <= counts[name] <= before[name] for name in counts)
         free = [name for name in counts if floors[name] < counts[name] < before[name]]
@@ -74,7 +76,7 @@ def test_each_round_keeps_the_best_of_each_layer_and_continues_from_its_file(met
     options = dict(sparsity=0.7, method=method, rounds=5, densities=masks, min_per_channel=least)
     result = prune(model, BATCHES, **options, on_round=taken.append, on_collapse="ignore")
     assert result.rounds[-1].layers == {name: int(mask.sum()) for name, mask in masks.items()}
-    assert result.about["densities"] == "given" and result.about["min_per_channel"] == least
+    assert (result.about["densities"], result.about["min_per_channel"]) == ("given", least)
     before = ones(weights_of(model))
     revives = {"force": 5, "iter-snip": 0, "hybrid": 4}[method]
     for step in taken:
@@ -128,7 +130,8 @@ def test_thin_channels_give_their_weights_to_the_others(channels, inputs, least,
     mask = references.top({"": score.where(among, -1.0)}, keep)[""]
     result = thickened(score, mask, least, None, among)
     assert torch.equal(result, plain_thickened(score, mask, least, among))
-    assert int(result.sum()) == keep and not (result & ~among).any()
+    assert int(result.sum()) == keep
+    assert not (result & ~among).any()
     counts, before = result.flatten(1).sum(1), mask.flatten(1).sum(1)
     assert not counts[before == 0].any()  # no channel comes to life
     thin = (counts > 0) & (counts < min(least, 2 * inputs))
@@ -149,7 +152,7 @@ def test_rows_are_output_channels(shape, groups):
             assert alive.flatten(2).any(2).nonzero()[:, 1].tolist() == [channel]
 
 
-UNIFORM = {name: 0.5 for name in weights_of(tiny())}
+UNIFORM = dict.fromkeys(weights_of(tiny()), 0.5)
 
 
 @pytest.mark.parametrize(

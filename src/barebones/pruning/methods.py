@@ -8,7 +8,7 @@ from typing import Any
 from ..imports import named
 from ..masks import Scores
 from ..messages import unknown
-from . import criteria
+from . import criteria, patterns
 from . import densities as laws
 from .probe import Probe
 from .schedules import SCHEDULES, Schedule, exponential
@@ -26,9 +26,10 @@ class Method:
     SNIP. `revive_empty=False` forbids their return into output channels that keep no weight. `at_least` is the minimum
     of kept weights in each layer, and `min_per_channel` that in each output channel that keeps any. With `densities`,
     each layer keeps its own number of weights, and weights compete within their layer: "uniform", "erk" (Erdős-Rényi
-    kernel), masks whose counts to take, or a dict with the share that each layer keeps. `protocol_rounds` says whether
-    a data set's protocol sets the number of rounds (T) and of batches per round (B); a method of one round over several
-    batches then reads T x B batches.
+    kernel), masks whose counts to take, or a dict with the share that each layer keeps. `pattern` is "N:M", so that at
+    most N of M weights along the inputs stay, or "block:RxC", so that blocks of R outputs and C inputs stay or go.
+    `protocol_rounds` says whether a data set's protocol sets the number of rounds (T) and of batches per round (B); a
+    method of one round over several batches then reads T x B batches.
 
     A method of your own needs one function (on the command line, `--method file.py:name`):
 
@@ -45,6 +46,7 @@ class Method:
     at_least: int = 0
     densities: laws.Densities | None = None
     min_per_channel: int = 0
+    pattern: str | None = None
     needs_data: bool = True
     protocol_rounds: bool = True
     label: str = ""  # in plots and tables; if empty, the name of the row
@@ -57,6 +59,11 @@ class Method:
             if type(value) is not int or value < least:  # nor True
                 raise ValueError(f"{name}={value!r}: it must be a whole number, at least {least}")
         laws.check(self.densities)
+        if self.pattern is not None:
+            patterns.parsed(self.pattern)
+            if self.densities is not None or self.min_per_channel:
+                other = "min_per_channel=" if self.densities is None else "densities= (erk has them)"
+                raise ValueError(f"pattern= and {other} exclude each other; leave one of them out")
         if not callable(self.criterion):
             raise ValueError(f"criterion={self.criterion!r}: it must be a function from a probe to scores")
         if not isinstance(self.revive_until, int | float) or not 0 <= self.revive_until <= 1:

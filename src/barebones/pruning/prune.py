@@ -15,6 +15,7 @@ from ..messages import disconnected_outputs, empty_layers, html_bars, shortened
 from ..paths import losses, trace
 from ..running.shards import count
 from ..scope import Pattern
+from . import patterns
 from .batches import Source
 from .densities import Densities
 from .gradients import Loss, Objective
@@ -103,6 +104,7 @@ def prune(
     at_least: int | None = None,
     densities: Densities | None = None,
     min_per_channel: int | None = None,
+    pattern: str | None = None,
     scope: Pattern | None = None,
     exclude: Pattern = (),
     bn: str = "batch",
@@ -152,6 +154,7 @@ def prune(
     row = resolved(
         method, rounds=rounds, batches_per_round=batches_per_round, schedule=schedule, revive_until=revive_until,
         revive_empty=revive_empty, at_least=at_least, densities=densities, min_per_channel=min_per_channel,
+        pattern=pattern,
     )  # fmt: skip
     if isinstance(method, str) and row.needs_data and batches is None:
         raise ValueError(f"{method} needs data: pass batches, a list or a loader of (input, target) pairs")
@@ -161,6 +164,8 @@ def prune(
     )  # fmt: skip
     total = size(probe.parameters)
     keep = round((1 - sparsity) * total)
+    if row.pattern is not None and keep:
+        (keep,) = patterns.counts(row.pattern, total, [keep])
     if keep == 0:
         raise ValueError(f"sparsity={sparsity} leaves none of the {total} prunable weights; lower it")
     if keep == total and after is not None:
@@ -198,6 +203,7 @@ def prune(
         "at_least": row.at_least,
         "densities": row.densities if isinstance(row.densities, str | None) else "given",
         "min_per_channel": row.min_per_channel,
+        "pattern": row.pattern,
         "seed": seed,
         "weights": f"{int(probe.weights_digest() if last is None else last.weights_digest) % 2**64:016x}",
     }

@@ -14,9 +14,7 @@ from .probe import Probe
 from .round import Round
 
 
-def plan_of(
-    probe: Probe, method: Method, counts: list[int], in_layers: dict[str, int] | None = None
-) -> dict[str, Any]:
+def plan_of(probe: Probe, method: Method, counts: list[int], in_layers: dict[str, int] | None = None) -> dict[str, Any]:
     """Return the settings of a run, in plain values that a file can hold."""
     return {
         "criterion": function_name(method.criterion),
@@ -28,6 +26,7 @@ def plan_of(
         "at_least": method.at_least,
         "densities": in_layers,
         "min_per_channel": method.min_per_channel,
+        "pattern": method.pattern,
         "bn": probe.bn,
         "precision": probe.precision,
         "training": digest.text([m.training for m in probe.model.modules() if not isinstance(m, _NormBase)]),

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from ..masks import Masks, Scores, size
 from ..messages import shortened
+from . import patterns
 from .densities import layer_counts
 from .methods import Method, as_method
+from .patterns import patterned
 from .probe import Probe
 from .resuming import check_same_ranks, check_same_run, function_name, plan_of
 from .round import Round, by_channel, changes, not_finite, used_channels
@@ -87,10 +89,13 @@ def _counts(probe: Probe, method: Method, keep: int) -> list[int]:
     total = size(probe.parameters)
     if not 0 < keep <= total:
         raise ValueError(f"keep={keep}: choose from 1 to the {total} prunable weights")
-    if probe.shards is not None and (method.densities is not None or method.min_per_channel):
-        chosen = "min_per_channel=" if method.densities is None else "densities= (erk has them)"
-        raise ValueError(f"{chosen} cannot be used with sharded weights; leave it out, or prune before you shard")
+    whole = {"densities= (erk has them)": method.densities, "min_per_channel=": method.min_per_channel}
+    if probe.shards is not None and (used := [n for n, v in {**whole, "pattern=": method.pattern}.items() if v]):
+        raise ValueError(f"{used[0]} cannot be used with sharded weights; leave it out, or prune before you shard")
     counts = list(method.schedule(total, keep, method.rounds))
+    if method.pattern is not None:
+        counts = patterns.counts(method.pattern, total, counts)
+        patterns.check(method.pattern, probe.shapes, probe.transposed, counts, method.revives)
     shrinking = all(later <= earlier for earlier, later in pairwise([total, *counts]))
     if len(counts) != method.rounds or counts[-1] != keep or not shrinking:
         wanted = f"{method.rounds} counts that never grow from {total} and end at {keep}"
@@ -119,6 +124,8 @@ def _selected(
     among = before  # pruned weights cannot return
     if returning is not None:
         among = None if method.revive_empty else _in_used_channels(probe, returning)
+    if method.pattern is not None and isinstance(keep, int):
+        return patterned(method.pattern, scores, keep, returning, among, method.at_least, probe.transposed)
     if isinstance(keep, dict):
         masks = Masks()
         for name, score in scores.items():

@@ -1,0 +1,123 @@
+"""Patterns that hardware likes: N of M weights along the inputs, or whole blocks of outputs times inputs."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..masks import Masks, Scores
+from ..messages import shortened
+from .selection import comparable, top_masks
+from .thickness import by_channels, from_channels
+
+Groups = Mapping[str, int]  # of layers whose inputs come first
+HINT = "name N:M, such as 2:4, or block:RxC, such as block:16x16 (outputs x inputs)"
+
+
+def parsed(pattern: str) -> tuple[int, int, bool]:
+    """Return the two numbers of a pattern, and whether it is one of blocks.
+
+    >>> parsed("2:4"), parsed("block:16x8")
+    ((2, 4, False), (16, 8, True))
+    """
+    found = re.fullmatch(r"(block:)?([1-9]\d*)([:x])([1-9]\d*)", pattern) if isinstance(pattern, str) else None
+    if found is None or bool(found[1]) != (found[3] == "x") or (not found[1] and int(found[2]) >= int(found[4])):
+        raise ValueError(f"pattern={pattern!r}: {HINT}")
+    return int(found[2]), int(found[4]), bool(found[1])
+
+
+def counts(pattern: str, total: int, schedule: Sequence[int]) -> list[int]:
+    """Return how many weights each round keeps: with blocks, the nearest number of whole ones, at least one.
+
+    >>> counts("block:2x2", 100, [50, 10, 1]), counts("2:4", 100, [50, 10, 1])
+    ([48, 8, 4], [50, 10, 1])
+    """
+    a, b, blocks = parsed(pattern)
+    return [max(1, round(keep / (a * b))) * a * b for keep in schedule] if blocks else list(schedule)
+
+
+def check(
+    pattern: str, shapes: Mapping[str, Sequence[int]], groups: Groups, counts: Sequence[int],
+    revives: Callable[[int], bool],
+) -> None:  # fmt: skip
+    """Raise a `ValueError` if a layer cannot be divided, or if the rounds cannot end in the pattern."""
+    a, b, blocks = parsed(pattern)
+    rows, columns = (a, b) if blocks else (1, b)
+    sides = {name: _sides(shape, groups.get(name)) for name, shape in shapes.items()}
+    if wrong := [name for name, (outputs, inputs) in sides.items() if outputs % rows or inputs % columns]:
+        outputs, inputs = sides[wrong[0]]
+        what = f"{outputs} outputs and {inputs} inputs of {shortened(wrong)}"
+        raise ValueError(f"pattern={pattern!r} does not divide the {what}; leave them out with exclude=")
+    if blocks:
+        return
+    total = sum(math.prod(shape) for shape in shapes.values())
+    if counts[-1] > total * a // b:
+        raise ValueError(
+            f"pattern={pattern!r} keeps at most {a} of {b} weights; raise the sparsity to {1 - a / b:g} or more"
+        )
+    first = next(index for index, keep in enumerate(counts) if keep <= total * a // b)
+    if first and not revives(first):
+        raise ValueError(
+            f"pattern={pattern!r} begins in round {first + 1}, in which this method brings no weight back to fill its "
+            "groups; use force, a higher sparsity or rounds=1"
+        )
+
+
+def _sides(shape: Sequence[int], groups: int | None) -> tuple[int, int]:
+    """Return how many outputs and inputs a layer has; each output of a grouped one sees the inputs of its group."""
+    if groups is None:
+        return shape[0], shape[1] if len(shape) > 1 else 1
+    return groups * shape[1], shape[0] // groups
+
+
+def patterned(
+    pattern: str, scores: Scores, keep: int, prefer: Masks | None, among: Masks | None, at_least: int, groups: Groups
+) -> Masks:
+    """Return the masks of the `keep` best weights in a pattern.
+
+    Of each M weights, the N best are eligible; the best of them stay. While more than N of M weights are kept, the
+    pattern has not begun. A block's score is the sum of its weights' scores.
+    """
+    a, b, blocks = parsed(pattern)
+    wide = {name: s.view(scores[name].shape) for name, s in zip(scores, comparable(scores), strict=True)}
+    if not blocks:
+        if keep <= sum(score.numel() for score in scores.values()) * a // b:
+            free = among or dict.fromkeys(scores)
+            among = Masks({name: _best_in_groups(wide[name], a, b, free[name], groups.get(name)) for name in scores})
+        return top_masks(scores, keep, prefer, among, at_least)
+
+    def whole(masks: Masks | None) -> Masks | None:
+        return masks and Masks({name: _blocks(masks[name], a, b, groups.get(name)).all(3).all(1) for name in scores})
+
+    pooled = {name: _blocks(score, a, b, groups.get(name)).sum((1, 3)) for name, score in wide.items()}
+    best = top_masks(pooled, keep // (a * b), whole(prefer), whole(among), -(-at_least // (a * b)))
+    return Masks({name: _spread(best[name], scores[name], a, b, groups.get(name)) for name in scores})
+
+
+def _cube(tensor: Tensor, groups: int | None) -> Tensor:
+    """Return a tensor of outputs, inputs and places of the kernel."""
+    return by_channels(tensor, groups).view(*_sides(tensor.shape, groups), -1)
+
+
+def _blocks(tensor: Tensor, rows: int, columns: int, groups: int | None) -> Tensor:
+    cube = _cube(tensor, groups)
+    return cube.reshape(cube.shape[0] // rows, rows, cube.shape[1] // columns, columns, cube.shape[2])
+
+
+def _spread(best: Tensor, like: Tensor, rows: int, columns: int, groups: int | None) -> Tensor:
+    whole = best.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return from_channels(whole.reshape(whole.shape[0], -1), like, groups)
+
+
+def _best_in_groups(score: Tensor, best: int, size: int, among: Tensor | None, groups: int | None) -> Tensor:
+    """Return which weights are among the best of their group along the inputs; of equal ones, the first."""
+    parts = _blocks(score if among is None else score.where(among, -torch.inf), 1, size, groups)
+    rank = torch.zeros_like(parts, dtype=torch.int16)
+    place = torch.arange(size, device=score.device).view(-1, 1)
+    for other in range(size):
+        one = parts[:, :, :, other : other + 1]
+        rank += (one > parts) | ((one == parts) & (other < place))
+    eligible = from_channels((rank < best).reshape(parts.shape[0], -1), score, groups)
+    return eligible if among is None else eligible & among
