@@ -24,7 +24,7 @@ from barebones.lab.experiment.plan import TrainingPlan
 from barebones.lab.run.training import Training
 from barebones.masks import Masks, agreement
 from barebones.models import build, initialize
-from barebones.pruning.gradients import PRECISIONS
+from barebones.names import SCORING_PRECISIONS
 from barebones.pruning.methods import METHODS
 from barebones.pruning.probe import Probe
 from barebones.pruning.prune import prune
@@ -172,7 +172,7 @@ def _precision(name: str, data: Data, count: int, seeds: range) -> Table:
     for seed in seeds:
         model = network(name, data, seed)
         exact = _snip(model, data, "fp32", seed)
-        for precision in PRECISIONS if next(model.parameters()).is_cuda else ("fp32", "bf16"):
+        for precision in SCORING_PRECISIONS if next(model.parameters()).is_cuda else ("fp32", "bf16"):
             masks = _force(model, data.train.scoring(BATCH, seed), count, precision, seed)
             value = saliency(model, masks, data.train.scoring(BATCH, 1234), count=10)
             saliencies.setdefault(precision, []).append(value)

@@ -43,7 +43,7 @@ def forks() -> BaseContext:
     """The way to start processes from one that has imported torch already, so that each start takes no seconds."""
     context = get_context("forkserver")
     # The first step of an optimizer would import torch._dynamo.
-    modules = ["barebones.cli.experiments", "sklearn.datasets", "torch._dynamo", "torch.distributed.fsdp"]
+    modules = ["barebones.lab.sweep.worker", "sklearn.datasets", "torch._dynamo", "torch.distributed.fsdp"]
     context.set_forkserver_preload([*modules, "pytest"])
     return context
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
-
 from .messages import did_you_mean, first_line, printable
 
 SHORTHANDS = {"timm": ("network of timm", "NAME"), "images": ("folder of images", "PATH")}  # no modules
@@ -103,6 +101,8 @@ def made(name: str, kind: str, offered: Mapping[str, Any], returns: str) -> Any:
     It gets the first of the offered arguments that it has a parameter for. If it has none of them, it is called without
     arguments, or with the first one if it needs exactly one.
     """
+    from torch import nn
+
     factory = named(name, kind)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise ValueError(f"{name} is of type {type(factory).__name__}; name a function or class that returns {returns}")

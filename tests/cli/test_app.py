@@ -43,12 +43,14 @@ def test_every_command_explains_itself(name, command):
         assert option.param_type_name == "argument" or option.opts[0] in done.out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", ["", "--help", "--version", "trim", "--nonsense"])
+@pytest.mark.parametrize(
+    "words",
+    ["", "--help", "--version", "trim", "--nonsense", "run --help", "sweep --help", "figure --help", "run --sparsty 1"],
+)
 def test_what_needs_no_torch_does_not_wait_for_it(words):
     program = f"""if True:
         import atexit, sys
-        atexit.register(lambda: print({{"torch", "numpy"}} & {{*sys.modules}}))
+        atexit.register(lambda: print({{"torch", "numpy", "matplotlib", "rich.live"}} & {{*sys.modules}}))
         sys.argv = ["barebones", *{words.split()!r}]
         from barebones.cli import main
         main()

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import barebones as bb
-from barebones.cli import experiments
 from barebones.data import DATA
 from barebones.files.masks import load_masks, save_masks
 from barebones.lab.experiment.experiment import Experiment
@@ -110,7 +109,7 @@ def test_trouble_is_one_line(prepare, words, expected, mistake, tiny, monkeypatc
 
 @pytest.mark.parametrize(("numbers", "code"), [((2, 0, 0, 1), 0), ((2, 1, 0, 0), 1), ((2, 0, 1, 0), 1)])
 def test_a_sweep_with_failed_or_unfinished_runs_says_so_by_its_exit_code(numbers, code, command, monkeypatch):
-    monkeypatch.setattr(experiments, "run_sweep", lambda *args, **options: SweepResult(*numbers, tables=[]))
+    monkeypatch.setattr("barebones.lab.sweep.sweep.sweep", lambda *args, **options: SweepResult(*numbers, tables=[]))
     assert command("sweep", "smoke", "--device", "cpu").code == code
 
 

@@ -15,7 +15,7 @@ from barebones.lab.run.folder import finished
 from barebones.lab.run.loading import experiment_for_mask, initial, load
 from barebones.lab.run.network import Network
 from barebones.lab.run.options import RunOptions
-from barebones.pruning.controls import CONTROLS
+from barebones.names import CONTROLS
 from barebones.pruning.prune import prune
 
 CHANGED = [control for control in CONTROLS if control != "none"]

@@ -9,6 +9,8 @@ import pytest
 from barebones.data import DATA
 from barebones.lab.experiment.experiment import DENSE, FILE, Experiment, folder_of
 from barebones.lab.experiment.protocols import PROTOCOLS, protocol
+from barebones.models import NORM_SCALES, SCHEMES
+from barebones.pruning.gradients import LOSSES
 from barebones.pruning.methods import METHODS, Method
 from barebones.pruning.schedules import SCHEDULES
 
@@ -216,3 +218,14 @@ def test_a_method_that_was_registered_at_run_time_reads_its_row(row, rounds, bat
     assert Experiment.from_dict(record) == resolved  # readable where the method is not known
     with pytest.raises(ValueError, match="there is no method 'mine'"):
         resolved.pruning()
+
+
+TABLES = {"norm_scale": NORM_SCALES, "init": SCHEMES, "scoring_init": SCHEMES, "loss": LOSSES, "schedule": SCHEDULES}
+
+
+@pytest.mark.parametrize("field", TABLES)
+def test_a_row_that_a_recipe_adds_is_known(field, monkeypatch):
+    with pytest.raises(ValueError, match="'mine'"):
+        Experiment(**{field: "mine"})
+    monkeypatch.setitem(TABLES[field], "mine", next(iter(TABLES[field].values())))
+    assert getattr(Experiment(**{field: "mine"}).resolved(), field) == "mine"

@@ -20,7 +20,7 @@ from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network
 from barebones.lab.run.run import run
 from barebones.lab.run.training import Training
-from barebones.pruning.controls import CONTROLS
+from barebones.names import CONTROLS
 
 EARLY: dict = {"method": "magnitude", "sparsity": 0.6, "epochs": 1, "pretrain": 1}
 FORCE: dict = {"rounds": 4}

@@ -18,12 +18,13 @@ from barebones.lab.experiment.experiment import DENSE, FILE, Experiment
 from barebones.lab.experiment.styles import look, looks
 from barebones.lab.figures import plots, sources
 from barebones.lab.figures import registry as lab_figures
-from barebones.lab.figures.sources import SCALES, FigureContext
+from barebones.lab.figures.sources import FigureContext
 from barebones.lab.records import tables
 from barebones.lab.run import run as lab
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import Stopped
 from barebones.lab.sweep.sweep import SweepResult
+from barebones.names import SCALES
 from barebones.paper import numbers
 from barebones.paper.figures import FIGURES, accuracy, figure
 from barebones.paper.figures import tables as paper_tables

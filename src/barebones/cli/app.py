@@ -62,9 +62,11 @@ class Later(Command):
                 "barebones runs in one process, so start it without torchrun: a sweep gives each GPU runs of its own, "
                 "and bb.prune and bb.hold work in your own loop over several GPUs"
             )
-        command = loaded(self.name)
+        context = loaded(self.name).make_context(info_name, args, parent, **extra)
+        if not context.resilient_parsing:  # of the shell's completion, which needs torch as little as the help
+            import_module("..lab.run.run", __package__)
         interrupts.started()
-        return command.make_context(info_name, args, parent, **extra)
+        return context
 
 
 class Group(Plain, TyperGroup):

@@ -9,22 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..files.container import atomically
 from ..imports import check_trusted
 from ..lab.experiment.experiment import DENSE, Experiment
-from ..lab.experiment.recipes import RECIPES
+from ..lab.experiment.recipes import EPOCHS, RECIPES
 from ..lab.experiment.recipes import experiments as from_recipe
-from ..lab.figures import demo as lab_demo
-from ..lab.run.connectivity import SKIP
-from ..lab.run.folder import MASK, RESULT, progress
-from ..lab.run.loading import experiment_for_mask
-from ..lab.run.network import resized
-from ..lab.run.options import RunOptions
-from ..lab.run.progress import dry_run as explain
-from ..lab.run.progress import kept, mask_file, run_folder, summary, watching
-from ..lab.run.run import run as run_experiment
-from ..lab.sweep.sweep import LOCAL
-from ..lab.sweep.sweep import sweep as run_sweep
+from ..lab.run.options import SKIP, RunOptions
 from ..messages import counted
 from .options import (
     DryRun,
@@ -55,6 +44,9 @@ def prune(
 
     Example: barebones prune --data digits --model small-vgg --sparsity 0.99 -o mask.safetensors
     """
+    from ..files.container import atomically
+    from ..lab.run import folder, progress
+
     settings, run_options = split(options, overwrite)
     requested = Experiment(**settings)
     if requested.method == DENSE:
@@ -63,7 +55,7 @@ def prune(
         raise ValueError("barebones prune trains nothing, so it cannot skip training; use --on-collapse warn or raise")
     if out is not None:
         check_output(out)
-    path = run_options.folder(requested.resolved(run_options.device)) / MASK
+    path = run_options.folder(requested.resolved(run_options.device)) / folder.MASK
     before = path.exists() and not overwrite
     about = _perform(requested, run_options, dry_run, until="prune")
     if about is None:
@@ -73,7 +65,7 @@ def prune(
     if out is not None:
         with atomically(out) as file:
             file.write(path.read_bytes())
-    for sentence in kept(about):
+    for sentence in progress.kept(about):
         say(sentence)
     say(f"The masks are in {out or path}")
 
@@ -92,6 +84,8 @@ def train(
 
     Example: barebones train --mask mask.safetensors
     """
+    from ..lab.run.loading import experiment_for_mask
+
     settings, run_options = split(options, overwrite)
     settings = {name: value for name, value in settings.items() if value is not None}
     if "method" in settings:
@@ -120,6 +114,9 @@ def run(overwrite: Overwrite = False, dry_run: DryRun = False, **options: Any) -
 def _conclude(
     requested: Experiment, run_options: RunOptions, dry_run: bool, given: Collection[str] | None = None
 ) -> None:
+    from ..lab.run.folder import RESULT
+    from ..lab.run.progress import summary
+
     folder = run_options.folder(requested.resolved(run_options.device))
     before = (folder / RESULT).exists() and not run_options.overwrite
     result = _perform(requested, run_options, dry_run, given=given)
@@ -136,17 +133,20 @@ def _perform(
     given: Collection[str] | None = None,
 ) -> dict[str, Any] | None:
     """Run an experiment and show its progress; in a dry run only print what it would do, and return None."""
+    from ..lab.run import network, progress
+    from ..lab.run.run import run as run_experiment
+
     import_from_working_folder(requested.model, requested.data)
-    if sentence := resized(requested):
+    if sentence := network.resized(requested):
         say(sentence)
     if dry_run:
         console = Console(soft_wrap=True)
-        for part in explain(requested, run_options, given):
+        for part in progress.dry_run(requested, run_options, given):
             console.print(part, highlight=False, markup=False)
         return None
     experiment = requested.resolved(run_options.device)
     hint = f"stopped and saved in {run_options.folder(experiment)}; the same command resumes from there"
-    with stoppable(hint) as stopping, watching(Console(stderr=True)) as report:
+    with stoppable(hint) as stopping, progress.watching(Console(stderr=True)) as report:
         return run_experiment(experiment, run_options, report, stopping, until)
 
 
@@ -180,7 +180,7 @@ def sweep(
     devices: Annotated[
         str | None, typer.Option(help="With --device cuda: the numbers of the GPUs to use, such as 0,2. Default: all.")
     ] = None,
-    engine: EngineName = LOCAL,
+    engine: EngineName = "local",
     engine_option: EngineOptions = None,
     retry_failed: RetryFailed = False,
     time_limit: Annotated[
@@ -199,7 +199,10 @@ def sweep(
 
     Example: barebones sweep smoke
     """
-    _, run_options = split(options, here=engine == LOCAL)
+    from ..lab.run.folder import progress
+    from ..lab.sweep import sweep as sweeping
+
+    _, run_options = split(options, here=engine == sweeping.LOCAL)
     if recipe == "smoke":
         run_options = run_options.for_smoke()
     named = [*(model or ()), *(data or ()), *(method or ())]
@@ -215,7 +218,7 @@ def sweep(
         say(f"{counted(len(experiments), 'experiment')} in {run_options.runs}")
         return
     with stoppable("") as stopping:
-        outcome = run_sweep(
+        outcome = sweeping.sweep(
             list(experiments), run_options,
             jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, time_limit=time_limit,
             engine=engine, engine_options=engine_options(engine_option or ()), console=Console(), stopping=stopping,
@@ -231,6 +234,8 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
     """Print what a mask file contains, or the settings, progress and result of a run."""
+    from ..lab.run.progress import mask_file, run_folder, summary
+
     if not path.exists():
         raise ValueError(f"there is no file or folder {path}; name a run's folder or a mask file")
     *tables, content = (run_folder(path),) if path.is_dir() else mask_file(path)
@@ -249,10 +254,12 @@ def inspect(
 
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, each with another seed.")] = 3,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training.")] = lab_demo.EPOCHS,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training.")] = EPOCHS,
     out: Annotated[Path, typer.Option("--out", "-o", help="Picture to draw; it needs matplotlib.")] = Path("demo.png"),
 ) -> None:
     """Prune a small network to the bone, train what is left, and compare the methods on handwritten digits."""
+    from ..lab.figures import demo as lab_demo
+
     check_output(out)
     with stoppable("") as stopping:
         lab_demo.demo(Console(), seeds, epochs, stopping, out)

@@ -7,27 +7,25 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
-from ..lab.figures import accuracy
-from ..lab.figures.report import follow
-from ..lab.figures.report import write as write_report
-from ..lab.figures.sources import SCALES
 from ..messages import counted
-from ..paper.figures import FIGURES, FigureContext, listed, named
-from ..paper.figures import figure as draw
-from .options import Jobs, RetryFailed, check_folder, completion, split, with_options
+from ..names import AXES, SCALES
+from .options import Jobs, RetryFailed, check_folder, split, with_options
 from .terminal import say, stoppable
+
+
+def _complete(incomplete: str) -> list[str]:
+    from ..lab.figures import accuracy
+    from ..paper.figures import FIGURES
+
+    return [name for name in (accuracy.NAME, *FIGURES, "all") if name.startswith(incomplete)]
 
 
 @with_options(experiment=False)
 def figure(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="The name of a figure (see --list), or all.",
-            autocompletion=completion((accuracy.NAME, *FIGURES, "all")),
-        ),
+        typer.Argument(help="The name of a figure (see --list), or all.", autocompletion=_complete),
     ] = None,
     list_all: Annotated[
         bool, typer.Option("--list", help="List all figures, with what each shows and how long it takes.")
@@ -45,7 +43,7 @@ def figure(
     x: Annotated[
         str | None,
         typer.Option(
-            help=f"Of the figure {accuracy.NAME}: what accuracy is drawn against, one of {', '.join(accuracy.AXES)}.",
+            help=f"Of the figure accuracy: what accuracy is drawn against, one of {', '.join(AXES)}.",
             show_default="sparsity",
         ),
     ] = None,
@@ -65,8 +63,11 @@ def figure(
 
     Example: barebones figure accuracy --from runs
     """
+    from ..lab.figures import accuracy
+    from ..paper import figures
+
     if list_all:
-        Console().print(listed())
+        Console().print(figures.listed())
         return
     if name is None:
         raise ValueError("name a figure; run `barebones figure --list` to see all figures")
@@ -83,13 +84,13 @@ def figure(
         if left_out:
             raise typer.Exit(1)
         return
-    names = list(FIGURES) if name == "all" else [name]
-    named(names[0])
+    names = list(figures.FIGURES) if name == "all" else [name]
+    figures.named(names[0])
     with stoppable("stopped; the same command resumes with what is missing") as stopping:
-        context = FigureContext(run_options, Console(), jobs, retry_failed, stopping)
+        context = figures.FigureContext(run_options, Console(), jobs, retry_failed, stopping)
         for each in names:
             try:
-                for path in draw(each, scale, out, context, source):
+                for path in figures.figure(each, scale, out, context, source):
                     say(str(path))
             except (ValueError, OSError) as error:
                 if len(names) == 1:
@@ -117,6 +118,10 @@ def report(
 
     Example: barebones report runs -o report.html
     """
+    from rich.progress import Progress
+
+    from ..lab.figures.report import follow, write
+
     if watch:
         with stoppable("") as stopping:
             before = ""
@@ -129,7 +134,7 @@ def report(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading runs")
-        content = write_report(runs, out, not quick, lambda done, total: bar.update(task, completed=done, total=total))
+        content = write(runs, out, not quick, lambda done, total: bar.update(task, completed=done, total=total))
     for run in content["runs"]:
         for problem in run["problems"]:
             say(f"{run['folder']} cannot be read in full: {problem}")

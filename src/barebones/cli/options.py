@@ -11,13 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any, get_type_hints
 
-import torch
 import typer
 
 from ..imports import is_code
 from ..lab.experiment.experiment import DENSE, Experiment
-from ..lab.run import tracking
 from ..lab.run.options import RunOptions
+from ..names import TRACKERS
 from ..running.devices import accelerator, check_here
 
 Source = Annotated[Path, typer.Argument(help="Folder of a finished run; or a mask file, for the untrained network.")]
@@ -74,7 +73,7 @@ RUN_OPTIONS = {  # for each field of `RunOptions` that can be set; types and def
     ),
     "track": _run_option(
         metavar="NAME",
-        help=f"Also send the metrics to a tracker: {', '.join(tracking.TRACKERS)}; repeat the option for several.",
+        help=f"Also send the metrics to a tracker: {', '.join(TRACKERS)}; repeat the option for several.",
     ),
 }  # fmt: skip
 
@@ -131,10 +130,12 @@ def completion(known: Iterable[str]) -> Callable[[str], list[str]] | None:
 
 def split(options: dict[str, Any], overwrite: bool = False, here: bool = True) -> tuple[dict[str, Any], RunOptions]:
     """Split the options of a command into an experiment's and run options; `here`: this machine needs the device."""
+    from ..lab.run.tracking import check
+
     run_options = {name: options.pop(name) for name in RUN_OPTIONS}
     run_options["device"] = check_device(run_options["device"], here)
     for name in run_options["track"] or ():
-        tracking.check(name)
+        check(name)
     if options.get("method") == DENSE and options["sparsity"] not in (None, 0, Experiment.sparsity):
         raise ValueError("method dense prunes nothing, so it takes no --sparsity; leave it out")
     import_from_working_folder(options.get("method"))
@@ -143,6 +144,8 @@ def split(options: dict[str, Any], overwrite: bool = False, here: bool = True) -
 
 def check_device(name: str, here: bool = True) -> str:
     """Return the name of a device that must be available `here`; "auto" becomes the accelerator if there is one."""
+    import torch
+
     if name == "auto":
         return accelerator()
     try:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 
-from ..lab.run.run import Stopped
 from ..messages import printable
 
 
@@ -37,6 +36,8 @@ class Stopping:
 @contextmanager
 def stoppable(hint: str) -> Iterator[Stopping]:
     """Let SIGINT and SIGTERM ask the body to stop; when it has stopped, print the hint on how to resume."""
+    from ..lab.run.run import Stopped
+
     stopping = Stopping()
     before = {number: signal.signal(number, stopping.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

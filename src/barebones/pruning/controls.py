@@ -17,9 +17,6 @@ from ..running.shards import refuse_shards
 from ..scope import masked_copy, prunable
 from .selection import keep_top
 
-NONE = "none"  # CONTROLS says what each control does to a run
-CONTROLS = {NONE: "", "shuffle": "shuffled", "reinitialize": "reinitialized", "invert": "inverted"}
-
 
 def shuffled(masks: Mapping[str, Tensor], seed: int = 0) -> Masks:
     """Return masks permuted at random within each layer; the permutation depends on the seed and the layer's name.

@@ -26,7 +26,6 @@ LOSSES: dict[str, Loss] = {
     "cross-entropy": F.cross_entropy,
     "nll-on-logits": F.nll_loss,  # what the paper's own code applies to raw outputs; kept to reproduce it
 }
-PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 class Gradients:

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..gpu.graphs import Captured
 from ..masks import Masks, everything
+from ..names import SCORING_PRECISIONS, STATISTICS
 from ..running import digest
 from ..running.chunks import chunks
 from ..running.inputs import first_sample, samples, tensors
@@ -22,11 +23,9 @@ from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
 from ..scope import Pattern, bare, prunable, transposed
 from .batches import Batches, Source, micro_batches
-from .gradients import LOSSES, PRECISIONS, Gradients, Loss, Objective, added
+from .gradients import LOSSES, Gradients, Loss, Objective, added
 from .masking import Masking
 from .processes import Shards, sum_over_ranks, unwrapped
-
-STATISTICS = ("batch", "eval")  # that batch-norms use
 
 
 class Probe:
@@ -66,8 +65,8 @@ class Probe:
     ) -> None:
         if bn not in STATISTICS:
             raise ValueError(f"bn={bn!r}: choose 'batch' (statistics of the batch) or 'eval' (running statistics)")
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
+        if precision not in SCORING_PRECISIONS:
+            raise ValueError(f"precision={precision!r}: choose one of {', '.join(SCORING_PRECISIONS)}")
         if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
             raise ValueError(f"micro_batch={micro_batch!r}: it must be a whole number of samples, at least 1")
         if isinstance(loss, type):

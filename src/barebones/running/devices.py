@@ -2,11 +2,11 @@
 
 import os
 
-import torch
-
 
 def accelerator() -> str:
     """Return the kind of device that torch uses beside the CPU here, such as cuda, mps or xpu; cpu if there is none."""
+    import torch
+
     found = torch.accelerator.current_accelerator(check_available=True)
     return found.type if found else "cpu"
 
@@ -16,6 +16,8 @@ def check_here(name: str) -> None:
 
     >>> check_here("cpu")
     """
+    import torch
+
     device, kind = torch.device(name), accelerator()
     there = device.type == kind and (device.index or 0) < torch.accelerator.device_count()
     if device.type != "cpu" and not there:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...data import DATA, check_name
+from ... import names
 from ...imports import is_code
 from ...messages import counted, did_you_mean, shown, unknown
-from ...models import MODELS, NORM_SCALES, SCHEMES
-from ...pruning.controls import CONTROLS, NONE
-from ...pruning.gradients import LOSSES
-from ...pruning.gradients import PRECISIONS as SCORING_PRECISIONS
-from ...pruning.methods import METHODS, Method
-from ...pruning.methods import imported as imported_method
-from ...pruning.methods import resolved as resolved_method
-from ...pruning.probe import STATISTICS
+from ...names import NONE
 from ...pruning.schedules import SCHEDULES
 from .plan import LR_SCHEDULES, OPTIMIZERS, PRECISIONS, TrainingPlan
 from .protocols import protocol
+
+if TYPE_CHECKING:
+    from ...pruning.methods import Method
 
 DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a method
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
@@ -65,18 +60,19 @@ class Experiment:
     """
 
     model: str = _option(
-        "resnet50", f"Network: {', '.join(MODELS)}; timm:NAME for one of timm; or file.py:factory for your own.", "key",
-        known=MODELS,
+        "resnet50",
+        f"Network: {', '.join(names.MODELS)}; timm:NAME for one of timm; or file.py:factory for your own.",
+        "key", known=names.MODELS,
     )  # fmt: skip
     data: str = _option(
         "cifar10",
-        f"Data set: {', '.join(DATA)}; images:PATH for a folder of images; or file.py:factory for your own.", "key",
-        known=DATA,
+        f"Data set: {', '.join(names.DATA)}; images:PATH for a folder of images; or file.py:factory for your own.",
+        "key", known=names.DATA,
     )  # fmt: skip
     method: str = _option(
         "force",
-        f"Pruning method: {', '.join(METHODS)}; file.py:function for your own; or dense, for no pruning.", "key",
-        known=ChainMap[str, Any](METHODS, {DENSE: None}),
+        f"Pruning method: {', '.join(names.METHODS)}; file.py:function for your own; or dense, for no pruning.",
+        "key", known=(*names.METHODS, DENSE),
     )  # fmt: skip
     sparsity: float = _option(0.99, "Fraction of the prunable weights to remove, from 0 to below 1.", "key settled")
     seed: int = _option(0, "Seed of the initial weights, the scoring batches and the order of images.", least=0)
@@ -95,24 +91,24 @@ class Experiment:
         None, "Minimum number of weights that each layer keeps.", "finding", shown="set by the method"
     )
     loss: str = _pruning(
-        "cross-entropy", "Loss that the scores are computed from", "pruning settled", kind="loss", known=LOSSES
+        "cross-entropy", "Loss that the scores are computed from", "pruning settled", kind="loss", known=names.LOSSES
     )
-    init: str = _pruning("kaiming-fan-in", "Initialization", kind="initialization", known=SCHEMES)
+    init: str = _pruning("kaiming-fan-in", "Initialization", kind="initialization", known=names.SCHEMES)
     norm_scale: str | None = _pruning(
         None, "Initial scales of batch-norms: ones; or uniform, as in torch before 1.2, which the paper used.",
-        shown="uniform for resnet50 and mobilenet-v2, else ones", kind="scale of batch-norms", known=NORM_SCALES,
+        shown="uniform for resnet50 and mobilenet-v2, else ones", kind="scale of batch-norms", known=names.NORM_SCALES,
     )  # fmt: skip
     scoring_init: str | None = _pruning(
         None, "Find the masks on other initial weights than those that are trained, drawn by this initialization.",
-        "finding named", shown="none: score the weights that are trained", kind="initialization", known=SCHEMES,
+        "finding named", shown="none: score the weights that are trained", kind="initialization", known=names.SCHEMES,
     )  # fmt: skip
     scoring_bn: str = _pruning(
         "batch", "Statistics of batch-norms in scoring: batch, those of the batch; or eval, the running ones.",
-        "finding named", kind="kind of batch-norm statistics", known=STATISTICS,
+        "finding named", kind="kind of batch-norm statistics", known=names.STATISTICS,
     )  # fmt: skip
     scoring_precision: str | None = _pruning(
         None, "Precision of the scores", "finding computing",
-        shown="fp32", kind="scoring precision", known=SCORING_PRECISIONS,
+        shown="fp32", kind="scoring precision", known=names.SCORING_PRECISIONS,
     )  # fmt: skip
     pretrain: int = _pruning(
         0, "Epochs of dense training before pruning (early pruning is 1, with --method magnitude).", "pruning settled",
@@ -126,7 +122,7 @@ class Experiment:
         NONE,
         "What to change as a control: the masks, shuffled within each layer (shuffle) or inverted to the lowest scores "
         "(invert); or the weights, reinitialized under the same masks (reinitialize).",
-        "key pruning settled", kind="control", known=CONTROLS,
+        "key pruning settled", kind="control", known=names.CONTROLS,
     )  # fmt: skip
 
     epochs: int | None = _training(None, "Training epochs; the learning rate's schedule scales with them.", least=0)
@@ -147,6 +143,11 @@ class Experiment:
     shrink: bool = _training(False, "Train without the channels that carry no signal.", "pruning computing")
 
     def __post_init__(self) -> None:
+        from ...data import check_name  # here, so that the help of a command does not wait for torch
+        from ...models import NORM_SCALES, SCHEMES
+        from ...pruning.gradients import LOSSES
+
+        rows = {"loss": LOSSES, "initialization": SCHEMES, "scale of batch-norms": NORM_SCALES}  # and those of recipes
         for option in fields(self):
             name, about, value = _option_name(option.name), option.metadata, getattr(self, option.name)
             kind, least, below = str(option.type).partition(" | ")[0], about["least"], about["below"]
@@ -154,8 +155,8 @@ class Experiment:
                 object.__setattr__(self, option.name, TYPES[kind](value))
             if typed(name, getattr(self, option.name), str(option.type)) is None:
                 continue
-            if about["kind"] and value not in about["known"]:
-                raise ValueError(unknown(about["kind"], value, about["known"]))
+            if about["kind"] and value not in (known := rows.get(about["kind"], about["known"])):
+                raise ValueError(unknown(about["kind"], value, known))
             if least is not None and not least <= value < below:
                 most = f", and below {below:g}" if below < math.inf or value >= below else ""
                 raise ValueError(f"{name} {value} must be at least {least}{most}")
@@ -206,6 +207,8 @@ class Experiment:
         takes T x B batches, so that both read equally much data. All others keep the values of their row, and so
         does every method with `protocol_rounds=False`.
         """
+        from ...pruning.methods import resolved
+
         row = method_named(self.method)
         iterative = row.rounds > 1 and row.protocol_rounds
         if rounds is not None and batches_per_round is not None and row.protocol_rounds:
@@ -213,7 +216,7 @@ class Experiment:
                 row = replace(row, rounds=rounds, batches_per_round=batches_per_round)
             elif row.batches_per_round > 1:
                 row = replace(row, batches_per_round=rounds * batches_per_round)
-        return resolved_method(
+        return resolved(
             row if iterative or is_code(self.method) else self.method, rounds=self.rounds,
             batches_per_round=self.batches_per_round or row.batches_per_round, schedule=self.schedule,
             revive_until=self.revive_until, revive_empty=None if self.revive_empty else False, at_least=self.at_least,
@@ -255,11 +258,14 @@ class Experiment:
 
 def method_named(name: str) -> Method:
     """Return the row of a method; one of the user's own is imported, so only pruning may ask for it."""
+    from ...pruning import methods
+
     if is_code(name):
-        return imported_method(name)
-    if name not in METHODS:
-        raise ValueError(f"{unknown('method', name, [*METHODS, DENSE])}; or name a file.py:function of your own")
-    return METHODS[name]
+        return methods.imported(name)
+    if name not in methods.METHODS:
+        known = [*methods.METHODS, DENSE]
+        raise ValueError(f"{unknown('method', name, known)}; or name a file.py:function of your own")
+    return methods.METHODS[name]
 
 
 def with_role(*roles: str) -> tuple[str, ...]:

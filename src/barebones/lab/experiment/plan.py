@@ -1,12 +1,16 @@
 """The plan of a training: its optimizer, its precision and its learning rate, a pure function of the step."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 RISE = 0.3  # the share of a one-cycle training in which the rate rises, if the plan has no warm-up
@@ -78,14 +82,21 @@ LR_SCHEDULES: dict[str, Callable[[TrainingPlan, int, int], float]] = {
 }
 
 
-Optimize = Callable[[Iterable[nn.Parameter], Any, "TrainingPlan", torch.device], torch.optim.Optimizer]
 FUSED = ("cpu", "cuda")  # devices on which one kernel updates all parameters
-OPTIMIZERS: dict[str, Optimize] = {
-    "sgd": lambda parameters, rate, plan, device: torch.optim.SGD(
-        parameters, rate, momentum=plan.momentum, weight_decay=plan.weight_decay, fused=device.type in FUSED
-    ),
-    "adamw": lambda parameters, rate, plan, device: torch.optim.AdamW(
-        parameters, rate, betas=(plan.momentum, 0.999), weight_decay=plan.weight_decay, fused=device.type in FUSED,
-        capturable=device.type == "cuda",
-    ),
-}  # fmt: skip
+
+
+def sgd(parameters: Iterable[Parameter], rate: Any, plan: TrainingPlan, device: torch.device) -> Optimizer:
+    from torch.optim import SGD
+
+    fused = device.type in FUSED
+    return SGD(parameters, rate, momentum=plan.momentum, weight_decay=plan.weight_decay, fused=fused)
+
+
+def adamw(parameters: Iterable[Parameter], rate: Any, plan: TrainingPlan, device: torch.device) -> Optimizer:
+    from torch.optim import AdamW
+
+    settings = {"fused": device.type in FUSED, "capturable": device.type == "cuda"}
+    return AdamW(parameters, rate, betas=(plan.momentum, 0.999), weight_decay=plan.weight_decay, **settings)
+
+
+OPTIMIZERS = {"sgd": sgd, "adamw": adamw}

@@ -20,6 +20,7 @@ NETWORKS = ("resnet50", "vgg19")
 SPARSITIES = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 COMPARED = ("random", "snip", "snip-mb", "grasp", "grasp-mb", "iter-snip", "force")
 SEEDS = range(3)
+EPOCHS = 20  # of the demo
 MOST = 100_000  # experiments of a grid; a few short lists would otherwise fill the memory
 
 
@@ -28,7 +29,7 @@ def smoke() -> Iterator[Experiment]:
 
     `barebones sweep smoke`; 10 runs, about a minute on two cores.
     """
-    base = Experiment("small-vgg", "digits", epochs=20)
+    base = Experiment("small-vgg", "digits", epochs=EPOCHS)
     yield replace(base, method=DENSE, sparsity=0.0)
     for sparsity, method in product((0.9, 0.97, 0.99), ("random", "snip", "force")):
         rounds = 20 if method == "force" else None

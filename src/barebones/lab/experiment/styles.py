@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ...pruning.controls import CONTROLS
+from ...names import CONTROLS
 from ...pruning.methods import GREY, METHODS, Method
 from .experiment import DENSE, FILE
 

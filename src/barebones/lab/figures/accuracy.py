@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 from ...messages import counted, printable, unknown
-from ...pruning.controls import NONE
+from ...names import NONE
 from ..experiment.experiment import DENSE, FINDING, Experiment, with_role
 from ..experiment.styles import look, titled
 from ..records import records, tables

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...files.container import atomically
+from ...names import SCALES
 from ..records import tables
 from ..records.tables import Rows
 from . import plots
 from .plots import Canvas
-from .sources import SCALES, Analysis, FigureContext, Runs
+from .sources import Analysis, FigureContext, Runs
 
 CAUTION = "Smoke test on digits: it shows nothing about the methods."
 

@@ -23,7 +23,6 @@ from ..run.options import RunOptions
 from ..run.run import Stopped
 from ..sweep.sweep import sweep
 
-SCALES = ("smoke", "short", "paper")
 VERSION = 2  # of cached analyses; those of version 1 were not computed with deterministic algorithms
 PARTS = ("pairs", "seeds", "sparsities")  # settings of an analysis that divide it into parts, each cached by itself
 ALONE = "alone"  # the subfolder for runs that are made one at a time

@@ -6,8 +6,8 @@ from typing import Any
 from ...messages import disconnected_outputs, empty_layers, shortened
 from ...pruning.prune import ON_NO_PATH
 from ..experiment.experiment import DENSE
+from .options import RAISE, SKIP
 
-WARN, RAISE, SKIP = ON_COLLAPSE = ("warn", "raise", "skip")
 SKIPPED = "Its training is skipped."
 
 

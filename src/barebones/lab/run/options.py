@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...running.devices import processors
 from ...version import __version__
 from ..experiment.experiment import Experiment
-from .connectivity import ON_COLLAPSE, RAISE, SKIP, WARN
 
+WARN, RAISE, SKIP = ON_COLLAPSE = ("warn", "raise", "skip")
 SMOKE = Path("smoke-runs")  # of smoke runs, which show nothing about the methods, instead of the default folder
 COMPILED_FROM = 100  # epochs; on a GPU, training this long wins back the half minute that compiling takes
 BESIDE_A_GPU = 2  # threads; with 16 in each of two processes on 16 processors, shrinking took minutes instead of 6 s
@@ -67,6 +65,8 @@ class RunOptions:
 
 def environment(options: RunOptions, epochs: int) -> dict[str, Any]:
     """Return versions, device and modes, on which the bits of a result may depend."""
+    import torch
+
     device, processor = torch.device(options.device), platform.machine()
     if device.type not in ("cpu", "cuda"):
         processor = f"{device.type} of {processor}"

@@ -7,8 +7,9 @@ from rich.text import Text
 
 from ...lab.figures import accuracy as runs
 from ...lab.figures.registry import Figure, write
-from ...lab.figures.sources import SCALES, FigureContext, Runs
+from ...lab.figures.sources import FigureContext, Runs
 from ...messages import did_you_mean
+from ...names import SCALES
 from . import accuracy, layers, saliency, tables, theory
 
 __all__ = ["FIGURES", "FigureContext", "figure", "listed", "named"]

@@ -17,7 +17,7 @@ from ...lab.figures.sources import COLUMNS, Runs
 from ...lab.records.statistics import over_seeds
 from ...lab.records.tables import Row, Rows, grouped
 from ...messages import counted
-from ...pruning.controls import CONTROLS, NONE
+from ...names import CONTROLS, NONE
 from ...pruning.methods import METHODS
 from ..numbers import ABOVE, ACCURACIES, COST, Reference
 

@@ -11,13 +11,14 @@ from ...lab.experiment.recipes import NETWORKS
 from ...lab.experiment.styles import look, looks
 from ...lab.figures import plots
 from ...lab.figures.registry import Figure
-from ...lab.figures.sources import SCALES, Analysis, Runs, Settings
+from ...lab.figures.sources import Analysis, Runs, Settings
 from ...lab.records.statistics import spread
 from ...lab.records.tables import Row, Rows, grouped, markdown
 from ...lab.run.network import built
 from ...lab.run.options import RunOptions
 from ...messages import counted
 from ...models import parameter_table
+from ...names import SCALES
 from ..numbers import BELOW_RANDOM, COST, PARAMETERS
 from .accuracy import (
     MULTI_BATCH,
