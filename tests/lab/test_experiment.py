@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 import pytest
 
 from barebones.data import DATA
-from barebones.lab.experiment.experiment import DENSE, FILE, Experiment, folder_of
+from barebones.lab.experiment.experiment import DENSE, FILE, OPTIONAL, Experiment, folder_of
 from barebones.lab.experiment.protocols import PROTOCOLS, protocol
 from barebones.models import NORM_SCALES, SCHEMES
 from barebones.pruning.gradients import LOSSES
@@ -184,6 +184,13 @@ def test_the_id_of_a_known_experiment_does_not_change_by_accident():
     assert known.folder == folder_of(Experiment.settings(values)) == "cifar10-vgg19-force-99-s0-c03ff69cdd"
     for other in (values | {"seed": 1}, values | {"shrink": True}, values | {"control": "shuffle"}):
         assert folder_of(Experiment.settings(other)) != known.folder
+
+
+def test_an_optional_setting_is_part_of_the_name_unless_it_has_its_default(monkeypatch):
+    settings = Experiment("vgg19").resolved().to_dict()
+    monkeypatch.setitem(OPTIONAL, "later", 0.0)
+    assert folder_of(settings | {"later": 0.0}) == folder_of(settings | {"later": 0}) == folder_of(settings)
+    assert len({folder_of(settings | {"later": value}) for value in (0.0, 0.5, 1.0, None)}) == 4
 
 
 def test_folders_are_readable_and_safe():

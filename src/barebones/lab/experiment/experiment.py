@@ -35,9 +35,12 @@ def _option(
 
     Its roles: "key", every table shows it; "finding", it says how masks are found; "pruning", a dense run lacks it, as
     it lacks all of "finding"; "settled", it cannot change once there are masks, as nothing of "finding" can; "named",
-    figures name it wherever it is not the default; "computing", it may depend on the device. The help has it in a
-    `panel`, and these words are `shown` for None. The `known` values complete what is typed in a shell; with the
-    `kind` of value, they are the only ones, and the help lists them. A number is at least `least`, and `below`.
+    figures name it wherever it is not the default; "computing", it may depend on the device; "optional", it is no part
+    of a run's name while it has its default, so that runs from before there was such a field keep their names.
+
+    The help has it in a `panel`, and these words are `shown` for None. The `known` values complete what is typed in a
+    shell; with the `kind` of value, they are the only ones, and the help lists them. A number is at least `least`, and
+    `below`.
     """
     help = f"{help}: {', '.join(known)}." if kind and not help.endswith(".") else help
     about = {"help": help, "panel": panel, "shown": shown, "kind": kind, "known": known, "least": least, "below": below}
@@ -273,11 +276,13 @@ def with_role(*roles: str) -> tuple[str, ...]:
 
 
 FINDING, PRUNING, SETTLED = with_role("finding"), with_role("finding", "pruning"), with_role("finding", "settled")
+OPTIONAL = {name: getattr(Experiment, name) for name in with_role("optional")}  # and their defaults
 
 
 def folder_of(settings: Mapping[str, Any]) -> str:
-    """Return the name of the folder of a run from all its settings."""
-    id = sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:10]
+    """Return the name of the folder of a run from all its settings; an optional one counts if it is not the default."""
+    named = {name: value for name, value in settings.items() if name not in OPTIONAL or value != OPTIONAL[name]}
+    id = sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
     data, model, method = (_in_file_name(settings[name]) for name in ("data", "model", "method"))
     control = "" if settings["control"] == NONE else f"-{settings['control']}"
     sparsity = "" if settings["method"] == DENSE else f"-{100 * settings['sparsity']:g}"
