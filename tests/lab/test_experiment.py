@@ -5,11 +5,14 @@ import re
 from dataclasses import asdict, fields, replace
 
 import pytest
+import torch
 
 from barebones.data import DATA
+from barebones.files.masks import save_masks
 from barebones.lab.experiment.experiment import DENSE, FILE, OPTIONAL, Experiment, folder_of
 from barebones.lab.experiment.protocols import PROTOCOLS, protocol
 from barebones.models import NORM_SCALES, SCHEMES
+from barebones.pruning.densities import layer_counts
 from barebones.pruning.gradients import LOSSES
 from barebones.pruning.methods import METHODS, Method
 from barebones.pruning.schedules import SCHEDULES
@@ -191,6 +194,18 @@ def test_an_optional_setting_is_part_of_the_name_unless_it_has_its_default(monke
     monkeypatch.setitem(OPTIONAL, "later", 0.0)
     assert folder_of(settings | {"later": 0.0}) == folder_of(settings | {"later": 0}) == folder_of(settings)
     assert len({folder_of(settings | {"later": value}) for value in (0.0, 0.5, 1.0, None)}) == 4
+
+
+def test_densities_of_a_file_become_part_of_the_experiment(tmp_path):
+    masks = {"a": torch.rand(7, 3) < 0.3, "b": torch.rand(50, 2) < 0.5}
+    save_masks(masks, tmp_path / "m.safetensors")
+    resolved = Experiment("vgg19", densities=str(tmp_path / "m.safetensors")).resolved()
+    (tmp_path / "m.safetensors").unlink()
+    assert resolved == resolved.resolved() == Experiment.from_dict(resolved.to_dict())
+    keep = sum(int(mask.sum()) for mask in masks.values())
+    shapes = {name: mask.shape for name, mask in masks.items()}
+    (counts,) = layer_counts(resolved.pruning().densities, shapes, [keep])
+    assert counts == {name: int(mask.sum()) for name, mask in masks.items()}
 
 
 def test_folders_are_readable_and_safe():

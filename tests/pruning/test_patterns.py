@@ -49,6 +49,12 @@ def test_at_most_two_of_four_inputs_stay(method, sparsity):
         assert sparsity != 0.5 or int(counts.min()) == 2
 
 
+def test_layers_with_fewer_inputs_keep_their_best_weights():
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1)), torch.randn(8, 3, 2, 2)
+    masks = prune(model, [(x, torch.randint(4, (8, 2, 2)))], 8 / 28, "magnitude", pattern="2:4").masks
+    assert (int(masks["0.weight"].sum()), int(masks["2.weight"].sum())) == (12, 8)
+
+
 @pytest.mark.parametrize("method", ["force", "iter-snip", "hybrid", "random"])
 def test_blocks_stay_or_go(method):
     rounds = 5 if METHODS[method].rounds > 1 else None
@@ -102,7 +108,8 @@ def plain_best(text, rows, columns, flat):
         (dict(pattern=2), "pattern=2: name N:M"),
         (dict(pattern="2:3"), "does not divide the 8 outputs and 4 inputs of 0.weight"),
         (dict(pattern="block:3x1"), "does not divide the 8 outputs and 4 inputs of 0.weight"),
-        (dict(pattern="2:4", sparsity=0.4), "keeps at most 2 of 4 weights; raise the sparsity to 0.5 or more"),
+        (dict(pattern="2:16"), "no layer has as many as 16 inputs"),
+        (dict(pattern="2:4", sparsity=0.4), "keeps at most 224 of 448 weights; use sparsity=0.5"),
         (dict(pattern="2:4", method="iter-snip"), "brings no weight back to fill its groups; use force"),
         (dict(pattern="2:4", densities="uniform"), "pattern= and densities= (erk has them) exclude each other"),
         (dict(pattern="2:4", min_per_channel=2), "pattern= and min_per_channel= exclude each other"),

@@ -46,23 +46,34 @@ def check(
     a, b, blocks = parsed(pattern)
     rows, columns = (a, b) if blocks else (1, b)
     sides = {name: _sides(shape, groups.get(name)) for name, shape in shapes.items()}
-    if wrong := [name for name, (outputs, inputs) in sides.items() if outputs % rows or inputs % columns]:
+    free = [name for name, (_, inputs) in sides.items() if inputs < b and not blocks]
+    if len(free) == len(sides):
+        raise ValueError(f"pattern={pattern!r}: no layer has as many as {b} inputs")
+    divided = {name: side for name, side in sides.items() if name not in free}
+    if wrong := [name for name, (outputs, inputs) in divided.items() if outputs % rows or inputs % columns]:
         outputs, inputs = sides[wrong[0]]
         what = f"{outputs} outputs and {inputs} inputs of {shortened(wrong)}"
         raise ValueError(f"pattern={pattern!r} does not divide the {what}; leave them out with exclude=")
     if blocks:
         return
-    total = sum(math.prod(shape) for shape in shapes.values())
-    if counts[-1] > total * a // b:
-        raise ValueError(
-            f"pattern={pattern!r} keeps at most {a} of {b} weights; raise the sparsity to {1 - a / b:g} or more"
-        )
-    first = next(index for index, keep in enumerate(counts) if keep <= total * a // b)
+    total, most = sum(math.prod(shape) for shape in shapes.values()), _most(a, b, shapes, groups)
+    if counts[-1] > most:
+        least = math.ceil(1e4 * (1 - most / total)) / 1e4
+        raise ValueError(f"pattern={pattern!r} keeps at most {most:,} of {total:,} weights; use sparsity={least:g}")
+    first = next(index for index, keep in enumerate(counts) if keep <= most)
     if first and not revives(first):
         raise ValueError(
             f"pattern={pattern!r} begins in round {first + 1}, in which this method brings no weight back to fill its "
             "groups; use force, a higher sparsity or rounds=1"
         )
+
+
+def _most(best: int, size: int, shapes: Mapping[str, Sequence[int]], groups: Groups) -> int:
+    """Return how many weights can stay, if of each `size` inputs the `best` do; layers with fewer inputs are free."""
+    return sum(
+        math.prod(shape) * best // size if _sides(shape, groups.get(name))[1] >= size else math.prod(shape)
+        for name, shape in shapes.items()
+    )
 
 
 def _sides(shape: Sequence[int], groups: int | None) -> tuple[int, int]:
@@ -77,13 +88,14 @@ def patterned(
 ) -> Masks:
     """Return the masks of the `keep` best weights in a pattern.
 
-    Of each M weights, the N best are eligible; the best of them stay. While more than N of M weights are kept, the
-    pattern has not begun. A block's score is the sum of its weights' scores.
+    Of each M weights, the N best are eligible; the best of them stay. All weights of layers with fewer than M inputs,
+    such as a first convolution, are eligible. While more weights are kept than are eligible, the pattern has not begun.
+    A block's score is the sum of its weights' scores.
     """
     a, b, blocks = parsed(pattern)
     wide = {name: s.view(scores[name].shape) for name, s in zip(scores, comparable(scores), strict=True)}
     if not blocks:
-        if keep <= sum(score.numel() for score in scores.values()) * a // b:
+        if keep <= _most(a, b, {name: score.shape for name, score in scores.items()}, groups):
             free = among or dict.fromkeys(scores)
             among = Masks({name: _best_in_groups(wide[name], a, b, free[name], groups.get(name)) for name in scores})
         return top_masks(scores, keep, prefer, among, at_least)
@@ -113,6 +125,8 @@ def _spread(best: Tensor, like: Tensor, rows: int, columns: int, groups: int | N
 
 def _best_in_groups(score: Tensor, best: int, size: int, among: Tensor | None, groups: int | None) -> Tensor:
     """Return which weights are among the best of their group along the inputs; of equal ones, the first."""
+    if _sides(score.shape, groups)[1] < size:
+        return torch.ones_like(score, dtype=torch.bool) if among is None else among
     parts = _blocks(score if among is None else score.where(among, -torch.inf), 1, size, groups)
     rank = torch.zeros_like(parts, dtype=torch.int16)
     place = torch.arange(size, device=score.device).view(-1, 1)

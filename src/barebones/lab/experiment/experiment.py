@@ -93,6 +93,19 @@ class Experiment:
     at_least: int | None = _pruning(
         None, "Minimum number of weights that each layer keeps.", "finding", shown="set by the method"
     )
+    densities: str | None = _pruning(
+        None,
+        "How many weights each layer keeps: uniform, equal shares; erk, Erdős-Rényi kernel; or as many as the masks of "
+        "a .safetensors file.", "finding named optional", shown="set by the scores of all layers together",
+        known=names.LAWS,
+    )  # fmt: skip
+    min_per_channel: int = _pruning(
+        0, "Minimum number of weights in each output channel that keeps any.", "finding named optional", least=0
+    )
+    pattern: str | None = _pruning(
+        None, "N:M, at most N of M weights along the inputs stay; or block:RxC, blocks of outputs x inputs stay or go.",
+        "finding named optional", shown="none",
+    )  # fmt: skip
     loss: str = _pruning(
         "cross-entropy", "Loss that the scores are computed from", "pruning settled", kind="loss", known=names.LOSSES
     )
@@ -175,6 +188,8 @@ class Experiment:
 
     def resolved(self, device: str = "cpu") -> Experiment:
         """Return the experiment with every None replaced by the paper's value, and a precision for this device."""
+        if self.densities is not None and self.densities.endswith(".safetensors"):
+            return replace(self, densities=_shares(self.densities)).resolved(device)
         paper = protocol(self.data, self.model, self.optimizer)
         defaults = {name: getattr(paper, name) for name in ("norm_scale", "epochs", "batch_size", "lr", "weight_decay")}
         defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
@@ -223,6 +238,8 @@ class Experiment:
             row if iterative or is_code(self.method) else self.method, rounds=self.rounds,
             batches_per_round=self.batches_per_round or row.batches_per_round, schedule=self.schedule,
             revive_until=self.revive_until, revive_empty=None if self.revive_empty else False, at_least=self.at_least,
+            densities=json.loads(law) if (law := self.densities) and law.startswith("{") else law,
+            min_per_channel=self.min_per_channel or None, pattern=self.pattern,
         )  # fmt: skip
 
     def plan(self) -> TrainingPlan:
@@ -257,6 +274,13 @@ class Experiment:
                 raise ValueError(f"an experiment has no {name!r}{hint} It has {', '.join(known)}")
         checked = {name: typed(_option_name(name), value, str(known[name].type)) for name, value in values.items()}
         return {name: checked.get(name, option.default) for name, option in known.items()}
+
+
+def _shares(path: str) -> str:
+    """Return the share that each layer keeps in a file of masks, so that the experiment does not need the file."""
+    from ...files.masks import load_masks
+
+    return json.dumps({name: int(mask.count_nonzero()) / mask.numel() for name, mask in load_masks(path).items()})
 
 
 def method_named(name: str) -> Method:
