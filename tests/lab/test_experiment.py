@@ -130,6 +130,8 @@ def test_dense_prunes_nothing():
         ({"method": FILE}, "name it with barebones train --mask FILE"),
         ({"rewind": True}, "rewind returns to the weights before --pretrain"),
         ({"at_least": -1}, "at.least"),
+        ({"densities": "erg"}, "no law of densities 'erg'; did you mean 'erk'"),
+        ({"pattern": "2:4", "min_per_channel": 2}, "pattern= and min_per_channel= exclude each other"),
         ({"revive_until": 1.5}, "revive.until"),
         ({"sparsty": 0.5}, "an experiment has no 'sparsty'; did you mean 'sparsity'"),
         ({"rounds": "5"}, "rounds '5' is not a whole number"),
@@ -153,8 +155,9 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
     base = Experiment("vgg19", pretrain=1).resolved()
     others = dict(
         model="vgg16", data="cifar100", method="iter-snip", sparsity=0.5, seed=1, rounds=2, batches_per_round=2,
-        schedule="linear", revive_until=0.5, revive_empty=False, at_least=1, loss="nll-on-logits", init="xavier",
-        norm_scale="uniform", scoring_init="xavier", scoring_bn="eval", scoring_precision="bf16", pretrain=2,
+        schedule="linear", revive_until=0.5, revive_empty=False, at_least=1, densities="erk", min_per_channel=2,
+        pattern="2:4", loss="nll-on-logits", init="xavier", norm_scale="uniform", scoring_init="xavier",
+        scoring_bn="eval", scoring_precision="bf16", pretrain=2,
         rewind=True, mask="0", control="shuffle", epochs=1, batch_size=2, lr=1.0, momentum=0.0, weight_decay=0.0,
         optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, precision="tf32", shrink=True,
     )  # fmt: skip
@@ -181,6 +184,7 @@ def test_the_id_of_a_known_experiment_does_not_change_by_accident():
         weight_decay=5e-4, precision="fp32", shrink=False, control="none",
         optimizer="sgd", lr_schedule="milestones", warmup=0, label_smoothing=0.0,
         scoring_init=None, revive_empty=True, scoring_bn="batch", norm_scale="ones",
+        densities=None, min_per_channel=0, pattern=None,
     )  # fmt: skip
     known = Experiment("vgg19").resolved()
     assert asdict(known) == values
