@@ -24,10 +24,11 @@ class Method:
 
     `revive_until` is the fraction of the rounds in which pruned weights may return: 1.0 is FORCE, 0.0 is Iterative
     SNIP. `revive_empty=False` forbids their return into output channels that keep no weight. `at_least` is the minimum
-    of kept weights in each layer, and `min_per_channel` that in each output channel that keeps any. With `densities`,
-    each layer keeps its own number of weights, and weights compete within their layer: "uniform", "erk" (Erdős-Rényi
-    kernel), masks whose counts to take, or a dict with the share that each layer keeps. `pattern` is "N:M", so that at
-    most N of M weights along the inputs stay, or "block:RxC", so that blocks of R outputs and C inputs stay or go.
+    of kept weights in each layer, and `min_per_channel` that in each output channel that keeps any, except in the last
+    layer, whose channels are the network's outputs. With `densities`, each layer keeps its own number of weights, and
+    weights compete within their layer: "uniform", "erk" (Erdős-Rényi kernel), masks whose counts to take, or a dict
+    with the share that each layer keeps. `pattern` is "N:M", so that at most N of M weights along the inputs stay, or
+    "block:RxC", so that blocks of R outputs and C inputs stay or go.
     `protocol_rounds` says whether a data set's protocol sets the number of rounds (T) and of batches per round (B); a
     method of one round over several batches then reads T x B batches.
 

@@ -134,7 +134,7 @@ def _selected(
         top = top_masks if probe.shards is None else probe.shards.keep_top
         masks = top(scores, keep, returning, among, method.at_least)
     if method.min_per_channel:
-        for name, mask in masks.items():
+        for name, mask in list(masks.items())[:-1]:  # the last layer's channels are the network's outputs
             allowed = None if among is None else among[name]
             masks[name] = thickened(scores[name], mask, method.min_per_channel, probe.transposed.get(name), allowed)
     return masks
