@@ -9,6 +9,7 @@ METHODS = (
     "force", "iter-snip", "hybrid", "force-signal", "snip", "snip-mb", "grasp", "grasp-mb", "grasp-taylor",
     "iter-grasp", "synflow", "magnitude", "random", "erk",
 )  # fmt: skip
+LAWS = ("uniform", "erk")  # of densities
 LOSSES = ("cross-entropy", "nll-on-logits")
 SCHEMES = ("kaiming-fan-in", "kaiming-fan-out", "xavier", "orthogonal")
 NORM_SCALES = ("ones", "uniform")

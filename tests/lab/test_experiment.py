@@ -5,11 +5,14 @@ import re
 from dataclasses import fields, replace
 
 import pytest
+import torch
 
 from barebones.data import DATA
-from barebones.lab.experiment.experiment import DENSE, FILE, Experiment, folder_of
+from barebones.files.masks import save_masks
+from barebones.lab.experiment.experiment import DENSE, FILE, OPTIONAL, Experiment, folder_of
 from barebones.lab.experiment.protocols import PROTOCOLS, protocol
 from barebones.models import NORM_SCALES, SCHEMES
+from barebones.pruning.densities import layer_counts
 from barebones.pruning.gradients import LOSSES
 from barebones.pruning.methods import METHODS, Method
 from barebones.pruning.schedules import SCHEDULES
@@ -115,6 +118,8 @@ def test_dense_prunes_nothing():
         ({"scoring_init": "xavier", "pretrain": 1}, "scoring-init and pretrain both change the weights; leave one of"),
         ({"scoring_init": "xavier", "control": "reinitialize"}, "scoring-init and control reinitialize both change"),
         ({"at_least": -1}, "at.least"),
+        ({"densities": "erg"}, "no law of densities 'erg'; did you mean 'erk'"),
+        ({"pattern": "2:4", "min_per_channel": 2}, "pattern= and min_per_channel= exclude each other"),
         ({"revive_until": 1.5}, "revive.until"),
         ({"sparsty": 0.5}, "an experiment has no 'sparsty'; did you mean 'sparsity'"),
         ({"rounds": "5"}, "rounds '5' is not a whole number"),
@@ -138,8 +143,9 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
     base = Experiment("vgg19", pretrain=1).resolved()
     others = dict(
         model="vgg16", data="cifar100", method="iter-snip", sparsity=0.5, seed=1, rounds=2, batches_per_round=2,
-        schedule="linear", revive_until=0.5, revive_empty=False, at_least=1, loss="nll-on-logits", init="xavier",
-        norm_scale="uniform", scoring_init="xavier", scoring_bn="eval", scoring_precision="bf16", pretrain=2,
+        schedule="linear", revive_until=0.5, revive_empty=False, at_least=1, densities="erk", min_per_channel=2,
+        pattern="2:4", loss="nll-on-logits", init="xavier", norm_scale="uniform", scoring_init="xavier",
+        scoring_bn="eval", scoring_precision="bf16", pretrain=2,
         rewind=True, mask="0", control="shuffle", epochs=1, batch_size=2, lr=1.0, momentum=0.0, weight_decay=0.0,
         optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, precision="tf32", shrink=True,
     )  # fmt: skip
@@ -161,6 +167,25 @@ def test_the_id_of_a_known_experiment_does_not_change_by_accident():
     # a change here makes every run that anybody has started before begin anew
     known = Experiment("vgg19").resolved()
     assert known.folder == folder_of(known.to_dict()) == "cifar10-vgg19-force-99-s0-c03ff69cdd"
+
+
+def test_an_optional_setting_is_part_of_the_name_unless_it_has_its_default(monkeypatch):
+    settings = Experiment("vgg19").resolved().to_dict()
+    monkeypatch.setitem(OPTIONAL, "later", 0.0)
+    assert folder_of(settings | {"later": 0.0}) == folder_of(settings | {"later": 0}) == folder_of(settings)
+    assert len({folder_of(settings | {"later": value}) for value in (0.0, 0.5, 1.0, None)}) == 4
+
+
+def test_densities_of_a_file_become_part_of_the_experiment(tmp_path):
+    masks = {"a": torch.rand(7, 3) < 0.3, "b": torch.rand(50, 2) < 0.5}
+    save_masks(masks, tmp_path / "m.safetensors")
+    resolved = Experiment("vgg19", densities=str(tmp_path / "m.safetensors")).resolved()
+    (tmp_path / "m.safetensors").unlink()
+    assert resolved == resolved.resolved() == Experiment.from_dict(resolved.to_dict())
+    keep = sum(int(mask.sum()) for mask in masks.values())
+    shapes = {name: mask.shape for name, mask in masks.items()}
+    (counts,) = layer_counts(resolved.pruning().densities, shapes, [keep])
+    assert counts == {name: int(mask.sum()) for name, mask in masks.items()}
 
 
 def test_folders_are_readable_and_safe():

@@ -3,16 +3,13 @@
 import gc
 import weakref
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
 import references
 import torch
 import torch.nn.functional as F
 import zoo
-from hypothesis import given, settings
 from pruning_runs import BATCHES, KEEP, run, same, steps_of
 from references import Trace, assert_top, equal, few, of_round, ones, pairs, tiny, weights_of
 from torch import Tensor, nn
@@ -25,7 +22,6 @@ import barebones as bb
 from barebones import METHODS, Probe, prune, rounds
 from barebones.masks import Masks, kept
 from barebones.pruning import criteria, gradients
-from barebones.pruning.criteria import erk_counts
 
 REFERENCES = {  # the scores of one round straight from the equations, by criterion
     criteria.saliency: references.snip,
@@ -156,29 +152,6 @@ def test_the_mode_of_batch_norm_decides_the_mask_and_its_statistics_stay(bn, tra
 def test_the_temperature_is_the_same_for_a_loss_and_an_objective():
     steps = run("grasp", objective=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
     assert equal(steps[-1].masks, steps_of("grasp")[-1].masks)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple), min_size=1, max_size=6), st.data())
-def test_erk_counts_add_up_and_follow_the_densities(shapes, data):
-    named = {f"layer{i}": shape for i, shape in enumerate(shapes)}
-    sizes = {name: torch.Size(shape).numel() for name, shape in named.items()}
-    keep = data.draw(st.integers(0, sum(sizes.values())))
-    counts, shares = erk_counts(named, keep), references.erk_shares(named, keep)
-    assert sum(counts.values()) == keep == sum(shares.values())
-    for name, count in counts.items():
-        assert 0 <= count <= sizes[name]
-        assert abs(Fraction(count) - shares[name]) < 1
-
-
-def test_erk_draws_those_counts():
-    model = tiny()
-    shapes = {name: tuple(w.shape) for name, w in weights_of(model).items()}
-    for sparsity in (0.1, 0.5, 0.9):
-        result = prune(model, sparsity=sparsity, method="erk", example=BATCHES[0][0], on_collapse="ignore")
-        keep = round((1 - sparsity) * 114)
-        assert result.rounds[0].layers == erk_counts(shapes, keep)
-        assert kept(result.masks) == keep
 
 
 def test_random_masks_are_uniform_over_all_weights_and_follow_the_seed():

@@ -1,7 +1,5 @@
 """Criteria: functions from a probe of the network to a score for every weight. Weights with high scores stay."""
 
-import math
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,7 +14,6 @@ from ..running.inputs import call, mapped, tensors
 from ..running.precision import widest
 from ..scope import bare
 from .probe import Probe
-from .selection import top_masks
 
 
 def saliency(probe: Probe) -> Scores:
@@ -80,20 +77,6 @@ def random(probe: Probe) -> Scores:
     return probe.placed(drawn)
 
 
-def erk(probe: Probe) -> Scores:
-    """Return random scores that keep each layer at its Erdős-Rényi-kernel density.
-
-    A layer's density is proportional to (sum of its dimensions) / (product of its dimensions), but at most 1. What a
-    full layer cannot take goes to the others, so that the counts add up to `probe.keep`. Within a layer, weights are
-    drawn uniformly; those drawn score above 1, the others below.
-    """
-    if probe.shards is not None:
-        raise ValueError("erk does not choose among sharded weights; use random, or prune before you shard the model")
-    scores = random(probe)
-    counts = erk_counts(probe.shapes, probe.keep)
-    return {name: score + top_masks({name: score}, counts[name])[name] for name, score in scores.items()}
-
-
 def synflow(probe: Probe) -> Scores:
     """Return |theta * dR/dtheta|, where R is the sum of the outputs for an input of ones, under absolute weights.
 
@@ -136,28 +119,3 @@ class _Flow(nn.Module):
         total = torch.stack([t.to(widest(t.device)).sum() for t in tensors(output) if t.is_floating_point()]).sum()
         with guarded([total]):
             return torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
-
-
-def erk_counts(shapes: Mapping[str, Sequence[int]], keep: int) -> dict[str, int]:
-    """Return how many weights each layer keeps at its Erdős-Rényi-kernel density; they add up to `keep` exactly.
-
-    >>> erk_counts({"small": (2, 2), "large": (100, 100)}, keep=1000)
-    {'small': 4, 'large': 996}
-    """
-    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    shares = {name: float(sum(shape)) if shape else 1.0 for name, shape in shapes.items()}
-    full: set[str] = set()
-    while True:
-        open_layers = [name for name in sizes if name not in full]
-        room = keep - sum(sizes[name] for name in full)
-        unit = room / sum(shares[name] for name in open_layers) if open_layers else 0.0
-        over = [name for name in open_layers if unit * shares[name] >= sizes[name]]
-        if not over:
-            break
-        full.update(over)
-    exact = {name: float(sizes[name]) if name in full else unit * shares[name] for name in sizes}
-    counts = {name: int(exact[name]) for name in sizes}
-    rest = sorted(open_layers, key=lambda name: counts[name] - exact[name])
-    for name in rest[: keep - sum(counts.values())]:
-        counts[name] += 1
-    return counts

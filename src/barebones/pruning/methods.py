@@ -8,7 +8,8 @@ from typing import Any
 from ..imports import named
 from ..masks import Scores
 from ..messages import unknown
-from . import criteria
+from . import criteria, patterns
+from . import densities as laws
 from .probe import Probe
 from .schedules import SCHEDULES, Schedule, exponential
 
@@ -23,8 +24,13 @@ class Method:
 
     `revive_until` is the fraction of the rounds in which pruned weights may return: 1.0 is FORCE, 0.0 is Iterative
     SNIP. `revive_empty=False` forbids their return into output channels that keep no weight. `at_least` is the minimum
-    of kept weights in each layer. `protocol_rounds` says whether a data set's protocol sets the number of rounds (T)
-    and of batches per round (B); a method of one round over several batches then reads T x B batches.
+    of kept weights in each layer, and `min_per_channel` that in each output channel that keeps any, except in the last
+    layer, whose channels are the network's outputs. With `densities`, each layer keeps its own number of weights, and
+    weights compete within their layer: "uniform", "erk" (Erdős-Rényi kernel), masks whose counts to take, or a dict
+    with the share that each layer keeps. `pattern` is "N:M", so that at most N of M weights along the inputs stay, or
+    "block:RxC", so that blocks of R outputs and C inputs stay or go.
+    `protocol_rounds` says whether a data set's protocol sets the number of rounds (T) and of batches per round (B); a
+    method of one round over several batches then reads T x B batches.
 
     A method of your own needs one function (on the command line, `--method file.py:name`):
 
@@ -39,6 +45,9 @@ class Method:
     schedule: Schedule = exponential
     revive_empty: bool = True
     at_least: int = 0
+    densities: laws.Densities | None = None
+    min_per_channel: int = 0
+    pattern: str | None = None
     needs_data: bool = True
     protocol_rounds: bool = True
     label: str = ""  # in plots and tables; if empty, the name of the row
@@ -46,10 +55,16 @@ class Method:
     marker: str = "."  # one of `MARKERS`
 
     def __post_init__(self) -> None:
-        for name, least in {"rounds": 1, "batches_per_round": 1, "at_least": 0}.items():
+        for name, least in {"rounds": 1, "batches_per_round": 1, "at_least": 0, "min_per_channel": 0}.items():
             value = getattr(self, name)
             if type(value) is not int or value < least:  # nor True
                 raise ValueError(f"{name}={value!r}: it must be a whole number, at least {least}")
+        laws.check(self.densities)
+        if self.pattern is not None:
+            patterns.parsed(self.pattern)
+            if self.densities is not None or self.min_per_channel:
+                other = "min_per_channel=" if self.densities is None else "densities= (erk has them)"
+                raise ValueError(f"pattern= and {other} exclude each other; leave one of them out")
         if not callable(self.criterion):
             raise ValueError(f"criterion={self.criterion!r}: it must be a function from a probe to scores")
         if not isinstance(self.revive_until, int | float) or not 0 <= self.revive_until <= 1:
@@ -82,7 +97,9 @@ METHODS: dict[str, Method] = {  # neighbours in a plot differ in colour and mark
     ),
     "magnitude": Method(criteria.magnitude, needs_data=False, label="Magnitude", colour="#882255", marker="v"),
     "random": Method(criteria.random, needs_data=False, label="Random", colour="#686868", marker="X"),
-    "erk": Method(criteria.erk, needs_data=False, label="Random (ERK)", colour="#8C510A", marker="X"),
+    "erk": Method(
+        criteria.random, densities="erk", needs_data=False, label="Random (ERK)", colour="#8C510A", marker="X"
+    ),
 }
 
 

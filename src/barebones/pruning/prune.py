@@ -15,7 +15,9 @@ from ..messages import disconnected_outputs, empty_layers, html_bars, shortened
 from ..paths import losses, trace
 from ..running.shards import count
 from ..scope import Pattern
+from . import patterns
 from .batches import Source
+from .densities import Densities
 from .gradients import Loss, Objective
 from .methods import Method, resolved
 from .probe import Probe
@@ -100,6 +102,9 @@ def prune(
     revive_until: float | None = None,
     revive_empty: bool | None = None,
     at_least: int | None = None,
+    densities: Densities | None = None,
+    min_per_channel: int | None = None,
+    pattern: str | None = None,
     scope: Pattern | None = None,
     exclude: Pattern = (),
     bn: str = "batch",
@@ -117,14 +122,15 @@ def prune(
 
     `batches` is any re-iterable of (input, target) pairs, or a function from a round's index to its batches.
     `objective(model, batch)` replaces `loss(model(input), target)` where batches or outputs have another form.
-    Options that are None keep the method's defaults. `on_round` is called with every `Round` as it ends; to continue a
-    run, pass its last round as `after`. `on_collapse` says what to do if no signal passes from input to output: "warn",
-    "raise" or "ignore". Unless it is "ignore", a warning also names layers that keep no weight, counts outputs, such as
-    classes, that no signal reaches, and says if a fifth or more of the kept weights are on no path. `capture=True`
-    records the gradient as a CUDA graph, for models that do the same work with every batch. `micro_batch` bounds
-    the memory: no more samples than this go through the model at once. The gradients are the same if the loss is a mean
-    over the samples; batch-norms with the statistics of the batch are an error. The ranks of a DistributedDataParallel
-    model read their own batches; with `shared=True` they all get the same batches, and share out the work.
+    Options that are None keep the method's defaults; `bb.Method` says what they do. `on_round` is called with every
+    `Round` as it ends; to continue a run, pass its last round as `after`. `on_collapse` says what to do if no signal
+    passes from input to output: "warn", "raise" or "ignore". Unless it is "ignore", a warning also names layers that
+    keep no weight, counts outputs, such as classes, that no signal reaches, and says if a fifth or more of the kept
+    weights are on no path. `capture=True` records the gradient as a CUDA graph, for models that do the same work with
+    every batch. `micro_batch` bounds the memory: no more samples than this go through the model at once. The gradients
+    are the same if the loss is a mean over the samples; batch-norms with the statistics of the batch are an error. The
+    ranks of a DistributedDataParallel model read their own batches; with `shared=True` they all get the same batches,
+    and share out the work.
 
     >>> import torch
     >>> _ = torch.manual_seed(1)
@@ -147,7 +153,8 @@ def prune(
         raise ValueError(f"on_collapse={on_collapse!r}: choose 'warn', 'raise' or 'ignore'")
     row = resolved(
         method, rounds=rounds, batches_per_round=batches_per_round, schedule=schedule, revive_until=revive_until,
-        revive_empty=revive_empty, at_least=at_least,
+        revive_empty=revive_empty, at_least=at_least, densities=densities, min_per_channel=min_per_channel,
+        pattern=pattern,
     )  # fmt: skip
     if isinstance(method, str) and row.needs_data and batches is None:
         raise ValueError(f"{method} needs data: pass batches, a list or a loader of (input, target) pairs")
@@ -157,6 +164,8 @@ def prune(
     )  # fmt: skip
     total = size(probe.parameters)
     keep = round((1 - sparsity) * total)
+    if row.pattern is not None and keep:
+        (keep,) = patterns.counts(row.pattern, total, [keep])
     if keep == 0:
         raise ValueError(f"sparsity={sparsity} leaves none of the {total} prunable weights; lower it")
     if keep == total and after is not None:
@@ -192,6 +201,9 @@ def prune(
         "schedule": function_name(row.schedule),
         "revive_until": row.revive_until,
         "at_least": row.at_least,
+        "densities": row.densities if isinstance(row.densities, str | None) else "given",
+        "min_per_channel": row.min_per_channel,
+        "pattern": row.pattern,
         "seed": seed,
         "weights": f"{int(probe.weights_digest() if last is None else last.weights_digest) % 2**64:016x}",
     }

@@ -14,7 +14,7 @@ from .probe import Probe
 from .round import Round
 
 
-def plan_of(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
+def plan_of(probe: Probe, method: Method, counts: list[int], in_layers: dict[str, int] | None = None) -> dict[str, Any]:
     """Return the settings of a run, in plain values that a file can hold."""
     return {
         "criterion": function_name(method.criterion),
@@ -24,6 +24,9 @@ def plan_of(probe: Probe, method: Method, counts: list[int]) -> dict[str, Any]:
         "revive": round(method.revive_until * method.rounds),
         "revive_empty": method.revive_empty,
         "at_least": method.at_least,
+        "densities": in_layers,
+        "min_per_channel": method.min_per_channel,
+        "pattern": method.pattern,
         "bn": probe.bn,
         "precision": probe.precision,
         "training": digest.text([m.training for m in probe.model.modules() if not isinstance(m, _NormBase)]),

@@ -9,11 +9,15 @@ from torch import Tensor
 
 from ..masks import Masks, Scores, size
 from ..messages import shortened
+from . import patterns
+from .densities import layer_counts
 from .methods import Method, as_method
+from .patterns import patterned
 from .probe import Probe
 from .resuming import check_same_ranks, check_same_run, function_name, plan_of
 from .round import Round, by_channel, changes, not_finite, used_channels
 from .selection import top_masks
+from .thickness import thickened
 
 
 def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = None) -> Iterator[Round]:
@@ -41,7 +45,10 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
     numbers, or before the last round is yielded.
     """
     counts = [size(probe.parameters), *_counts(probe, method, keep)]
-    plan = plan_of(probe, method, counts)
+    in_layers = None
+    if method.densities is not None:
+        in_layers = layer_counts(method.densities, probe.shapes, counts[1:], method.at_least)
+    plan = plan_of(probe, method, counts, in_layers[-1] if in_layers else None)
     check_same_ranks(probe, method, plan)
     weights_digest = probe.weights_digest()
     masks, first = None, 0
@@ -58,7 +65,7 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
             scores = _checked(method.criterion(probe), probe.weights)
             loss, unread = probe.loss_value, probe.batches_digest is None  # then the loss is nan
             flags = not_finite(scores, loss.isinf() if unread else ~loss.isfinite(), probe.shards)
-            masks = _selected(probe, method, scores, keep, before, returning)
+            masks = _selected(probe, method, scores, in_layers[index] if in_layers else keep, before, returning)
             del scores  # as large as the model: counting needs the memory
             changed = changes(returning, masks, kept_before, probe.transposed, probe.shards)
             read = torch.zeros_like(weights_digest) if probe.batches_digest is None else probe.batches_digest
@@ -82,7 +89,13 @@ def _counts(probe: Probe, method: Method, keep: int) -> list[int]:
     total = size(probe.parameters)
     if not 0 < keep <= total:
         raise ValueError(f"keep={keep}: choose from 1 to the {total} prunable weights")
+    whole = {"densities= (erk has them)": method.densities, "min_per_channel=": method.min_per_channel}
+    if probe.shards is not None and (used := [n for n, v in {**whole, "pattern=": method.pattern}.items() if v]):
+        raise ValueError(f"{used[0]} cannot be used with sharded weights; leave it out, or prune before you shard")
     counts = list(method.schedule(total, keep, method.rounds))
+    if method.pattern is not None:
+        counts = patterns.counts(method.pattern, total, counts)
+        patterns.check(method.pattern, probe.shapes, probe.transposed, counts, method.revives)
     shrinking = all(later <= earlier for earlier, later in pairwise([total, *counts]))
     if len(counts) != method.rounds or counts[-1] != keep or not shrinking:
         wanted = f"{method.rounds} counts that never grow from {total} and end at {keep}"
@@ -104,13 +117,27 @@ def _checked(scores: Scores, weights: dict[str, Tensor]) -> Scores:
 
 
 def _selected(
-    probe: Probe, method: Method, scores: Scores, keep: int, before: Masks | None, returning: Masks | None
-) -> Masks:
+    probe: Probe, method: Method, scores: Scores, keep: int | dict[str, int], before: Masks | None,
+    returning: Masks | None,
+) -> Masks:  # fmt: skip
+    """Return the masks of the weights that stay; `keep` says how many, in all or in each layer."""
     among = before  # pruned weights cannot return
     if returning is not None:
         among = None if method.revive_empty else _in_used_channels(probe, returning)
-    top = top_masks if probe.shards is None else probe.shards.keep_top
-    return top(scores, keep, returning, among, method.at_least)
+    if method.pattern is not None and isinstance(keep, int):
+        return patterned(method.pattern, scores, keep, returning, among, method.at_least, probe.transposed)
+    if isinstance(keep, dict):
+        masks = Masks()
+        for name, score in scores.items():
+            masks |= top_masks({name: score}, keep[name], returning, among)
+    else:
+        top = top_masks if probe.shards is None else probe.shards.keep_top
+        masks = top(scores, keep, returning, among, method.at_least)
+    if method.min_per_channel:
+        for name, mask in list(masks.items())[:-1]:  # the last layer's channels are the network's outputs
+            allowed = None if among is None else among[name]
+            masks[name] = thickened(scores[name], mask, method.min_per_channel, probe.transposed.get(name), allowed)
+    return masks
 
 
 def _in_used_channels(probe: Probe, masks: Masks) -> Masks:

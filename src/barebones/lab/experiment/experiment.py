@@ -35,9 +35,12 @@ def _option(
 
     Its roles: "key", every table shows it; "finding", it says how masks are found; "pruning", a dense run lacks it, as
     it lacks all of "finding"; "settled", it cannot change once there are masks, as nothing of "finding" can; "named",
-    figures name it wherever it is not the default; "computing", it may depend on the device. The help has it in a
-    `panel`, and these words are `shown` for None. The `known` values complete what is typed in a shell; with the
-    `kind` of value, they are the only ones, and the help lists them. A number is at least `least`, and `below`.
+    figures name it wherever it is not the default; "computing", it may depend on the device; "optional", it is no part
+    of a run's name while it has its default, so that runs from before there was such a field keep their names.
+
+    The help has it in a `panel`, and these words are `shown` for None. The `known` values complete what is typed in a
+    shell; with the `kind` of value, they are the only ones, and the help lists them. A number is at least `least`, and
+    `below`.
     """
     help = f"{help}: {', '.join(known)}." if kind and not help.endswith(".") else help
     about = {"help": help, "panel": panel, "shown": shown, "kind": kind, "known": known, "least": least, "below": below}
@@ -90,6 +93,19 @@ class Experiment:
     at_least: int | None = _pruning(
         None, "Minimum number of weights that each layer keeps.", "finding", shown="set by the method"
     )
+    densities: str | None = _pruning(
+        None,
+        "How many weights each layer keeps: uniform, equal shares; erk, Erdős-Rényi kernel; or as many as the masks of "
+        "a .safetensors file.", "finding named optional", shown="set by the scores of all layers together",
+        known=names.LAWS,
+    )  # fmt: skip
+    min_per_channel: int = _pruning(
+        0, "Minimum number of weights in each output channel that keeps any.", "finding named optional", least=0
+    )
+    pattern: str | None = _pruning(
+        None, "N:M, at most N of M weights along the inputs stay; or block:RxC, blocks of outputs x inputs stay or go.",
+        "finding named optional", shown="none",
+    )  # fmt: skip
     loss: str = _pruning(
         "cross-entropy", "Loss that the scores are computed from", "pruning settled", kind="loss", known=names.LOSSES
     )
@@ -172,6 +188,8 @@ class Experiment:
 
     def resolved(self, device: str = "cpu") -> Experiment:
         """Return the experiment with every None replaced by the paper's value, and a precision for this device."""
+        if self.densities is not None and self.densities.endswith(".safetensors"):
+            return replace(self, densities=_shares(self.densities)).resolved(device)
         paper = protocol(self.data, self.model, self.optimizer)
         defaults = {name: getattr(paper, name) for name in ("norm_scale", "epochs", "batch_size", "lr", "weight_decay")}
         defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
@@ -220,6 +238,8 @@ class Experiment:
             row if iterative or is_code(self.method) else self.method, rounds=self.rounds,
             batches_per_round=self.batches_per_round or row.batches_per_round, schedule=self.schedule,
             revive_until=self.revive_until, revive_empty=None if self.revive_empty else False, at_least=self.at_least,
+            densities=json.loads(law) if (law := self.densities) and law.startswith("{") else law,
+            min_per_channel=self.min_per_channel or None, pattern=self.pattern,
         )  # fmt: skip
 
     def plan(self) -> TrainingPlan:
@@ -256,6 +276,13 @@ class Experiment:
         return {name: checked.get(name, option.default) for name, option in known.items()}
 
 
+def _shares(path: str) -> str:
+    """Return the share that each layer keeps in a file of masks, so that the experiment does not need the file."""
+    from ...files.masks import load_masks
+
+    return json.dumps({name: int(mask.count_nonzero()) / mask.numel() for name, mask in load_masks(path).items()})
+
+
 def method_named(name: str) -> Method:
     """Return the row of a method; one of the user's own is imported, so only pruning may ask for it."""
     from ...pruning import methods
@@ -273,11 +300,13 @@ def with_role(*roles: str) -> tuple[str, ...]:
 
 
 FINDING, PRUNING, SETTLED = with_role("finding"), with_role("finding", "pruning"), with_role("finding", "settled")
+OPTIONAL = {name: getattr(Experiment, name) for name in with_role("optional")}  # and their defaults
 
 
 def folder_of(settings: Mapping[str, Any]) -> str:
-    """Return the name of the folder of a run from all its settings."""
-    id = sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:10]
+    """Return the name of the folder of a run from all its settings; an optional one counts if it is not the default."""
+    named = {name: value for name, value in settings.items() if name not in OPTIONAL or value != OPTIONAL[name]}
+    id = sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
     data, model, method = (_in_file_name(settings[name]) for name in ("data", "model", "method"))
     control = "" if settings["control"] == NONE else f"-{settings['control']}"
     sparsity = "" if settings["method"] == DENSE else f"-{100 * settings['sparsity']:g}"

@@ -1,0 +1,56 @@
+"""Thickness: output channels that keep few weights give them up to the other channels of their layer."""
+
+import torch
+from torch import Tensor
+
+from .selection import comparable, top_masks
+
+
+def thickened(score: Tensor, mask: Tensor, least: int, groups: int | None, among: Tensor | None = None) -> Tensor:
+    """Return a mask of equally many weights, in channels that keep at least `least` weights or all that they have.
+
+    The weaker half of the channels below the minimum, those with the fewest weights, gives up; its weights go to the
+    highest scores of the channels that are left; and so on, until no channel is below. Channels that kept nothing
+    stay empty. One channel stays below where the layer's count or what is `among` the choice leaves no other way.
+    `groups` is None unless the layer's inputs come first.
+
+    >>> score = torch.tensor([[9.0, 1, 1, 1], [8, 7, 2, 1], [6, 1, 1, 1]])
+    >>> thickened(score, score > 5, least=2, groups=None).int().tolist()
+    [[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
+    """
+    kept, keep = by_channels(mask, groups), int(mask.count_nonzero())
+    (values,) = comparable({"": by_channels(score, groups)})
+    values = values.view(kept.shape)
+    may = torch.ones_like(kept) if among is None else by_channels(among, groups)
+    least = min(least, kept.shape[1], keep)
+    while True:
+        counts = kept.sum(1)
+        thin = (counts > 0) & (counts < least)
+        live = may & (counts > 0).unsqueeze(1)
+        best = values.where(kept, -torch.inf).amax(1)
+        order = best.argsort(stable=True)  # from the weakest: fewest weights first, then the lowest of the best scores
+        order = order[counts[order].argsort(stable=True)]
+        order = order[thin[order]]
+        room = live.sum(1)[order].cumsum(0) <= live.sum() - keep  # the others can take what these give up
+        gone = order[: min((order.numel() + 1) // 2, int(room.sum()))]
+        if not gone.numel():
+            break
+        live[gone] = False
+        kept = top_masks({"": values}, keep, among={"": live})[""]
+    return from_channels(kept, mask, groups)
+
+
+def by_channels(tensor: Tensor, groups: int | None) -> Tensor:
+    """Return a matrix with a row for each output channel; `groups` is None unless the layer's inputs come first."""
+    if groups is None:
+        return tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)
+    split = tensor.reshape(groups, tensor.shape[0] // groups, tensor.shape[1], -1)
+    return split.transpose(1, 2).reshape(groups * tensor.shape[1], -1)
+
+
+def from_channels(rows: Tensor, like: Tensor, groups: int | None) -> Tensor:
+    """Undo `by_channels`, for a tensor of the shape of `like`."""
+    if groups is None:
+        return rows.reshape(like.shape)
+    split = rows.view(groups, like.shape[1], like.shape[0] // groups, -1)
+    return split.transpose(1, 2).reshape(like.shape)
