@@ -1,7 +1,8 @@
-"""Fill the tables of the pages from the records in results/: `make results`."""
+"""Fill the tables of the pages from the records in results/, and list the figures: `make results`."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ from barebones.lab.experiment.styles import look
 from barebones.lab.records.records import records
 from barebones.lab.records.tables import Row, Rows, read
 from barebones.models import NORM_SCALES
+from barebones.paper.figures import listed
 from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES
 
 ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "src/barebones/cli/figures.json"
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NAMES = {"vgg19": "VGG-19", "resnet50": "ResNet-50", "mobilenet-v2": "MobileNet-v2"}
 SHORT = {"vgg19": 40, "resnet50": 30, "mobilenet-v2": 30}  # epochs
@@ -209,3 +212,4 @@ PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if BLOCK.search(path
 if __name__ == "__main__":
     for path in PAGES:
         path.write_text(filled(path.read_text("utf-8")), "utf-8")
+    FIGURES.write_text(json.dumps(listed(), indent=1) + "\n", "utf-8")

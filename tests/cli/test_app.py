@@ -44,7 +44,10 @@ def test_every_command_explains_itself(name, command):
 
 @pytest.mark.parametrize(
     "words",
-    ["", "--help", "--version", "trim", "--nonsense", "run --help", "sweep --help", "figure --help", "run --sparsty 1"],
+    [
+        *("", "--help", "--version", "trim", "--nonsense", "run --help", "sweep --help", "figure --help"),
+        *("figure --list", "run --sparsty 1"),
+    ],
 )
 def test_what_needs_no_torch_does_not_wait_for_it(words):
     program = f"""if True:

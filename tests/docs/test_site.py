@@ -1,6 +1,7 @@
 """The documentation site builds without a warning, names everything public, and asks no other server; its tables."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def test_making_the_tables_again_changes_nothing():
     assert {page.name for page in tables.PAGES} >= {"results.md", "controls.md", "empty-channels.md"}
     for page in tables.PAGES:
         assert tables.filled(page.read_text("utf-8")) == page.read_text("utf-8"), f"{page.name}: run make results"
+    assert json.loads(tables.FIGURES.read_text("utf-8")) == json.loads(json.dumps(tables.listed())), "run make results"
 
 
 def test_every_page_is_in_the_navigation_and_its_links_lead_somewhere(tmp_path, monkeypatch):

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
 from ...lab.figures import accuracy as runs
 from ...lab.figures.registry import Figure, write
 from ...lab.figures.sources import FigureContext, Runs
@@ -35,16 +32,13 @@ def figure(name: str, scale: str | None, out: Path, context: FigureContext, sour
     return write(name, named(name), scale, out, context, source)
 
 
-def listed() -> Table:
-    """Return a table of all figures, and of `accuracy`, each with what it shows and costs."""
-    table = Table.grid(padding=(0, 2))
-    table.title = "barebones figure NAME --scale SCALE; times are estimates: smoke on two CPU cores, others on one H200"
-    table.title_justify = "left"
-    table.add_row(Text(runs.NAME, style="bold"), Text.assemble(runs.ABOUT, "\n", ("any runs: 3 s", "dim")))
+def listed() -> dict[str, tuple[str, str]]:
+    """Return what each figure, and `accuracy`, shows and costs."""
+    found = {runs.NAME: (runs.ABOUT, "any runs: 3 s")}
     for name, figure in FIGURES.items():
-        costs = "; ".join(f"{s}: {_runs(figure, s)}{cost}" for s, cost in zip(SCALES, figure.costs, strict=True))
-        table.add_row(Text(name, style="bold", no_wrap=True), Text.assemble(figure.about, "\n", (costs, "dim")))
-    return table
+        costs = (f"{s}: {_runs(figure, s)}{cost}" for s, cost in zip(SCALES, figure.costs, strict=True))
+        found[name] = figure.about, "; ".join(costs)
+    return found
 
 
 def _runs(figure: Figure, scale: str) -> str:
