@@ -28,6 +28,7 @@ HEAD, QUERIES_AND_KEYS = ("pooler", "classifier", "lm_head"), ("query", "key", "
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> method, options; at_least is a share of the mean layer
     **{method: (method, {}) for method in ("force", "hybrid", "iter-snip", "snip", "magnitude", "random", "erk")},
     **{f"{method}, at_least": (method, {"at_least": 0.5}) for method in ("force", "hybrid", "snip")},
+    **{f"{method}, erk": (method, {"densities": "erk"}) for method in ("force", "hybrid", "iter-snip", "snip")},
     "hybrid, not q and k": ("hybrid", {"exclude": QUERIES_AND_KEYS}),
     "hybrid, not the head": ("hybrid", {"exclude": HEAD}),
 }
@@ -66,12 +67,12 @@ def case(network: str, sparsity: float, way: str, seed: int) -> tuple[float, int
     (kind, config, draw), source = NETWORKS[network], torch.Generator().manual_seed(seed)
     model, batches = kind(config), [draw(BATCH, source) for _ in range(60)]
     (method, options), weights = WAYS[way], bb.prunable(model)
-    least, parts = options.get("at_least", 0), options.get("exclude", ())
+    least, parts, law = options.get("at_least", 0), options.get("exclude", ()), options.get("densities")
     total, example = sum(w.numel() for w in weights.values()), {"input_ids": batches[0]["input_ids"]}
     result = bb.prune(
         model, batches, sparsity, method, objective=lambda model, batch: model(**batch).loss, example=example,
-        at_least=int(least * (1 - sparsity) * total / len(weights)), on_collapse="ignore", seed=seed,
-        exclude=lambda name, _: any(part in name for part in parts),
+        at_least=int(least * (1 - sparsity) * total / len(weights)), densities=law, on_collapse="ignore",
+        seed=seed, exclude=lambda name, _: any(part in name for part in parts),
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), PEAK, fused=True)
     bb.hold(model, result.masks, optimizer)
