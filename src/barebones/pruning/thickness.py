@@ -18,26 +18,31 @@ def thickened(score: Tensor, mask: Tensor, least: int, groups: int | None, among
     >>> thickened(score, score > 5, least=2, groups=None).int().tolist()
     [[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
     """
-    kept, keep = by_channels(mask, groups), int(mask.count_nonzero())
+    whole, keep = by_channels(mask, groups), int(mask.count_nonzero())
+    least = min(least, whole.shape[1], keep)
+    counts = whole.sum(1)
+    if not ((counts > 0) & (counts < least)).any():
+        return mask
     (values,) = comparable({"": by_channels(score, groups)})
-    values = values.view(kept.shape)
-    may = torch.ones_like(kept) if among is None else by_channels(among, groups)
-    least = min(least, kept.shape[1], keep)
+    may = torch.ones_like(whole) if among is None else by_channels(among, groups)
+    kept, values, live = whole, values.view(whole.shape), torch.arange(len(whole), device=mask.device)
     while True:
-        counts = kept.sum(1)
-        thin = (counts > 0) & (counts < least)
-        live = may & (counts > 0).unsqueeze(1)
+        stay = counts > 0
+        kept, values, may, live, counts = kept[stay], values[stay], may[stay], live[stay], counts[stay]
         best = values.where(kept, -torch.inf).amax(1)
         order = best.argsort(stable=True)  # from the weakest: fewest weights first, then the lowest of the best scores
         order = order[counts[order].argsort(stable=True)]
-        order = order[thin[order]]
-        room = live.sum(1)[order].cumsum(0) <= live.sum() - keep  # the others can take what these give up
+        order = order[counts[order] < least]
+        room = may.sum(1)[order].cumsum(0) <= may.sum() - keep  # the others can take what these give up
         gone = order[: min((order.numel() + 1) // 2, int(room.sum()))]
         if not gone.numel():
             break
-        live[gone] = False
-        kept = top_masks({"": values}, keep, among={"": live})[""]
-    return from_channels(kept, mask, groups)
+        may[gone] = False
+        kept = top_masks({"": values}, keep, among={"": may})[""]
+        counts = kept.sum(1)
+    result = torch.zeros_like(whole)
+    result[live] = kept
+    return from_channels(result, mask, groups)
 
 
 def by_channels(tensor: Tensor, groups: int | None) -> Tensor:
