@@ -89,12 +89,14 @@ def prunable(model: nn.Module, scope: Pattern | None = None, exclude: Pattern = 
 
     By default these are the weights of convolutions (also transposed ones), linear layers, attention projections and
     transformers' `Conv1D`, except those shared with an embedding. `scope` replaces this rule, and `exclude` removes
-    parameters from it. Each is a glob pattern, a list of patterns, or a function of (name, parameter).
+    parameters from it. Each is a glob pattern, a list of patterns, or a function of (name, parameter). The scope "all"
+    is every parameter, also those of norms, and biases: what starts at zero has a saliency of zero, so it goes first.
 
     >>> list(prunable(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)), exclude="2.*"))
     ['0.weight']
     """
     named = parameters(model)
+    scope = "*" if scope == "all" else scope
     chosen = _default(model, named) if scope is None else {n: named[n] for n in _matching(named, scope, "scope")}
     dropped = _matching(named | chosen, exclude, "exclude")
     for name in chosen:

@@ -25,7 +25,9 @@ from barebones.running import digest
 CPU = torch.device("cpu")
 
 
-def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
+@pytest.mark.parametrize("changes", [{}, {"scope": "all"}])
+def test_a_run_leaves_its_files_and_a_result_that_is_right(changes, short, options):
+    short = replace(short, **changes)
     result = run(short, options)
     folder = options.folder(short)
     assert {p.name for p in folder.iterdir()} == ALWAYS
@@ -46,6 +48,7 @@ def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
     bb.audit(network.model, masks)
     kept = sum(int(mask.sum()) for mask in masks.values())
     total = sum(mask.numel() for mask in masks.values())
+    assert total == sum(w.numel() for w in bb.prunable(network.model, short.scope).values())
     assert (result["kept"], result["prunable"]) == (kept, total)
     assert result["kept"] == round(0.3 * total)
     assert result["sparsity"] == 1 - kept / total
@@ -65,14 +68,19 @@ def test_a_run_leaves_its_files_and_a_result_that_is_right(short, options):
     assert result["environment"]["torch"] == torch.__version__
 
 
-def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(short, options, undisturbed):
+@pytest.mark.parametrize(
+    "changes", [{}, {"scope": "all"}, {"densities": "erk", "min_per_channel": 2}, {"pattern": "1:2"}]
+)
+def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(changes, short, options, undisturbed):
+    short = replace(short, **changes)
     run(short, options, until="prune")
     folder = options.folder(short)
     assert {p.name for p in folder.iterdir()} == ALWAYS - {"weights.safetensors", "result.json"}
     network = Network(short, options, CPU)
     expected = bb.prune(
-        network.model, network.data.train.scoring(128, 1), 0.7, "force", rounds=4, seed=1, on_collapse="ignore"
-    )
+        network.model, network.data.train.scoring(128, 1), 0.7, "force", rounds=4, seed=1, on_collapse="ignore",
+        **changes,
+    )  # fmt: skip
     masks = load_masks(folder / "mask.safetensors")
     assert all(torch.equal(masks[name], mask) for name, mask in expected.masks.items())
     assert masks.about["weights"] == expected.about["weights"]

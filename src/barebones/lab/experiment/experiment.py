@@ -106,6 +106,10 @@ class Experiment:
         None, "N:M, at most N of M weights along the inputs stay; or block:RxC, blocks of outputs x inputs stay or go.",
         "finding named optional", shown="none",
     )  # fmt: skip
+    scope: str | None = _pruning(
+        None, "all prunes norms and biases, too.", "finding named optional",
+        shown="weights of convolutions and linear layers", kind="scope", known=("all",),
+    )  # fmt: skip
     loss: str = _pruning(
         "cross-entropy", "Loss that the scores are computed from", "pruning settled", kind="loss", known=names.LOSSES
     )

@@ -120,6 +120,7 @@ def _scoring(network: Network, experiment: Experiment, options: RunOptions) -> d
         "model": network.scored(experiment),
         "batches": network.data.train.scoring(experiment.plan().batch_size, experiment.seed),
         "loss": experiment.loss,
+        "scope": experiment.scope,
         "bn": experiment.scoring_bn,
         "precision": experiment.scoring_precision or "fp32",
         "micro_batch": options.micro_batch,
