@@ -69,32 +69,19 @@ def test_a_folder_for_validation_is_used(pets):
     assert len(data.load(f"images:{pets}").validation) == 4
 
 
-def moved(source: str, target: str):
-    return lambda pets: (pets / source).rename(pets / target)
-
-
-def written(name: str, content: bytes):
-    return lambda pets: (pets / name).write_bytes(content)
-
-
-def emptied(name: str):
-    return lambda pets: [shutil.rmtree(pets / name), (pets / name).mkdir()]
-
-
-def without_dogs(pets: Path) -> None:
-    for part in ("train", "test"):
-        shutil.rmtree(pets / part / "dog")
-
-
 WRONG = {
-    "test is missing; create it, with one folder of images per class": moved("test", "rest"),
-    "must have folders of the same names, but only one has cat": moved("test/cat", "test/cow"),
-    "has one class, cat": without_dogs,
-    "1.png cannot be read as an image": written("train/dog/1.png", b"not an image"),
+    "test is missing; create it, with one folder of images per class": lambda pets: (pets / "test").rename(
+        pets / "rest"
+    ),
+    "must have folders of the same names, but only one has cat": (
+        lambda pets: (pets / "test/cat").rename(pets / "test/cow")
+    ),
+    "has one class, cat": lambda pets: [shutil.rmtree(pets / part / "dog") for part in ("train", "test")],
+    "1.png cannot be read as an image": lambda pets: (pets / "train/dog/1.png").write_bytes(b"not an image"),
     "odd.png is 5 x 6 pixels, not 20 x 16; to resize all images, name a size, for example images:": (
         lambda pets: Image.new("RGB", (5, 6)).save(pets / "test/dog/odd.png")
     ),
-    "cat contains no images": emptied("test/cat"),
+    "cat contains no images": lambda pets: [image.unlink() for image in (pets / "test/cat").iterdir()],
 }
 
 
