@@ -3,6 +3,7 @@
 `BAREBONES_FUZZ=2000` tries as many networks. A network that fails is printed as code, see `generator.py`.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -96,19 +97,17 @@ def mixed_by_scores(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -
     return stand_in(q @ k.transpose(-1, -2)) @ v
 
 
-def scaled(weight: int, bias: int | None, channels_last: bool) -> Callable[..., Tensor]:
-    """Return a stand-in for a norm, with the places of its scale and shift among the arguments."""
+def scaled(name: str) -> Callable[..., Tensor]:
+    """Return a stand-in for the norm of this name, with its scale and shift."""
+    arguments = inspect.signature(getattr(F, name))
 
-    def norm(x: Tensor, *args: object, **kwargs: object) -> Tensor:
-        def fit(t: Tensor) -> Tensor:
-            return t if channels_last else t.view(-1, *[1] * (x.dim() - 2))
-
-        values = {"weight": kwargs.get("weight", args[weight] if len(args) > weight else None)}
-        if bias is not None:
-            values["bias"] = kwargs.get("bias", args[bias] if len(args) > bias else None)
-        y = stand_in(x)
-        y = y if values["weight"] is None else y * fit(values["weight"])  # type: ignore[arg-type]
-        return y if values.get("bias") is None else y + fit(values["bias"])  # type: ignore[arg-type]
+    def norm(*args: object, **kwargs: object) -> Tensor:
+        given = arguments.bind(*args, **kwargs).arguments
+        y = stand_in(given["input"])
+        last = [] if name in ("layer_norm", "rms_norm") else [1] * (y.dim() - 2)  # dimensions behind the channels
+        scale, shift = (None if (t := given.get(part)) is None else t.view(-1, *last) for part in ("weight", "bias"))
+        y = y if scale is None else y * scale
+        return y if shift is None else y + shift
 
     return norm
 
@@ -121,15 +120,8 @@ def constants_at_zero() -> Iterator[None]:
     functions must be 0 at 0: otherwise there are constants, and a weight that reads a constant changes the outputs.
     """
     functions = {
-        "batch_norm": scaled(2, 3, False),  # its statistics may be those of the batch
-        "layer_norm": scaled(1, 2, True),
-        "rms_norm": scaled(1, None, True),
-        "group_norm": scaled(1, 2, False),
-        "instance_norm": scaled(2, 3, False),
-        "local_response_norm": stand_in,
-        "normalize": stand_in,
-        "log_softmax": stand_in,
-        "softmax": stand_in,
+        **{f"{name}_norm": scaled(f"{name}_norm") for name in ("batch", "layer", "rms", "group", "instance")},
+        **dict.fromkeys(("local_response_norm", "normalize", "log_softmax", "softmax"), stand_in),
         "scaled_dot_product_attention": mixed_by_scores,
     }
     with (
