@@ -15,7 +15,7 @@ All networks are deterministic given the seed, and one forward pass takes millis
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -365,19 +365,22 @@ def draw_masks(name: str, model: nn.Module, density: float, seed: int = 0) -> di
     return masks
 
 
-def random_masks(model: nn.Module, density: float, seed: int = 0) -> dict[str, Tensor]:
+def random_masks(
+    model: nn.Module, density: float, seed: int = 0, names: Collection[str] | None = None
+) -> dict[str, Tensor]:
     """Keep each weight with probability `density`, and drop some whole rows and columns as well.
 
-    Masks are drawn for all parameters of two or more dimensions that belong to layers, except embeddings.
+    Masks are drawn for these names, or for all parameters of two or more dimensions of layers, except embeddings.
     """
+    generator, weights = torch.Generator().manual_seed(seed), parameters(model)
+    if names is None:
+        layers = [n for n, p in weights.items() if p.dim() > 1 and "weight" in n.split(".")[-1]]
+        names = [name for name in layers if "embedding" not in name and "position" not in name]
     masks = {}
-    generator = torch.Generator().manual_seed(seed)
-    for name, p in parameters(model).items():
-        if p.dim() < 2 or "weight" not in name.split(".")[-1] or "embedding" in name or "position" in name:
-            continue
-        mask = torch.rand(p.shape, generator=generator) < density
+    for name in names:
+        mask = torch.rand(weights[name].shape, generator=generator) < density
         for dim in (0, 1):
-            lost = torch.rand(p.shape[dim], generator=generator) > (density + 1) / 2
+            lost = torch.rand(mask.shape[dim], generator=generator) > (density + 1) / 2
             mask.index_fill_(dim, lost.nonzero().flatten(), False)
         masks[name] = mask
     return masks
