@@ -119,7 +119,6 @@ def test_the_held_out_images_never_change():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gets_the_same_batches():
     splits = [split_of(40, Normalization([0.5] * 3, [0.2] * 3, device=device)) for device in ("cpu", "cuda")]
     expected, batches = (joined(split.epoch(16, 1, 2, shuffle=True, augment=True)) for split in splits)

@@ -176,7 +176,6 @@ def test_masks_of_fewer_or_more_weights(path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_masks_of_and_for_a_gpu(path: Path) -> None:
     model = net(40, 50, 60).cuda()
     masks = {name: mask.cuda() for name, mask in zoo.random_masks(model, 0.02).items()}

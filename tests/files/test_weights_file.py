@@ -154,7 +154,6 @@ def test_a_model_without_memory_is_refused(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_network_comes_back_on_another_device(device, tmp_path):
     model, other = build("small-resnet", 10, 8, 1).cuda(), build("small-resnet", 10, 8, 1).to(device)
