@@ -88,10 +88,6 @@ def around() -> nn.Module:
                first=nn.Linear(6, 8), second=nn.Linear(8, 6), out=nn.Linear(6, 3))  # fmt: skip
 
 
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
-
-
 def dropping() -> nn.Module:
     first = [nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5)]
     return nn.Sequential(*first, nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 3))
@@ -127,10 +123,6 @@ def bilinear() -> nn.Module:
 
 
 # ---- convolutional networks ----
-
-
-def mobile() -> nn.Module:
-    return Pooled(nn.Sequential(*conv(2, 4), inverted(4, 8), *conv(4, 8, stride=2), inverted(8, 8)), 8)
 
 
 def unet(groups: int = 1) -> nn.Module:
@@ -290,7 +282,8 @@ ZOO: dict[str, Entry] = {
     # perceptrons
     "mlp": Entry(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), (4, 4)),
     "around": Entry(around, (4, 6)),
-    "layer": Entry(normed, (4, 4), exact_paths=False),
+    "layer": Entry(lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(),
+                                         nn.Linear(6, 3)), (4, 4), exact_paths=False),
     "glu": Entry(lambda: nn.Sequential(nn.Linear(5, 12), nn.GLU(), nn.Linear(6, 3)), (4, 5)),
     "dropout": Entry(dropping, (4, 4)),
     "writing": Entry(writing, (4, 4)),
@@ -301,7 +294,8 @@ ZOO: dict[str, Entry] = {
     "cnn": Entry(lambda: tiny(dtype=torch.float32), (4, 1, 6, 6), exact_paths=False),
     "vgg": Entry(lambda: SmallVGG(3, width=2), (4, 1, 8, 8)),
     "resnet": Entry(lambda: SmallResNet(3, width=2), (4, 1, 8, 8)),
-    "mobile": Entry(mobile, IMAGE),
+    "mobile": Entry(lambda: Pooled(nn.Sequential(*conv(2, 4), inverted(4, 8), *conv(4, 8, stride=2),
+                                                 inverted(8, 8)), 8), IMAGE),
     "unet": Entry(unet, IMAGE),
     "unet-groups": Entry(lambda: unet(2), IMAGE),
     "conv1d": Entry(conv1d, (4, 2, 12)),

@@ -16,11 +16,6 @@ from barebones.running.randomize import randomize_
 from barebones.running.rng import Replayed
 from barebones.scope import matched, parameters
 
-
-def drop_path(x: Tensor) -> Tensor:
-    return x * x.new_empty(len(x), *[1] * (x.dim() - 1)).bernoulli_(0.5)
-
-
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.3),
     "dropout of channels": lambda x: F.dropout1d(x.unsqueeze(-1), 0.3)[..., 0],
@@ -36,7 +31,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gumbel": lambda x: x + F.gumbel_softmax(torch.ones_like(x[:, :2]), hard=True)[:, :1],
     "rrelu in place": lambda x: F.rrelu(x * 1, 0.1, 0.4, training=True, inplace=True),
     "permutation": lambda x: x[torch.randperm(len(x))],
-    "bernoulli": lambda x: drop_path(x) * torch.bernoulli(torch.full_like(x, 0.4)),
+    "bernoulli": lambda x: x * x.new_empty(len(x), 1).bernoulli_(0.5) * torch.bernoulli(torch.full_like(x, 0.4)),
     "multinomial": lambda x: x[torch.multinomial(torch.ones(len(x)), 3)],
 }
 
