@@ -30,10 +30,11 @@ NETWORKS = range(cases(24))
 
 
 @contextmanager
-def described(network: Network) -> Iterator[None]:
-    """Add the network's recipe to an error."""
+def drawn(seed: int) -> Iterator[Network]:
+    """Yield the network of a seed, and add its recipe to an error."""
+    network = generator.draw(seed)
     try:
-        yield
+        yield network
     except Exception as error:
         error.add_note(f"{network.recipe}\nmasks keep { ({n: int(m.sum()) for n, m in network.masks.items()}) }")
         raise
@@ -171,8 +172,8 @@ def check_account(network: Network) -> None:
     assert {name: layer.effective for name, layer in counts.items()} == {n: int(m.sum()) for n, m in on_paths.items()}
     found = {name: torch.zeros_like(mask) for name, mask in network.masks.items()}
     for seed in range(12 if found else 0):
-        drawn = without_constants(redraw(deepcopy(model), seed, network.masks)).eval()
-        for name, matters in zip(found, mattering(drawn, [*found], inputs_like(example, seed, 8)[0]), strict=True):
+        other = without_constants(redraw(deepcopy(model), seed, network.masks)).eval()
+        for name, matters in zip(found, mattering(other, [*found], inputs_like(example, seed, 8)[0]), strict=True):
             found[name] |= matters & network.masks[name]
     recipe = str(network.recipe)
     for name, on_path in on_paths.items():
@@ -184,13 +185,11 @@ def check_account(network: Network) -> None:
 
 @pytest.mark.parametrize("seed", NETWORKS)
 def test_shrunk_networks_compute_what_the_masked_ones_do(seed: int) -> None:
-    network = generator.draw(seed)
-    with described(network):
+    with drawn(seed) as network:
         check_shrink(network)
 
 
 @pytest.mark.parametrize("seed", NETWORKS)
 def test_effective_weights_are_those_that_matter(seed: int) -> None:
-    network = generator.draw(seed)
-    with described(network):
+    with drawn(seed) as network:
         check_account(network)

@@ -35,11 +35,8 @@ TINY: dict[str, dict[str, Any]] = {  # settings of the analyses that take about 
     "parameters": {"pairs": [(shares.data, shares.model) for shares in numbers.PARAMETERS]},
 }  # fmt: skip
 TINY_FIGURES = {
-    name: replace(
-        FIGURES[name],
-        source=replace(source, settings={**source.settings, "smoke": TINY.get(name, source.settings["smoke"])}),
-    )
-    for name, source in ANALYSES.items()
+    name: replace(FIGURES[name], source=replace(ANALYSES[name], settings={"smoke": settings}))
+    for name, settings in TINY.items()
 }
 
 
