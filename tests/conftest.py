@@ -23,10 +23,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests of these files."""
+    """Mark the tests of these files, and skip those for a GPU where there is none."""
     for suite in FILES:
         if in_suite(item.path, suite):
             item.add_marker(suite)
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        item.add_marker(pytest.mark.skip("needs a CUDA device"))
 
 
 @pytest.fixture

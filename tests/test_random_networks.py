@@ -3,6 +3,7 @@
 `BAREBONES_FUZZ=2000` tries as many networks. A network that fails is printed as code, see `generator.py`.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -29,10 +30,11 @@ NETWORKS = range(cases(24))
 
 
 @contextmanager
-def described(network: Network) -> Iterator[None]:
-    """Add the network's recipe to an error."""
+def drawn(seed: int) -> Iterator[Network]:
+    """Yield the network of a seed, and add its recipe to an error."""
+    network = generator.draw(seed)
     try:
-        yield
+        yield network
     except Exception as error:
         error.add_note(f"{network.recipe}\nmasks keep { ({n: int(m.sum()) for n, m in network.masks.items()}) }")
         raise
@@ -96,19 +98,17 @@ def mixed_by_scores(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -
     return stand_in(q @ k.transpose(-1, -2)) @ v
 
 
-def scaled(weight: int, bias: int | None, channels_last: bool) -> Callable[..., Tensor]:
-    """Return a stand-in for a norm, with the places of its scale and shift among the arguments."""
+def scaled(name: str) -> Callable[..., Tensor]:
+    """Return a stand-in for the norm of this name, with its scale and shift."""
+    arguments = inspect.signature(getattr(F, name))
 
-    def norm(x: Tensor, *args: object, **kwargs: object) -> Tensor:
-        def fit(t: Tensor) -> Tensor:
-            return t if channels_last else t.view(-1, *[1] * (x.dim() - 2))
-
-        values = {"weight": kwargs.get("weight", args[weight] if len(args) > weight else None)}
-        if bias is not None:
-            values["bias"] = kwargs.get("bias", args[bias] if len(args) > bias else None)
-        y = stand_in(x)
-        y = y if values["weight"] is None else y * fit(values["weight"])  # type: ignore[arg-type]
-        return y if values.get("bias") is None else y + fit(values["bias"])  # type: ignore[arg-type]
+    def norm(*args: object, **kwargs: object) -> Tensor:
+        given = arguments.bind(*args, **kwargs).arguments
+        y = stand_in(given["input"])
+        last = [] if name in ("layer_norm", "rms_norm") else [1] * (y.dim() - 2)  # dimensions behind the channels
+        scale, shift = (None if (t := given.get(part)) is None else t.view(-1, *last) for part in ("weight", "bias"))
+        y = y if scale is None else y * scale
+        return y if shift is None else y + shift
 
     return norm
 
@@ -121,15 +121,8 @@ def constants_at_zero() -> Iterator[None]:
     functions must be 0 at 0: otherwise there are constants, and a weight that reads a constant changes the outputs.
     """
     functions = {
-        "batch_norm": scaled(2, 3, False),  # its statistics may be those of the batch
-        "layer_norm": scaled(1, 2, True),
-        "rms_norm": scaled(1, None, True),
-        "group_norm": scaled(1, 2, False),
-        "instance_norm": scaled(2, 3, False),
-        "local_response_norm": stand_in,
-        "normalize": stand_in,
-        "log_softmax": stand_in,
-        "softmax": stand_in,
+        **{f"{name}_norm": scaled(f"{name}_norm") for name in ("batch", "layer", "rms", "group", "instance")},
+        **dict.fromkeys(("local_response_norm", "normalize", "log_softmax", "softmax"), stand_in),
         "scaled_dot_product_attention": mixed_by_scores,
     }
     with (
@@ -179,8 +172,8 @@ def check_account(network: Network) -> None:
     assert {name: layer.effective for name, layer in counts.items()} == {n: int(m.sum()) for n, m in on_paths.items()}
     found = {name: torch.zeros_like(mask) for name, mask in network.masks.items()}
     for seed in range(12 if found else 0):
-        drawn = without_constants(redraw(deepcopy(model), seed, network.masks)).eval()
-        for name, matters in zip(found, mattering(drawn, [*found], inputs_like(example, seed, 8)[0]), strict=True):
+        other = without_constants(redraw(deepcopy(model), seed, network.masks)).eval()
+        for name, matters in zip(found, mattering(other, [*found], inputs_like(example, seed, 8)[0]), strict=True):
             found[name] |= matters & network.masks[name]
     recipe = str(network.recipe)
     for name, on_path in on_paths.items():
@@ -192,13 +185,11 @@ def check_account(network: Network) -> None:
 
 @pytest.mark.parametrize("seed", NETWORKS)
 def test_shrunk_networks_compute_what_the_masked_ones_do(seed: int) -> None:
-    network = generator.draw(seed)
-    with described(network):
+    with drawn(seed) as network:
         check_shrink(network)
 
 
 @pytest.mark.parametrize("seed", NETWORKS)
 def test_effective_weights_are_those_that_matter(seed: int) -> None:
-    network = generator.draw(seed)
-    with described(network):
+    with drawn(seed) as network:
         check_account(network)

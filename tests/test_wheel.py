@@ -1,6 +1,5 @@
 """The wheel, as a user gets it: built, installed in an environment of its own, and imported from there."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -10,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from barebones import __version__
 
 pytestmark = pytest.mark.slow
 
@@ -33,11 +34,6 @@ def call(*command: object, cwd: Path) -> str:
     done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def stated_version() -> str:
-    [assignment] = [n for n in ast.parse((PACKAGE / "version.py").read_text()).body if isinstance(n, ast.Assign)]
-    return str(ast.literal_eval(assignment.value))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +65,7 @@ def test_the_wheel_imports_from_a_clean_environment(wheel: Path, tmp_path: Path)
     contents = json.loads(call(python, "-I", "-c", LOOK, cwd=tmp_path))
 
     assert Path(contents["file"]).is_relative_to(at["purelib"])
-    assert contents["version"] == contents["installed"] == stated_version()
+    assert contents["version"] == contents["installed"] == __version__
     assert contents["script"] == "barebones.cli:main"
     assert contents["typed"]
     assert list(Path(at["scripts"]).glob("barebones*"))

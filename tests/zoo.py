@@ -15,7 +15,7 @@ All networks are deterministic given the seed, and one forward pass takes millis
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -88,10 +88,6 @@ def around() -> nn.Module:
                first=nn.Linear(6, 8), second=nn.Linear(8, 6), out=nn.Linear(6, 3))  # fmt: skip
 
 
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
-
-
 def dropping() -> nn.Module:
     first = [nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5)]
     return nn.Sequential(*first, nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 3))
@@ -127,10 +123,6 @@ def bilinear() -> nn.Module:
 
 
 # ---- convolutional networks ----
-
-
-def mobile() -> nn.Module:
-    return Pooled(nn.Sequential(*conv(2, 4), inverted(4, 8), *conv(4, 8, stride=2), inverted(8, 8)), 8)
 
 
 def unet(groups: int = 1) -> nn.Module:
@@ -290,7 +282,8 @@ ZOO: dict[str, Entry] = {
     # perceptrons
     "mlp": Entry(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), (4, 4)),
     "around": Entry(around, (4, 6)),
-    "layer": Entry(normed, (4, 4), exact_paths=False),
+    "layer": Entry(lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(),
+                                         nn.Linear(6, 3)), (4, 4), exact_paths=False),
     "glu": Entry(lambda: nn.Sequential(nn.Linear(5, 12), nn.GLU(), nn.Linear(6, 3)), (4, 5)),
     "dropout": Entry(dropping, (4, 4)),
     "writing": Entry(writing, (4, 4)),
@@ -301,7 +294,8 @@ ZOO: dict[str, Entry] = {
     "cnn": Entry(lambda: tiny(dtype=torch.float32), (4, 1, 6, 6), exact_paths=False),
     "vgg": Entry(lambda: SmallVGG(3, width=2), (4, 1, 8, 8)),
     "resnet": Entry(lambda: SmallResNet(3, width=2), (4, 1, 8, 8)),
-    "mobile": Entry(mobile, IMAGE),
+    "mobile": Entry(lambda: Pooled(nn.Sequential(*conv(2, 4), inverted(4, 8), *conv(4, 8, stride=2),
+                                                 inverted(8, 8)), 8), IMAGE),
     "unet": Entry(unet, IMAGE),
     "unet-groups": Entry(lambda: unet(2), IMAGE),
     "conv1d": Entry(conv1d, (4, 2, 12)),
@@ -365,19 +359,22 @@ def draw_masks(name: str, model: nn.Module, density: float, seed: int = 0) -> di
     return masks
 
 
-def random_masks(model: nn.Module, density: float, seed: int = 0) -> dict[str, Tensor]:
+def random_masks(
+    model: nn.Module, density: float, seed: int = 0, names: Collection[str] | None = None
+) -> dict[str, Tensor]:
     """Keep each weight with probability `density`, and drop some whole rows and columns as well.
 
-    Masks are drawn for all parameters of two or more dimensions that belong to layers, except embeddings.
+    Masks are drawn for these names, or for all parameters of two or more dimensions of layers, except embeddings.
     """
+    generator, weights = torch.Generator().manual_seed(seed), parameters(model)
+    if names is None:
+        layers = [n for n, p in weights.items() if p.dim() > 1 and "weight" in n.split(".")[-1]]
+        names = [name for name in layers if "embedding" not in name and "position" not in name]
     masks = {}
-    generator = torch.Generator().manual_seed(seed)
-    for name, p in parameters(model).items():
-        if p.dim() < 2 or "weight" not in name.split(".")[-1] or "embedding" in name or "position" in name:
-            continue
-        mask = torch.rand(p.shape, generator=generator) < density
+    for name in names:
+        mask = torch.rand(weights[name].shape, generator=generator) < density
         for dim in (0, 1):
-            lost = torch.rand(p.shape[dim], generator=generator) > (density + 1) / 2
+            lost = torch.rand(mask.shape[dim], generator=generator) > (density + 1) / 2
             mask.index_fill_(dim, lost.nonzero().flatten(), False)
         masks[name] = mask
     return masks

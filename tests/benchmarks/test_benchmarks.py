@@ -13,8 +13,6 @@ import zoo
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import core
-import cost
-import dead
 import lab
 import settling
 import sharded
@@ -24,8 +22,6 @@ import barebones as bb
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.records import tables
 from barebones.lab.run import loading
-from barebones.lab.run.options import RunOptions
-from barebones.lab.run.run import run
 from barebones.models import SmallVGG
 
 
@@ -80,13 +76,6 @@ def test_the_benchmark_of_sharded_networks_prints_its_table(monkeypatch, capsys)
     assert re.search(r"2 +│ 682 +│ 341 +│ .*MiB", capsys.readouterr().out)
 
 
-def test_the_benchmark_of_costs_has_the_cases_of_the_paper_and_prints_its_table(capsys):
-    assert len([cost.paper_seconds(case) for case in cost.cases(small=False)]) == 14
-    cost.main("cpu", small=True)
-    text = capsys.readouterr().out
-    assert re.search(r"small-vgg │ FORCE +│ 2 +│ 1 +│ fp32 +│ \d+\.\d\d +│ \d+\.\d\d", text)
-
-
 @pytest.mark.parametrize(("way", "empty"), [("snip", 4), ("snip, at_least", 0), ("erk", 0)])
 def test_a_transformer_keeps_its_queries_and_keys_only_with_a_minimum_for_each_layer(way, empty, monkeypatch):
     attention = pytest.importorskip("attention", reason="needs transformers", exc_type=ImportError)
@@ -96,18 +85,6 @@ def test_a_transformer_keeps_its_queries_and_keys_only_with_a_minimum_for_each_l
             accuracy, empties, effective = attention.case(network, 0.9, way, seed=0)
             assert (empties, effective) == (empty, pytest.approx(90.5, abs=1))
             assert 0 < accuracy < 100
-
-
-def test_the_script_about_dead_channels_reads_finished_runs(tmp_path, capsys):
-    options = RunOptions(tmp_path)
-    run(Experiment("small-vgg", "digits", "snip", 0.98, epochs=1).resolved(), options)
-    dead.main(tmp_path, tmp_path / "dead.csv", images=100)
-    [row] = tables.read(tmp_path / "dead.csv")
-    assert row["method"] == "snip"
-    assert 0 <= row["dead"] < row["channels"]
-    for kind, count in (("on", "channels"), ("dead", "dead"), ("expected", "dead")):
-        assert sum(row[f"{kind}_{name}"] for name in dead.THICKNESSES) == pytest.approx(row[count], abs=0.02)
-    assert f"dead {row['dead']}" in capsys.readouterr().out
 
 
 def test_the_script_about_settling_follows_the_masks_and_draws_a_table_that_is_there(monkeypatch, tmp_path):

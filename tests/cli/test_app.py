@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,18 +17,12 @@ from barebones.files.masks import save_masks
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.run import Stopped
 
-
-def commands() -> dict[str, Any]:
-    """Return every command by its name."""
-    return {name: cli.loaded(name) for name in cli.COMMANDS}
-
-
 # help
 
 
-@pytest.mark.parametrize("name", commands())
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_explains_itself(name, command):
-    done, subject = command(name, "--help"), commands()[name]
+    done, subject = command(name, "--help"), cli.loaded(name)
     assert "<bool>" not in done.out
     arguments = [each for each in subject.params if each.param_type_name == "argument"]
     usage = [each.name.upper() if each.required else f"[{each.name.upper()}]" for each in arguments]
@@ -80,7 +73,7 @@ def test_the_public_names_are_those_of_their_modules():
 def test_nothing_at_all_shows_the_help_and_version_shows_the_version(command):
     shown = "".join(command()[1:])
     assert shown.strip() == command("--help").out.strip()
-    assert all(word in shown for word in ("--debug", "--version", *(name.split()[0] for name in commands())))
+    assert all(word in shown for word in ("--debug", "--version", *(name.split()[0] for name in cli.COMMANDS)))
     assert command("--version") == (0, f"barebones {__version__}\n", "")
 
 

@@ -23,7 +23,7 @@ from barebones.running import digest
 
 FORKS = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # Python 3.12 warns about torch's forks
 CPU = torch.device("cpu")
-AS_BYTES = Normalization([0, 0, 0], [1 / 255] * 3)  # the floats have the values of the bytes
+AS_BYTES = Normalization([0, 0, 0], [1 / 255] * 3, channels_last=True)  # the floats have the values of the bytes
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -60,6 +60,7 @@ def test_an_augmented_epoch_has_the_drawn_crop_of_each_image(monkeypatch):
     monkeypatch.setattr("barebones.data.split.BLOCK", 16)
     split = split_of(50)
     images, labels = joined(split.epoch(7, seed=3, number=2, shuffle=True, augment=True))
+    assert images.is_contiguous(memory_format=torch.channels_last)
     draws = split.draws(digest.text("augment", 3, 2))
     assert draws.min(1).values.tolist() == [0, 0, 0]
     assert draws.max(1).values.tolist() == [8, 8, 1]
@@ -99,15 +100,6 @@ def test_skipping_batches_does_not_change_the_others(skip):
     assert all(map(equal, rest, batches[skip:]))
 
 
-def test_memory_format():  # and normalization, see test_own_data.py
-    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
-    plain = Normalization(mean, std)(noise(5, 3, 6, 6))
-    [(images, labels)] = split_of(5, Normalization(mean, std, channels_last=True)).epoch(5)
-    assert torch.equal(images, plain)
-    assert images.is_contiguous(memory_format=torch.channels_last)
-    assert labels.dtype == torch.int64
-
-
 def test_scoring_batches_are_new_in_each_pass_and_can_be_replayed():
     source = split_of(10).scoring(4, seed=1)
     assert len(source) == 2
@@ -127,7 +119,6 @@ def test_the_held_out_images_never_change():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gets_the_same_batches():
     splits = [split_of(40, Normalization([0.5] * 3, [0.2] * 3, device=device)) for device in ("cpu", "cuda")]
     expected, batches = (joined(split.epoch(16, 1, 2, shuffle=True, augment=True)) for split in splits)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import zoo
 from references import assert_top, equal
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -29,14 +30,7 @@ def loss(model: nn.Module, example: Any) -> Tensor:
 
 
 def draw_masks(model: nn.Module) -> dict[str, Tensor]:
-    """Return masks that keep some of the weights, and nothing of some rows and columns."""
-    generator = torch.Generator().manual_seed(0)
-    masks = {}
-    for name, weight in prunable(model).items():
-        rows, columns = (torch.rand(size, generator=generator) < 0.7 for size in weight.shape[:2])
-        kept = torch.rand(weight.shape, generator=generator) < 0.7
-        masks[name] = kept & (rows[:, None] & columns).view(*weight.shape[:2], *[1] * (weight.dim() - 2))
-    return masks
+    return zoo.random_masks(model, 0.5, names=prunable(model))
 
 
 def check_scores(model: nn.Module, example: Any, folder: Path) -> None:

@@ -70,9 +70,7 @@ def test_any_gaps_come_back(gaps: list[int]) -> None:
     assert data.numel() == min(w * sum(1 + g // (256**w - 1) for g in gaps) for w in (1, 2))
 
 
-def test_packed_masks_come_back_in_their_order() -> None:
-    masks = {"b": random_mask((4, 5), 0.5), "a": random_mask((2000,), 0.01), "c": torch.tensor(True)}
-    assert equal(masks, files.unpack(*files.pack(masks)))
+def test_masks_must_be_bool() -> None:
     with pytest.raises(ValueError, match=r"of w has the type torch.float32; masks must be bool"):
         files.pack({"w": torch.ones(2)})
 
@@ -176,7 +174,6 @@ def test_masks_of_fewer_or_more_weights(path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_masks_of_and_for_a_gpu(path: Path) -> None:
     model = net(40, 50, 60).cuda()
     masks = {name: mask.cuda() for name, mask in zoo.random_masks(model, 0.02).items()}

@@ -19,6 +19,7 @@ from zoo import Net
 from barebones.files.weights import INTEGER, dense_bytes, load_weights, save_weights
 from barebones.models import build
 
+NEVER: Any = print  # the forward pass of networks that are only stored
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 
@@ -43,10 +44,6 @@ def cleared(tensor: Tensor, mask: Tensor | None) -> Tensor:
     return tensor.detach().clone() if mask is None else tensor.detach().masked_fill(~mask, 0.0)
 
 
-def no_forward(net: Any) -> None:
-    """Stand for the forward pass of networks that are only stored."""
-
-
 @pytest.mark.slow
 @settings(max_examples=50)
 @given(
@@ -68,10 +65,8 @@ def test_any_network_comes_back_bit_for_bit(tmp_path_factory, forms, seed, last)
     def make(seed: int) -> nn.Module:
         tensors = [random_bits(shape, dtype, seed + i) for i, (shape, dtype, _) in enumerate(forms)]
         tensors = [t.to(memory_format=torch.channels_last) if last and t.dim() == 4 else t for t in tensors]
-        return Net(
-            no_forward,
-            **{f"t{i}": nn.Parameter(t) if t.is_floating_point() else t for i, t in enumerate(tensors)},
-        )
+        parts = {f"t{i}": nn.Parameter(t) if t.is_floating_point() else t for i, t in enumerate(tensors)}
+        return Net(NEVER, **parts)
 
     model, other = make(seed), make(seed + 100)
     masks = {
@@ -159,7 +154,6 @@ def test_a_model_without_memory_is_refused(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_network_comes_back_on_another_device(device, tmp_path):
     model, other = build("small-resnet", 10, 8, 1).cuda(), build("small-resnet", 10, 8, 1).to(device)
@@ -199,8 +193,8 @@ class Extra(nn.Linear):
     [
         (nn.Linear(2, 2), {"weight": torch.ones(2, 3) > 0}, "the masks do not fit the model"),
         (nn.Linear(2, 2, device="meta"), {}, "weight cannot be stored: it is on the meta device"),
-        (Net(no_forward, b=torch.eye(2).to_sparse()), {}, "b cannot be stored: its layout is torch.sparse_coo"),
-        (Net(no_forward, b=torch.zeros(2, dtype=torch.complex64)), {}, "b cannot be stored: it is complex"),
+        (Net(NEVER, b=torch.eye(2).to_sparse()), {}, "b cannot be stored: its layout is torch.sparse_coo"),
+        (Net(NEVER, b=torch.zeros(2, dtype=torch.complex64)), {}, "b cannot be stored: it is complex"),
         (nn.Sequential(Extra(2, 2)), {}, "0 has extra state"),
     ],
 )

@@ -21,10 +21,7 @@ from barebones.masks import kept
 from barebones.pruning.selection import top_masks
 from barebones.running import digest
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def network(bias: bool = False) -> nn.Module:

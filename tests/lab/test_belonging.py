@@ -29,16 +29,9 @@ def resume(folder: Path) -> None:
     run(Experiment.from_dict(settings), RunOptions(folder.parent, save_every=0))
 
 
-def export(folder: Path) -> None:
-    loading.load(folder, trust=True)
-
-
-def shrink(folder: Path) -> None:
-    loading.load(folder / MASK, trust=True)
-
-
-def train(folder: Path) -> None:
-    loading.experiment_for_mask(folder / MASK, {}, trust=True)
+export = lambda folder: loading.load(folder, trust=True)
+shrink = lambda folder: loading.load(folder / MASK, trust=True)
+train = lambda folder: loading.experiment_for_mask(folder / MASK, {}, trust=True)
 
 
 def table(folder: Path) -> None:

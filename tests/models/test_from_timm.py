@@ -17,19 +17,13 @@ except Exception as error:  # a torchvision for another torch raises errors of s
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # timm's own
 
-FAMILIES = {  # at sizes that a CPU can train
-    "convnext": "timm:convnext_atto@32",
-    "vit": "timm:vit_tiny_patch16_224@32",
-    "mobilenetv4": "timm:mobilenetv4_conv_small@32",
-    "mixer": "timm:mixer_s32_224@32",
-    "efficientnet": "timm:efficientnet_b0@32",
-}
+NAMES = ["timm:convnext_atto@32", "timm:vit_tiny_patch16_224@32"]  # tests/families has more, at smaller sizes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_runs_from_pruning_to_export(family, tmp_path):
-    experiment = Experiment(FAMILIES[family], "digits", "snip", 0.5, epochs=1, batch_size=256, lr=0.01).resolved()
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_runs_from_pruning_to_export(name, tmp_path):
+    experiment = Experiment(name, "digits", "snip", 0.5, epochs=1, batch_size=256, lr=0.01).resolved()
     options = RunOptions(tmp_path / "runs")
     result = run(experiment, options)
     assert result["sparsity"] == pytest.approx(0.5, abs=1e-4)
@@ -41,12 +35,12 @@ def test_a_family_runs_from_pruning_to_export(family, tmp_path):
     assert run(experiment, options)["weights"] == result["weights"]  # nothing has changed since
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_size_and_normalization_are_those_of_the_configuration(family):
-    name = FAMILIES[family].partition("@")[0]
+@pytest.mark.parametrize("sized", NAMES)
+def test_size_and_normalization_are_those_of_the_configuration(sized):
+    name = sized.partition("@")[0]
     config = timm.get_pretrained_cfg(name.removeprefix("timm:"))
     assert wanted(name) == (config.input_size[-1], tuple(config.mean), tuple(config.std))
-    assert wanted(FAMILIES[family]).size == 32
+    assert wanted(sized).size == 32
 
 
 def test_the_images_are_resized_and_normalized_as_the_network_wants(tmp_path):

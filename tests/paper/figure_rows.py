@@ -32,15 +32,11 @@ TINY: dict[str, dict[str, Any]] = {  # settings of the analyses that take about 
         **PAIR, "seeds": [0, 1], "one_shot": ["grasp", "snip"], "densities": [0.5, 0.05],
         "iterated": ["grasp-taylor", "iter-snip"], "rounds": 8, "to": 0.01, "iterated_seed": 0,
     },
-    "theory": {"widths": [2, 2, 2], "keeps": [3], "networks": 10, "swaps": 1},
     "parameters": {"pairs": [(shares.data, shares.model) for shares in numbers.PARAMETERS]},
 }  # fmt: skip
 TINY_FIGURES = {
-    name: replace(
-        FIGURES[name],
-        source=replace(source, settings={**source.settings, "smoke": TINY.get(name, source.settings["smoke"])}),
-    )
-    for name, source in ANALYSES.items()
+    name: replace(FIGURES[name], source=replace(ANALYSES[name], settings={"smoke": settings}))
+    for name, settings in TINY.items()
 }
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from figure_rows import context, drawn
 
-from barebones.lab.experiment.styles import looks
 from barebones.lab.figures import analyses, sources
 from barebones.lab.figures.sources import Analysis
 from barebones.lab.records import tables
@@ -18,7 +17,6 @@ from barebones.lab.run.run import Stopped
 from barebones.models import build, parameter_table
 from barebones.paper.figures import FIGURES
 from barebones.paper.figures import saliency as saliencies
-from barebones.paper.theory import gaps_by_step, tanh_network
 from barebones.pruning.prune import prune
 from barebones.pruning.saliency import saliency
 
@@ -239,17 +237,6 @@ def test_parameters_are_those_of_the_networks(rows_of):
     assert (ours[1]["data"], ours[1]["model"]) == ("cifar10", "vgg19")
     assert (theirs[0]["total"], theirs[0]["prunable"]) == (23_520_000, 99.78)
     assert drawn("parameters", rows).count("CIFAR-10, VGG-19") == 2
-
-
-def test_theory_is_that_of_the_library(rows_of):
-    rows = rows_of("theory")
-    direct = gaps_by_step([tanh_network([2, 2, 2], seed=seed) for seed in range(10)], 3)
-    assert [(row["step"], row["gap"], row["gap_anywhere"]) for row in rows] == [
-        (each.step, each.gap, each.gap_anywhere) for each in direct
-    ]
-    assert {row["keep"] for row in rows} == {3}
-    colours = {line.get_color() for line in drawn("theory", rows).axes[0].lines}
-    assert not colours & {each.colour for each in looks().values()}
 
 
 @pytest.mark.parametrize("name", ["saliency-scatter", "saliency-vs-rounds", "evolution", "layers", "consistency"])

@@ -309,7 +309,7 @@ def test_command_line(tmp_path, monkeypatch):
     runner = CliRunner()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
-        wrong = runner.invoke(app, ["figure", "theory", "--runs", str(tmp_path / "runs")])
+        wrong = runner.invoke(app, ["figure", "layers", "--runs", str(tmp_path / "runs")])
     assert "pip install 'barebones[figures]'" in str(wrong.exception)
     assert not list(tmp_path.iterdir())  # the error comes before anything is computed
     listed = runner.invoke(app, ["figure", "--list"])
@@ -330,7 +330,7 @@ def test_command_line(tmp_path, monkeypatch):
     assert str(damaged.exception) == f"{cached} holds no rows; delete it to compute it again"
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "folder"):
-        wrong = runner.invoke(app, ["figure", "theory", "--runs", str(tmp_path / "none"), "-o", str(out)])
+        wrong = runner.invoke(app, ["figure", "layers", "--runs", str(tmp_path / "none"), "-o", str(out)])
         assert str(wrong.exception) == f"{tmp_path / 'file'} is not a folder; name a folder to write into"
     assert not (tmp_path / "none").exists()  # the error comes before anything is computed
     assert isinstance(runner.invoke(app, ["figure", "consistancy"]).exception, ValueError)

@@ -253,7 +253,6 @@ def test_what_cannot_be_followed(net: Net, why: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", [name for name in zoo.ZOO if name != "packed lstm"])  # its lengths stay on the CPU
 def test_a_gpu_finds_the_same(name: str) -> None:
     model, example = zoo.build(name)

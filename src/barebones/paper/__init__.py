@@ -1,1 +1,1 @@
-"""The paper: its figures, its numbers and its theory."""
+"""The paper: its figures and its numbers."""

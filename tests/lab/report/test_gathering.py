@@ -53,9 +53,7 @@ def test_only_runs_that_are_trained_alike_share_a_panel(tmp_path: Path) -> None:
     assert {g["line"] for g in groups if g["method"] == "force"} == {"", "rounds 6", "rounds 9", "shuffled"}
 
 
-def test_each_variant_and_each_method_of_one_color_has_its_own_mark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_variant_and_each_method_of_one_color_has_its_own_mark(tmp_path, monkeypatch) -> None:
     for rounds in range(2, 14):
         write_run(tmp_path, "force", rounds=rounds)
     for method in ("one", "two"):  # of one color
@@ -197,9 +195,7 @@ def test_the_command(runs: Path, tmp_path: Path, command: Callable[..., Any]) ->
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_mistakes_are_one_sentence(
-    tmp_path: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_one_sentence(tmp_path, command, monkeypatch) -> None:
     (tmp_path / "none").mkdir()
     (tmp_path / "file").touch()
     write_run(tmp_path / "some")
@@ -237,6 +233,5 @@ def test_a_followed_page_is_written_when_a_run_changes(tmp_path: Path, monkeypat
     assert refreshing(tmp_path / "page.html") is None
 
 
-def refreshing(page: Path) -> int | None:
-    seconds: int | None = json.loads(unpacked(page.read_text(encoding="utf-8")))["refresh"]
-    return seconds
+def refreshing(page: Path) -> Any:
+    return json.loads(unpacked(page.read_text(encoding="utf-8")))["refresh"]

@@ -298,9 +298,7 @@ def test_the_keyboard_reaches_every_control_and_each_has_a_name(opened: Opened) 
     assert nameless == []
 
 
-def test_a_large_sweep_stays_small_and_draws_what_is_in_view(
-    content: dict[str, Any], opened: Opened, tmp_path: Path
-) -> None:
+def test_a_large_sweep_stays_small_and_draws_what_is_in_view(content, opened, tmp_path) -> None:
     run, group = run_with(content, method="synflow"), content["groups"][0]
     many = [
         run | {"index": i, "folder": f"run-{i}", "settings": run["settings"] | {"seed": i % 3, "lr": i // 3}}

@@ -7,11 +7,11 @@ from ...lab.figures.registry import Figure, write
 from ...lab.figures.sources import FigureContext, Runs
 from ...messages import did_you_mean
 from ...names import SCALES
-from . import accuracy, layers, saliency, tables, theory
+from . import accuracy, layers, saliency, tables
 
 __all__ = ["FIGURES", "FigureContext", "figure", "listed", "named"]
 
-FIGURES: dict[str, Figure] = accuracy.FIGURES | saliency.FIGURES | layers.FIGURES | tables.FIGURES | theory.FIGURES
+FIGURES: dict[str, Figure] = accuracy.FIGURES | saliency.FIGURES | layers.FIGURES | tables.FIGURES
 
 
 def named(name: str) -> Figure:
