@@ -21,7 +21,7 @@ from barebones.lab.records import records
 from barebones.lab.run.lock import leased
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import run
-from barebones.lab.sweep import pool
+from barebones.lab.sweep import processes
 from barebones.lab.sweep.sweep import sweep
 from barebones.pruning.methods import METHODS, Method
 
@@ -62,14 +62,8 @@ def folder(options: RunOptions, experiment: Experiment) -> Path:
     return options.folder(experiment.resolved())
 
 
-@pytest.fixture
-def soon(monkeypatch) -> None:
-    """Come back soon to runs that another process has."""
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
-
-
 @pytest.mark.slow
-def test_a_run_that_another_process_owns_is_left_alone(tmp_path):
+def test_a_run_that_another_process_owns_is_left_alone(tmp_path, forkserver):
     options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
     locked = folder(options, short())
     locked.mkdir(parents=True)
@@ -85,7 +79,7 @@ def test_a_run_that_another_process_owns_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("how", "expected", "started"), [("done", (1, 0, 0, 1), 1), ("failed", (1, 1, 0, 0), 1), ("gone", (2, 0, 0, 0), 2)]
 )
-def test_what_another_process_ends_meanwhile_is_not_run_again(how, expected, started, tmp_path, soon, forkserver):
+def test_what_another_process_ends_meanwhile_is_not_run_again(how, expected, started, tmp_path, forkserver):
     options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
     first = short().resolved()
     held, go, threads = Event(), Event(), ThreadPoolExecutor()
@@ -116,7 +110,7 @@ def test_what_another_process_ends_meanwhile_is_not_run_again(how, expected, sta
 
 
 @pytest.mark.nightly
-def test_two_sweeps_in_one_folder_run_each_experiment_once(tmp_path, soon, forkserver):
+def test_two_sweeps_in_one_folder_run_each_experiment_once(tmp_path, forkserver):
     options, experiments = RunOptions(tmp_path / "runs"), [short(seed=seed) for seed in range(4)]
     with ThreadPoolExecutor() as threads:
         ended = list(threads.map(lambda each: swept(each, options, jobs=1), (experiments, experiments[::-1])))
@@ -163,7 +157,7 @@ def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monk
     assert sorted(row["status"] for row in records.records(options.runs)) == ["done", "done", "failed", "failed"]
     assert result.tables[0].read_text().count("\n") == 5
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool.Worker, "_start", None)  # no process is started
+        patch.setattr(processes.Processes, "_start", None)  # no process is started
         left_alone(options)
     (tmp_path / "mended").touch()
     result, _ = swept(ALL[:2], options, retry_failed=True)
@@ -289,7 +283,7 @@ def alive(pid: str) -> bool:
 def test_what_would_fail_every_run_is_an_error_before_any_starts(
     experiment, options, settings, match, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(pool.Worker, "_start", None)
+    monkeypatch.setattr(processes.Processes, "_start", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((ValueError, OSError), match=match):
         swept([experiment], RunOptions(tmp_path / "runs", **options), **settings)

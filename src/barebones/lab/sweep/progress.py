@@ -21,7 +21,6 @@ from ..run.metrics import COUNTED
 
 LATEST = 5  # finished runs in the table, and as many failed ones
 QUEUED, RUNNING, DONE, FAILED, STOPPED, SKIPPED = "queued", "running", "done", "failed", "stopped", "skipped"
-BUSY = "another process runs it; this sweep comes back to it"
 
 
 @dataclass
@@ -61,29 +60,18 @@ class Job:
             self.reason, self.accuracy = row["reason"] or "", row["top1"]
         return row
 
-    def hear(self, source: Path, event: dict[str, Any]) -> bool:
-        """Take what a worker tells about the job; return whether that is worth a sentence."""
-        match event["kind"]:
-            case "line" if "warning" in event["line"]:
-                self.warning, self.short = event["line"]["warning"], event["line"]["short"]
-            case "line":
-                self.line = event["line"]
-                latest = self.line.get("validation") or {"top1": self.line.get("accuracy")}
-                self.accuracy = latest["top1"] if latest["top1"] is not None else self.accuracy
-                return False
-            case "started":
-                self.state, self.began, self.line, self.source = RUNNING, event["at"], {}, source
-            case "done":
-                self.state, self.ended, self.accuracy, self.reason = DONE, event["at"], event["top1"], ""
-            case "failed":
-                self.state, self.ended, self.reason = FAILED, event["at"], event["reason"]
-            case "again":
-                self.state, self.alone, self.reason = QUEUED, True, event["reason"]
-            case "busy":
-                if self.reason == BUSY or (self.state != QUEUED and self.source != source):
-                    return False  # it is known, or another worker of this sweep has it
-                self.state, self.reason = QUEUED, BUSY
-        return True
+    def hear(self, source: Path, changes: dict[str, Any]) -> bool:
+        """Take what a worker tells; return whether that is worth a sentence."""
+        waits = changes.get("state") == QUEUED and not changes.get("alone")
+        if waits and (self.reason == changes["reason"] or (self.state == RUNNING and self.source != source)):
+            return False  # that is known, or another worker of this sweep has it
+        for name, value in changes.items():
+            setattr(self, name, value)
+        if "line" in changes:
+            latest = self.line.get("validation") or {"top1": self.line.get("accuracy")}
+            self.accuracy = latest["top1"] if latest["top1"] is not None else self.accuracy
+        self.source = source
+        return "line" not in changes
 
 
 class Jobs:
@@ -107,17 +95,15 @@ class Jobs:
                 for line in file:
                     if line.endswith(b"\n"):
                         self.heard[path] = self.heard.get(path, 0) + len(line)
-                        self._take(path, json.loads(line))
+                        changes = json.loads(line)
+                        job = self.all[changes.pop("run")]
+                        if changes.get("state") == SKIPPED:
+                            self.over.append(job)
+                        elif job.hear(path, changes):
+                            self.changed(job)
         for job in over:
             if job.state in (QUEUED, RUNNING) and job.look(self.runs) is not None:
                 self.changed(job)
-
-    def _take(self, source: Path, event: dict[str, Any]) -> None:
-        job = self.all[event["run"]]
-        if event["kind"] == "ended":
-            self.over.append(job)
-        elif job.hear(source, event):
-            self.changed(job)
 
     def left(self, now: float) -> float | None:
         """Estimate the seconds to the end of the sweep from the time per finished job; None before the first one."""

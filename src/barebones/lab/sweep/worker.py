@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,9 +27,11 @@ from ..run.lock import Busy, check_free
 from ..run.metrics import Line
 from ..run.options import RunOptions
 from ..run.run import Stopped, run
+from .progress import DONE, FAILED, QUEUED, RUNNING, SKIPPED
 
 GO = "go"  # a file in the folder of a sweep; when it is gone, workers save and end
 BROKEN = 70  # exit code of a process that cannot use its GPU any more
+BUSY = "another process runs it; this sweep comes back to it"
 PAUSE = 0.1  # seconds between looks whether to stop
 AGAIN = 1.0  # seconds until a worker comes back to runs that others have, and between lines about progress
 
@@ -63,10 +64,11 @@ class Round:
         except FileNotFoundError:
             return ""
 
-    def tell(self, worker: str, experiment: Experiment, kind: str, **about: Any) -> None:
-        event = {"run": experiment.folder, "kind": kind, "at": monotonic(), **about}
-        with suppress(OSError), open(self.folder / f"{worker}.jsonl", "ab") as file:  # a full disk ends no run
-            file.write(json.dumps(event).encode() + b"\n")
+    def tell(self, worker: str, experiment: Experiment, **changes: Any) -> None:
+        """Append what changes about the job of a run to the file of a worker."""
+        text = json.dumps({"run": experiment.folder, **changes}) + "\n"
+        with suppress(OSError), open(self.folder / f"{worker}.jsonl", "a") as file:  # a full disk ends no run
+            file.write(text)
 
     def fail(self, worker: str, experiment: Experiment, reason: str, details: str, again: bool) -> None:
         """Leave a run that failed to be tried `again`, alone; or record its failure."""
@@ -81,7 +83,8 @@ class Round:
         with suppress(OSError):
             self.file(experiment, "left").touch()
             self.file(experiment, "run").unlink(missing_ok=True)
-        self.tell(worker, experiment, "again" if again else "failed", reason=reason)
+        state = {"state": QUEUED, "alone": True} if again else {"state": FAILED, "ended": monotonic()}
+        self.tell(worker, experiment, **state, reason=reason)
 
 
 class Worker:
@@ -93,13 +96,11 @@ class Worker:
         self.busy: set[Experiment] = set()  # of which it told that others have them
         self.stopped, self.looked, self.told = False, 0.0, 0.0
 
-    def ask(self, *signal: object) -> None:
-        """Handle SIGTERM."""
-        self.stopped = True
-
-    def stop(self) -> bool:
-        """Return whether to save a checkpoint and end: on SIGTERM, and when the sweep says so or is gone."""
-        if monotonic() - self.looked >= PAUSE:  # each look costs time, so most calls do not look
+    def stop(self, *signal: object) -> bool:
+        """Return whether to save a checkpoint and end: after a signal, and when the sweep says so or is gone."""
+        if signal:
+            self.stopped = True
+        elif monotonic() - self.looked >= PAUSE:  # each look costs time, so most calls do not look
             parent = parent_process()
             self.looked, gone = monotonic(), parent is not None and not parent.is_alive()
             self.stopped = self.stopped or gone or not self.round.goes_on()
@@ -131,32 +132,37 @@ class Worker:
         An error does not end the process, unless it breaks the GPU. What fails may be tried again, alone, if something
         else than the experiment may be the cause.
         """
-        tell, held = partial(self.round.tell, self.name, experiment), False
+        told: set[str] = set()
+
+        def tell(**changes: Any) -> None:
+            told.update(changes)
+            self.round.tell(self.name, experiment, **changes)
 
         def hold() -> None:
-            nonlocal held
-            held = True
-            tell("started")
+            tell(state=RUNNING, began=monotonic())
 
         def report(line: Line) -> None:
-            if "warning" in line or "resumed" in line or monotonic() - self.told >= AGAIN:
+            if "warning" in line:
+                tell(warning=line["warning"], short=line["short"])
+            elif "resumed" in line or monotonic() - self.told >= AGAIN:
                 self.told = monotonic()
-                tell("line", line={name: value for name, value in line.items() if name != "layers"})
+                tell(line={name: value for name, value in line.items() if name != "layers"})
 
         try:
             if self.round.over(experiment):
-                tell("ended")
+                tell(state=SKIPPED)
                 return True
             with suppress(OSError):  # the run itself will tell
                 check_free(self.options.folder(experiment))
             result = run(experiment, self.options, report, self.stop, held=hold)
-            tell("done" if held else "ended", top1=result["test"]["top1"])
+            ending = {"state": DONE, "ended": monotonic(), "accuracy": result["test"]["top1"], "reason": ""}
+            tell(**ending if told else {"state": SKIPPED})
         except Stopped:
             return False
         except Busy:
-            if held or experiment not in self.busy:
+            if told or experiment not in self.busy:
                 self.busy.add(experiment)
-                tell("busy")
+                tell(state=QUEUED, reason=BUSY)
             return False
         except (Exception, SystemExit) as error:
             memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
@@ -174,7 +180,10 @@ def work(pipe: Connection, name: str, round: Round, sources: Iterable[str]) -> N
     """Run in the process. It imports these sources, and then gets rows of `METHODS` from the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _print_to(round.folder / f"{name}.log")
+    with open(round.folder / f"{name}.log", "ab") as log:  # for all that is printed, also the traceback of a crash
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    faulthandler.enable(file=2)
     for source in sources:
         recipes.imported(source)  # it may register methods
     METHODS.update(iter(pipe.recv, None))
@@ -182,7 +191,7 @@ def work(pipe: Connection, name: str, round: Round, sources: Iterable[str]) -> N
         torch.cuda.set_device(torch.device(round.options.device).index or 0)
     torch.set_num_threads(round.options.threads)
     worker = Worker(name, round)
-    signal.signal(signal.SIGTERM, worker.ask)
+    signal.signal(signal.SIGTERM, worker.stop)
     worker.work()
     sys.exit(bool(worker.runs))  # so that another process takes its place if only this one was told to end
 
@@ -207,13 +216,3 @@ def _breaks_cuda(error: BaseException) -> bool:
     except RuntimeError:  # torch raises it for every CUDA error
         return True
     return False
-
-
-def _print_to(log: Path) -> None:
-    """Redirect everything that this process and its libraries print to a file, also the traceback of a crash."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    faulthandler.enable(file=2)
