@@ -1,8 +1,8 @@
 """Processes: the workers of a sweep on this machine. They take runs themselves, and are started and replaced here."""
 
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import wait
@@ -78,8 +78,12 @@ class Processes:
         round = replace(self.round, options=replace(self.round.options, device=place))
         name = str(self.started)
         process = context.Process(target=work, args=(theirs, name, round, list(recipes.IMPORTED)), name=name)
-        with _without_ctrl_c():
+        resource_tracker.ensure_running()  # otherwise the first start would do it, and unblock signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the process ignores Ctrl-C
+        try:
             process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.processes[process] = place
         theirs.close()
         for method in {experiment.method for experiment in self.round.experiments} & METHODS.keys():
@@ -125,14 +129,3 @@ def ending(code: int) -> str:
     hint = "; out of memory?" if code == -9 else ""
     name = next((f", {known.name}" for known in signal.Signals if known == -code), "")
     return f"the process was killed (signal {-code}{name}){hint}"
-
-
-@contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """Block Ctrl-C while a process starts, until that process ignores it; the parent gets the signal afterwards."""
-    resource_tracker.ensure_running()  # otherwise the first start would do it, and unblock signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

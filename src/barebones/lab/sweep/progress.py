@@ -1,7 +1,7 @@
 """The progress of a sweep: its jobs, as its workers tell, in a live table or in sentences."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,10 +75,10 @@ class Job:
 
 
 class Jobs:
-    """The jobs of a sweep, as its workers tell. `changed` is called for each job that begins or ends."""
+    """The jobs of a sweep, as its workers tell."""
 
-    def __init__(self, listed: Iterable[Job], runs: Path, changed: Callable[[Job], None] = lambda job: None) -> None:
-        self.all, self.runs, self.changed = {job.experiment.folder: job for job in listed}, runs, changed
+    def __init__(self, listed: Iterable[Job], runs: Path) -> None:
+        self.all, self.runs = {job.experiment.folder: job for job in listed}, runs
         self.heard: dict[Path, int] = {}  # bytes of each file
         self.over: list[Job] = []  # which a worker found ended; what its own worker told may be read after that
         self.began, self.stopping = monotonic(), False
@@ -86,24 +86,23 @@ class Jobs:
     def count(self, *states: str) -> int:
         return sum(job.state in states for job in self.all.values())
 
-    def read(self, folder: Path) -> None:
-        """Read what the workers have told since the last call."""
+    def read(self, folder: Path) -> Iterator[Job]:
+        """Read what the workers have told since the last call; yield each job that begins or ends."""
         over, self.over = self.over, []
         for path in folder.glob("*/*.jsonl"):
             with path.open("rb") as file:
                 file.seek(self.heard.get(path, 0))
-                for line in file:
-                    if line.endswith(b"\n"):
-                        self.heard[path] = self.heard.get(path, 0) + len(line)
-                        changes = json.loads(line)
-                        job = self.all[changes.pop("run")]
-                        if changes.get("state") == SKIPPED:
-                            self.over.append(job)
-                        elif job.hear(path, changes):
-                            self.changed(job)
+                text = file.read().rpartition(b"\n")[0]
+            self.heard[path] = self.heard.get(path, 0) + len(text) + bool(text)
+            for changes in map(json.loads, text.splitlines()):
+                job = self.all[changes.pop("run")]
+                if changes.get("state") == SKIPPED:
+                    self.over.append(job)
+                elif job.hear(path, changes):
+                    yield job
         for job in over:
             if job.state in (QUEUED, RUNNING) and job.look(self.runs) is not None:
-                self.changed(job)
+                yield job
 
     def left(self, now: float) -> float | None:
         """Estimate the seconds to the end of the sweep from the time per finished job; None before the first one."""

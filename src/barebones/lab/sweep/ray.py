@@ -71,10 +71,6 @@ class Tasks:
     taken: list[int] = field(default_factory=list)  # the places of all tasks
     calls: set[Any] = field(default_factory=set)  # for what the tasks return that have not ended
 
-    @property
-    def about(self) -> str:
-        return f"Ray cluster {self.head}, {len(self.nodes())} workers"
-
     def goes_on(self) -> bool:
         return (self.folder / GO).exists()
 

@@ -88,51 +88,54 @@ def sweep(
     queued = [job.experiment for job in listed if job.state == QUEUED]
     _check(queued, options, here=engine == LOCAL)
     gpus = _gpus(options, devices)
+    board, folder, about = Jobs(listed, options.runs), options.runs.absolute() / f"{HIDDEN}{uuid4().hex}", ""
     with ExitStack() as stack:
-        say: Callable[[str], None]
-
-        def changed(job: Job) -> None:
-            if summarize and not console.is_terminal:
-                say(sentence(job))
-
-        board = Jobs(listed, options.runs, changed)
-        folder, about = options.runs.absolute() / f"{HIDDEN}{uuid4().hex}", ""
         if queued and engine == RAY:
             ray = import_module(".ray", __package__)
             starter = stack.enter_context(ray.joined(dict(engine_options or {}), queued, options, folder, jobs))
-            about = starter.about
+            about = f"Ray cluster {starter.head}, {len(starter.nodes())} workers"
         else:
+            starter = Processes(queued, options, folder, places(options, jobs, gpus))
             if queued and not stack.enter_context(sharing(options, jobs)):
                 about = "NVIDIA's MPS does not run here, so the experiments on a GPU take turns."
-            starter = Processes(queued, options, folder, places(options, jobs, gpus))
         stack.enter_context(_opened(folder))
         for experiment in queued:  # to whoever shares the folder, it has not failed any more
             (options.folder(experiment) / FAILURE).unlink(missing_ok=True)
-        ended = board.count(DONE, FAILED)
         say = stack.enter_context(heartbeat(console, lambda: status(board)))
         stack.enter_context(live_table(board, console))
         if about and summarize:
             say(about)
-        patience = 10.0  # after an error
+
+        def tell(job: Job) -> None:
+            if summarize and not console.is_terminal:
+                say(sentence(job))
+
+        def watch() -> None:
+            ended = board.count(DONE, FAILED)
+            for job in board.read(folder):
+                tell(job)
+            if board.count(DONE, FAILED) > ended:
+                with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
+                    records.update(options.runs)
+
+        patience = PATIENCE
         try:
             while board.count(QUEUED, RUNNING) and not stopping() and monotonic() < end - pause and starter.attend():
-                board.read(folder)
-                if board.count(DONE, FAILED) > ended:
-                    ended = board.count(DONE, FAILED)
-                    with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
-                        records.update(options.runs)
-            patience = PATIENCE
+                watch()
+        except Exception:
+            patience = 10.0
+            raise
         except KeyboardInterrupt:
-            patience = PATIENCE
+            pass
         finally:
             board.stopping = True
             (folder / GO).unlink(missing_ok=True)
             starter.end(min(patience, max(end - monotonic(), 0.0)))
-            board.read(folder)
+            watch()
         for job in listed:
             if job.state == RUNNING:
                 job.state = STOPPED
-                changed(job)
+                tell(job)
     _, tables = records.update(options.runs)
     rows = [job.look(options.runs) for job in listed]  # also of what another process has ended
     unfinished = board.count(QUEUED, RUNNING, STOPPED)
