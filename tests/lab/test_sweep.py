@@ -22,7 +22,7 @@ from barebones.lab.run.lock import leased
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import run
 from barebones.lab.sweep import processes
-from barebones.lab.sweep.sweep import sweep
+from barebones.lab.sweep.sweep import _gpus, _opened, sweep
 from barebones.pruning.methods import METHODS, Method
 
 MODELS = """
@@ -118,6 +118,7 @@ def test_two_sweeps_in_one_folder_run_each_experiment_once(tmp_path, forkserver)
     assert all(result.done + result.skipped == 4 for result, _ in ended)
     assert sum(text.count("started ") for _, text in ended) == 4
     assert not list(options.runs.glob("*/lease-*"))
+    assert not list(options.runs.glob(".sweep-*"))
 
 
 def test_the_table_holds_runs_that_end_while_it_is_written(tmp_path, monkeypatch):
@@ -287,6 +288,37 @@ def test_what_would_fail_every_run_is_an_error_before_any_starts(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((ValueError, OSError), match=match):
         swept([experiment], RunOptions(tmp_path / "runs", **options), **settings)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"), [((3,), "from 0 to 1"), ((0, 0), "name each GPU once"), ((-1,), "0 to 1")]
+)
+def test_gpus_that_are_not_there_are_an_error(numbers, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=words):
+        _gpus(RunOptions(tmp_path, device="cuda"), numbers)
+    with pytest.raises(ValueError, match="leave one of them out"):
+        _gpus(RunOptions(tmp_path, device="cuda:1"), numbers)
+
+
+def test_cuda_means_all_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert _gpus(RunOptions(tmp_path, device="cuda"), ()) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert _gpus(RunOptions(tmp_path, device="cuda"), (2, 0)) == ["cuda:2", "cuda:0"]
+    assert _gpus(RunOptions(tmp_path, device="cuda:1"), ()) == _gpus(RunOptions(tmp_path), ()) == []
+
+
+def test_the_folder_of_a_killed_sweep_is_removed_when_it_is_old(tmp_path):
+    """It disturbs no reader of the runs."""
+    for age in (0, 100_000):
+        (folder := tmp_path / f".sweep-{age}" / "round").mkdir(parents=True)
+        (folder / "1.log").touch()
+        for path in (folder / "1.log", folder):
+            os.utime(path, (time.time() - age,) * 2)
+    assert records.records(tmp_path) == []
+    with _opened(tmp_path / ".sweep-new"):
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".sweep-0", ".sweep-new"]
+    assert [path.name for path in tmp_path.iterdir()] == [".sweep-0"]
 
 
 @pytest.mark.gpu

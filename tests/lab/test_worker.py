@@ -62,10 +62,10 @@ def test_a_worker_tells_how_far_a_run_is_and_how_it_ends(sweep, monkeypatch):
         return {"test": {"top1": 0.5}}
 
     assert worked(sweep, monkeypatch, body) == [
-        {"state": "running"},
+        {"state": "running", "reason": "", "warning": ""},
         {"line": {"stage": "prune", "round": 1, "resumed": False}},
         {"warning": "a.", "short": "b"},
-        {"state": "done", "accuracy": 0.5, "reason": ""},
+        {"state": "done", "accuracy": 0.5},
     ]
 
 
@@ -156,7 +156,7 @@ def test_whoever_is_told_to_stop_saves_and_takes_no_other_run(sweep, monkeypatch
         assert stopping()
         raise Stopped
 
-    assert worked(sweep, monkeypatch, body, 2) == [{"state": "running"}]
+    assert worked(sweep, monkeypatch, body, 2) == [{"state": "running", "reason": "", "warning": ""}]
 
 
 class Killed(BaseException):
@@ -183,7 +183,8 @@ class _Hashed:
 @pytest.mark.parametrize("case", range(cases(60)))
 def test_whatever_happens_every_run_ends_once(case, sweep, monkeypatch):
     """Random events: runs end, fail, lack memory, are stopped, and workers die; one or two sweeps in a folder."""
-    random, ended, running = Random(case), [], []
+    random = Random(case)
+    ended, running, tried, wrong = [], [], [], []
     experiments, gpus = [made(seed) for seed in range(random.randint(1, 9))], ["cuda:0", "cuda:1"]
     sweeps = [sweep.with_name(f".sweep-{n}") for n in range(random.randint(1, 2))]
     options = RunOptions(sweep.parent)
@@ -199,10 +200,11 @@ def test_whatever_happens_every_run_ends_once(case, sweep, monkeypatch):
         with leased(folder):
             held()
             here = (current.starter, current.place, current.starter.round.alone)
-            assert experiment not in [other for other, _ in running]
-            beside = [where for _, where in running if where[:2] == here[:2]]
-            assert not beside or not (here[2] or any(where[2] for where in beside))
-            running.append((experiment, here))
+            beside = [where[2] for where in running if where[:2] == here[:2]]
+            again = (experiment, *here[::2]) in tried
+            wrong.extend([here] * (again or (bool(beside) and any([here[2], *beside]))))
+            tried.append((experiment, *here[::2]))
+            running.append(here)
             try:
                 for _ in range(random.randint(0, 3)):
                     step()
@@ -214,6 +216,7 @@ def test_whatever_happens_every_run_ends_once(case, sweep, monkeypatch):
             if fate < 0.3:
                 raise torch.OutOfMemoryError("out of memory")
             if fate < 0.4:
+                tried.pop(tried.index((experiment, *here[::2])))
                 raise Stopped
             ended.append(experiment)
             if fate < 0.5:
@@ -252,6 +255,9 @@ def test_whatever_happens_every_run_ends_once(case, sweep, monkeypatch):
             break
     failed = [each for each in experiments if (options.folder(each) / "failure.json").exists()]
     done = [each for each in experiments if (options.folder(each) / "result.json").exists()]
+    assert not wrong  # no run was tried twice in a round, or beside one that was alone
+    told = "".join(path.read_text() for path in sweep.parent.glob(".sweep-*/*/*.jsonl"))
+    assert len(sweeps) == 2 or "another process" not in told
     assert {*failed, *done} == {*experiments}
     assert len(failed) + len(done) == len(experiments)
     assert len(ended) == len({*ended})

@@ -24,8 +24,8 @@ from ..run.folder import FAILURE
 from ..run.heartbeat import clock, heartbeat
 from ..run.loading import check_unchanged
 from ..run.options import RunOptions
+from .jobs import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Job, Jobs, live_table, sentence, status
 from .processes import Processes, places, sharing
-from .progress import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Job, Jobs, live_table, sentence, status
 from .worker import GO
 
 ENGINES = LOCAL, RAY = "local", "ray"

@@ -27,7 +27,7 @@ from ..run.lock import Busy, check_free
 from ..run.metrics import Line
 from ..run.options import RunOptions
 from ..run.run import Stopped, run
-from .progress import DONE, FAILED, QUEUED, RUNNING, SKIPPED
+from .jobs import DONE, FAILED, QUEUED, RUNNING, SKIPPED
 
 GO = "go"  # a file in the folder of a sweep; when it is gone, workers save and end
 BROKEN = 70  # exit code of a process that cannot use its GPU any more
@@ -139,7 +139,7 @@ class Worker:
             self.round.tell(self.name, experiment, **changes)
 
         def hold() -> None:
-            tell(state=RUNNING, began=monotonic())
+            tell(state=RUNNING, began=monotonic(), reason="", warning="")
 
         def report(line: Line) -> None:
             if "warning" in line:
@@ -155,7 +155,7 @@ class Worker:
             with suppress(OSError):  # the run itself will tell
                 check_free(self.options.folder(experiment))
             result = run(experiment, self.options, report, self.stop, held=hold)
-            ending = {"state": DONE, "ended": monotonic(), "accuracy": result["test"]["top1"], "reason": ""}
+            ending = {"state": DONE, "ended": monotonic(), "accuracy": result["test"]["top1"]}
             tell(**ending if told else {"state": SKIPPED})
         except Stopped:
             return False

@@ -1,4 +1,4 @@
-"""The progress of a sweep: its jobs, as its workers tell, in a live table or in sentences."""
+"""The jobs of a sweep, as its workers tell about them, and their display: a live table, or sentences."""
 
 import json
 from collections.abc import Iterable, Iterator
