@@ -65,8 +65,7 @@ class Job:
         waits = changes.get("state") == QUEUED and not changes.get("alone")
         if waits and (self.reason == changes["reason"] or (self.state == RUNNING and self.source != source)):
             return False  # that is known, or another worker of this sweep has it
-        for name, value in changes.items():
-            setattr(self, name, value)
+        vars(self).update(changes)
         if "line" in changes:
             latest = self.line.get("validation") or {"top1": self.line.get("accuracy")}
             self.accuracy = latest["top1"] if latest["top1"] is not None else self.accuracy
@@ -100,8 +99,13 @@ class Jobs:
                     self.over.append(job)
                 elif job.hear(path, changes):
                     yield job
-        for job in over:
-            if job.state in (QUEUED, RUNNING) and job.look(self.runs) is not None:
+        yield from (job for job in over if job.state in (QUEUED, RUNNING) and job.look(self.runs) is not None)
+
+    def stop(self) -> Iterator[Job]:
+        """Note that no job runs any more, and yield those that did."""
+        for job in self.all.values():
+            if job.state == RUNNING:
+                job.state = STOPPED
                 yield job
 
     def left(self, now: float) -> float | None:

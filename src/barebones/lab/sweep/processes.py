@@ -106,10 +106,10 @@ class Processes:
             if round.owner(experiment) == name:
                 round.fail("parent", experiment, ending(code), printed, again=True)
                 told = True
-        if not told and not self.processes:  # another one would end like it
-            raise ValueError(f"the workers of the sweep cannot start: {ending(code)}\n{printed}".rstrip())
         if told:
             self._start(place)
+        elif not self.processes:  # another one would end like it
+            raise ValueError(f"the workers of the sweep cannot start: {ending(code)}\n{printed}".rstrip())
 
     def end(self, patience: float) -> None:
         """Wait for the processes, which save and end if the sweep does; kill them then, or on a KeyboardInterrupt."""

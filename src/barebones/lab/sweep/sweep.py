@@ -1,6 +1,6 @@
 """A sweep: many experiments, several at a time. Failures are recorded, and the other experiments continue."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -31,7 +31,7 @@ from .worker import GO
 ENGINES = LOCAL, RAY = "local", "ray"
 HIDDEN = ".sweep-"  # the beginning of the name of a sweep's folder, in which it is told what goes on
 OLD = 24 * 3600.0  # seconds without a change, after which the folder of a sweep is one that was killed
-PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep is stopped
+PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep ends
 SAVING = 30.0, 0.1  # seconds, and share of the sweep's time: the smaller one is left for saving at its end
 
 
@@ -106,36 +106,26 @@ def sweep(
         if about and summarize:
             say(about)
 
-        def tell(job: Job) -> None:
-            if summarize and not console.is_terminal:
-                say(sentence(job))
+        def show(jobs: Iterable[Job]) -> None:
+            for job in jobs:
+                if summarize and not console.is_terminal:
+                    say(sentence(job))
 
-        def watch() -> None:
-            ended = board.count(DONE, FAILED)
-            for job in board.read(folder):
-                tell(job)
-            if board.count(DONE, FAILED) > ended:
-                with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
-                    records.update(options.runs)
-
-        patience = PATIENCE
+        ended = board.count(DONE, FAILED)
         try:
             while board.count(QUEUED, RUNNING) and not stopping() and monotonic() < end - pause and starter.attend():
-                watch()
-        except Exception:
-            patience = 10.0
-            raise
+                show(board.read(folder))
+                if board.count(DONE, FAILED) > ended:
+                    ended = board.count(DONE, FAILED)
+                    with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
+                        records.update(options.runs)
         except KeyboardInterrupt:
             pass
         finally:
             board.stopping = True
             (folder / GO).unlink(missing_ok=True)
-            starter.end(min(patience, max(end - monotonic(), 0.0)))
-            watch()
-        for job in listed:
-            if job.state == RUNNING:
-                job.state = STOPPED
-                tell(job)
+            starter.end(min(PATIENCE, max(end - monotonic(), 0.0)))
+            show([*board.read(folder), *board.stop()])
     _, tables = records.update(options.runs)
     rows = [job.look(options.runs) for job in listed]  # also of what another process has ended
     unfinished = board.count(QUEUED, RUNNING, STOPPED)
