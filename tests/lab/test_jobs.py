@@ -62,11 +62,13 @@ def test_each_change_of_a_job_is_a_sentence(told):
     assert told.read() == []
 
 
-def test_half_a_line_waits_for_its_other_half(told):
+def test_half_a_line_waits_for_its_other_half_and_is_left_out_without_it(told):
     assert told("1", STARTED, end="") == []
     with (told.folder / "round" / "1.jsonl").open("a") as file:
         file.write("\n")
     assert told.read() == ["started"]
+    assert told("2", STARTED, end="") == told("2", STARTED) == []  # the disk was full for a moment
+    assert told("2", STARTED, job=1) == ["started"]
 
 
 def test_what_another_process_has_finished_is_skipped_and_what_this_sweep_did_is_done(told):

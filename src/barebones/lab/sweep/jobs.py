@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -93,11 +93,14 @@ class Jobs:
                 file.seek(self.heard.get(path, 0))
                 text = file.read().rpartition(b"\n")[0]
             self.heard[path] = self.heard.get(path, 0) + len(text) + bool(text)
-            for changes in map(json.loads, text.splitlines()):
-                job = self.all[changes.pop("run")]
-                if changes.get("state") == SKIPPED:
+            for line in text.splitlines():
+                changes: dict[str, Any] = {}
+                with suppress(ValueError):  # a full disk may have cut it
+                    changes = json.loads(line)
+                job = self.all.get(changes.pop("run", ""))
+                if job is not None and changes.get("state") == SKIPPED:
                     self.over.append(job)
-                elif job.hear(path, changes):
+                elif job is not None and job.hear(path, changes):
                     yield job
         yield from (job for job in over if job.state in (QUEUED, RUNNING) and job.look(self.runs) is not None)
 

@@ -42,12 +42,10 @@ class Processes:
 
     A run that dies with its process, or lacks memory, is left by all workers; in the second round, each device has one
     worker, and such a run is alone. Each process gets the parent's `sys.path`, imports the recipes that the parent has
-    imported, and gets the rows of `methods`. It ends when the parent is gone.
+    imported, and gets rows of `METHODS`. It ends when the parent is gone.
     """
 
-    def __init__(
-        self, experiments: list[Experiment], options: RunOptions, folder: Path, places: Sequence[str]
-    ) -> None:  # fmt: skip
+    def __init__(self, experiments: list[Experiment], options: RunOptions, folder: Path, places: Sequence[str]) -> None:
         self.places, name = places, uuid4().hex
         self.rounds = [Round(folder / (name + end), experiments, options, end != "") for end in ("", "-alone")]
         self.round = self.rounds[0]
@@ -104,7 +102,7 @@ class Processes:
         printed = log.read_text(encoding="utf-8", errors="replace")[-TAIL:] if log.exists() else ""
         for experiment in round.experiments:
             if round.owner(experiment) == name:
-                round.fail("parent", experiment, ending(code), printed, again=True)
+                round.fail(name, experiment, ending(code), printed, again=True)
                 told = True
         if told:
             self._start(place)
