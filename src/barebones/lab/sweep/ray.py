@@ -36,11 +36,8 @@ LOST = 20.0  # seconds without the head of the cluster; Ray aborts us after 60
 
 
 def work(experiments: list[Experiment], options: RunOptions, jobs: int | None, sweep: Path, *here: Any) -> None:
-    """Run in a task: start processes for the sweep with this folder, as long as it goes on.
-
-    `here` is the working folder of the sweep, its `sys.path`, and the recipes that it has imported.
-    """
-    folder, path, sources = here
+    """Run in a task: have processes for the sweep with this folder, as long as it goes on."""
+    folder, path, sources = here  # the working folder of the sweep, its `sys.path`, the recipes that it has imported
     if not sweep.exists():
         node, runs = socket.gethostname(), options.runs
         raise ValueError(f"node {node} does not see {runs}; name a folder with --runs that all nodes share")
@@ -50,11 +47,9 @@ def work(experiments: list[Experiment], options: RunOptions, jobs: int | None, s
         recipes.imported(source)
     with sharing(options, jobs):
         processes = Processes(experiments, options, sweep, places(options, jobs))
-        try:
-            while processes.round.goes_on() and processes.attend():
-                pass
-        finally:
-            processes.end(SAVING)
+        while processes.round.goes_on() and processes.attend():
+            pass
+        processes.end(SAVING)
 
 
 @dataclass
@@ -71,9 +66,6 @@ class Tasks:
     taken: list[int] = field(default_factory=list)  # the places of all tasks
     calls: set[Any] = field(default_factory=set)  # for what the tasks return that have not ended
 
-    def goes_on(self) -> bool:
-        return (self.folder / GO).exists()
-
     def nodes(self) -> list[int]:
         """Return a 1 for each GPU, or the CPUs of each node."""
         if self.options.on_gpu:
@@ -82,7 +74,7 @@ class Tasks:
 
     def attend(self, seconds: float = REFRESH) -> bool:
         """Start tasks, wait, and see which tasks have ended; return False if there was nothing to do."""
-        if self.goes_on() and monotonic() >= self.heard + LOOK:
+        if (goes_on := (self.folder / GO).exists()) and monotonic() >= self.heard + LOOK:
             self._assign()
         if not self.calls:
             return False
@@ -92,11 +84,9 @@ class Tasks:
             try:
                 ray.get(call)
             except exceptions.RayError as error:
-                if not self.goes_on():
-                    continue
-                if isinstance(error, exceptions.RayTaskError):
+                if goes_on and isinstance(error, exceptions.RayTaskError):
                     raise error.cause from error
-                if not self.calls:
+                if goes_on and not self.calls:
                     died = f"the Ray workers have died ({type(error).__name__})"
                     raise ValueError(f"{died}; run the same command again to resume the sweep") from error
         return True
@@ -111,10 +101,9 @@ class Tasks:
             why = f"the Ray cluster {self.head} does not answer ({first_line(error)})"
             raise ValueError(f"{why}; run the same command again when it does, to resume the sweep") from error
         self.heard = monotonic()
-        missing = Counter(self.nodes()) - Counter(self.taken)
-        for place in sorted(missing.elements(), reverse=True):
-            if len(self.taken) < len(self.experiments):
-                self._start(place)
+        missing = sorted((Counter(self.nodes()) - Counter(self.taken)).elements(), reverse=True)
+        for place in missing[: len(self.experiments) - len(self.taken)]:
+            self._start(place)
 
     def _start(self, place: int) -> None:
         options = replace(self.options, runs=self.options.runs.absolute())

@@ -111,7 +111,7 @@ def sweep(
                 if summarize and not console.is_terminal:
                     say(sentence(job))
 
-        ended = board.count(DONE, FAILED)
+        ended, patience = board.count(DONE, FAILED), 10.0  # after an error; without its head, Ray aborts us soon
         try:
             while board.count(QUEUED, RUNNING) and not stopping() and monotonic() < end - pause and starter.attend():
                 show(board.read(folder))
@@ -119,12 +119,13 @@ def sweep(
                     ended = board.count(DONE, FAILED)
                     with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
                         records.update(options.runs)
+            patience = PATIENCE
         except KeyboardInterrupt:
-            pass
+            patience = PATIENCE
         finally:
             board.stopping = True
             (folder / GO).unlink(missing_ok=True)
-            starter.end(min(PATIENCE, max(end - monotonic(), 0.0)))
+            starter.end(min(patience, max(end - monotonic(), 0.0)))
             show([*board.read(folder), *board.stop()])
     _, tables = records.update(options.runs)
     rows = [job.look(options.runs) for job in listed]  # also of what another process has ended
