@@ -163,21 +163,22 @@ class Killed(BaseException):
     """Ends a worker as a signal does, so that it tells nothing."""
 
 
-class Fakes(Processes):
-    """Processes that a test steps. While one is in a run, others may step, too."""
+class Fake:
+    """A process that a test steps. While it is in a run, others may step, too."""
 
+    exitcode, sentinel, inside = None, 0, False
+
+    def __init__(self, name: str, round: Round, place: str) -> None:
+        self.name, self.place, self.worker = name, place, Worker(name, round)
+
+    def close(self) -> None:
+        pass
+
+
+class Fakes(Processes):
     def _start(self, place: str) -> None:
         self.started += 1
-        name = f"{self.started}"
-        process = SimpleNamespace(name=name, exitcode=None, sentinel=0, close=lambda: None, place=place)
-        process.worker = Worker(name, self.round)
-        process.inside = False
-        self.processes = {**self.processes, _Hashed(process): place}
-
-
-class _Hashed:
-    def __init__(self, process):
-        self.__dict__ = process.__dict__
+        self.processes[Fake(f"{self.started}", self.round, place)] = place  # type: ignore[index]
 
 
 @pytest.mark.parametrize("case", range(cases(60)))

@@ -138,6 +138,9 @@ class Worker:
             told.update(changes)
             self.round.tell(self.name, experiment, **changes)
 
+        def hold() -> None:
+            tell(state=RUNNING, began=monotonic(), reason="", warning="")
+
         def report(line: Line) -> None:
             if "warning" in line:
                 tell(warning=line["warning"], short=line["short"])
@@ -151,8 +154,7 @@ class Worker:
                 return True
             with suppress(OSError):  # the run itself will tell
                 check_free(self.options.folder(experiment))
-            begun = lambda: tell(state=RUNNING, began=monotonic(), reason="", warning="")
-            result = run(experiment, self.options, report, self.stop, held=begun)
+            result = run(experiment, self.options, report, self.stop, held=hold)
             ending = {"state": DONE, "ended": monotonic(), "accuracy": result["test"]["top1"]}
             tell(**ending if told else {"state": SKIPPED})
         except Stopped:
