@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -251,6 +252,25 @@ def test_workers_save_a_checkpoint_when_the_parent_is_interrupted_or_dead(sent, 
         assert printed.endswith("1 unfinished; run the same command again to resume.\n")
         assert "Traceback" not in printed
         assert parent.exitcode == 130
+
+
+@pytest.mark.parametrize(("asked", "patience"), [(False, 60.0), (True, 0.0)])
+def test_the_first_interrupt_waits_for_checkpoints_and_the_second_kills(asked, patience, tmp_path, monkeypatch):
+    stops, waited = iter([False]), []  # the first signal comes after the sweep has looked
+
+    def attend() -> bool:
+        round = tmp_path / next(tmp_path.glob(".sweep-*")) / "round"
+        round.mkdir()
+        started = {"run": short().resolved().folder, "state": "running", "began": 0.0}
+        (round / "1.jsonl").write_text(json.dumps(started) + "\n")
+        raise KeyboardInterrupt
+
+    fake = SimpleNamespace(attend=attend, end=waited.append)
+    monkeypatch.setattr("barebones.lab.sweep.sweep.Processes", lambda *about: fake)
+    result, text = swept([short()], RunOptions(tmp_path), stopping=lambda: next(stops, asked))
+    assert (waited, counts(result)) == ([patience], (0, 0, 1, 0))
+    assert (text.count("started "), text.count("stopped ")) == (1, 1)
+    assert not list(tmp_path.glob(".sweep-*"))
 
 
 def trains(place: Path) -> bool:

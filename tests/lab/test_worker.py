@@ -174,6 +174,12 @@ class Fake:
     def close(self) -> None:
         pass
 
+    def kill(self) -> None:
+        self.exitcode = -9
+
+    def join(self) -> None:
+        assert self.exitcode is not None
+
 
 class Fakes(Processes):
     def _start(self, place: str) -> None:
@@ -263,6 +269,18 @@ def test_whatever_happens_every_run_ends_once(case, sweep, monkeypatch):
     assert len(failed) + len(done) == len(experiments)
     assert len(ended) == len({*ended})
     assert {*done} <= {*ended}
+
+
+def test_an_interrupt_kills_the_workers(sweep, monkeypatch):
+    def interrupted(sentinels, seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes, "wait", lambda sentinels, seconds: None)
+    starter = Fakes([made(), made(1)], RunOptions(sweep.parent), sweep, ["cpu"] * 2)
+    starter.attend()
+    monkeypatch.setattr(processes, "wait", interrupted)
+    starter.end(60.0)
+    assert [process.exitcode for process in starter.processes] == [-9, -9]
 
 
 def test_workers_that_cannot_start_end_the_sweep_in_a_sentence(sweep, monkeypatch):

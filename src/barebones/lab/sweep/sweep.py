@@ -121,12 +121,13 @@ def sweep(
                         records.update(options.runs)
             patience = PATIENCE
         except KeyboardInterrupt:
-            patience = PATIENCE
+            patience = 0.0 if stopping() else PATIENCE  # the second one kills
         finally:
             board.stopping = True
             (folder / GO).unlink(missing_ok=True)
             starter.end(min(patience, max(end - monotonic(), 0.0)))
-            show([*board.read(folder), *board.stop()])
+            show(board.read(folder))
+            show(board.stop())
     _, tables = records.update(options.runs)
     rows = [job.look(options.runs) for job in listed]  # also of what another process has ended
     unfinished = board.count(QUEUED, RUNNING, STOPPED)
