@@ -19,7 +19,7 @@ from barebones.lab.run.lock import Busy, leased
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import Stopped
 from barebones.lab.sweep import processes, worker
-from barebones.lab.sweep.processes import Processes, ending, places
+from barebones.lab.sweep.processes import Processes, places
 from barebones.lab.sweep.worker import GO, Round, Worker
 
 
@@ -67,14 +67,6 @@ def test_a_worker_tells_how_far_a_run_is_and_how_it_ends(sweep, monkeypatch):
         {"warning": "a.", "short": "b"},
         {"state": "done", "accuracy": 0.5},
     ]
-
-
-def test_a_run_that_has_ended_is_not_run_again(sweep, monkeypatch):
-    for name in ("result.json", "failure.json"):
-        folder = sweep.parent / made(name == "failure.json").folder
-        folder.mkdir()
-        (folder / name).touch()
-    assert worked(sweep, monkeypatch, raises(SystemError()), 2) == [{"state": "skipped"}] * 2
 
 
 def test_a_run_that_another_process_has_waits(sweep, monkeypatch):
@@ -294,18 +286,6 @@ def test_workers_that_cannot_start_end_the_sweep_in_a_sentence(sweep, monkeypatc
         ValueError, match=r"the workers of the sweep cannot start: .* exit code 1\nImportError: no luck"
     ):
         starter.attend()
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (70, "the process ended with exit code 70"),
-        (-9, "the process was killed (signal 9, SIGKILL); out of memory?"),
-        (-250, "the process was killed (signal 250)"),
-    ],
-)
-def test_how_a_process_ended_is_said_in_words(code, words):
-    assert ending(code) == words
 
 
 def test_every_gpu_gets_its_first_run_first(monkeypatch):
