@@ -53,9 +53,9 @@ def forks() -> BaseContext:
 @pytest.fixture
 def forkserver(forks, monkeypatch) -> BaseContext:
     """Start workers from the fork server. As with "spawn", which the library uses, they share nothing with the test."""
-    from barebones.lab.sweep import worker
+    from barebones.lab.sweep import processes
 
-    monkeypatch.setattr(worker, "get_context", lambda method: forks)
+    monkeypatch.setattr(processes, "get_context", lambda method: forks)
     return forks
 
 

@@ -2,7 +2,6 @@
 
 import io
 import time
-from dataclasses import replace
 
 import pytest
 from lab_runs import interrupted
@@ -13,8 +12,6 @@ from barebones.lab.run import run as lab
 from barebones.lab.run.folder import progress
 from barebones.lab.run.progress import watching
 from barebones.lab.run.run import RunOptions, run
-from barebones.lab.sweep.pool import RUNNING, Job, Pool
-from barebones.lab.sweep.progress import sentence, status
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +96,3 @@ def test_silence_is_broken(monkeypatch):
 def test_a_warning_is_shown_as_it_comes(terminal):
     line = {"stage": "prune", "warning": "[b] keeps nothing.", "short": "1 of 2 layers empty"}
     assert "warning: [b] keeps nothing." in shown([line], terminal)
-
-
-def test_the_status_of_a_sweep_names_the_running_jobs_and_their_warnings(short, tmp_path):
-    jobs = [Job(replace(short, seed=seed)) for seed in range(3)]
-    for job in jobs[:2]:
-        job.state = RUNNING
-    jobs[0].update({"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25})
-    expected = f"1 queued, 2 running, 0 done, 0 failed; {jobs[0].label}: train 2.2 of 40 epochs"
-    assert status(Pool(jobs, RunOptions(tmp_path))) == expected
-    jobs[0].update({"stage": "train", "warning": "a. b.", "short": "collapsed"})
-    assert sentence(jobs[0]) == f"warning  {jobs[0].label}: a. b."
-    assert jobs[0].progress == "2.2 of 40 epochs"

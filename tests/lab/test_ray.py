@@ -1,22 +1,19 @@
 """Sweeps on a Ray cluster of this machine: each experiment ends once, also if a worker dies, and a stop saves."""
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from time import monotonic
 
 import pytest
-from lab_runs import counts, made_up_result, swept, write_file
+from lab_runs import counts, swept
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.records import records
-from barebones.lab.run.lock import leased
-from barebones.lab.run.metrics import METRICS, Metrics
 from barebones.lab.run.options import RunOptions
 from barebones.lab.sweep.sweep import SweepResult
+from barebones.lab.sweep.worker import GO
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'barebones[ray]'")
 
@@ -99,16 +96,17 @@ def test_an_address_without_a_cluster_is_an_error_in_one_line(options, monkeypat
 
 def test_a_node_that_does_not_see_the_runs_is_named(options, tmp_path):
     with pytest.raises(ValueError, match=f"does not see {options.runs}; name a folder with --runs"):
-        engine.work([tiny()], options, 1, tmp_path / "no note", Path.cwd(), list(sys.path), [])
+        engine.work([tiny()], options, 1, tmp_path / "no sweep", Path.cwd(), list(sys.path), [])
 
 
 @pytest.fixture
-def made(options) -> engine.Cluster:
-    """A cluster without nodes, of nine jobs."""
-    made = engine.Cluster([engine.Job(tiny(seed=seed)) for seed in range(9)], options)
-    made.settings, made.note, made.taken, made.calls = {}, Path("note"), [], set()
-    made.head, made.heard = "127.0.0.1:1", monotonic() - engine.LOOK
-    return made
+def made(options) -> engine.Tasks:
+    """The tasks of nine experiments, on a cluster that does not answer."""
+    folder = options.runs / ".sweep"
+    folder.mkdir(parents=True)
+    (folder / GO).touch()
+    experiments = [tiny(seed=seed) for seed in range(9)]
+    return engine.Tasks({}, "127.0.0.1:1", experiments, options, folder, None, monotonic() - engine.LOOK)
 
 
 def test_places_are_gpus_or_nodes_and_each_has_one_task(made, monkeypatch):
@@ -117,12 +115,12 @@ def test_places_are_gpus_or_nodes_and_each_has_one_task(made, monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 2.0})
     monkeypatch.setattr(engine, "knock", lambda address: None)
     monkeypatch.setattr(engine, "LOOK", 0.0)
-    monkeypatch.setattr(made, "_start", lambda place, waiting: made.taken.append(place))
-    made.assign()
-    made.assign()
+    monkeypatch.setattr(made, "_start", made.taken.append)
+    made.attend()
+    made.attend()
     assert made.taken == [4, 4, 2]
     nodes.append({"Alive": True, "Resources": {"CPU": 2.0}})  # it has come later
-    made.assign()
+    made.attend()
     assert made.taken == [4, 4, 2, 2]
     made.options = RunOptions(device="cuda")
     assert made.nodes() == [1, 1]
@@ -130,40 +128,13 @@ def test_places_are_gpus_or_nodes_and_each_has_one_task(made, monkeypatch):
 
 def test_a_head_that_is_gone_ends_the_sweep_before_ray_aborts_it(made, monkeypatch):
     monkeypatch.setattr(ray, "nodes", lambda: pytest.fail("Ray would wait for a minute and abort"))
-    made.assign()  # it may come back
+    made.attend()  # it may come back
     made.heard -= engine.LOST
     with pytest.raises(ValueError, match=r"the Ray cluster 127.0.0.1:1 does not answer .*; run the same command again"):
-        made.assign()
-
-
-def test_how_far_a_job_is_stands_in_the_folder_of_its_run(made, options, monkeypatch):
-    seen: list[str] = []
-    made.changed = lambda job: seen.append(job.state)
-    job = next(iter(made.jobs.values()))
-    folder = options.folder(job.experiment)
-    folder.mkdir(parents=True)
-    made._read(job)
-    with leased(folder):
-        made._read(job)
-        with closing(Metrics(folder / METRICS, job.folder)) as metrics:
-            metrics.rewind()
-            metrics({"stage": "train", "epoch": 1, "epochs": 2, "accuracy": 0.5})
-        made._read(job)
-    assert (job.state, job.progress, job.accuracy) == ("running", "1 of 2 epochs", 0.5)
-    with monkeypatch.context() as patch:  # the file system does not answer for a moment
-        patch.setattr(engine, "check_free", lambda folder: os.stat("nowhere"))
-        made._read(job)
-    assert job.state == "running"
-    made._read(job)  # its process has died
-    with leased(folder):
-        made._read(job)
-    write_file(folder, job.experiment, "result.json", made_up_result(job.experiment))
-    made._read(job)
-    assert seen == ["running", "running", "done"]
-    assert job.accuracy == 0.9
+        made.attend()
 
 
 def test_options_that_ray_does_not_know_are_an_error(made):
     made.settings = {"memroy": 10}
     with pytest.raises(ValueError, match=r"Ray does not take these options of --engine ray: .*memroy"):
-        made._start(1, [tiny()])
+        made._start(1)

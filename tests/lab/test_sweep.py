@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ from barebones.lab.records import records
 from barebones.lab.run.lock import leased
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import run
-from barebones.lab.sweep import pool
-from barebones.lab.sweep.sweep import sweep
+from barebones.lab.sweep import processes
+from barebones.lab.sweep.sweep import _gpus, _opened, sweep
 from barebones.pruning.methods import METHODS, Method
 
 MODELS = """
@@ -62,14 +63,8 @@ def folder(options: RunOptions, experiment: Experiment) -> Path:
     return options.folder(experiment.resolved())
 
 
-@pytest.fixture
-def soon(monkeypatch) -> None:
-    """Come back soon to runs that another process has."""
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
-
-
 @pytest.mark.slow
-def test_a_run_that_another_process_owns_is_left_alone(tmp_path):
+def test_a_run_that_another_process_owns_is_left_alone(tmp_path, forkserver):
     options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
     locked = folder(options, short())
     locked.mkdir(parents=True)
@@ -85,7 +80,7 @@ def test_a_run_that_another_process_owns_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("how", "expected", "started"), [("done", (1, 0, 0, 1), 1), ("failed", (1, 1, 0, 0), 1), ("gone", (2, 0, 0, 0), 2)]
 )
-def test_what_another_process_ends_meanwhile_is_not_run_again(how, expected, started, tmp_path, soon, forkserver):
+def test_what_another_process_ends_meanwhile_is_not_run_again(how, expected, started, tmp_path, forkserver):
     options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
     first = short().resolved()
     held, go, threads = Event(), Event(), ThreadPoolExecutor()
@@ -116,7 +111,7 @@ def test_what_another_process_ends_meanwhile_is_not_run_again(how, expected, sta
 
 
 @pytest.mark.nightly
-def test_two_sweeps_in_one_folder_run_each_experiment_once(tmp_path, soon, forkserver):
+def test_two_sweeps_in_one_folder_run_each_experiment_once(tmp_path, forkserver):
     options, experiments = RunOptions(tmp_path / "runs"), [short(seed=seed) for seed in range(4)]
     with ThreadPoolExecutor() as threads:
         ended = list(threads.map(lambda each: swept(each, options, jobs=1), (experiments, experiments[::-1])))
@@ -124,6 +119,7 @@ def test_two_sweeps_in_one_folder_run_each_experiment_once(tmp_path, soon, forks
     assert all(result.done + result.skipped == 4 for result, _ in ended)
     assert sum(text.count("started ") for _, text in ended) == 4
     assert not list(options.runs.glob("*/lease-*"))
+    assert not list(options.runs.glob(".sweep-*"))
 
 
 def test_the_table_holds_runs_that_end_while_it_is_written(tmp_path, monkeypatch):
@@ -163,7 +159,7 @@ def test_what_fails_or_is_killed_is_recorded_and_the_others_go_on(tmp_path, monk
     assert sorted(row["status"] for row in records.records(options.runs)) == ["done", "done", "failed", "failed"]
     assert result.tables[0].read_text().count("\n") == 5
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool.Worker, "_start", None)  # no process is started
+        patch.setattr(processes.Processes, "_start", None)  # no process is started
         left_alone(options)
     (tmp_path / "mended").touch()
     result, _ = swept(ALL[:2], options, retry_failed=True)
@@ -258,6 +254,25 @@ def test_workers_save_a_checkpoint_when_the_parent_is_interrupted_or_dead(sent, 
         assert parent.exitcode == 130
 
 
+@pytest.mark.parametrize(("asked", "patience"), [(False, 60.0), (True, 0.0)])
+def test_the_first_interrupt_waits_for_checkpoints_and_the_second_kills(asked, patience, tmp_path, monkeypatch):
+    stops, waited = iter([False]), []  # the first signal comes after the sweep has looked
+
+    def attend() -> bool:
+        round = tmp_path / next(tmp_path.glob(".sweep-*")) / "round"
+        round.mkdir()
+        started = {"run": short().resolved().folder, "state": "running", "began": 0.0}
+        (round / "1.jsonl").write_text(json.dumps(started) + "\n")
+        raise KeyboardInterrupt
+
+    fake = SimpleNamespace(attend=attend, end=waited.append)
+    monkeypatch.setattr("barebones.lab.sweep.sweep.Processes", lambda *about: fake)
+    result, text = swept([short()], RunOptions(tmp_path), stopping=lambda: next(stops, asked))
+    assert (waited, counts(result)) == ([patience], (0, 0, 1, 0))
+    assert (text.count("started "), text.count("stopped ")) == (1, 1)
+    assert not list(tmp_path.glob(".sweep-*"))
+
+
 def trains(place: Path) -> bool:
     return (place / "metrics.jsonl").exists() and '"stage": "train"' in (place / "metrics.jsonl").read_text()
 
@@ -289,10 +304,41 @@ def alive(pid: str) -> bool:
 def test_what_would_fail_every_run_is_an_error_before_any_starts(
     experiment, options, settings, match, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(pool.Worker, "_start", None)
+    monkeypatch.setattr(processes.Processes, "_start", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((ValueError, OSError), match=match):
         swept([experiment], RunOptions(tmp_path / "runs", **options), **settings)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"), [((3,), "from 0 to 1"), ((0, 0), "name each GPU once"), ((-1,), "0 to 1")]
+)
+def test_gpus_that_are_not_there_are_an_error(numbers, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=words):
+        _gpus(RunOptions(tmp_path, device="cuda"), numbers)
+    with pytest.raises(ValueError, match="leave one of them out"):
+        _gpus(RunOptions(tmp_path, device="cuda:1"), numbers)
+
+
+def test_cuda_means_all_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert _gpus(RunOptions(tmp_path, device="cuda"), ()) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert _gpus(RunOptions(tmp_path, device="cuda"), (2, 0)) == ["cuda:2", "cuda:0"]
+    assert _gpus(RunOptions(tmp_path, device="cuda:1"), ()) == _gpus(RunOptions(tmp_path), ()) == []
+
+
+def test_the_folder_of_a_killed_sweep_is_removed_when_it_is_old(tmp_path):
+    """It disturbs no reader of the runs."""
+    for age in (0, 100_000):
+        (folder := tmp_path / f".sweep-{age}" / "round").mkdir(parents=True)
+        (folder / "1.log").touch()
+        for path in (folder / "1.log", folder):
+            os.utime(path, (time.time() - age,) * 2)
+    assert records.records(tmp_path) == []
+    with _opened(tmp_path / ".sweep-new"):
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".sweep-0", ".sweep-new"]
+    assert [path.name for path in tmp_path.iterdir()] == [".sweep-0"]
 
 
 @pytest.mark.gpu

@@ -1,12 +1,14 @@
 """A sweep: many experiments, several at a time. Failures are recorded, and the other experiments continue."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from time import monotonic
+from shutil import rmtree
+from time import monotonic, time
 from typing import Any
+from uuid import uuid4
 
 import torch
 from rich.console import Console
@@ -22,11 +24,14 @@ from ..run.folder import FAILURE
 from ..run.heartbeat import clock, heartbeat
 from ..run.loading import check_unchanged
 from ..run.options import RunOptions
-from .pool import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Job, Pool
-from .progress import live_table, sentence, status
+from .jobs import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Job, Jobs, live_table, sentence, status
+from .processes import Processes, places, sharing
+from .worker import GO
 
 ENGINES = LOCAL, RAY = "local", "ray"
-PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep is stopped
+HIDDEN = ".sweep-"  # the beginning of the name of a sweep's folder, in which it is told what goes on
+OLD = 24 * 3600.0  # seconds without a change, after which the folder of a sweep is one that was killed
+PATIENCE = 60.0  # seconds that the runs have to save a checkpoint when the sweep ends
 SAVING = 30.0, 0.1  # seconds, and share of the sweep's time: the smaller one is left for saving at its end
 
 
@@ -80,57 +85,75 @@ def sweep(
     if engine == RAY and options.on_gpu and options.device != "cuda":
         raise ValueError(f"--engine ray chooses the GPUs itself; use --device cuda instead of {options.device}")
     listed = _listed(experiments, options, retry_failed)
-    _check([job.experiment for job in listed if job.state == QUEUED], options, here=engine == LOCAL)
-    each = summarize and not console.is_terminal
+    queued = [job.experiment for job in listed if job.state == QUEUED]
+    _check(queued, options, here=engine == LOCAL)
+    gpus = _gpus(options, devices)
+    board, folder, about = Jobs(listed, options.runs), options.runs.absolute() / f"{HIDDEN}{uuid4().hex}", ""
     with ExitStack() as stack:
-        say: Callable[[str], None]
-
-        def changed(job: Job) -> None:
-            if each:
-                say(sentence(job))
-
-        methods = {job.experiment.method for job in listed if job.state == QUEUED}
-        if engine == LOCAL or not methods:  # all is done
-            pool = Pool(listed, options, changed, jobs, _gpus(options, devices), methods)
-            if methods and not stack.enter_context(pool.sharing()):
-                pool.about = "NVIDIA's MPS does not run here, so the experiments on a GPU take turns."
+        if queued and engine == RAY:
+            ray = import_module(".ray", __package__)
+            starter = stack.enter_context(ray.joined(dict(engine_options or {}), queued, options, folder, jobs))
+            about = f"Ray cluster {starter.head}, {len(starter.nodes())} workers"
         else:
-            ray, settings = import_module(".ray", __package__), dict(engine_options or {})
-            pool = stack.enter_context(ray.opened(settings, listed, options, changed, jobs))
-        options.runs.mkdir(parents=True, exist_ok=True)
-        for job in listed:
-            if job.state == QUEUED:  # to whoever shares the folder, it has not failed any more
-                (options.runs / job.folder / FAILURE).unlink(missing_ok=True)
-        ended = pool.count(DONE, FAILED)
-        say = stack.enter_context(heartbeat(console, lambda: status(pool)))
-        stack.enter_context(live_table(pool, console))
-        if pool.about and summarize:
-            say(pool.about)
+            starter = Processes(queued, options, folder, places(options, jobs, gpus))
+            if queued and not stack.enter_context(sharing(options, jobs)):
+                about = "NVIDIA's MPS does not run here, so the experiments on a GPU take turns."
+        stack.enter_context(_opened(folder))
+        for experiment in queued:  # to whoever shares the folder, it has not failed any more
+            (options.folder(experiment) / FAILURE).unlink(missing_ok=True)
+        say = stack.enter_context(heartbeat(console, lambda: status(board)))
+        stack.enter_context(live_table(board, console))
+        if about and summarize:
+            say(about)
+
+        def show(jobs: Iterable[Job]) -> None:
+            for job in jobs:
+                if summarize and not console.is_terminal:
+                    say(sentence(job))
+
+        ended, patience = board.count(DONE, FAILED), 10.0  # after an error; without its head, Ray aborts us soon
         try:
-            while pool.busy and not stopping() and monotonic() < end - pause:
-                pool.assign()
-                pool.attend()
-                if pool.count(DONE, FAILED) > ended:
-                    ended = pool.count(DONE, FAILED)
+            while board.count(QUEUED, RUNNING) and not stopping() and monotonic() < end - pause and starter.attend():
+                show(board.read(folder))
+                if board.count(DONE, FAILED) > ended:
+                    ended = board.count(DONE, FAILED)
                     with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
                         records.update(options.runs)
+            patience = PATIENCE
         except KeyboardInterrupt:
-            pass
-        except BaseException:
-            pool.dismiss(10.0)
-            raise
-        pool.dismiss(min(PATIENCE, max(end - monotonic(), 0.0)))
+            patience = 0.0 if stopping() else PATIENCE  # the second one kills
+        finally:
+            board.stopping = True
+            (folder / GO).unlink(missing_ok=True)
+            starter.end(min(patience, max(end - monotonic(), 0.0)))
+            show(board.read(folder))
+            show(board.stop())
     _, tables = records.update(options.runs)
     rows = [job.look(options.runs) for job in listed]  # also of what another process has ended
-    unfinished = pool.count(QUEUED, RUNNING, STOPPED)
-    result = SweepResult(pool.count(DONE), pool.count(FAILED), unfinished, pool.count(SKIPPED), tables)
+    unfinished = board.count(QUEUED, RUNNING, STOPPED)
+    result = SweepResult(board.count(DONE), board.count(FAILED), unfinished, board.count(SKIPPED), tables)
     if summarize:
         if swept := [row for row in rows if row is not None]:
             console.print(records.summary(records.arranged(swept)))
         why = f"The {time_limit:g} minutes are over. " if monotonic() >= end - pause else ""
-        for text in _sentences(pool, result, why):
+        for text in _sentences(board, result, why):
             say(text)
     return result
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[None]:
+    """Make the folder of a sweep, and remove it at the end of the block; remove those of sweeps that were killed."""
+    for old in folder.parent.glob(f"{HIDDEN}*"):
+        with suppress(OSError, ValueError):
+            if time() - max(each.stat().st_mtime for each in old.rglob("*")) > OLD:
+                rmtree(old)
+    folder.mkdir(parents=True)
+    try:
+        (folder / GO).touch()
+        yield
+    finally:
+        rmtree(folder, ignore_errors=True)
 
 
 def _gpus(options: RunOptions, numbers: Sequence[int]) -> list[str]:
@@ -152,7 +175,7 @@ def _listed(experiments: Sequence[Experiment], options: RunOptions, retry_failed
         row = job.look(options.runs)
         own = job.experiment.model not in MODELS or job.experiment.data not in DATA or is_code(job.experiment.method)
         if job.state == SKIPPED and own:  # its code or data may have changed since
-            check_unchanged(options.runs / job.folder, job.experiment, options)
+            check_unchanged(options.runs / job.experiment.folder, job.experiment, options)
         if retry_failed and row is not None and row["status"] == records.FAILED:
             job.state, job.reason = QUEUED, ""
     return jobs
@@ -171,13 +194,13 @@ def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -
         load(data, options.data_root, download=options.download, **form)  # downloads once, not in each process
 
 
-def _sentences(pool: Pool, result: SweepResult, why: str) -> Iterator[str]:
+def _sentences(jobs: Jobs, result: SweepResult, why: str) -> Iterator[str]:
     """Yield the results of the sweep in sentences; `why` says why runs are unfinished."""
-    for job in pool.jobs.values():
+    for job in jobs.all.values():
         if job.state == FAILED:
-            yield f"failed: {pool.options.runs / job.folder}: {job.reason}"
+            yield f"failed: {jobs.runs / job.experiment.folder}: {job.reason}"
     before = f", {result.skipped} done before or by another process" if result.skipped else ""
-    yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - pool.began)}."
+    yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - jobs.began)}."
     if result.failed:
         yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."
     yield f"Records: {', '.join(map(str, result.tables))}"

@@ -1,210 +1,199 @@
-"""Workers: processes that a sweep starts. Each runs one experiment at a time and sends events about it."""
+"""Workers: processes that take runs which nobody has, one at a time, until all have ended. The folder is the queue."""
 
 import faulthandler
 import gc
+import json
 import os
 import signal
 import sys
-import tempfile
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from multiprocessing import get_context, resource_tracker
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import torch
 
-from ...imports import is_code
 from ...messages import first_line
-from ...pruning.methods import METHODS, Method
+from ...pruning.methods import METHODS
 from ..experiment import recipes
 from ..experiment.experiment import Experiment
-from ..run.lock import Busy
+from ..run.folder import FAILURE, RESULT, write_json
+from ..run.lock import Busy, check_free
 from ..run.metrics import Line
 from ..run.options import RunOptions
 from ..run.run import Stopped, run
+from .jobs import DONE, FAILED, QUEUED, RUNNING, SKIPPED
 
+GO = "go"  # a file in the folder of a sweep; when it is gone, workers save and end
 BROKEN = 70  # exit code of a process that cannot use its GPU any more
-PIPE_PAUSE = 0.1  # seconds between looks into the pipe while a run goes on
-ENDING = 5.0  # seconds that a process without a run has to end
-TAIL = 8_000  # characters of a dead process's output to keep
+BUSY = "another process runs it; this sweep comes back to it"
+PAUSE = 0.1  # seconds between looks whether to stop
+AGAIN = 1.0  # seconds until a worker comes back to runs that others have, and between lines about progress
 
 
 @dataclass(frozen=True)
-class Event:
-    """What a process reports about its experiment: started, line, done, failed. With `ends`, the process ends."""
+class Round:
+    """The runs that the workers of one machine share, and the folder in which they claim them and tell what they do."""
 
-    kind: str
-    about: dict[str, Any] = field(default_factory=dict)
-    ends: bool = False
+    folder: Path
+    experiments: list[Experiment]
+    options: RunOptions
+    alone: bool = False  # each run has its device for itself, and is not tried again
+
+    def goes_on(self) -> bool:
+        return (self.folder.parent / GO).exists()
+
+    def file(self, experiment: Experiment, kind: str) -> Path:
+        """Return the path of a claim ("run"), which outlives a killed worker, or of a note that the run is "left"."""
+        return self.folder / f"{experiment.id}.{kind}"
+
+    def over(self, experiment: Experiment) -> bool:
+        """Return whether a run has ended, or is left: this round does not try it again."""
+        folder = self.options.folder(experiment)
+        return any(path.exists() for path in (folder / RESULT, folder / FAILURE, self.file(experiment, "left")))
+
+    def owner(self, experiment: Experiment) -> str:
+        """Return the name of the worker that has claimed a run, or nothing."""
+        try:
+            return self.file(experiment, "run").read_text()
+        except FileNotFoundError:
+            return ""
+
+    def tell(self, worker: str, experiment: Experiment, **changes: Any) -> None:
+        """Append what changes about the job of a run to the file of a worker."""
+        text = json.dumps({"run": experiment.folder, **changes}) + "\n"
+        with suppress(OSError), open(self.folder / f"{worker}.jsonl", "a") as file:  # a full disk ends no run
+            file.write(text)
+
+    def fail(self, worker: str, experiment: Experiment, reason: str, details: str, again: bool) -> None:
+        """Leave a run that failed to be tried `again`, alone; or record its failure."""
+        if not (again := again and not self.alone):
+            path = self.options.folder(experiment) / FAILURE
+            failure = {"experiment": experiment.to_dict(), "reason": reason, "traceback": details}
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, {**failure, "attempts": 1 + self.alone}, experiment.folder)
+            except OSError as error:
+                reason += f" (and {path} cannot be written: {error.strerror})"
+        with suppress(OSError):
+            self.file(experiment, "left").touch()
+            self.file(experiment, "run").unlink(missing_ok=True)
+        state = {"state": QUEUED, "alone": True} if again else {"state": FAILED, "ended": monotonic()}
+        self.tell(worker, experiment, **state, reason=reason)
 
 
 class Worker:
-    """The parent's side: it starts a process when there is an experiment for it, and another one when that has died.
+    """What a process does: it looks at the runs of its round until all are over."""
 
-    The process gets the parent's `sys.path`, imports the recipes that the parent has imported, and gets the rows of
-    `methods`. It ignores Ctrl-C, which the parent handles. It saves and ends its run when it is told to, on SIGTERM,
-    and when the parent is gone.
-    """
+    def __init__(self, name: str, round: Round) -> None:
+        self.name, self.round, self.options = name, round, round.options
+        self.runs = list(round.experiments)  # to look at
+        self.busy: set[Experiment] = set()  # of which it told that others have them
+        self.stopped, self.looked, self.told = False, 0.0, 0.0
 
-    process: BaseProcess | None = None
-    pipe: Connection
-    log: Path  # for the output of the process, which would disturb the table
-    folder = ""  # of the running experiment
+    def stop(self, *signal: object) -> bool:
+        """Return whether to save a checkpoint and end: after a signal, and when the sweep says so or is gone."""
+        if signal:
+            self.stopped = True
+        elif monotonic() - self.looked >= PAUSE:  # each look costs time, so most calls do not look
+            parent = parent_process()
+            self.looked, gone = monotonic(), parent is not None and not parent.is_alive()
+            self.stopped = self.stopped or gone or not self.round.goes_on()
+        return self.stopped
 
-    def __init__(self, options: RunOptions, methods: Iterable[str] = ()) -> None:
-        self.options, self.methods = options, methods
-        self.place = options.device
+    def work(self) -> None:
+        while self.runs and not self.stop():
+            began = monotonic()
+            taken = {experiment for experiment in self.runs if not self.stop() and self.take(experiment)}
+            self.runs = [experiment for experiment in self.runs if experiment not in taken]
+            while not taken and not self.stop() and monotonic() < began + AGAIN:
+                sleep(PAUSE)
 
-    def begin(self, experiment: Experiment) -> None:
-        if self.process is None:
-            self._start()
-        self.folder = experiment.folder
-        self._send(experiment)
-
-    def _start(self) -> None:
-        context = get_context("spawn")
-        handle, name = tempfile.mkstemp(prefix="barebones-worker-", suffix=".log")
-        os.close(handle)
-        self.log = Path(name)
-        self.pipe, other_end = context.Pipe()
-        self.process = context.Process(target=work, args=(other_end, self.options, name, list(recipes.IMPORTED)))
-        with _without_ctrl_c():
-            self.process.start()
-        other_end.close()  # so that either side notices when the other is gone
-        known = {name: METHODS[name] for name in self.methods if name in METHODS and not is_code(name)}
-        self._send({name: row for name, row in known.items() if _can_be_sent(row)})  # the process itself imports code
-
-    def stop(self) -> None:
-        """Tell the process to save its run and end."""
-        if self.process is not None:
-            self._send(None)
-
-    def _send(self, message: Experiment | dict[str, Method] | None) -> None:
-        with suppress(OSError):  # the process is gone, which `dead` will report
-            self.pipe.send(message)
-
-    def events(self) -> Iterator[tuple[str, Event]]:
-        """Yield the folder of the running experiment and each event about it since the last call."""
-        while self.process is not None:
-            try:
-                if not self.pipe.poll():
-                    return
-                event = self.pipe.recv()
-            except (EOFError, OSError):  # the process has ended
-                self.process.join(ENDING)
-                return
-            folder = self.folder
-            if event.kind in ("done", "failed"):
-                self.folder = ""
-            if event.ends:  # so that it gets no other experiment
-                self.close(ENDING)
-            yield folder, event
-
-    def dead(self) -> str | None:
-        """Return how the process ended, in words; None while it runs, and where there is none."""
-        code = self.process.exitcode if self.process else None
-        if code is None:
-            return None
-        if code >= 0:
-            return f"the process ended with exit code {code}"
-        hint = "; out of memory?" if code == -9 else ""
-        name = next((f", {known.name}" for known in signal.Signals if known == -code), "")
-        return f"the process was killed (signal {-code}{name}){hint}"
-
-    def output(self) -> str:
-        """Return the end of what the process printed; after a crash, that includes the traceback."""
-        return self.log.read_text(encoding="utf-8", errors="replace")[-TAIL:] if self.log.exists() else ""
-
-    def close(self, patience: float = 0.0) -> None:
-        """Close the pipe, which tells the process to stop; kill it after `patience` seconds."""
-        if self.process is None:
-            return
-        process, self.process, self.folder = self.process, None, ""
-        self.pipe.close()
+    def take(self, experiment: Experiment) -> bool:
+        """Run an experiment if nobody has it; return whether it is over."""
+        claim = self.round.file(experiment, "run")
         try:
-            process.join(patience)
-        finally:  # also when the wait is interrupted
-            if process.exitcode is None:
-                process.kill()
-            process.join()
-            process.close()
-            self.log.unlink(missing_ok=True)
+            with claim.open("x") as file:
+                file.write(self.name)
+        except FileExistsError:
+            return False
+        over = self.attempt(experiment)
+        claim.unlink(missing_ok=True)
+        return over
+
+    def attempt(self, experiment: Experiment) -> bool:
+        """Run an experiment that is claimed, and tell how that ends; return whether it is over.
+
+        An error does not end the process, unless it breaks the GPU. What fails may be tried again, alone, if something
+        else than the experiment may be the cause.
+        """
+        told: set[str] = set()
+
+        def tell(**changes: Any) -> None:
+            told.update(changes)
+            self.round.tell(self.name, experiment, **changes)
+
+        def hold() -> None:
+            tell(state=RUNNING, began=monotonic(), reason="", warning="")
+
+        def report(line: Line) -> None:
+            if "warning" in line:
+                tell(warning=line["warning"], short=line["short"])
+            elif "resumed" in line or monotonic() - self.told >= AGAIN:
+                self.told = monotonic()
+                tell(line={name: value for name, value in line.items() if name != "layers"})
+
+        try:
+            if self.round.over(experiment):
+                tell(state=SKIPPED)
+                return True
+            with suppress(OSError):  # the run itself will tell
+                check_free(self.options.folder(experiment))
+            result = run(experiment, self.options, report, self.stop, held=hold)
+            ending = {"state": DONE, "ended": monotonic(), "accuracy": result["test"]["top1"]}
+            tell(**ending if told else {"state": SKIPPED})
+        except Stopped:
+            return False
+        except Busy:
+            if told or experiment not in self.busy:
+                self.busy.add(experiment)
+                tell(state=QUEUED, reason=BUSY)
+            return False
+        except (Exception, SystemExit) as error:
+            memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
+            broken = self.options.on_gpu and not memory and _breaks_cuda(error)
+            self.round.fail(self.name, experiment, reason(error), traceback.format_exc(), again=memory or broken)
+            if broken:  # every other run would fail too, and an orderly end could hang
+                os._exit(BROKEN)
+        gc.collect()
+        if self.options.on_gpu:
+            torch.cuda.empty_cache()
+        return True
 
 
-def work(pipe: Connection, options: RunOptions, log: str, sources: Iterable[str] = ()) -> None:
-    """Run in the process: one experiment after another, until the parent sends the order to stop, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def work(pipe: Connection, name: str, round: Round, sources: Iterable[str]) -> None:
+    """Run in the process. It imports these sources, and then gets rows of `METHODS` from the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _print_to(log)
+    with open(round.folder / f"{name}.log", "ab") as log:  # for all that is printed, also the traceback of a crash
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    faulthandler.enable(file=2)
     for source in sources:
         recipes.imported(source)  # it may register methods
-    if options.on_gpu:
-        torch.cuda.set_device(torch.device(options.device).index or 0)
-    torch.set_num_threads(options.threads)
-    stop = Stop(pipe)
-    with suppress(EOFError, OSError):  # the parent is gone
-        METHODS.update(pipe.recv())
-        while not stop.asked and (experiment := pipe.recv()) is not None:
-            signal.signal(signal.SIGTERM, stop.ask)  # between two runs, it ends the process
-            attempt(experiment, options, pipe, stop)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            gc.collect()
-            if options.on_gpu:
-                torch.cuda.empty_cache()
-    Path(log).unlink(missing_ok=True)  # the parent may be gone, and reads this only after a crash
-
-
-class Stop:
-    """Whether the run is to save a checkpoint and end: on SIGTERM, and when the parent says so or is gone."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe, self.asked, self.looked = pipe, False, 0.0
-
-    def ask(self, *signal: object) -> None:
-        """Handle SIGTERM."""
-        self.asked = True
-
-    def __call__(self) -> bool:
-        if monotonic() - self.looked >= PIPE_PAUSE:  # each look costs time, so most calls do not look
-            self.looked, self.asked = monotonic(), self.asked or self.pipe.poll()
-        return self.asked
-
-
-def attempt(experiment: Experiment, options: RunOptions, pipe: Connection, stop: Stop) -> None:
-    """Run an experiment, and tell how that ends; an error does not end the process, unless it breaks the GPU.
-
-    What fails may be tried `again`, alone, if something else than the experiment may be the cause.
-    """
-
-    def tell(kind: str, ends: bool = False, **about: Any) -> None:
-        with suppress(OSError):  # the parent is gone, which `stop` notices
-            pipe.send(Event(kind, about, ends))
-
-    def report(line: Line) -> None:
-        tell("line", line={name: value for name, value in line.items() if name != "layers"})
-
-    try:
-        if stop():  # before it begins
-            raise Stopped
-        result = run(experiment, options, report, stop, held=lambda: tell("started"))
-        tell("done", top1=result["test"]["top1"])
-    except Stopped:
-        tell("failed", True, reason="the process was told to stop (SIGTERM)", details="", again=True)
-    except Busy as error:
-        tell("failed", reason=str(error), busy=True)
-    except (Exception, SystemExit) as error:
-        memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
-        broken = options.on_gpu and not memory and _breaks_cuda(error)
-        tell("failed", broken, reason=reason(error), details=traceback.format_exc(), again=memory or broken)
-        if broken:  # every other run would fail too, and an orderly end could hang
-            os._exit(BROKEN)
+    METHODS.update(iter(pipe.recv, None))
+    if round.options.on_gpu:
+        torch.cuda.set_device(torch.device(round.options.device).index or 0)
+    torch.set_num_threads(round.options.threads)
+    worker = Worker(name, round)
+    signal.signal(signal.SIGTERM, worker.stop)
+    worker.work()
+    sys.exit(bool(worker.runs))  # so that another process takes its place if only this one was told to end
 
 
 def reason(error: BaseException) -> str:
@@ -227,32 +216,3 @@ def _breaks_cuda(error: BaseException) -> bool:
     except RuntimeError:  # torch raises it for every CUDA error
         return True
     return False
-
-
-def _print_to(log: str) -> None:
-    """Redirect everything that this process and its libraries print to a file, also the traceback of a crash."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    faulthandler.enable(file=2)
-
-
-def _can_be_sent(method: Method) -> bool:
-    try:
-        ForkingPickler.dumps(method)
-    except Exception:  # a lambda or a local function; objects of the user may raise anything
-        return False
-    return True
-
-
-@contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """Block Ctrl-C while a process starts, until that process ignores it; the parent gets the signal afterwards."""
-    resource_tracker.ensure_running()  # otherwise the first start would do it, and unblock signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
