@@ -146,7 +146,7 @@ def _opened(folder: Path) -> Iterator[None]:
     """Make the folder of a sweep, and remove it at the end of the block; remove those of sweeps that were killed."""
     for old in folder.parent.glob(f"{HIDDEN}*"):
         with suppress(OSError, ValueError):
-            if time() - max(each.stat().st_mtime for each in old.rglob("*")) > OLD:
+            if time() - max(each.lstat().st_mtime for each in old.rglob("*")) > OLD:
                 rmtree(old)
     folder.mkdir(parents=True)
     try:

@@ -49,7 +49,10 @@ class Round:
         return (self.folder.parent / GO).exists()
 
     def file(self, experiment: Experiment, kind: str) -> Path:
-        """Return the path of a claim ("run"), which outlives a killed worker, or of a note that the run is "left"."""
+        """Return the path of a claim ("run") or of a note that the run is "left".
+
+        A claim outlives a killed worker. It is a link to the worker's name, so that it is never half written.
+        """
         return self.folder / f"{experiment.id}.{kind}"
 
     def over(self, experiment: Experiment) -> bool:
@@ -60,7 +63,7 @@ class Round:
     def owner(self, experiment: Experiment) -> str:
         """Return the name of the worker that has claimed a run, or nothing."""
         try:
-            return self.file(experiment, "run").read_text()
+            return os.readlink(self.file(experiment, "run"))
         except FileNotFoundError:
             return ""
 
@@ -118,10 +121,12 @@ class Worker:
         """Run an experiment if nobody has it; return whether it is over."""
         claim = self.round.file(experiment, "run")
         try:
-            with claim.open("x") as file:
-                file.write(self.name)
+            claim.symlink_to(self.name)
         except FileExistsError:
             return False
+        except OSError as error:  # for example a full disk
+            self.round.fail(self.name, experiment, reason(error), traceback.format_exc(), again=False)
+            return True
         over = self.attempt(experiment)
         claim.unlink(missing_ok=True)
         return over
