@@ -10,7 +10,7 @@ import zoo
 from torch import Tensor, nn
 from zoo import Net, keep_all
 
-from barebones.accounting import account
+from barebones.accounting import Account, LayerAccount, account
 from barebones.files.masks import encode
 from barebones.paths import effective
 
@@ -151,3 +151,13 @@ def test_empty_disconnected_and_collapsed_layers_are_marked() -> None:
     notes = [line.split()[-1] for line in text.splitlines() if line.startswith((" 0 ", " 3 "))]
     assert notes == ["disconnected", "collapsed"]
     assert "empty" in str(account(small(), masks))
+
+
+@pytest.mark.parametrize(("name", "shown"), [("fc", 1), ("model.layers.0.self_attn.q_projection", 0)])
+def test_a_printed_table_fits_80_columns_and_breaks_no_name(name, shown):
+    layer = LayerAccount(name, (32, 32), 1024, 512, 512, 16384, 8192, 8192, 16384)
+    text = str(Account([layer], 1024, 4096, 2048, 16384, 8192, 8192, 16384))
+    assert max(map(len, text.splitlines())) <= 80
+    assert f" {name} " in text
+    assert text.count("FLOPs/") == 3 * shown
+    assert "FLOPs per sample: 16.4 k dense, 8.19 k effective, 16.4 k shrunk." in text

@@ -1,11 +1,11 @@
 """Accounting: how many weights masks keep, how many of these are on a path to the output, and what they cost."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from .messages import Dotted, disconnected_outputs, html_bars, plain_text, shape
 from .paths import Use, losses, trace
 from .running.shards import count
 from .scope import matched, parameters
+
+FLOPS = ("dense", "effective", "shrunk")
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,16 @@ class Account:
         layers = [asdict(layer) | {"shape": list(layer.shape)} for layer in self.layers]
         return asdict(self) | {"layers": layers} | {name: getattr(self, name) for name in derived}
 
-    def __rich__(self) -> Group:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
+        table = self._table(FLOPS)
+        fits = console.measure(table, options=options.update(max_width=1000)).maximum <= options.max_width
+        yield table if fits else self._table(())
+        yield Text("\n".join(self._sentences()))
+
+    def _table(self, flops: tuple[str, ...]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True)
         traced = self.effective is not None  # with an example
-        flops = ("dense", "effective", "shrunk") if traced else ()
+        flops = flops if traced else ()
         table.add_column("layer", "all")
         table.add_column("shape", _count(self.total), justify="right")
         table.add_column("kept", _count(self.kept), justify="right")
@@ -136,16 +144,19 @@ class Account:
                 note,
                 style={"collapsed": "red", "": None}.get(note, "yellow"),
             )
-        return Group(table, Text("\n".join(self._sentences())))
+        return table
 
     def _sentences(self) -> list[str]:
         effective = "" if self.effective_sparsity is None else f", effectively {_percent(self.effective_sparsity)} %"
         apart = [layer.name for layer in self.layers if layer.disconnected]
+        known = [] if self.effective is None else [(kind, _scaled(getattr(self, f"flops_{kind}"))) for kind in FLOPS]
+        flops = ", ".join(f"{count.strip()} {kind}" for kind, count in known)
         lost = disconnected_outputs(self.disconnected_outputs, self.outputs)
         return [
             f"Sparsity {_percent(self.sparsity)} % of {self.total:,} weights{effective}; "
             f"{_percent(self.sparsity_of_all)} % of all {self.parameters:,} parameters.",
             f"Bytes {_scaled(self.bytes_dense)}B dense, {_scaled(self.bytes_stored)}B stored sparse.",
+            *([f"FLOPs per sample: {flops}."] if flops else []),
             *([f"Empty, with no weight kept: {', '.join(self.empty)}."] if self.empty else []),
             *([f"Disconnected, with no effective weight: {', '.join(apart)}."] if apart else []),
             *([f"COLLAPSED: no signal passes {', '.join(self.collapsed)}."] if self.collapsed else []),

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.containers import Lines
 from rich.text import Text
 
-WIDTH = 100  # columns of tables as plain text
+WIDTH = 80  # columns of tables as plain text
 LONGEST = 60  # characters of a wrong value that an error shows
 
 

@@ -255,6 +255,9 @@ def test_inspect_shows_a_mask_file(mask, command):
     assert all(text in shown for text in (" 0 %", " 100 %", "1 of 7 weights kept (14.3 %)"))
     masks = load_masks(mask)
     shown = command("inspect", mask)
+    assert "…" not in shown.out
+    assert masks.about["fingerprint"] in "".join(part.strip("│ ") for part in shown.out.splitlines())
+    assert f" {masks.about['account']['sparsity']:.6g}," in shown.out
     assert all(text in shown.out for text in ("force", "0.weight", "4.weight", "6×1×3×3", "10×54", "119", "594"))
     content = json.loads(command("inspect", mask, "--json").out)
     assert content["about"] == masks.about

@@ -122,7 +122,7 @@ def test_it_looks_the_same_everywhere_without_its_code(run, command):
 def test_what_a_file_says_about_looks_is_checked(stored, monkeypatch):
     monkeypatch.setattr(styles, "LOOKS", dict(styles.LOOKS))
     styles.remember("theirs", stored)
-    assert styles.look("theirs") == styles.Look("theirs", "#888888", ".")
+    assert styles.look("theirs") == styles.Look("theirs", "#888888", "o")
 
 
 def test_the_workers_of_a_sweep_import_it(file, command, forkserver):

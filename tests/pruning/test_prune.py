@@ -131,6 +131,7 @@ def test_plot_draws_layers_and_rounds_and_marks_empty_layers():
     lines = {line.get_label(): list(line.get_ydata()) for line in rounds.lines}
     assert lines["kept"] == [record.keep for record in result.rounds]
     assert lines["recovered"] == [record.recovered for record in result.rounds]
+    assert layers.get_yscale() == "linear"  # a logarithmic axis within a decade may have no number
     (axes,) = prune(model, PICTURED, 1 - 18 / 42, favouring("2.weight"), on_collapse="ignore").plot()
     filled, empty = axes.lines
     assert (list(filled.get_xdata()), list(empty.get_xdata())) == ([2], [1])

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 import torch
 
@@ -54,6 +54,8 @@ def fetch(archive: Archive, root: Path) -> None:
     try:
         torch.hub.download_url_to_file(archive.url, str(root / archive.name), archive.sha256, progress)
     except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it is a response, too
         hint = f"download {archive.url} yourself and put it into {root}"
         raise ConnectionError(f"{archive.title} could not be downloaded ({error}); {hint}") from None
     except RuntimeError:

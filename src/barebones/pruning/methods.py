@@ -52,7 +52,7 @@ class Method:
     protocol_rounds: bool = True
     label: str = ""  # in plots and tables; if empty, the name of the row
     colour: str = GREY
-    marker: str = "."  # one of `MARKERS`
+    marker: str = "o"  # one of `MARKERS`
 
     def __post_init__(self) -> None:
         for name, least in {"rounds": 1, "batches_per_round": 1, "at_least": 0, "min_per_channel": 0}.items():

@@ -73,8 +73,10 @@ class Pruned:
         shares = dict(enumerate((count(mask) / mask.numel() for mask in self.masks.values()), 1))
         filled = {place: share for place, share in shares.items() if share}
         layers.plot(list(filled), list(filled.values()), "o-", color="#D55E00", markersize=3)
-        layers.set(yscale="log", xlabel="layer, from input to output", ylabel="share of weights left")
-        layers.minorticks_off()
+        layers.set(xlabel="layer, from input to output", ylabel="share of weights left")
+        if max(filled.values()) > 10 * min(filled.values()):  # else a logarithmic axis may have no number
+            layers.set_yscale("log")
+            layers.minorticks_off()
         layers.xaxis.get_major_locator().set_params(integer=True)
         if places := [place for place, share in shares.items() if not share]:
             layers.plot(places, [min(filled.values()) / 2] * len(places), "x", color="#B22222", label="empty")

@@ -28,7 +28,7 @@ def look(method: str) -> Look:
     """
     if row := METHODS.get(method):
         return Look(row.label or method, row.colour, row.marker)
-    return LOOKS.get(method, Look(method, GREY, "."))
+    return LOOKS.get(method, Look(method, GREY, "o"))
 
 
 def remember(method: str, stored: Any) -> None:

@@ -29,7 +29,7 @@ COMPARED = (DENSE, "random", "snip", *PROGRESSIVE)
 CHANCE = 10.0  # % accuracy of guessing one of ten classes
 FALLEN, ALIVE = 0.5, 0.8  # parts of the dense accuracy: a network below the first fell apart, one above the second not
 
-STORY = "Weights removed before training: none, at random, in one shot (pale); progressively (full colour)."
+STORY = "Weights removed before training: none, at random, in one shot (pale); progressively (full color)."
 CAUTION = "One small network on digits; docs/results.md compares the methods on larger ones."
 
 

@@ -182,15 +182,15 @@ def mask_file(path: Path) -> tuple[Text, Table, Table, dict[str, Any]]:
     }
     kept, total = (sum(layer[name] for layer in layers.values()) for name in ("kept", "total"))
     sentence = f"{path}: {kept:,} of {total:,} weights kept ({_share(kept, total)})"
-    header = Table("how it was made", "")
+    header = Table("how it was made", Column("", overflow="fold"))
     for name, value in masks.about.items():
         if name == "experiment":
             with suppress(ValueError):  # of another version
                 value = Experiment.from_dict(value).folder
         if isinstance(value, dict):
             inner = {key.replace("flops_", "FLOPs per image, "): each for key, each in value.items()}
-            value = ", ".join(f"{key} {each}" for key, each in inner.items() if each is not None)
-        header.add_row(_plain(name), "none" if value == [] else _plain(str(value)))
+            value = ", ".join(f"{key} {_short(each)}" for key, each in inner.items() if each is not None)
+        header.add_row(_plain(name), "none" if value in ([], None) else _plain(_short(value)))
     table = Table()
     for name in ("layer", "shape", "weights", "kept", "share"):
         table.add_column(name, justify="left" if name == "layer" else "right", overflow="fold")
@@ -203,6 +203,10 @@ def mask_file(path: Path) -> tuple[Text, Table, Table, dict[str, Any]]:
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.3g} %"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _plain(text: str) -> str:
