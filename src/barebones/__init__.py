@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .pruning.schedules import SCHEDULES, exponential, linear, one_shot, settle
     from .pruning.selection import keep_top
     from .scope import prunable
+    from .training import Sam, ham, sam
 
 _HOMES = {  # of public names: modules that are imported when one is used, so that `barebones --help` needs no torch
     "accounting": ("Account", "account"),
@@ -52,6 +53,7 @@ _HOMES = {  # of public names: modules that are imported when one is used, so th
     "pruning.schedules": ("SCHEDULES", "exponential", "linear", "one_shot", "settle"),
     "pruning.selection": ("keep_top",),
     "scope": ("prunable",),
+    "training": ("Sam", "ham", "sam"),
 }
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "Pruned",
     "Record",
     "Round",
+    "Sam",
     "Scores",
     "Shrunk",
     "Weights",
@@ -77,6 +80,7 @@ __all__ = [
     "effective",
     "exponential",
     "from_torch_prune",
+    "ham",
     "hold",
     "inverted",
     "keep_top",
@@ -89,6 +93,7 @@ __all__ = [
     "reinitialized",
     "rounds",
     "saliency",
+    "sam",
     "save_masks",
     "save_weights",
     "settle",

@@ -169,7 +169,9 @@ def normless(networks) -> Experiment:
     return Experiment("nets_for_runs:plain", "digits", "snip", 0.6, seed=1, epochs=3, batch_size=76, lr=0.02).resolved()
 
 
-def test_micro_batches_train_and_prune_as_whole_batches_do(normless, options, undisturbed, monkeypatch):
+@pytest.mark.parametrize("changes", [{}, {"ham": True, "sam": 0.05}])
+def test_micro_batches_train_and_prune_as_whole_batches_do(changes, normless, options, undisturbed, monkeypatch):
+    normless = replace(normless, **changes)
     whole, sizes, call = undisturbed(normless), [], nn.Sequential.__call__
     monkeypatch.setattr(nn.Sequential, "__call__", lambda self, x: sizes.append(len(x)) or call(self, x))
     result, expected = run(normless, replace(options, micro_batch=40)), finished(whole)

@@ -24,6 +24,7 @@ from barebones.names import CONTROLS
 EARLY: dict = {"method": "magnitude", "sparsity": 0.6, "epochs": 1, "pretrain": 1}
 FORCE: dict = {"rounds": 4}
 OWN = FORCE | {"epochs": 3, "optimizer": "adamw", "lr": 0.01, "lr_schedule": "one-cycle", "label_smoothing": 0.1}
+THIN: dict = FORCE | {"ham": True, "sam": 0.05}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ OWN = FORCE | {"epochs": 3, "optimizer": "adamw", "lr": 0.01, "lr_schedule": "on
         *((EARLY | {"rewind": True}, stops) for stops in ((10, 0), (12,), (13, 1))),
         *((FORCE | {"control": name}, (stop,)) for name in CONTROLS if name != "none" for stop in (2, 8)),
         *((FORCE | {"scoring_init": "xavier"}, (stop,)) for stop in (2, 8)),
-        (OWN, (6, 9, 2)),
+        *((settings, (6, 9, 2)) for settings in (OWN, THIN)),
     ],
     ids=str,
 )

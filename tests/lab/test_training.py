@@ -2,6 +2,7 @@
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from barebones.lab.run.run import run
 from barebones.lab.run.training import Accuracy, Best, Epoch, Training, evaluate
 from barebones.running import digest
 from barebones.running.rng import forked, reseed
+from barebones.training import ham, sam
 
 PLAN = TrainingPlan(epochs=3, batch_size=8, lr=0.1, weight_decay=5e-4, milestones=(1 / 3, 2 / 3))
 STEPS = 5  # of an epoch: 37 images, 8 at a time
@@ -28,6 +30,7 @@ PLANS = [  # every optimizer, and every schedule with and without a warm-up
         for optimizer in OPTIMIZERS
         for schedule, warmup in (("milestones", 1), ("cosine", 0), ("cosine", 2), ("one-cycle", 0), ("constant", 1))
     ),
+    *(replace(PLAN, optimizer=optimizer, ham=True, sam=0.5) for optimizer in OPTIMIZERS),
 ]
 CPU = torch.device("cpu")
 
@@ -146,9 +149,15 @@ def test_training_has_the_bits_of_torchs_optimizers_and_masks_applied_by_hand(pl
     else:
         optimizer = torch.optim.AdamW(model.parameters(), 1.0, weight_decay=5e-4, fused=True)
 
+    perturbed = sam(optimizer, plan.sam).perturbed if plan.sam else nullcontext
+    if plan.ham:
+        ham(optimizer)
+
     def apply_masks() -> None:
         for name, mask in masks.items():
-            model.get_parameter(name).data[~mask] = 0
+            p = model.get_parameter(name)
+            for tensor in (p.data, optimizer.state.get(p, {}).get("previous_gradient", torch.zeros_like(p))):
+                tensor[~mask] = 0
 
     apply_masks()
     for number in range(plan.epochs):
@@ -159,9 +168,10 @@ def test_training_has_the_bits_of_torchs_optimizers_and_masks_applied_by_hand(pl
             reseed(CPU, digest.text(7, "train", number, step))
             optimizer.param_groups[0]["lr"] = plan.rate(number, step, STEPS)
             optimizer.zero_grad()
-            output = model(images)
-            loss = F.cross_entropy(output, labels, label_smoothing=plan.label_smoothing)
-            loss.backward()
+            with perturbed():
+                output = model(images)
+                loss = F.cross_entropy(output, labels, label_smoothing=plan.label_smoothing)
+                loss.backward()
             optimizer.step()
             apply_masks()
             total, hits = total + loss.item() * len(labels), hits + int((output.argmax(1) == labels).sum())

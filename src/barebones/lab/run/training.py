@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from time import perf_counter
@@ -22,10 +23,11 @@ from ...running import digest
 from ...running.precision import autocast, computing, widest
 from ...running.rng import reseed
 from ...scope import parameters
+from ...training import PREVIOUS, ham, sam
 from ..experiment.plan import OPTIMIZERS, TrainingPlan
 
 KIND, VERSION = "barebones-checkpoint", 2
-KEYS = {"sgd": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an optimizer remembers
+KEYS = {"sgd": ("momentum_buffer", PREVIOUS), "adamw": ("step", "exp_avg", "exp_avg_sq", PREVIOUS)}  # its state
 STATES = {key: key for keys in KEYS.values() for key in keys} | {"momentum_buffer": "momentum"}  # in a checkpoint
 NETWORKS = 10_000  # that a process may compile
 TOP5_FROM = 100  # classes; with fewer, top-5 accuracy says little
@@ -105,6 +107,9 @@ class Training:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         if masks:  # a shrunk network may have none
             self.held = hold(model, masks, self.optimizer)
+        if plan.ham:
+            ham(self.optimizer)
+        self.perturbed = sam(self.optimizer, plan.sam).perturbed if plan.sam else nullcontext
         self.forward = _compiled(model) if compiled else model
         self.usual = min(micro_batch or plan.batch_size, plan.batch_size)  # images at once
         capturing = captured and on_gpu and precision != "fp16"  # with fp16 the host decides whether to step
@@ -147,7 +152,7 @@ class Training:
         """Do one step: forward, backward, optimizer. `hold` zeroes the pruned weights after it."""
         size = self.micro_batch or len(labels)
         sums = torch.zeros_like(self.tally)
-        with computing(self.device, self.precision):
+        with computing(self.device, self.precision), self.perturbed():
             self.optimizer.zero_grad()
             for part, targets in zip(images.split(size), labels.split(size), strict=True):
                 forward = self.forward if len(targets) == self.usual else self.model  # no compiling for a short part
@@ -159,6 +164,7 @@ class Training:
                 hits = (output.detach().argmax(1) == targets).sum()
                 count = torch.full_like(hits, len(targets))
                 sums += torch.stack([loss.detach().to(sums) * len(targets), hits.to(sums), count.to(sums)])
+        with computing(self.device, self.precision):
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.tally += sums
