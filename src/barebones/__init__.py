@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .deploy.export import Exported, to_onnx, to_program
     from .deploy.hub import to_hub_folder
     from .deploy.shrink import Shrunk, shrink
+    from .evolution import Evolution, evolve
     from .files.masks import load_masks, save_masks
     from .files.weights import Weights, load_weights, save_weights
     from .holding import Hold, audit, hold
@@ -37,6 +38,7 @@ _HOMES = {  # of public names: modules that are imported when one is used, so th
     "deploy.export": ("Exported", "to_onnx", "to_program"),
     "deploy.hub": ("to_hub_folder",),
     "deploy.shrink": ("Shrunk", "shrink"),
+    "evolution": ("Evolution", "evolve"),
     "files.masks": ("load_masks", "save_masks"),
     "files.weights": ("Weights", "load_weights", "save_weights"),
     "holding": ("Hold", "audit", "hold"),
@@ -61,6 +63,7 @@ __all__ = [
     "SCHEDULES",
     "Account",
     "Agreement",
+    "Evolution",
     "Exported",
     "Hold",
     "Masks",
@@ -78,6 +81,7 @@ __all__ = [
     "agreement",
     "audit",
     "effective",
+    "evolve",
     "exponential",
     "from_torch_prune",
     "ham",

@@ -41,7 +41,7 @@ class Hold:
     def __init__(
         self, model: nn.Module, masks: Mapping[str, Tensor], optimizers: list[Optimizer], gradients: bool
     ) -> None:
-        self._model, self._optimizers, self._gradients = model, optimizers, gradients
+        self.model, self.optimizers, self.gradients = model, optimizers, gradients
         self._hooks: list[RemovableHandle] = []
         self._take(masks)
         self._register()
@@ -53,7 +53,7 @@ class Hold:
         self._named: dict[str, nn.Parameter] = {}
         self._bits: dict[nn.Parameter, Tensor] = {}  # integers of the parameter's width: -1 keeps, 0 prunes
         self._clearing: tuple[Any, Clearing] | None = None
-        for name, p, mask in matched(self._model, masks):
+        for name, p, mask in matched(self.model, masks):
             self._named[name] = p
             if not local(mask).all():  # with the memory layout of the weight, which is three times faster than another
                 bits = torch.empty_like(local(p), dtype=INTEGER[p.element_size()])
@@ -61,12 +61,12 @@ class Hold:
         self.apply()
 
     def _register(self) -> None:
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             if type(optimizer) not in ELEMENTWISE:
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._clear_state))
-        for parameter in self._named.values() if self._gradients else ():
+        for parameter in self._named.values() if self.gradients else ():
             trains = parameter.requires_grad
             self._hooks.append(parameter.requires_grad_().register_post_accumulate_grad_hook(self._clear_gradient))
             parameter.requires_grad_(trains)  # torch puts no hook on a frozen parameter, but keeps one that is there
@@ -84,7 +84,7 @@ class Hold:
         for parameter in self._bits:
             _clear(parameter, self._bits_for(parameter))
             self._clear_gradient(parameter)
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             self._clear_state(optimizer)
 
     def clear(self, parameter: Tensor, tensor: Tensor) -> None:
@@ -117,7 +117,7 @@ class Hold:
         >>> handle.state_dict()["weight"].tolist()
         [[False, True]]
         """
-        matched(self._model, masks)
+        matched(self.model, masks)
         if differing := sorted(masks.keys() ^ self._named.keys()):
             raise ValueError(f"the masks are of other weights ({shortened(differing)}); call hold with them instead")
         self._take(masks)

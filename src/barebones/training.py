@@ -18,7 +18,7 @@ PREVIOUS = "previous_gradient"  # what `sam` remembers, in the optimizer's state
 class AfterStep:
     """Calls a function once after each step of an optimizer, until `remove()`; `first`, before what `hold` clears."""
 
-    def __init__(self, optimizer: Optimizer, function: Callable[[Optimizer], None], first: bool = True) -> None:
+    def __init__(self, optimizer: Optimizer, function: Callable[[Optimizer], object], first: bool = True) -> None:
         self._function, self._stepping = function, False
         after = optimizer.register_step_post_hook(self._after)
         self._hooks = [optimizer.register_step_pre_hook(self._before), after]

@@ -116,6 +116,12 @@ def test_dense_prunes_nothing():
             ({"precision": "fp16", **one}, "and fp16 scales them; choose another")
             for one in ({"ham": True}, {"sam": 1})
         ),
+        *(
+            ({"evolve": "rigl", **one}, "which (shrink|pattern) rules out")
+            for one in ({"shrink": True}, {"pattern": "2:4"})
+        ),
+        ({"evolve": "rigI"}, "no evolution 'rigI'; did you mean 'rigl'"),
+        ({"method": "dense", "evolve": "set"}, "dense prunes nothing, so it takes no evolve"),
         ({"method": "dense", "control": "shuffle"}, "dense prunes nothing, so it takes no control"),
         ({"method": FILE}, "name it with barebones train --mask FILE"),
         ({"rewind": True}, "rewind returns to the weights before --pretrain"),
@@ -152,7 +158,7 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
         pattern="2:4", scope="all", loss="nll-on-logits", init="xavier", norm_scale="uniform", scoring_init="xavier",
         scoring_bn="eval", scoring_precision="bf16", pretrain=2,
         rewind=True, mask="0", control="shuffle", epochs=1, batch_size=2, lr=1.0, momentum=0.0, weight_decay=0.0,
-        optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, ham=True, sam=0.05,
+        optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, ham=True, sam=0.05, evolve="set",
         precision="tf32", shrink=True,
     )  # fmt: skip
     assert list(others) == NAMES

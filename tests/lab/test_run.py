@@ -15,6 +15,7 @@ from barebones.files.masks import load_masks, masks_digest, save_masks
 from barebones.files.weights import load_weights
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.folder import finished, recorded
+from barebones.lab.run.loading import trained
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network, check_micro_batch
 from barebones.lab.run.progress import summary
@@ -128,6 +129,28 @@ def test_a_strangers_masks_are_trained_and_accounted_for(short, options, tmp_pat
     assert result["found_for_these_weights"] is False
     load_weights(options.folder(experiment) / "weights.safetensors", model)
     bb.audit(model, masks)
+
+
+@pytest.mark.parametrize("method", ["rigl", "set"])
+def test_evolved_masks_are_those_of_the_trained_network_and_the_mask_file_has_what_pruning_found(
+    method, short, options
+):
+    moving = replace(short, evolve=method)
+    result = run(moving, options)
+    folder = options.folder(moving)
+    found = load_masks(folder / "mask.safetensors")
+    run(short, options, until="prune")
+    assert masks_digest(found) == masks_digest(load_masks(options.folder(short) / "mask.safetensors"))
+    _, network, masks = trained(folder, trust=True)
+    bb.audit(network, masks)
+    with pytest.raises(ValueError, match="not zero"):
+        bb.audit(network, found)
+    assert masks.keys() == found.keys()
+    assert all(mask.count_nonzero() == found[name].count_nonzero() for name, mask in masks.items())
+    counts = bb.account(network, masks, torch.zeros(1, 1, 8, 8))
+    assert (result["kept"], result["effective"]) == (counts.kept, counts.effective)
+    assert result["flops_effective"] == counts.flops_effective
+    assert bb.shrink(network, masks, torch.zeros(2, 1, 8, 8)).masks
 
 
 def test_masks_that_changed_or_are_not_there_are_refused(short, options, tmp_path):

@@ -11,9 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, OneCycleLR, SequentialLR
 
+import barebones as bb
 from barebones.data import Data, Normalization, TensorSplit
 from barebones.files import container as files
+from barebones.gpu.graphs import Captured
 from barebones.lab.experiment.plan import LR_SCHEDULES, OPTIMIZERS, TrainingPlan
+from barebones.lab.run import training as lab
 from barebones.lab.run.loading import experiment_for_mask
 from barebones.lab.run.run import run
 from barebones.lab.run.training import Accuracy, Best, Epoch, Training, evaluate
@@ -22,6 +25,7 @@ from barebones.running.rng import forked, reseed
 from barebones.training import ham, sam
 
 PLAN = TrainingPlan(epochs=3, batch_size=8, lr=0.1, weight_decay=5e-4, milestones=(1 / 3, 2 / 3))
+MOVING = [replace(PLAN, evolve="rigl", sam=0.5), replace(PLAN, evolve="set", optimizer="adamw", lr=0.01)]
 STEPS = 5  # of an epoch: 37 images, 8 at a time
 PLANS = [  # every optimizer, and every schedule with and without a warm-up
     PLAN,
@@ -200,9 +204,11 @@ def test_masks_are_held_after_every_step_in_every_precision(precision):
 
 
 @pytest.mark.parametrize(
-    ("plan", "precision"), [*((plan, "fp32") for plan in PLANS), (PLAN, "bf16"), (PLAN, "fp16")], ids=str
+    ("plan", "precision"), [*((plan, "fp32") for plan in (*PLANS, *MOVING)), (PLAN, "bf16"), (PLAN, "fp16")], ids=str
 )
-def test_stopping_after_any_step_changes_nothing(plan, precision, tmp_path):
+def test_stopping_after_any_step_changes_nothing(plan, precision, tmp_path, monkeypatch):
+    monkeypatch.setattr(lab, "MOVES", 5)  # so that masks move every third step
+
     def fresh() -> Training:
         model = network(0.5)
         return Training(model, data(), plan, half(model) if precision == "fp32" else None, seed=3, precision=precision)
@@ -224,6 +230,40 @@ def test_stopping_after_any_step_changes_nothing(plan, precision, tmp_path):
         assert epochs + all_of(second) == expected
         assert_same(state(uninterrupted), state(second))
         assert (second.best, second.scaler.state_dict()) == (uninterrupted.best, uninterrupted.scaler.state_dict())
+
+
+@pytest.mark.parametrize("plan", MOVING)
+def test_masks_move_by_the_gradients_of_plain_steps_and_the_next_step_is_captured_anew(plan, monkeypatch):
+    class Recorded(Captured):
+        def __call__(self, *tensors):
+            assert not training.evolution.moves(training.evolution.step + 1)
+            used.append(self)
+            return self.function(*tensors)
+
+    used = []
+    monkeypatch.setattr(lab, "Captured", Recorded)
+    monkeypatch.setattr(lab, "MOVES", 5)  # every third step
+    model = network()
+    masks = half(model)
+    training = Training(model, data(), plan, masks)
+    training._learn = Recorded(training._learn_from)
+    other = network()
+    optimizer = OPTIMIZERS[plan.optimizer](other.parameters(), plan.lr, plan, CPU)
+    handle = bb.hold(other, masks, optimizer)
+    sharpness, evolution = bb.sam(optimizer, plan.sam), bb.evolve(handle, 15, every=3, method=plan.evolve, seed=0)
+    for step, _ in zip(range(10), filter(lambda epoch: epoch is None, training.steps()), strict=False):
+        batches = data().train.epoch(8, 0, step // STEPS, shuffle=True, augment=True)
+        images, labels = list(batches)[step % STEPS]
+        optimizer.param_groups[0]["lr"] = plan.rate(step // STEPS)
+        optimizer.zero_grad()
+        with sharpness.perturbed() if plan.sam else nullcontext():
+            F.cross_entropy(other(images), labels).backward()
+        optimizer.step()
+        assert_same(dict(other.state_dict()), dict(model.state_dict()))
+        assert_same(handle.state_dict(), training.masks)
+        assert step + 1 == evolution.step
+    assert [used.index(each) for each in used] == [0, 0, 2, 2, 4, 4, 6]
+    assert not any(torch.equal(training.masks[name], mask) for name, mask in masks.items())
 
 
 def test_a_checkpoint_holds_kept_weights_and_their_momentum_only(tmp_path):

@@ -310,8 +310,25 @@ def own(kind: str) -> dict[str, Tensors]:
     return results
 
 
+def evolved(kind: str) -> dict[str, Tensors]:
+    """Each rank trains on its own batches, and masks move."""
+    results: dict[str, Tensors] = {}
+    for method in ("rigl", "set"):
+        model = DistributedDataParallel(tiny())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        masks = bb.prune(model.module, pairs(2), 0.5, "snip").masks
+        handle = bb.hold(model, masks, optimizer)
+        bb.evolve(handle, 8, every=1, method=method)
+        for inputs, targets in pairs(8)[dist.get_rank() :: 2]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        results |= {f"{method} before": masks, f"{method} after": handle.state_dict()}
+    return {name: dict(each) for name, each in results.items()}
+
+
 JOBS: dict[str, Callable[[str], dict[str, Tensors]]] = {
-    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, shared, own)
+    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, shared, own, evolved)
 }
 
 
@@ -383,6 +400,13 @@ def test_tensor_parallel_layers_give_the_same_masks(two):
 def test_ranks_that_share_the_batches_find_the_masks_of_one_process(two, tmp_path, forks):
     check_alone(two["shared", "plain"])
     check_alone(results(tmp_path, 4, ("shared", "plain"))["shared", "plain"])
+
+
+@pytest.mark.parametrize("method", ["rigl", "set"])
+def test_masks_of_ranks_that_train_together_move_alike(two, method):
+    before, after = (two["evolved", "plain"][f"{method} {when}"] for when in ("before", "after"))
+    assert not equal(before, after)
+    assert all(mask.count_nonzero() == after[name].count_nonzero() for name, mask in before.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
