@@ -1,7 +1,5 @@
 """Evolution: masks that move in training. Each layer drops its smallest weights, and as many others grow."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +13,7 @@ from .messages import unknown
 from .names import EVOLUTIONS
 from .pruning.selection import keep_top
 from .running import digest
-from .running.shards import count, refuse_shards
+from .running.shards import count, is_sharded
 from .scope import matched
 from .training import AfterStep
 
@@ -58,21 +56,20 @@ class Evolution(AfterStep):
         masks = self.held.state_dict()
         share = self.fraction / 2 * (1 + math.cos(math.pi * self.step / self.end))
         for name, weight, mask in matched(self.held.model, masks):
-            if weight.grad is not None:
+            if (gradient := weight.grad) is not None:
                 kept = count(mask)
                 moving = min(int(share * kept), mask.numel() - kept)
                 dropped = keep_top({name: -_finite(weight)}, moving, among={name: mask})[name]
-                grown = keep_top({name: self._wanted(name, weight)}, moving, among={name: ~mask})[name]
+                grown = keep_top({name: self._wanted(name, gradient)}, moving, among={name: ~mask})[name]
                 masks[name] = mask & ~dropped | grown
         return masks
 
-    def _wanted(self, name: str, weight: Tensor) -> Tensor:
+    def _wanted(self, name: str, gradient: Tensor) -> Tensor:
         """Return what makes a pruned weight grow: the size of its gradient, or a random number."""
         if self.method == "rigl":
-            assert weight.grad is not None
-            return _finite(weight.grad.to_dense())
+            return _finite(gradient.to_dense())
         generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "evolve", self.step, name))
-        return torch.rand(weight.shape, generator=generator, dtype=torch.float64, device="cpu").to(weight.device)
+        return torch.rand(gradient.shape, generator=generator, dtype=torch.float64, device="cpu").to(gradient.device)
 
 
 def _finite(tensor: Tensor) -> Tensor:
@@ -111,5 +108,6 @@ def evolve(
     if method == "rigl" and clears:
         why = "gradients=True" if held.gradients else "this optimizer"
         raise ValueError(f"with {why}, hold clears the gradients of pruned weights, which rigl needs; use method='set'")
-    refuse_shards("masks", held.state_dict())
+    if any(map(is_sharded, held.state_dict().values())):
+        raise ValueError("the masks are sharded, and evolve compares whole layers; train replicas (DDP) instead")
     return Evolution(held, steps, every, method, fraction, until, seed)

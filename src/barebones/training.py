@@ -107,12 +107,8 @@ def sam(optimizer: Optimizer, rho: float = 0.05) -> Sam:
     `state_dict`. Weights are moved within `perturbed()`, and the step comes after this block.
 
     >>> layer = nn.Linear(2, 1)
-    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    >>> sharpness = sam(optimizer, rho=0.05)
-    >>> for _ in range(3):
-    ...     optimizer.zero_grad()
-    ...     with sharpness.perturbed():
-    ...         layer(torch.ones(1, 2)).square().sum().backward()
-    ...     optimizer.step()
+    >>> sharpness = sam(torch.optim.SGD(layer.parameters(), lr=0.1))
+    >>> with sharpness.perturbed():
+    ...     layer(torch.ones(1, 2)).sum().backward()
     """
     return Sam(unwrapped(optimizer), rho)

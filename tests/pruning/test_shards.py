@@ -311,20 +311,26 @@ def own(kind: str) -> dict[str, Tensors]:
 
 
 def evolved(kind: str) -> dict[str, Tensors]:
-    """Each rank trains on its own batches, and masks move."""
+    """Train with HAM and SAM: shards, the whole network, and replicas on batches of their own whose masks move."""
     results: dict[str, Tensors] = {}
-    for method in ("rigl", "set"):
-        model = DistributedDataParallel(tiny())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        masks = bb.prune(model.module, pairs(2), 0.5, "snip").masks
+    rank, masks = dist.get_rank(), bb.prune(net(), batches(), 0.5, "snip").masks
+    for name, model in {"shards": sharded(kind), "alone": net(), "replicas": DistributedDataParallel(net())}.items():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         handle = bb.hold(model, masks, optimizer)
-        bb.evolve(handle, 8, every=1, method=method)
-        for inputs, targets in pairs(8)[dist.get_rank() :: 2]:
+        bb.ham(optimizer)
+        sharpness = bb.sam(optimizer, rho=0.5)
+        if name == "shards":
+            with pytest.raises(ValueError, match=r"evolve compares whole layers; train replicas \(DDP\) instead"):
+                bb.evolve(handle, 10)
+        if name == "replicas":
+            bb.evolve(handle, 10, every=1)
+        for x, y in batches()[rank::2] if name == "replicas" else batches():
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), targets).backward()
+            with sharpness.perturbed():
+                nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-        results |= {f"{method} before": masks, f"{method} after": handle.state_dict()}
-    return {name: dict(each) for name, each in results.items()}
+        results[name] = {key: full(p.detach()) for key, p in model.named_parameters()}
+    return results | {"before": dict(masks), "after": dict(handle.state_dict())}
 
 
 JOBS: dict[str, Callable[[str], dict[str, Tensors]]] = {
@@ -402,11 +408,13 @@ def test_ranks_that_share_the_batches_find_the_masks_of_one_process(two, tmp_pat
     check_alone(results(tmp_path, 4, ("shared", "plain"))["shared", "plain"])
 
 
-@pytest.mark.parametrize("method", ["rigl", "set"])
-def test_masks_of_ranks_that_train_together_move_alike(two, method):
-    before, after = (two["evolved", "plain"][f"{method} {when}"] for when in ("before", "after"))
-    assert not equal(before, after)
-    assert all(mask.count_nonzero() == after[name].count_nonzero() for name, mask in before.items())
+def test_shards_train_as_one_and_masks_of_replicas_move_alike(two):
+    found = two["evolved", "plain"]
+    assert found["shards"].keys() == found["alone"].keys()
+    for name, weight in found["alone"].items():
+        torch.testing.assert_close(found["shards"][name], weight)
+    assert not equal(found["before"], found["after"])
+    assert all(mask.count_nonzero() == found["after"][name].count_nonzero() for name, mask in found["before"].items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
