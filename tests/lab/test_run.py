@@ -135,6 +135,7 @@ def test_a_strangers_masks_are_trained_and_accounted_for(short, options, tmp_pat
 def test_evolved_masks_are_those_of_the_trained_network_and_the_mask_file_has_what_pruning_found(
     method, short, options
 ):
+    short = replace(short, sparsity=0.9)
     moving = replace(short, evolve=method)
     result = run(moving, options)
     folder = options.folder(moving)
@@ -147,6 +148,7 @@ def test_evolved_masks_are_those_of_the_trained_network_and_the_mask_file_has_wh
         bb.audit(network, found)
     assert all(mask.count_nonzero() == found[name].count_nonzero() for name, mask in masks.items())
     counts = bb.account(network, masks, torch.zeros(1, 1, 8, 8))
+    assert counts.effective != found.about["account"]["effective"]
     names = ("kept", "effective", "flops_effective")
     assert [result[name] for name in names] == [getattr(counts, name) for name in names]
 
