@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .deploy.export import Exported, to_onnx, to_program
     from .deploy.hub import to_hub_folder
     from .deploy.shrink import Shrunk, shrink
+    from .evolution import Evolution, evolve
     from .files.masks import load_masks, save_masks
     from .files.weights import Weights, load_weights, save_weights
     from .holding import Hold, audit, hold
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from .pruning.schedules import SCHEDULES, exponential, linear, one_shot, settle
     from .pruning.selection import keep_top
     from .scope import prunable
+    from .training import Sam, ham, sam
 
 _HOMES = {  # of public names: modules that are imported when one is used, so that `barebones --help` needs no torch
     "accounting": ("Account", "account"),
     "deploy.export": ("Exported", "to_onnx", "to_program"),
     "deploy.hub": ("to_hub_folder",),
     "deploy.shrink": ("Shrunk", "shrink"),
+    "evolution": ("Evolution", "evolve"),
     "files.masks": ("load_masks", "save_masks"),
     "files.weights": ("Weights", "load_weights", "save_weights"),
     "holding": ("Hold", "audit", "hold"),
@@ -52,6 +55,7 @@ _HOMES = {  # of public names: modules that are imported when one is used, so th
     "pruning.schedules": ("SCHEDULES", "exponential", "linear", "one_shot", "settle"),
     "pruning.selection": ("keep_top",),
     "scope": ("prunable",),
+    "training": ("Sam", "ham", "sam"),
 }
 
 __all__ = [
@@ -59,6 +63,7 @@ __all__ = [
     "SCHEDULES",
     "Account",
     "Agreement",
+    "Evolution",
     "Exported",
     "Hold",
     "Masks",
@@ -67,6 +72,7 @@ __all__ = [
     "Pruned",
     "Record",
     "Round",
+    "Sam",
     "Scores",
     "Shrunk",
     "Weights",
@@ -75,8 +81,10 @@ __all__ = [
     "agreement",
     "audit",
     "effective",
+    "evolve",
     "exponential",
     "from_torch_prune",
+    "ham",
     "hold",
     "inverted",
     "keep_top",
@@ -89,6 +97,7 @@ __all__ = [
     "reinitialized",
     "rounds",
     "saliency",
+    "sam",
     "save_masks",
     "save_weights",
     "settle",

@@ -41,7 +41,7 @@ class Hold:
     def __init__(
         self, model: nn.Module, masks: Mapping[str, Tensor], optimizers: list[Optimizer], gradients: bool
     ) -> None:
-        self._model, self._optimizers, self._gradients = model, optimizers, gradients
+        self.model, self.optimizers, self.gradients = model, optimizers, gradients
         self._hooks: list[RemovableHandle] = []
         self._take(masks)
         self._register()
@@ -53,7 +53,7 @@ class Hold:
         self._named: dict[str, nn.Parameter] = {}
         self._bits: dict[nn.Parameter, Tensor] = {}  # integers of the parameter's width: -1 keeps, 0 prunes
         self._clearing: tuple[Any, Clearing] | None = None
-        for name, p, mask in matched(self._model, masks):
+        for name, p, mask in matched(self.model, masks):
             self._named[name] = p
             if not local(mask).all():  # with the memory layout of the weight, which is three times faster than another
                 bits = torch.empty_like(local(p), dtype=INTEGER[p.element_size()])
@@ -61,12 +61,12 @@ class Hold:
         self.apply()
 
     def _register(self) -> None:
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             if type(optimizer) not in ELEMENTWISE:
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._clear_state))
-        for parameter in self._bits if self._gradients else ():
+        for parameter in self._named.values() if self.gradients else ():
             trains = parameter.requires_grad
             self._hooks.append(parameter.requires_grad_().register_post_accumulate_grad_hook(self._clear_gradient))
             parameter.requires_grad_(trains)  # torch puts no hook on a frozen parameter, but keeps one that is there
@@ -84,8 +84,13 @@ class Hold:
         for parameter in self._bits:
             _clear(parameter, self._bits_for(parameter))
             self._clear_gradient(parameter)
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             self._clear_state(optimizer)
+
+    def clear(self, parameter: Tensor, tensor: Tensor) -> None:
+        """Zero what belongs to pruned weights in a tensor of the parameter's shape."""
+        if parameter in self._bits:
+            _clear(tensor, self._bits_for(parameter))
 
     def remove(self) -> None:
         """Stop holding. Weights and optimizer stay as they are; call `apply` first to leave a clean state."""
@@ -112,14 +117,10 @@ class Hold:
         >>> handle.state_dict()["weight"].tolist()
         [[False, True]]
         """
-        matched(self._model, masks)
+        matched(self.model, masks)
         if differing := sorted(masks.keys() ^ self._named.keys()):
             raise ValueError(f"the masks are of other weights ({shortened(differing)}); call hold with them instead")
-        holding = bool(self._hooks)
-        self.remove()
         self._take(masks)
-        if holding:
-            self._register()
 
     def __enter__(self) -> Hold:
         return self
@@ -200,12 +201,12 @@ class Hold:
             self._clear_gradient(parameter)
 
     def _clear_gradient(self, parameter: Tensor) -> None:
-        gradient, bits = parameter.grad, self._bits_for(parameter)
-        if gradient is not None and gradient.is_sparse:  # the gradient of an embedding
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse and parameter in self._bits:  # the gradient of an embedding
             parameter.grad = gradient = gradient.coalesce()
-            _clear(gradient.values(), bits[tuple(gradient.indices())])
+            _clear(gradient.values(), self._bits_for(parameter)[tuple(gradient.indices())])
         elif gradient is not None:
-            _clear(gradient, bits)
+            self.clear(parameter, gradient)
 
     def _clear_state(self, optimizer: Optimizer) -> None:
         """Clear state tensors of their parameter's shape, and reset L-BFGS if it would move pruned weights."""
@@ -253,7 +254,7 @@ def hold(
     masked = matched(model, masks)
     if not masked:
         raise ValueError("masks is empty, so there is nothing to hold; pass result.masks")
-    optimizers = list(map(_unwrapped, optimizer if isinstance(optimizer, Iterable) else [optimizer]))
+    optimizers = list(map(unwrapped, optimizer if isinstance(optimizer, Iterable) else [optimizer]))
     optimized = _optimized(model, optimizers)
     if not any(parameter in optimized for _, parameter, _ in masked):
         raise ValueError(f"the optimizer has none of the {len(masked)} masked parameters: {STALE}")
@@ -266,7 +267,13 @@ def hold(
     return Hold(model, masks, optimizers, gradients)
 
 
-def _unwrapped(optimizer: Any) -> Any:
+def holds(optimizer: Optimizer) -> list[Hold]:
+    """Return what holds weights of an optimizer now."""
+    hooks = optimizer._optimizer_step_post_hooks.values()
+    return [held for hook in hooks if isinstance(held := getattr(hook, "__self__", None), Hold)]
+
+
+def unwrapped(optimizer: Any) -> Any:
     while any(kind.__name__ in WRAPPERS for kind in type(optimizer).__mro__):
         optimizer = optimizer.optimizer
     return optimizer

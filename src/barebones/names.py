@@ -10,6 +10,7 @@ METHODS = (
     "iter-grasp", "synflow", "magnitude", "random", "erk",
 )  # fmt: skip
 LAWS = ("uniform", "erk")  # of densities
+EVOLUTIONS = ("rigl", "set")  # of masks in training
 LOSSES = ("cross-entropy", "nll-on-logits")
 SCHEMES = ("kaiming-fan-in", "kaiming-fan-out", "xavier", "orthogonal")
 NORM_SCALES = ("ones", "uniform")

@@ -241,9 +241,15 @@ def small_data(device="cuda"):
     return Data("bands", 10, (3, 16, 16), part(300), part(40), part(80))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-def test_a_captured_step_trains_as_a_plain_one(precision):
-    data, plan = small_data(), TrainingPlan(epochs=4, batch_size=32, lr=0.05, weight_decay=5e-4, milestones=(0.5,))
+THIN = {"ham": True, "sam": 0.05, "evolve": "rigl"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "changes"), [*((p, {}) for p in ("fp32", "tf32", "bf16", "fp16")), ("fp32", THIN), ("bf16", THIN)]
+)
+def test_a_captured_step_trains_as_a_plain_one(precision, changes, monkeypatch):
+    monkeypatch.setattr("barebones.lab.run.training.MOVES", 5)  # every eighth step, so that steps between are captured
+    data, plan = small_data(), TrainingPlan(4, 32, lr=0.05, weight_decay=5e-4, milestones=(0.5,), **changes)
     ends = []
     for captured in (False, True):
         model = network().cuda()
@@ -251,7 +257,7 @@ def test_a_captured_step_trains_as_a_plain_one(precision):
         masks = bb.prune(model, data.train.scoring(32), 0.5, "snip").masks
         training = Training(model, data, plan, masks, precision=precision, captured=captured)
         ends.append([e for e in training.steps() if e is not None])
-        bb.audit(model, masks)
+        bb.audit(model, training.masks)
     plain, graph = ends
     assert [e.lr for e in graph] == [0.05, 0.05, 0.005, 0.005]
     for a, b in zip(plain, graph, strict=True):

@@ -213,6 +213,17 @@ def test_distributed_data_parallel(model, masks):
         torch.distributed.destroy_process_group()
 
 
+def test_gradients_are_cleared_where_only_later_masks_prune(model, masks):
+    everything = {name: torch.ones_like(mask) for name, mask in masks.items()}
+    handle = hold(model, everything, sgd(model), gradients=True)
+    handle.load_state_dict(masks)
+    held.backward(model)
+    assert not any(model.get_parameter(name).grad[~mask].any() for name, mask in masks.items())
+    handle.load_state_dict(everything)
+    held.backward(model)
+    assert all(model.get_parameter(name).grad[~mask].any() for name, mask in masks.items())
+
+
 def test_tied_weights_are_held_under_their_first_name():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
     model[2].weight = model[0].weight

@@ -111,6 +111,17 @@ def test_dense_prunes_nothing():
         ({"lr_schedule": "cosin"}, "there is no schedule of the learning rate 'cosin'; did you mean 'cosine'"),
         ({"warmup": 1, "epochs": 1}, "warmup 1: the training has 1 epoch, and must be longer than its warm-up"),
         ({"label_smoothing": 1.0}, "label-smoothing 1"),
+        ({"sam": -0.1}, "sam -0.1 must be at least 0"),
+        *(
+            ({"precision": "fp16", **one}, "and fp16 scales them; choose another")
+            for one in ({"ham": True}, {"sam": 1})
+        ),
+        *(
+            ({"evolve": "rigl", **one}, "which (shrink|pattern) rules out")
+            for one in ({"shrink": True}, {"pattern": "2:4"})
+        ),
+        ({"evolve": "rigI"}, "no evolution 'rigI'; did you mean 'rigl'"),
+        ({"method": "dense", "evolve": "set"}, "dense prunes nothing, so it takes no evolve"),
         ({"method": "dense", "control": "shuffle"}, "dense prunes nothing, so it takes no control"),
         ({"method": FILE}, "name it with barebones train --mask FILE"),
         ({"rewind": True}, "rewind returns to the weights before --pretrain"),
@@ -147,7 +158,8 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
         pattern="2:4", scope="all", loss="nll-on-logits", init="xavier", norm_scale="uniform", scoring_init="xavier",
         scoring_bn="eval", scoring_precision="bf16", pretrain=2,
         rewind=True, mask="0", control="shuffle", epochs=1, batch_size=2, lr=1.0, momentum=0.0, weight_decay=0.0,
-        optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, precision="tf32", shrink=True,
+        optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, ham=True, sam=0.05, evolve="set",
+        precision="tf32", shrink=True,
     )  # fmt: skip
     assert list(others) == NAMES
     experiments = [base, *(replace(base, **{name: value}) for name, value in others.items())]

@@ -15,6 +15,7 @@ from barebones.files.masks import load_masks, masks_digest, save_masks
 from barebones.files.weights import load_weights
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.folder import finished, recorded
+from barebones.lab.run.loading import trained
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network, check_micro_batch
 from barebones.lab.run.progress import summary
@@ -130,6 +131,28 @@ def test_a_strangers_masks_are_trained_and_accounted_for(short, options, tmp_pat
     bb.audit(model, masks)
 
 
+@pytest.mark.parametrize("method", ["rigl", "set"])
+def test_evolved_masks_are_those_of_the_trained_network_and_the_mask_file_has_what_pruning_found(
+    method, short, options
+):
+    short = replace(short, sparsity=0.9)
+    moving = replace(short, evolve=method)
+    result = run(moving, options)
+    folder = options.folder(moving)
+    found = load_masks(folder / "mask.safetensors")
+    run(short, options, until="prune")
+    assert masks_digest(found) == masks_digest(load_masks(options.folder(short) / "mask.safetensors"))
+    _, network, masks = trained(folder, trust=True)
+    bb.audit(network, masks)
+    with pytest.raises(ValueError, match="not zero"):
+        bb.audit(network, found)
+    assert all(mask.count_nonzero() == found[name].count_nonzero() for name, mask in masks.items())
+    counts = bb.account(network, masks, torch.zeros(1, 1, 8, 8))
+    assert counts.effective != found.about["account"]["effective"]
+    names = ("kept", "effective", "flops_effective")
+    assert [result[name] for name in names] == [getattr(counts, name) for name in names]
+
+
 def test_masks_that_changed_or_are_not_there_are_refused(short, options, tmp_path):
     path, weights = tmp_path / "theirs", bb.prunable(Network(short, options, CPU).model)
     save_masks({"w": torch.eye(2) > 0}, path)
@@ -169,7 +192,9 @@ def normless(networks) -> Experiment:
     return Experiment("nets_for_runs:plain", "digits", "snip", 0.6, seed=1, epochs=3, batch_size=76, lr=0.02).resolved()
 
 
-def test_micro_batches_train_and_prune_as_whole_batches_do(normless, options, undisturbed, monkeypatch):
+@pytest.mark.parametrize("changes", [{}, {"ham": True, "sam": 0.05}])
+def test_micro_batches_train_and_prune_as_whole_batches_do(changes, normless, options, undisturbed, monkeypatch):
+    normless = replace(normless, **changes)
     whole, sizes, call = undisturbed(normless), [], nn.Sequential.__call__
     monkeypatch.setattr(nn.Sequential, "__call__", lambda self, x: sizes.append(len(x)) or call(self, x))
     result, expected = run(normless, replace(options, micro_batch=40)), finished(whole)

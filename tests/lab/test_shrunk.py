@@ -17,6 +17,7 @@ from barebones.masks import kept
 from barebones.scope import masked_copy
 
 ADAMW = {"optimizer": "adamw", "lr": 0.01, "lr_schedule": "one-cycle", "label_smoothing": 0.1, "pretrain": 1}
+ADAMW |= {"ham": True, "sam": 0.05}
 
 
 @pytest.mark.parametrize("settings", [{}, {"lr_schedule": "cosine", "warmup": 1}, ADAMW], ids=str)

@@ -15,6 +15,7 @@ import barebones as bb
 from barebones.files.masks import load_masks
 from barebones.files.weights import load_weights
 from barebones.lab.run import run as lab
+from barebones.lab.run import training
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network
 from barebones.lab.run.run import run
@@ -24,6 +25,8 @@ from barebones.names import CONTROLS
 EARLY: dict = {"method": "magnitude", "sparsity": 0.6, "epochs": 1, "pretrain": 1}
 FORCE: dict = {"rounds": 4}
 OWN = FORCE | {"epochs": 3, "optimizer": "adamw", "lr": 0.01, "lr_schedule": "one-cycle", "label_smoothing": 0.1}
+THIN: dict = FORCE | {"ham": True, "sam": 0.05}
+MOVING: dict = THIN | {"evolve": "rigl", "epochs": 3}
 
 
 @pytest.mark.parametrize(
@@ -34,11 +37,12 @@ OWN = FORCE | {"epochs": 3, "optimizer": "adamw", "lr": 0.01, "lr_schedule": "on
         *((EARLY | {"rewind": True}, stops) for stops in ((10, 0), (12,), (13, 1))),
         *((FORCE | {"control": name}, (stop,)) for name in CONTROLS if name != "none" for stop in (2, 8)),
         *((FORCE | {"scoring_init": "xavier"}, (stop,)) for stop in (2, 8)),
-        (OWN, (6, 9, 2)),
+        *((settings, (6, 9, 2)) for settings in (OWN, THIN, MOVING, FORCE | {"evolve": "set"})),
     ],
     ids=str,
 )
-def test_a_run_that_was_stopped_ends_the_same(settings, stops, options, undisturbed):
+def test_a_run_that_was_stopped_ends_the_same(settings, stops, options, undisturbed, monkeypatch):
+    monkeypatch.setattr(training, "MOVES", 8)  # so that it is also stopped between two moves
     experiment = tiny(**settings)
     for stop in stops:
         interrupted(experiment, options, stop)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -12,14 +13,18 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, On
 
 from barebones.data import Data, Normalization, TensorSplit
 from barebones.files import container as files
+from barebones.gpu.graphs import Captured
 from barebones.lab.experiment.plan import LR_SCHEDULES, OPTIMIZERS, TrainingPlan
+from barebones.lab.run import training as lab
 from barebones.lab.run.loading import experiment_for_mask
 from barebones.lab.run.run import run
 from barebones.lab.run.training import Accuracy, Best, Epoch, Training, evaluate
 from barebones.running import digest
 from barebones.running.rng import forked, reseed
+from barebones.training import ham, sam
 
 PLAN = TrainingPlan(epochs=3, batch_size=8, lr=0.1, weight_decay=5e-4, milestones=(1 / 3, 2 / 3))
+MOVING = [replace(PLAN, evolve="rigl", sam=0.5), replace(PLAN, evolve="set", optimizer="adamw", lr=0.01)]
 STEPS = 5  # of an epoch: 37 images, 8 at a time
 PLANS = [  # every optimizer, and every schedule with and without a warm-up
     PLAN,
@@ -28,6 +33,7 @@ PLANS = [  # every optimizer, and every schedule with and without a warm-up
         for optimizer in OPTIMIZERS
         for schedule, warmup in (("milestones", 1), ("cosine", 0), ("cosine", 2), ("one-cycle", 0), ("constant", 1))
     ),
+    *(replace(PLAN, optimizer=optimizer, ham=True, sam=0.5) for optimizer in OPTIMIZERS),
 ]
 CPU = torch.device("cpu")
 
@@ -146,9 +152,15 @@ def test_training_has_the_bits_of_torchs_optimizers_and_masks_applied_by_hand(pl
     else:
         optimizer = torch.optim.AdamW(model.parameters(), 1.0, weight_decay=5e-4, fused=True)
 
+    perturbed = sam(optimizer, plan.sam).perturbed if plan.sam else nullcontext
+    if plan.ham:
+        ham(optimizer)
+
     def apply_masks() -> None:
         for name, mask in masks.items():
-            model.get_parameter(name).data[~mask] = 0
+            p = model.get_parameter(name)
+            for tensor in (p.data, optimizer.state.get(p, {}).get("previous_gradient", torch.zeros_like(p))):
+                tensor[~mask] = 0
 
     apply_masks()
     for number in range(plan.epochs):
@@ -159,9 +171,10 @@ def test_training_has_the_bits_of_torchs_optimizers_and_masks_applied_by_hand(pl
             reseed(CPU, digest.text(7, "train", number, step))
             optimizer.param_groups[0]["lr"] = plan.rate(number, step, STEPS)
             optimizer.zero_grad()
-            output = model(images)
-            loss = F.cross_entropy(output, labels, label_smoothing=plan.label_smoothing)
-            loss.backward()
+            with perturbed():
+                output = model(images)
+                loss = F.cross_entropy(output, labels, label_smoothing=plan.label_smoothing)
+                loss.backward()
             optimizer.step()
             apply_masks()
             total, hits = total + loss.item() * len(labels), hits + int((output.argmax(1) == labels).sum())
@@ -190,9 +203,11 @@ def test_masks_are_held_after_every_step_in_every_precision(precision):
 
 
 @pytest.mark.parametrize(
-    ("plan", "precision"), [*((plan, "fp32") for plan in PLANS), (PLAN, "bf16"), (PLAN, "fp16")], ids=str
+    ("plan", "precision"), [*((plan, "fp32") for plan in (*PLANS, *MOVING)), (PLAN, "bf16"), (PLAN, "fp16")], ids=str
 )
-def test_stopping_after_any_step_changes_nothing(plan, precision, tmp_path):
+def test_stopping_after_any_step_changes_nothing(plan, precision, tmp_path, monkeypatch):
+    monkeypatch.setattr(lab, "MOVES", 5)  # so that masks move every third step
+
     def fresh() -> Training:
         model = network(0.5)
         return Training(model, data(), plan, half(model) if precision == "fp32" else None, seed=3, precision=precision)
@@ -214,6 +229,32 @@ def test_stopping_after_any_step_changes_nothing(plan, precision, tmp_path):
         assert epochs + all_of(second) == expected
         assert_same(state(uninterrupted), state(second))
         assert (second.best, second.scaler.state_dict()) == (uninterrupted.best, uninterrupted.scaler.state_dict())
+
+
+@pytest.mark.parametrize("plan", MOVING)
+def test_masks_move_by_the_gradients_of_plain_steps_and_the_next_step_is_captured_anew(plan, monkeypatch):
+    class Recorded(Captured):
+        def __call__(self, *tensors):
+            assert not training.evolution.moves(training.evolution.step + 1)
+            used.append(self)
+            return self.function(*tensors)
+
+    used = []
+    monkeypatch.setattr(lab, "Captured", Recorded)
+    monkeypatch.setattr(lab, "MOVES", 5)  # every third step
+    model = network()
+    masks = half(model)
+    training = Training(model, data(), plan, masks)
+    training._learn = Recorded(training._learn_from)
+    steps = training.steps()
+    for number in range(10):
+        before = training.masks
+        while next(steps) is not None:  # an epoch
+            pass
+        assert all(torch.equal(before[name], mask) for name, mask in training.masks.items()) == (number % 3 < 2)
+        assert_same(training.masks, training.held.state_dict())
+    assert [used.index(each) for each in used] == [0, 0, 2, 2, 4, 4, 6]
+    assert not any(torch.equal(training.masks[name], mask) for name, mask in masks.items())
 
 
 def test_a_checkpoint_holds_kept_weights_and_their_momentum_only(tmp_path):

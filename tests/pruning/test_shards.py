@@ -310,8 +310,31 @@ def own(kind: str) -> dict[str, Tensors]:
     return results
 
 
+def evolved(kind: str) -> dict[str, Tensors]:
+    """Train with HAM and SAM: shards, the whole network, and replicas on batches of their own whose masks move."""
+    results: dict[str, Tensors] = {}
+    rank, masks = dist.get_rank(), bb.prune(net(), batches(), 0.5, "snip").masks
+    for name, model in {"shards": sharded(kind), "alone": net(), "replicas": DistributedDataParallel(net())}.items():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        handle = bb.hold(model, masks, optimizer)
+        bb.ham(optimizer)
+        sharpness = bb.sam(optimizer, rho=0.5)
+        if name == "shards":
+            with pytest.raises(ValueError, match=r"evolve compares whole layers; train replicas \(DDP\) instead"):
+                bb.evolve(handle, 10)
+        if name == "replicas":
+            bb.evolve(handle, 10, every=1)
+        for x, y in batches()[rank::2] if name == "replicas" else batches():
+            optimizer.zero_grad()
+            with sharpness.perturbed():
+                nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        results[name] = {key: full(p.detach()) for key, p in model.named_parameters()}
+    return results | {"before": dict(masks), "after": dict(handle.state_dict())}
+
+
 JOBS: dict[str, Callable[[str], dict[str, Tensors]]] = {
-    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, shared, own)
+    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, shared, own, evolved)
 }
 
 
@@ -383,6 +406,15 @@ def test_tensor_parallel_layers_give_the_same_masks(two):
 def test_ranks_that_share_the_batches_find_the_masks_of_one_process(two, tmp_path, forks):
     check_alone(two["shared", "plain"])
     check_alone(results(tmp_path, 4, ("shared", "plain"))["shared", "plain"])
+
+
+def test_shards_train_as_one_and_masks_of_replicas_move_alike(two):
+    found = two["evolved", "plain"]
+    assert found["shards"].keys() == found["alone"].keys()
+    for name, weight in found["alone"].items():
+        torch.testing.assert_close(found["shards"][name], weight)
+    assert not equal(found["before"], found["after"])
+    assert all(mask.count_nonzero() == found["after"][name].count_nonzero() for name, mask in found["before"].items())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -156,6 +156,14 @@ class Experiment:
     )
     warmup: int = _training(0, "Epochs in which the learning rate rises.", least=0)
     label_smoothing: float = _training(0.0, "Share of each target that is spread over all classes.", least=0, below=1)
+    ham: bool = _training(False, "After each step, multiply weights by factors of HAM.", "named optional")
+    sam: float = _training(
+        0.0, "How far along the previous gradient each is taken (ρ of single-step SAM).", "named optional", least=0
+    )
+    evolve: str | None = _training(
+        None, "Move the masks in training, to large gradients (rigl) or at random (set).", "pruning named optional",
+        shown="the masks stay", kind="evolution", known=names.EVOLUTIONS,
+    )  # fmt: skip
     precision: str | None = _training(
         None, "Precision of training", "computing",
         shown="bf16 on a GPU, else fp32", kind="precision", known=PRECISIONS,
@@ -187,6 +195,12 @@ class Experiment:
             raise ValueError(f"{problem}, from 0 to below 1{hint}")
         if self.method == FILE and self.mask is None:
             raise ValueError("method file trains the masks of a file; name it with barebones train --mask FILE")
+        if self.precision == "fp16" and (self.ham or self.sam):
+            raise ValueError("ham and sam take gradients as they are, and fp16 scales them; choose another precision")
+        if self.evolve and (other := "pattern" if self.pattern else "shrink" if self.shrink else ""):
+            raise ValueError(
+                f"evolve lets weights of whole layers grow, which {other} rules out; leave one of them out"
+            )
         if self.rewind and not self.pretrain:
             raise ValueError("rewind returns to the weights before --pretrain, which is 0; set both or neither")
 

@@ -36,6 +36,9 @@ class TrainingPlan:
     lr_schedule: str = "milestones"
     warmup: int = 0  # epochs
     label_smoothing: float = 0.0
+    ham: bool = False
+    sam: float = 0.0
+    evolve: str | None = None
 
     def rate(self, epoch: int, step: int = 0, steps: int = 1) -> float:
         """Return the learning rate of a step of an epoch, which has `steps`; all are counted from 0."""

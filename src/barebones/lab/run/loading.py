@@ -82,7 +82,7 @@ def trained(
     network, path = initial(experiment, inputs_of(experiment, folder, [data], trust)), folder / WEIGHTS
     masks = load_mask(folder, run, network)
     with reading(path, run):
-        load_weights(path, network)
+        masks.update(load_weights(path, network).masks)  # evolved ones differ from those that pruning found
         if digest.hexadecimal(network.parameters()) != result["weights"]:
             raise ValueError(f"{path} does not hold the weights that {RESULT} names")
     return experiment, network, masks

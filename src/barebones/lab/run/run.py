@@ -245,6 +245,10 @@ class Stages:
         if self.skipped:  # an earlier command, without this option, may have begun to train
             self.folder.delete(files.CHECKPOINT)
         training = self._training("train", plan, held, files.CHECKPOINT)
+        if training.evolution is not None:
+            stored = held = Masks(training.masks)
+            numbers, about["collapsed"] = _account(self.model, held, self.data)
+            about |= numbers
         audit(self.model, held)
         if small is not None:
             self.model = small.expand()  # the network that the user named is the one to keep

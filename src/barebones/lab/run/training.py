@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...data import Data, Split
+from ...evolution import Evolution, evolve
 from ...files import container as files
 from ...files.masks import masks_digest
 from ...gpu.graphs import Captured
@@ -22,12 +23,14 @@ from ...running import digest
 from ...running.precision import autocast, computing, widest
 from ...running.rng import reseed
 from ...scope import parameters
+from ...training import PREVIOUS, ham, sam
 from ..experiment.plan import OPTIMIZERS, TrainingPlan
 
 KIND, VERSION = "barebones-checkpoint", 2
-KEYS = {"sgd": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}  # what an optimizer remembers
+KEYS = {"sgd": ("momentum_buffer", PREVIOUS), "adamw": ("step", "exp_avg", "exp_avg_sq", PREVIOUS)}  # its state
 STATES = {key: key for keys in KEYS.values() for key in keys} | {"momentum_buffer": "momentum"}  # in a checkpoint
 NETWORKS = 10_000  # that a process may compile
+MOVES = 100  # of evolving masks, if they moved to the end: every 1,230 steps with the paper's protocol of CIFAR-10
 TOP5_FROM = 100  # classes; with fewer, top-5 accuracy says little
 
 
@@ -103,8 +106,18 @@ class Training:
         rate = plan.lr if self.rate is None else self.rate
         self.optimizer = OPTIMIZERS[plan.optimizer](model.parameters(), rate, plan, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        self._masks_digest = masks_digest(self.masks)  # of those it begins with
+        self.evolution: Evolution | None = None
         if masks:  # a shrunk network may have none
             self.held = hold(model, masks, self.optimizer)
+        if masks and plan.evolve and plan.epochs:
+            self.masks, steps = self.held.state_dict(), plan.epochs * math.ceil(len(data.train) / plan.batch_size)
+            every = math.ceil(steps / MOVES)
+            self.evolution = evolve(self.held, steps, every=every, method=plan.evolve, seed=seed)
+            self.evolution.remove()  # `steps` advances it, since a CUDA graph calls no hooks
+        if plan.ham:
+            ham(self.optimizer)
+        self.perturbed = sam(self.optimizer, plan.sam).perturbed if plan.sam else nullcontext
         self.forward = _compiled(model) if compiled else model
         self.usual = min(micro_batch or plan.batch_size, plan.batch_size)  # images at once
         capturing = captured and on_gpu and precision != "fp16"  # with fp16 the host decides whether to step
@@ -123,7 +136,7 @@ class Training:
                 if len(labels) > 1:  # batch-norm needs more than one image
                     reseed(self.device, digest.text(self.seed, "train", self.epoch, self.step))
                     self._set_rate(plan.rate(self.epoch, self.step, steps))
-                    self._learn(images, labels)
+                    self._learn_and_move(images, labels)
                 self.step += 1
                 yield None
             loss, hits, count = self.tally.tolist()  # once per epoch, the host waits for the device
@@ -139,6 +152,17 @@ class Training:
             self.tally.zero_()
             yield self.last
 
+    def _learn_and_move(self, images: Tensor, labels: Tensor) -> None:
+        """Do one step, and move the masks if it is time: by the gradients of a plain step, not of some CUDA graph."""
+        if self.evolution is None or not self.evolution.moves(self.evolution.step + 1):
+            self._learn(images, labels)
+        else:
+            self._learn_from(images, labels)
+        if self.evolution is not None and self.evolution.advance():
+            self.masks = self.held.state_dict()
+            if isinstance(self._learn, Captured):
+                self._learn = Captured(self._learn_from)
+
     def _broken(self, what: str) -> FloatingPointError:
         remedy = "lower the learning rate, add a warm-up, or train in fp32"
         return FloatingPointError(f"epoch {self.epoch + 1}: {what} not finite; {remedy}")
@@ -147,7 +171,7 @@ class Training:
         """Do one step: forward, backward, optimizer. `hold` zeroes the pruned weights after it."""
         size = self.micro_batch or len(labels)
         sums = torch.zeros_like(self.tally)
-        with computing(self.device, self.precision):
+        with computing(self.device, self.precision), self.perturbed():
             self.optimizer.zero_grad()
             for part, targets in zip(images.split(size), labels.split(size), strict=True):
                 forward = self.forward if len(targets) == self.usual else self.model  # no compiling for a short part
@@ -159,6 +183,7 @@ class Training:
                 hits = (output.detach().argmax(1) == targets).sum()
                 count = torch.full_like(hits, len(targets))
                 sums += torch.stack([loss.detach().to(sums) * len(targets), hits.to(sums), count.to(sums)])
+        with computing(self.device, self.precision):
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.tally += sums
@@ -189,17 +214,15 @@ class Training:
             self.optimizer.param_groups[0]["lr"] = rate
 
     def _whole(self) -> dict[str, Tensor]:
-        """Return what a checkpoint holds as it is, by its names there: the buffers and the sums of this epoch."""
-        return {f"buffer {name}": buffer for name, buffer in self.model.named_buffers()} | {"tally": self.tally}
+        """Return what a checkpoint holds as it is, by its names there: buffers, masks that move, sums of this epoch."""
+        moving = self.masks if self.evolution is not None else {}
+        buffers = {f"buffer {name}": buffer for name, buffer in self.model.named_buffers()}
+        return {f"mask {name}": mask for name, mask in moving.items()} | buffers | {"tally": self.tally}
 
     def _kept(self, name: str, tensor: Tensor) -> Tensor:
         """Return what a checkpoint holds of a parameter or its optimizer's state: the values of the kept weights."""
         mask = self.masks.get(name)
         return tensor if mask is None or mask.shape != tensor.shape else tensor.detach()[mask]
-
-    @cached_property
-    def _masks_digest(self) -> str:
-        return masks_digest(self.masks)
 
     def save(self, path: files.Path, **about: Any) -> None:
         """Write a checkpoint, atomically; `about` takes further values that JSON can represent.
@@ -220,6 +243,7 @@ class Training:
             "best": self.best and asdict(self.best),
             "last": self.last and asdict(self.last),
             "scaler": self.scaler.state_dict(),
+            "evolved": self.evolution and self.evolution.step,
         }
         files.write(path, tensors, KIND, VERSION, about | {"state": state})
 
@@ -239,6 +263,8 @@ class Training:
         with torch.no_grad():
             for name, tensor in whole.items():
                 tensor.copy_(tensors[name])
+            if self.evolution is not None:
+                self.evolution.load_state_dict({"masks": self.masks, "step": state["evolved"]})
             self.optimizer.state.clear()
             for name, p in named.items():
                 self._put(name, p, tensors[f"weight {name}"])

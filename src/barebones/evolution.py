@@ -1,0 +1,113 @@
+"""Evolution: masks that move in training. Each layer drops its smallest weights, and as many others grow."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .holding import ELEMENTWISE, Hold
+from .masks import Masks
+from .messages import unknown
+from .names import EVOLUTIONS
+from .pruning.selection import keep_top
+from .running import digest
+from .running.shards import count, is_sharded
+from .scope import matched
+from .training import AfterStep
+
+
+class Evolution(AfterStep):
+    """Moves the masks of a hold; made by `evolve`. `step` is the number of finished steps."""
+
+    def __init__(self, held: Hold, steps: int, every: int, method: str, fraction: float, until: float, seed: int):
+        super().__init__(held.optimizers[-1], lambda optimizer: self.advance(), first=False)
+        self.held, self.every, self.method, self.fraction, self.seed = held, every, method, fraction, seed
+        self.step, self.end = 0, until * steps
+
+    def moves(self, step: int) -> bool:
+        """Return whether the masks move after this step, counted from 1."""
+        return step % self.every == 0 and step < self.end
+
+    def advance(self) -> bool:
+        """Count a step, and return whether the masks have moved; a hook calls this after each step.
+
+        If your step is a CUDA graph, `remove()` the hook and call this yourself. Do not replay the graph for a step
+        that `moves`, and capture it again after that.
+        """
+        self.step += 1
+        if self.moves(self.step):
+            masks = self._moved()
+            self.held.apply()  # what grows has an empty state, also where the optimizer kept one of pruned weights
+            self.held.load_state_dict(masks)
+        return self.moves(self.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs beside the states of model and optimizer: the masks and the step."""
+        return {"masks": self.held.state_dict(), "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from this state; call it before the optimizer loads its own."""
+        self.held.load_state_dict(state["masks"])
+        self.step = state["step"]
+
+    def _moved(self) -> Masks:
+        masks = self.held.state_dict()
+        share = self.fraction / 2 * (1 + math.cos(math.pi * self.step / self.end))
+        for name, weight, mask in matched(self.held.model, masks):
+            if (gradient := weight.grad) is not None:
+                kept = count(mask)
+                moving = min(int(share * kept), mask.numel() - kept)
+                dropped = keep_top({name: -_finite(weight)}, moving, among={name: mask})[name]
+                grown = keep_top({name: self._wanted(name, gradient)}, moving, among={name: ~mask})[name]
+                masks[name] = mask & ~dropped | grown
+        return masks
+
+    def _wanted(self, name: str, gradient: Tensor) -> Tensor:
+        """Return what makes a pruned weight grow: the size of its gradient, or a random number."""
+        if self.method == "rigl":
+            return _finite(gradient.to_dense())
+        generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "evolve", self.step, name))
+        return torch.rand(gradient.shape, generator=generator, dtype=torch.float64, device="cpu").to(gradient.device)
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return tensor.detach().abs().nan_to_num(0.0)
+
+
+def evolve(
+    held: Hold,
+    steps: int,
+    *,
+    every: int = 100,
+    method: str = "rigl",
+    fraction: float = 0.5,
+    until: float = 0.75,
+    seed: int = 0,
+) -> Evolution:
+    """Move the masks that `hold` holds, every `every` steps until this part of all `steps` of training.
+
+    In each layer of k kept weights, the f k smallest are dropped, and as many pruned ones grow: those with the largest
+    gradients ("rigl"), or random ones ("set"). f falls from `fraction` to 0 by a cosine. What grows is zero at first
+    and has an empty optimizer state; each layer keeps exactly k. Processes that train together move alike, because
+    averaged gradients are equal. `held.state_dict()` returns the masks of the moment.
+
+    >>> layer = torch.nn.Linear(4, 2)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    >>> held = Hold(layer, {"weight": torch.eye(2, 4) > 0}, [optimizer], gradients=False)
+    >>> evolution = evolve(held, steps=20, every=5)
+    """
+    if not isinstance(held, Hold):
+        raise ValueError(f"evolve moves the masks that hold holds, not a {type(held).__name__}; pass what hold returns")
+    if method not in EVOLUTIONS:
+        raise ValueError(unknown("evolution", method, EVOLUTIONS))
+    if min(steps, every) < 1 or not (0 <= fraction <= 1 and 0 <= until <= 1):
+        raise ValueError("steps and every must be at least 1, and fraction and until from 0 to 1; change them")
+    clears = held.gradients or any(type(optimizer) not in ELEMENTWISE for optimizer in held.optimizers)
+    if method == "rigl" and clears:
+        why = "gradients=True" if held.gradients else "this optimizer"
+        raise ValueError(f"with {why}, hold clears the gradients of pruned weights, which rigl needs; use method='set'")
+    if any(map(is_sharded, held.state_dict().values())):
+        raise ValueError("the masks are sharded, and evolve compares whole layers; train replicas (DDP) instead")
+    return Evolution(held, steps, every, method, fraction, until, seed)

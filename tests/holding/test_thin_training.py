@@ -1,0 +1,136 @@
+"""HAM and single-step SAM are their equations with every optimizer, and see the kept weights only."""
+
+import math
+
+import held
+import pytest
+import torch
+from held import CASES, X, Y, backward, by_hand, network
+from torch import nn, optim
+
+import barebones as bb
+from barebones.holding import ELEMENTWISE
+from barebones.scope import matched
+
+ALPHA, BETA, RHO = 30.0, 0.01, 0.5
+
+
+def spoiled(model, masks):
+    """Give pruned weights huge, infinite and NaN gradients."""
+    for _, p, mask in matched(model, masks):
+        poison = torch.tensor([1e30, math.inf, -math.inf, math.nan]).repeat(p.numel())
+        p.grad[~mask] = poison[: int((~mask).count_nonzero())].to(p)
+
+
+def by_the_equations(model, masks, optimizer, previous, spoil):
+    """Do one step with both, one weight tensor at a time; return its gradients."""
+    params = list(model.parameters())
+    before = [p.detach().clone() for p in params]
+    if previous:
+        norm = math.sqrt(sum(float(g.square().sum()) for g in previous))
+        for p, g in zip(params, previous, strict=True):
+            p.data += RHO * g / norm
+    optimizer.zero_grad()
+    backward(model)
+    for p, weight in zip(params, before, strict=True):
+        p.data.copy_(weight)
+    if spoil:
+        spoiled(model, masks)
+    by_hand(model, masks)
+    optimizer.step()
+    group = optimizer.param_groups[0]
+    uphill = -1 if group.get("maximize") else 1
+    for p in params:
+        if p.dim() > 1:
+            p.data *= (group["lr"] * (-ALPHA * uphill * p.sign() * p.grad - BETA)).clamp(-5, 5).exp().detach()
+    by_hand(model, masks, optimizer)
+    return [p.grad.clone() for p in params]
+
+
+@pytest.mark.parametrize("first", ["held", "trained better"])
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_both_are_their_equations(kind, options, first, masks):
+    model, other = network().double(), network().double()
+    optimizer, others = (kind(each.parameters(), **options) for each in (model, other))
+    if first == "held":
+        bb.hold(model, masks, optimizer)
+    bb.ham(optimizer, ALPHA, BETA)
+    sharpness = bb.sam(optimizer, RHO)
+    if first != "held":
+        bb.hold(model, masks, optimizer)
+    by_hand(other, masks)
+    previous = []
+    for step in range(4):
+        optimizer.zero_grad()
+        spoil = step % 2 and kind in ELEMENTWISE
+        before = [p.detach().clone() for p in model.parameters()]
+        with sharpness.perturbed():
+            bb.audit(model, masks)
+            assert all(torch.equal(p, b) == (step == 0) for p, b in zip(model.parameters(), before, strict=True))
+            backward(model)
+        assert all(map(torch.equal, model.parameters(), before))
+        if spoil:
+            spoiled(model, masks)
+        optimizer.step()
+        previous = by_the_equations(other, masks, others, previous, spoil)
+        held.assert_held(model, masks)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+
+
+def test_the_exponent_of_ham_is_limited():
+    layer = nn.Linear(3, 1, bias=False)
+    layer.weight.data = torch.tensor([[2.0, -2.0, 0.0]])
+    layer.weight.grad = torch.tensor([[1.0, 1.0, 1.0]])
+    optimizer = optim.SGD(layer.parameters(), lr=0.0)
+    handle = bb.ham(optimizer, 1e6)
+    optimizer.param_groups[0]["lr"] = torch.tensor(1.0)  # as a CUDA graph takes it
+    optimizer.step()
+    assert layer.weight.tolist() == [pytest.approx([math.exp(-5), -3 * math.exp(5), -math.exp(5)])]
+    handle.remove()
+    optimizer.step()
+    assert layer.weight[0, 1].item() == pytest.approx(-3 * math.exp(5) - 1)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
+def test_parts_of_a_batch_and_checkpoints_change_nothing(kind, masks):
+    def fresh():
+        model = network().double()
+        optimizer = kind(model.parameters(), lr=0.01, weight_decay=0.1)
+        bb.hold(model, masks, optimizer)
+        bb.ham(optimizer)
+        return model, optimizer, bb.sam(optimizer, RHO)
+
+    def train(model, optimizer, sharpness, steps, parts=1):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            for x, y in zip(X.chunk(parts), Y.chunk(parts), strict=True):
+                with sharpness.perturbed():
+                    (nn.functional.cross_entropy(model(x.double()), y) / parts).backward()
+            optimizer.step()
+
+    whole, parted, first, second = (fresh() for _ in range(4))
+    train(*whole, 4)
+    train(*parted, 4, parts=4)
+    for p, q in zip(whole[0].parameters(), parted[0].parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    train(*first, 2)
+    second[0].load_state_dict(first[0].state_dict())
+    second[1].load_state_dict(first[1].state_dict())
+    train(*second, 2)
+    held.assert_same(second[0], whole[0])
+
+
+def test_what_would_go_wrong_unseen_gets_a_sentence(model):
+    optimizer = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    sharpness = bb.sam(optimizer)
+    held.train(model, optimizer, 1)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"call step\(\) after its block"), sharpness.perturbed():
+        optimizer.step()
+    assert all(map(torch.equal, model.parameters(), before))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    with pytest.raises(ValueError, match="pass fused=False, or use bf16"):
+        scaler.step(optimizer)
