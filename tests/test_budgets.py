@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| `([\w./*]+)` \|.*\| ([\d,]+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\|`([\w./*]+)`\|.*\|([\d,]+)\|([\d,]+)\|$", PAGE, re.MULTILINE)
 SOURCE = (".py", ".js", ".css", ".html", ".cpp")
 BUDGETS = {place: int(budget.replace(",", "")) for place, _, budget in ROWS}
 
