@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....paths.calls import Call
+from ..calls import Call
 from .labels import Labels, mixed, plain, varies
 
 CONVOLUTIONS, NORMS = nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ...paths.follow import guards, standing_in
-from ...running.inputs import call, tensors
+from ..running.inputs import call, tensors
 from .channels.labels import ChannelSlot, Labels
 from .channels.layers import CONVOLUTIONS, NORMS
 from .channels.rules import OF_LAYERS, RULES
+from .follow import guards, standing_in
 
 LAYERS = (nn.Linear, CONVOLUTIONS, NORMS, nn.PReLU, nn.Embedding)
 # Layers whose parameters are used by one function that mixes channels, so that nothing can be removed from them.

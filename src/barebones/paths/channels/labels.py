@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ....paths.calls import Call
+from ..calls import Call
 
 NOTHING, INPUT = 0, 1
 Rule = Callable[["Labels", Call], Any]
