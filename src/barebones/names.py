@@ -10,6 +10,7 @@ METHODS = (
     "iter-grasp", "synflow", "magnitude", "random", "erk",
 )  # fmt: skip
 LAWS = ("uniform", "erk")  # of densities
+UNITS, TARGETS = ("weight", "channel"), ("weights", "flops")  # what stays or goes, and what sparsity counts
 LOSSES = ("cross-entropy", "nll-on-logits")
 SCHEMES = ("kaiming-fan-in", "kaiming-fan-out", "xavier", "orthogonal")
 NORM_SCALES = ("ones", "uniform")

@@ -54,6 +54,8 @@ class Labels(TorchFunctionMode):
     A tensor of numbers requires a gradient, which tells it from a constant. Its groups are found with `of`.
     """
 
+    even = False  # whether equally many channels of each group of a convolution must stay
+
     def __init__(self, rules: Mapping[str, Rule], of_layers: Collection[Rule], device: torch.device) -> None:
         super().__init__()
         self.rules, self.of_layers, self.device = rules, of_layers, device  # rules of layers run for constants too
