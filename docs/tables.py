@@ -64,7 +64,7 @@ def seeds(rows: Sequence[Row]) -> str:
     """Return the accuracy with each of the first three seeds."""
     if rows and all(row["collapsed"] for row in rows):
         return "disconnected"
-    return " / ".join(f"{100 * row['top1']:.2f}" for row in rows if row["seed"] < 3)
+    return ", ".join(f"{100 * row['top1']:.2f}" for row in rows if row["seed"] < 3)
 
 
 def accuracy() -> Iterator[list[str]]:

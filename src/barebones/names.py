@@ -11,6 +11,7 @@ METHODS = (
 )  # fmt: skip
 LAWS = ("uniform", "erk")  # of densities
 EVOLUTIONS = ("rigl", "set")  # of masks in training
+UNITS, TARGETS = ("weight", "channel"), ("weights", "flops")  # what stays or goes, and what sparsity counts
 LOSSES = ("cross-entropy", "nll-on-logits")
 SCHEMES = ("kaiming-fan-in", "kaiming-fan-out", "xavier", "orthogonal")
 NORM_SCALES = ("ones", "uniform")

@@ -131,6 +131,12 @@ def test_dense_prunes_nothing():
         ({"at_least": -1}, "at.least"),
         ({"densities": "erg"}, "no law of densities 'erg'; did you mean 'erk'"),
         ({"pattern": "2:4", "min_per_channel": 2}, "pattern= and min_per_channel= exclude each other"),
+        ({"unit": "channels"}, "there is no unit 'channels'; did you mean 'channel'"),
+        ({"target": "flops"}, "target='flops' counts those of whole channels; add unit='channel'"),
+        (
+            {"unit": "channel", "control": "shuffle"},
+            "control shuffle moves single weights, so it takes",
+        ),
         ({"revive_until": 1.5}, "revive.until"),
         ({"sparsty": 0.5}, "an experiment has no 'sparsty'; did you mean 'sparsity'"),
         ({"rounds": "5"}, "rounds '5' is not a whole number"),
@@ -155,8 +161,8 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
     others = dict(
         model="vgg16", data="cifar100", method="iter-snip", sparsity=0.5, seed=1, rounds=2, batches_per_round=2,
         schedule="linear", revive_until=0.5, revive_empty=False, at_least=1, densities="erk", min_per_channel=2,
-        pattern="2:4", scope="all", loss="nll-on-logits", init="xavier", norm_scale="uniform", scoring_init="xavier",
-        scoring_bn="eval", scoring_precision="bf16", pretrain=2,
+        pattern="2:4", unit="channel", target="flops", scope="all", loss="nll-on-logits", init="xavier",
+        norm_scale="uniform", scoring_init="xavier", scoring_bn="eval", scoring_precision="bf16", pretrain=2,
         rewind=True, mask="0", control="shuffle", epochs=1, batch_size=2, lr=1.0, momentum=0.0, weight_decay=0.0,
         optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, ham=True, sam=0.05, evolve="set",
         precision="tf32", shrink=True,

@@ -70,7 +70,8 @@ def test_a_run_leaves_its_files_and_a_result_that_is_right(changes, short, optio
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"scope": "all"}, {"densities": "erk", "min_per_channel": 2}, {"pattern": "1:2"}]
+    "changes",
+    [{}, {"scope": "all"}, {"densities": "erk", "min_per_channel": 2}, {"pattern": "1:2"}, {"unit": "channel"}],
 )
 def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(changes, short, options, undisturbed):
     short = replace(short, **changes)

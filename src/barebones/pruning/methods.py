@@ -8,6 +8,7 @@ from typing import Any
 from ..imports import named
 from ..masks import Scores
 from ..messages import unknown
+from ..names import TARGETS, UNITS
 from . import criteria, patterns
 from . import densities as laws
 from .probe import Probe
@@ -28,7 +29,8 @@ class Method:
     layer, whose channels are the network's outputs. With `densities`, each layer keeps its own number of weights, and
     weights compete within their layer: "uniform", "erk" (Erdős-Rényi kernel), masks whose counts to take, or a dict
     with the share that each layer keeps. `pattern` is "N:M", so that at most N of M weights along the inputs stay, or
-    "block:RxC", so that blocks of R outputs and C inputs stay or go.
+    "block:RxC", so that blocks of R outputs and C inputs stay or go. With the `unit` "channel", coupled groups of
+    channels stay or go, and sparsity is the fraction of the `target` that is removed: "weights" or "flops".
     `protocol_rounds` says whether a data set's protocol sets the number of rounds (T) and of batches per round (B); a
     method of one round over several batches then reads T x B batches.
 
@@ -48,6 +50,8 @@ class Method:
     densities: laws.Densities | None = None
     min_per_channel: int = 0
     pattern: str | None = None
+    unit: str = "weight"
+    target: str = "weights"
     needs_data: bool = True
     protocol_rounds: bool = True
     label: str = ""  # in plots and tables; if empty, the name of the row
@@ -62,9 +66,17 @@ class Method:
         laws.check(self.densities)
         if self.pattern is not None:
             patterns.parsed(self.pattern)
-            if self.densities is not None or self.min_per_channel:
-                other = "min_per_channel=" if self.densities is None else "densities= (erk has them)"
-                raise ValueError(f"pattern= and {other} exclude each other; leave one of them out")
+        for name, known in {"unit": UNITS, "target": TARGETS}.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose {' or '.join(known)}")
+        whole = self.unit == "channel"
+        if self.target == "flops" and not whole:
+            raise ValueError("target='flops' counts those of whole channels; add unit='channel'")
+        others = {"densities= (erk has them)": self.densities is not None, "min_per_channel=": self.min_per_channel}
+        of_weights = {"pattern=": self.pattern, "at_least=": self.at_least, "revive_empty=False": not self.revive_empty}
+        for option, clashes in ("unit='channel'", whole and others | of_weights), ("pattern=", self.pattern and others):
+            if clashes and (other := next(filter(clashes.get, clashes), None)):
+                raise ValueError(f"{option} and {other} exclude each other; leave one of them out")
         if not callable(self.criterion):
             raise ValueError(f"criterion={self.criterion!r}: it must be a function from a probe to scores")
         if not isinstance(self.revive_until, int | float) or not 0 <= self.revive_until <= 1:

@@ -107,6 +107,8 @@ def prune(
     densities: Densities | None = None,
     min_per_channel: int | None = None,
     pattern: str | None = None,
+    unit: str | None = None,
+    target: str | None = None,
     scope: Pattern | None = None,
     exclude: Pattern = (),
     bn: str = "batch",
@@ -156,7 +158,7 @@ def prune(
     row = resolved(
         method, rounds=rounds, batches_per_round=batches_per_round, schedule=schedule, revive_until=revive_until,
         revive_empty=revive_empty, at_least=at_least, densities=densities, min_per_channel=min_per_channel,
-        pattern=pattern,
+        pattern=pattern, unit=unit, target=target,
     )  # fmt: skip
     if isinstance(method, str) and row.needs_data and batches is None:
         raise ValueError(f"{method} needs data: pass batches, a list or a loader of (input, target) pairs")
@@ -182,7 +184,7 @@ def prune(
         taken.append(step.without_masks())
         last = step
     if last is not None:
-        masks = last.with_own_masks().masks
+        masks, keep = last.with_own_masks().masks, last.keep
     else:
         masks = everything(probe.weights) if probe.shards is None else probe.shards.whole(everything(probe.weights))
     cutting, problem, silent, effective = _collapsed(probe, masks)
@@ -206,6 +208,8 @@ def prune(
         "densities": row.densities if isinstance(row.densities, str | None) else "given",
         "min_per_channel": row.min_per_channel,
         "pattern": row.pattern,
+        "unit": row.unit,
+        "target": row.target,
         "seed": seed,
         "weights": f"{int(probe.weights_digest() if last is None else last.weights_digest) % 2**64:016x}",
     }

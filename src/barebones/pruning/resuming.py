@@ -27,6 +27,8 @@ def plan_of(probe: Probe, method: Method, counts: list[int], in_layers: dict[str
         "densities": in_layers,
         "min_per_channel": method.min_per_channel,
         "pattern": method.pattern,
+        "unit": method.unit,
+        "target": method.target,
         "bn": probe.bn,
         "precision": probe.precision,
         "training": digest.text([m.training for m in probe.model.modules() if not isinstance(m, _NormBase)]),
@@ -75,7 +77,7 @@ def check_same_run(after: Round, plan: dict[str, Any], weights_digest: int, prob
         then, now = ({key: str(settings.get(key))[:40] for key in differing} for settings in (after.plan, plan))
         raise ValueError(f"this round was made with other settings: {', '.join(differing)} (then {then}, now {now})")
     counts = plan["counts"]  # before the first round, and after each
-    if not 0 <= after.index < len(counts) - 1 or counts[after.index + 1] != after.keep:
+    if not 0 <= after.index < len(counts) - 1 or (method.unit == "weight" and counts[after.index + 1] != after.keep):
         raise ValueError(f"this round keeps {after.keep} weights, but round {after.index + 1} of this run does not")
     shapes = {name: mask.shape for name, mask in after.masks.items()}
     if probe.shapes != shapes or after.weights_digest != weights_digest:

@@ -7,9 +7,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..masks import Masks, Scores, size
+from ..masks import Masks, Scores, kept, size
 from ..messages import shortened
 from . import patterns
+from .channels import find_channels
 from .densities import layer_counts
 from .methods import Method, as_method
 from .patterns import patterned
@@ -50,31 +51,38 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
         in_layers = layer_counts(method.densities, probe.shapes, counts[1:], method.at_least)
     plan = plan_of(probe, method, counts, in_layers[-1] if in_layers else None)
     check_same_ranks(probe, method, plan)
+    channels = find_channels(probe, method.target, keep / counts[0]) if method.unit == "channel" else None
     weights_digest = probe.weights_digest()
-    masks, first = None, 0
+    masks, first, kept_before = None, 0, counts[0]
     if after is not None:
         check_same_run(after, plan, int(weights_digest), probe, method)
-        masks, first = Masks(probe.placed(after.masks)), after.index + 1
+        masks, first, kept_before = Masks(probe.placed(after.masks)), after.index + 1, after.keep
     taken: list[Round] = []
     for index in range(first, method.rounds):
         began = time.perf_counter()
-        kept_before, keep = counts[index : index + 2]
+        keep = counts[index + 1]
         before = None if kept_before == counts[0] else masks  # None: every weight is kept
         returning = before if method.revives(index) else None  # the masks of a round whose pruned weights may return
-        with probe.at(before, index, keep, method.batches_per_round):
+        shown = channels.masks(channels.staying(returning), reads_only=True) if channels and returning else before
+        with probe.at(shown, index, keep, method.batches_per_round):
             scores = _checked(method.criterion(probe), probe.weights)
             loss, unread = probe.loss_value, probe.batches_digest is None  # then the loss is nan
             flags = not_finite(scores, loss.isinf() if unread else ~loss.isfinite(), probe.shards)
-            masks = _selected(probe, method, scores, in_layers[index] if in_layers else keep, before, returning)
+            if channels is None:
+                masks = _selected(probe, method, scores, in_layers[index] if in_layers else keep, before, returning)
+            else:  # as near to the count as whole groups of channels allow
+                masks = channels.selected(scores, keep / counts[0], before, method.revives(index))
+                keep = kept(masks)
             del scores  # as large as the model: counting needs the memory
             changed = changes(returning, masks, kept_before, probe.transposed, probe.shards)
             read = torch.zeros_like(weights_digest) if probe.batches_digest is None else probe.batches_digest
             integers = torch.cat([changed[:3], torch.stack([weights_digest, read]), changed[3:]])
             floats = torch.stack([probe.saliency, probe.loss_value])
-        shown = masks if probe.shards is None else probe.shards.whole(masks)
-        step = Round(index, keep, shown, time.perf_counter() - began, plan, integers, floats, flags)
+        whole = masks if probe.shards is None else probe.shards.whole(masks)
+        step = Round(index, keep, whole, time.perf_counter() - began, plan, integers, floats, flags)
         if probe.device.type == "cpu" or probe.shards is not None:  # elsewhere asking would wait
             step.check()
+        kept_before = keep
         taken.append(step.without_masks())
         if index + 1 == method.rounds:
             for earlier in taken:
@@ -90,7 +98,8 @@ def _counts(probe: Probe, method: Method, keep: int) -> list[int]:
     if not 0 < keep <= total:
         raise ValueError(f"keep={keep}: choose from 1 to the {total} prunable weights")
     whole = {"densities= (erk has them)": method.densities, "min_per_channel=": method.min_per_channel}
-    if probe.shards is not None and (used := [n for n, v in {**whole, "pattern=": method.pattern}.items() if v]):
+    whole |= {"pattern=": method.pattern, "unit='channel'": method.unit == "channel"}
+    if probe.shards is not None and (used := [name for name, value in whole.items() if value]):
         raise ValueError(f"{used[0]} cannot be used with sharded weights; leave it out, or prune before you shard")
     counts = list(method.schedule(total, keep, method.rounds))
     if method.pattern is not None:

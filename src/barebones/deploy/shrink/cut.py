@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...masks import Masks
+from ...paths.coupling import dimension
 from ...scope import layers, parameters
-from .coupling import dimension
 
 RemovedChannels = dict[tuple[str, str], Tensor]  # (layer, side) -> one bool per channel
 

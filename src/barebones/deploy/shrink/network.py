@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...masks import Masks, kept, size
 from ...messages import first_line
+from ...paths.coupling import Coupling, find_coupling
 from ...running.backward import gradients
 from ...running.inputs import call, tensors
 from ...running.outputs import outputs
 from ...scope import bare, masked_copy, matched, parameters
 from .comparison import Comparison, Unusable, copy_sharing_parameters
-from .coupling import Coupling, find_coupling
 from .cut import cut_masks, scatter, sever, without
 from .plan import Cuts, ShrinkPlan, smaller_layers
 from .removal import ChannelReader, constants, prune_shifts, reached, readers, zero_shifts

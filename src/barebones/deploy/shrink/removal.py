@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ...paths import trace
+from ...paths.channels.labels import ChannelSlot
+from ...paths.coupling import Coupling
 from ...running.outputs import outputs
 from ...scope import parameters
-from .channels.labels import ChannelSlot
-from .coupling import Coupling
 from .cut import connections
 
 SLACK = 1e-5  # relative; a channel whose values differ by at most this counts as constant

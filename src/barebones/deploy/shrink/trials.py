@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ...masks import Masks
 from ...messages import first_line
-from .channels.labels import ChannelSlot
+from ...paths.channels.labels import ChannelSlot
+from ...paths.coupling import Coupling
 from .comparison import Comparison, Unusable, copy_sharing_parameters
-from .coupling import Coupling
 from .cut import RemovedChannels, without
 from .removal import ChannelReader, choose, folded_constants, severed
 

@@ -106,6 +106,14 @@ class Experiment:
         None, "N:M, at most N of M weights along the inputs stay; or block:RxC, blocks of outputs x inputs stay or go.",
         "finding named optional", shown="none",
     )  # fmt: skip
+    unit: str | None = _pruning(
+        None, "Whether single weights or whole channels, which shrink can remove, stay or go", "finding named optional",
+        shown="weight", kind="unit", known=names.UNITS,
+    )  # fmt: skip
+    target: str | None = _pruning(
+        None, "What the sparsity counts, with --unit channel", "finding named optional",
+        shown="weights", kind="target", known=names.TARGETS,
+    )  # fmt: skip
     scope: str | None = _pruning(
         None, "all prunes norms and biases, too.", "finding named optional",
         shown="weights of convolutions and linear layers", kind="scope", known=("all",),
@@ -226,6 +234,8 @@ class Experiment:
             defaults |= {name: getattr(row, name) for name in same}
             defaults["schedule"] = next((name for name, known in SCHEDULES.items() if known is row.schedule), None)
             defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
+        if self.unit == "channel" and self.control in ("shuffle", "invert"):
+            raise ValueError(f"control {self.control} moves single weights, so it takes no unit channel; leave one out")
         if self.scoring_init is not None and (self.pretrain or self.control == "reinitialize"):
             other = "pretrain" if self.pretrain else "control reinitialize"
             raise ValueError(f"scoring-init and {other} both change the weights; leave one of them out")
@@ -257,7 +267,7 @@ class Experiment:
             batches_per_round=self.batches_per_round or row.batches_per_round, schedule=self.schedule,
             revive_until=self.revive_until, revive_empty=None if self.revive_empty else False, at_least=self.at_least,
             densities=json.loads(law) if (law := self.densities) and law.startswith("{") else law,
-            min_per_channel=self.min_per_channel or None, pattern=self.pattern,
+            min_per_channel=self.min_per_channel or None, pattern=self.pattern, unit=self.unit, target=self.target,
         )  # fmt: skip
 
     def plan(self) -> TrainingPlan:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ....paths.calls import Call
+from ..calls import Call
 
 NOTHING, INPUT = 0, 1
 Rule = Callable[["Labels", Call], Any]
@@ -53,6 +53,8 @@ class Labels(TorchFunctionMode):
 
     A tensor of numbers requires a gradient, which tells it from a constant. Its groups are found with `of`.
     """
+
+    even = False  # whether equally many channels of each group of a convolution must stay
 
     def __init__(self, rules: Mapping[str, Rule], of_layers: Collection[Rule], device: torch.device) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ....paths.calls import Call
+from ..calls import Call
 from .labels import INPUT, NOTHING, Labels, couple_parts, mixed, plain, varies
 
 DIM_IS_THIRD = ("topk", "norm", "linalg_norm", "linalg_vector_norm", "roll", "normalize")

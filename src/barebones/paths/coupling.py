@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ...paths.follow import guards, standing_in
-from ...running.inputs import call, tensors
+from ..running.inputs import call, tensors
 from .channels.labels import ChannelSlot, Labels
 from .channels.layers import CONVOLUTIONS, NORMS
 from .channels.rules import OF_LAYERS, RULES
+from .follow import guards, standing_in
 
 LAYERS = (nn.Linear, CONVOLUTIONS, NORMS, nn.PReLU, nn.Embedding)
 # Layers whose parameters are used by one function that mixes channels, so that nothing can be removed from them.
@@ -44,11 +44,15 @@ class Coupling:
         return torch.ones_like(self.fixed).scatter_reduce(0, self.group, channels, "amin")
 
 
-def find_coupling(model: nn.Module, example: Any, modes: tuple[bool, ...] = (False,)) -> Coupling:
-    """Find the coupled groups of a model by one run on the example in each of these modes (True is train mode)."""
+def find_coupling(model: nn.Module, example: Any, modes: tuple[bool, ...] = (False,), even: bool = False) -> Coupling:
+    """Find the coupled groups of a model by one run on the example in each of these modes (True is train mode).
+
+    With `even`, the groups of a grouped convolution are coupled, too, so that equally many channels of each stay.
+    """
     model = deepcopy(model).double()  # numbers are exact in float64
     device = next((t.device for t in (*model.parameters(), *tensors(call(example)))), torch.device("cpu"))
     labels = Labels(RULES, OF_LAYERS, device)
+    labels.even = even
     free = dict(_free_parameters(labels, model))
     for training in modes:
         with ExitStack() as stack:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....paths.calls import Call
-from .labels import Labels, mixed, plain, varies
+from ..calls import Call
+from .labels import Labels, couple_parts, mixed, plain, varies
 
 CONVOLUTIONS, NORMS = nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase
 
@@ -43,6 +43,8 @@ def convolution(labels: Labels, call: Call) -> Tensor:
     inputs = labels.slot(name, module, "both" if depthwise else "in", module.in_channels)
     outputs = inputs if depthwise else labels.slot(name, module, "out", module.out_channels)
     labels.read(labels.of(x), inputs, dim)
+    for slot in (inputs, outputs) if labels.even and not depthwise else ():
+        couple_parts(labels, slot.numbers, 0, slot.size // module.groups)
     labels.written.append(outputs.numbers)
     return labels.numbered(outputs.numbers.view(-1, *[1] * (len(shape) - dim - 1)).expand(shape))
 

@@ -1,0 +1,125 @@
+"""Whole channels: coupled groups of channels stay or go, with all weights that write or read them.
+
+A residual sum, a norm, a depthwise convolution or a concatenation ties channels together; `paths.coupling` finds these
+groups. A weight stays if the group of its output channel and that of its input channel stay.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..masks import Masks, Scores, everything
+from ..paths import Use, trace
+from ..paths.coupling import find_coupling
+from ..running.precision import widest
+from ..scope import bare
+from .probe import Probe
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The groups of a model's channels, numbered from 1 in the order of its forward pass; what must stay is group 0."""
+
+    probe: Probe
+    sides: dict[str, tuple[Tensor, Tensor]]  # of each weight: the group of each index of its first two dimensions
+    costs: dict[str, int]  # of each weight: its values, or the multiply-adds that use them
+    size: int  # how many groups there are
+
+    def masks(self, stays: Tensor, reads_only: bool = False) -> Masks:
+        """Return the masks of the weights between groups that stay; with `reads_only`, of all that read such a group.
+
+        The network computes the same with both, as what nothing reads has no effect. But only with the latter does a
+        pruned group have values, and the weights that would read it gradients, so that it can return.
+        """
+        masks = Masks()
+        for name, shape in self.probe.shapes.items():
+            ends = [stays[side] for side in self.sides[name]]
+            if reads_only:
+                ends[name in self.probe.transposed].fill_(True)
+            table = (ends[0][:, None] & ends[1]).to(self.probe.device)
+            masks[name] = table[..., None].expand(*table.shape, shape.numel() // table.numel()).reshape(shape)
+        return masks
+
+    def staying(self, masks: Masks | None) -> Tensor:
+        """Return which groups keep a weight."""
+        whole = torch.ones(self.size, dtype=torch.bool, device="cpu")
+        return whole if masks is None else self.totals(masks, whole) > 0
+
+    def totals(self, values: Mapping[str, Tensor], stays: Tensor) -> Tensor:
+        """Return the sum over each group's weights, of those whose other group stays."""
+        totals = torch.zeros(self.size, dtype=torch.float64, device="cpu")
+        for name, (first, second) in self.sides.items():
+            kernels = values[name].reshape(len(first), len(second), -1)
+            table = kernels.sum(2, dtype=widest(kernels.device)).cpu().double()
+            totals.index_add_(0, first, (table * stays[second]).sum(1))
+            others = stays[first][:, None] & (first[:, None] != second)  # a weight within a group counts once
+            totals.index_add_(0, second, (table * others).sum(0))
+        return totals
+
+    def amounts(self, rank: Tensor) -> Tensor:
+        """Return the weights, or multiply-adds, that the first group alone keeps, the first two, and so on."""
+        amounts = torch.zeros(self.size, dtype=torch.float64, device="cpu")
+        for name, cost in self.costs.items():
+            first, second = (rank[side].bincount(minlength=self.size).cumsum(0).double() for side in self.sides[name])
+            amounts += first * second * (cost / float(first[-1] * second[-1]))
+        return amounts
+
+    def selected(self, scores: Scores, share: float, before: Masks | None, revives: bool) -> Masks:
+        """Return the masks of the groups with the highest scores, which keep as nearly this share as whole groups can.
+
+        A group's score is the sum of its weights' scores. Ties go to groups that stay now, then to the lower number.
+        One channel of each layer stays always.
+        """
+        now = self.staying(before)
+        allowed, first = now | revives, torch.zeros_like(now)
+        order = torch.arange(self.size, device="cpu")
+        for key in (now, self.totals(scores, now), allowed):
+            order = order[key[order].argsort(descending=True, stable=True)]
+        rank = order.argsort()
+        for groups in (side for sides in self.sides.values() for side in sides):
+            first[groups[rank[groups].argmin()] if groups.all() else 0] = True
+        rank = order[first[order].argsort(descending=True, stable=True)].argsort()
+        amounts, least = self.amounts(rank), int(first.sum())
+        off = (amounts - share * amounts[-1]).abs()[least - 1 : int(allowed.sum())]
+        return self.masks(rank < least + int(off.argmin()))
+
+
+def find_channels(probe: Probe, target: str, share: float) -> Channels:
+    """Find the groups of the probe's model; a `ValueError` if they cannot keep as little as this share."""
+    example, model = probe.call(), bare(probe.user_model)
+    if example is None:
+        raise ValueError("unit='channel' follows an input through the model; pass example=, an input of the model")
+    try:
+        coupling = find_coupling(model, example, (False, True), even=True)
+    except Exception as error:
+        raise ValueError(f"could not find the coupled channels of {type(model).__name__}: {error}") from error
+    modules, names = dict(model.named_modules()), {id(p): name for name, p in probe.parameters.items()}
+    found = {name: [torch.zeros(1, dtype=torch.long, device="cpu")] * 2 for name in names.values()}  # of no channel
+    for (path, kind), slot in coupling.slots.items():
+        layer, numbers = modules.get(path, slot.layer), slot.numbers
+        weight = getattr(layer, "weight", layer)
+        if isinstance(weight, Tensor) and weight.numel() > slot.size and id(weight) not in names:
+            coupling.fixed[coupling.groups(slot)] = True  # what is not pruned needs all of its channels
+        for parameter in getattr(layer, "_parameters", {}).values():
+            name = names.get(id(parameter), "")
+            if name and parameter.numel() and (parameter.dim() > 1 or kind != "in"):
+                end = (kind == "in") != (name in probe.transposed or isinstance(layer, nn.Embedding))
+                found[name][end] = numbers[: parameter.shape[end]]
+    free = (coupling.group == torch.arange(len(coupling.group), device="cpu")) & ~coupling.fixed  # its first channel
+    number = (free.cumsum(0) * free)[coupling.group]
+    sides = {name: (number[first], number[second]) for name, (first, second) in found.items()}
+    costs = {name: shape.numel() for name, shape in probe.shapes.items()}
+    if target == "flops":
+        uses = trace(model, everything(probe.parameters), example, backward=False).uses
+        costs = {name: uses.get(name, Use()).dense for name in costs}
+    fewest, total = 0.0, sum(costs.values())
+    for name, ends in sides.items():
+        counts = [side.bincount() for side in ends]
+        fewest += costs[name] * math.prod(int(c[0] or c[c > 0].min()) / int(c.sum()) for c in counts)
+    if fewest > share * total:
+        least = f"at least {fewest / total:.2%} of the {target}, as some channels of each layer must stay"
+        raise ValueError(f"unit='channel' keeps {least} in {type(model).__name__}; lower the sparsity")
+    return Channels(probe, sides, costs, int(free.sum()) + 1)
