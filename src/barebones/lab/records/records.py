@@ -187,7 +187,7 @@ def summary(rows: Sequence[Row]) -> Table:
         cells |= {title: str(counts[name] or "") for name, title in troubles.items()}
         lines.append(cells | {"with": differences(row, firsts), "not done": str(lost or "")})
     columns = [name for name in (lines[0] if lines else {}) if any(line[name] for line in lines)]
-    same = {n: lines[0][n] for n in ("network", "data", "seeds") if len({line[n] for line in lines}) == 1 < len(lines)}
+    same = {n: lines[0][n] for n in ("network", "data", "seeds") if len({line[n] for line in lines}) == 1}
     place = " on ".join(same[name] for name in ("network", "data") if name in same)
     number = same.get("seeds", "")
     seeds = "one seed" if number == "1" else f"mean ± standard deviation over {number + ' ' * bool(number)}seeds"
