@@ -52,7 +52,7 @@ def ham(optimizer: Optimizer, alpha: float = 200.0, beta: float = 1e-3) -> After
         for group in optimizer.param_groups:
             if chosen := [p for p in group["params"] if p.dim() > 1 and p.grad is not None]:
                 weights = [local(p) for p in chosen]
-                exponents = torch._foreach_mul(torch._foreach_sign(weights), [local(p.grad) for p in chosen])
+                exponents = torch._foreach_mul(torch._foreach_sign(weights), [local(p.grad).to_dense() for p in chosen])
                 torch._foreach_mul_(exponents, alpha if group.get("maximize") else -alpha)
                 torch._foreach_sub_(exponents, beta)
                 torch._foreach_mul_(exponents, group["lr"])
@@ -95,7 +95,7 @@ class Sam(AfterStep):
             raise ValueError("perturbed() would undo this step of the optimizer; call step() after its block")
         for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
             previous = optimizer.state[p].setdefault(PREVIOUS, torch.empty_like(p))
-            previous.copy_(p.grad)  # the same memory each time, as a CUDA graph needs
+            previous.copy_(p.grad.to_dense())  # the same memory each time, as a CUDA graph needs
             for held in holds(optimizer):
                 held.clear(p, previous)
 

@@ -93,6 +93,23 @@ def test_the_exponent_of_ham_is_limited():
     assert not optimizer._optimizer_step_pre_hooks
 
 
+def test_gradients_may_be_sparse_as_those_of_an_embedding():
+    ends = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5, 3, sparse=sparse), nn.Linear(3, 2))
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        bb.ham(optimizer)
+        sharpness = bb.sam(optimizer, RHO)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with sharpness.perturbed():
+                model(torch.tensor([0, 1, 1])).square().sum().backward()
+            optimizer.step()
+        ends.append([p.detach() for p in model.parameters()])
+    assert all(map(torch.allclose, *ends))
+
+
 @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
 def test_parts_of_a_batch_and_checkpoints_change_nothing(kind, masks):
     def fresh():

@@ -9,11 +9,12 @@ from lab_runs import made_up_result, write_file
 from rich.console import Console
 
 from barebones.lab.experiment.experiment import Experiment
+from barebones.lab.sweep import jobs
 from barebones.lab.sweep.jobs import Job, Jobs, live_table, sentence, status, table
 
 LINE = {"stage": "train", "epoch": 2, "epochs": 10, "accuracy": 0.6, "validation": {"top1": 0.7}}
 STARTED = {"state": "running", "began": 5.0, "reason": "", "warning": ""}
-BUSY = {"state": "queued", "reason": "another process runs it"}
+BUSY = {"state": "queued", "reason": jobs.BUSY}
 
 
 def job(seed: int = 0) -> Job:
@@ -43,7 +44,7 @@ def told(tmp_path) -> Told:
 
 
 def test_each_change_of_a_job_is_a_sentence(told):
-    assert told("1", BUSY) == ["busy : another process runs it"]
+    assert told("1", BUSY) == [f"busy : {jobs.BUSY}"]
     assert told("2", BUSY) == []  # known
     assert status(told.jobs) == "2 queued, 0 running, 0 done, 0 failed"
     assert told("1", STARTED) == ["started"]
@@ -52,9 +53,10 @@ def test_each_change_of_a_job_is_a_sentence(told):
     assert told("1", LINE_OF := {"line": {"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25}}) == []
     label = next(iter(told.jobs.all.values())).label
     assert status(told.jobs) == f"1 queued, 1 running, 0 done, 0 failed; {label}: train 2.2 of 40 epochs"
-    assert told("1", BUSY) == ["busy : another process runs it"]  # which has taken it over
+    assert told("1", BUSY) == [f"busy : {jobs.BUSY}"]  # which has taken it over
     again = {"state": "queued", "alone": True, "reason": "out of memory"}
     assert told("1", STARTED, LINE_OF, again)[-1] == "again , alone: out of memory"
+    assert told("3", BUSY) == [f"busy : {jobs.BUSY}"]  # another sweep tries it
     assert told("3", STARTED, {"line": LINE}) == ["started"]
     done = {"state": "done", "ended": 72.0, "accuracy": 0.9}
     assert told("3", done) == ["done : test accuracy 90.00 %, 1:07"]

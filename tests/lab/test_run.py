@@ -14,7 +14,7 @@ import barebones as bb
 from barebones.files.masks import load_masks, masks_digest, save_masks
 from barebones.files.weights import load_weights
 from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.run.folder import finished, recorded
+from barebones.lab.run.folder import finished, load_mask, recorded
 from barebones.lab.run.loading import trained
 from barebones.lab.run.metrics import read
 from barebones.lab.run.network import Network, check_micro_batch
@@ -152,6 +152,8 @@ def test_evolved_masks_are_those_of_the_trained_network_and_the_mask_file_has_wh
     assert counts.effective != found.about["account"]["effective"]
     names = ("kept", "effective", "flops_effective")
     assert [result[name] for name in names] == [getattr(counts, name) for name in names]
+    ended = load_mask(folder, recorded(folder)[1], evolved=True)  # as the report reads them
+    assert masks_digest(ended) == masks_digest(masks) != masks_digest(found)
 
 
 def test_masks_that_changed_or_are_not_there_are_refused(short, options, tmp_path):

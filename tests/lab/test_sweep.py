@@ -333,7 +333,7 @@ def test_the_folder_of_a_killed_sweep_is_removed_when_it_is_old(tmp_path):
     for age in (0, 100_000):
         (folder := tmp_path / f".sweep-{age}" / "round").mkdir(parents=True)
         (folder / "1.log").touch()
-        for path in (folder / "1.log", folder):
+        for path in (folder / "1.log", folder, folder.parent):
             os.utime(path, (time.time() - age,) * 2)
     assert records.records(tmp_path) == []
     with _opened(tmp_path / ".sweep-new"):

@@ -1,6 +1,7 @@
 """Whole channels: coupled groups stay or go, as a plain implementation chooses them, and shrunk networks are dense."""
 
 import re
+from functools import partial
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -115,10 +116,29 @@ def grouped():
     return nn.Sequential(*body, nn.Linear(12 * 64, 3)), torch.randn(zoo.IMAGE)
 
 
+class Gate(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.rand(width, 1, 1) + 0.1)
+
+    def forward(self, x):
+        return x * self.gate
+
+
+def gated():
+    """A parameter without a layer has a value for each channel."""
+    body = *zoo.conv(2, 8), Gate(8), *zoo.conv(8, 6), nn.Flatten()
+    return nn.Sequential(*body, nn.Linear(6 * 64, 3)), torch.randn(zoo.IMAGE)
+
+
+NETWORKS = {name: partial(zoo.build, name) for name in ("mlp", "vgg", "resnet", "mobile", "unet", "conv1d", "separate")}
+NETWORKS |= {"around": partial(zoo.build, "around"), "grouped": grouped, "gated": gated}
+
+
 @pytest.mark.parametrize(("target", "scope"), [("weights", "all"), ("flops", None)])
-@pytest.mark.parametrize("name", ["mlp", "vgg", "resnet", "mobile", "unet", "conv1d", "separate", "around", "grouped"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_shrunk_networks_are_dense(name, target, scope):
-    model, x = zoo.build(name) if name != "grouped" else grouped()
+    model, x = NETWORKS[name]()
     method = Method(lambda probe: {n: w.square() for n, w in probe.weights.items()}, rounds=3)
     result = prune(model, None, 0.6, method, **CHANNELS, target=target, scope=scope, example=x)
     assert_dense(model, result.masks, x)
@@ -165,7 +185,7 @@ def test_large_counts_are_exact():
         (dict(pattern="2:4"), "unit='channel' and pattern= exclude each other"),
         (dict(at_least=1), "unit='channel' and at_least= exclude each other"),
         (dict(revive_empty=False), "unit='channel' and revive_empty=False exclude each other"),
-        (dict(sparsity=0.9), "keeps at least 21.93% of the weights, as some channels of each layer must stay"),
+        (dict(sparsity=0.9), "keeps at least 21.93% of the weights of Sequential: one channel of each layer stays"),
         (dict(sparsity=0.1, exclude="[07]*"), "keeps at least 100.00% of the weights"),
         (dict(example=None), "unit='channel' follows an input through the model; pass example="),
     ],

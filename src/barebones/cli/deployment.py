@@ -167,7 +167,8 @@ def _to_hub_folder(source: Path, folder: Path, replace: bool, model: str | None,
     counts = card.counted(network, masks, inputs.example(1))
     text = card.card(experiment, counts, inputs, result, about.get("experiment"))
     config = card.config(experiment, network, counts, inputs)
-    about = {name: value for name, value in about.items() if name not in ("run", "metrics")}  # those of this machine
+    left = {"run", "metrics"} | ({"account", "collapsed"} if experiment.evolve else set())  # of the masks it began with
+    about = {name: value for name, value in about.items() if name not in left}
     to_hub_folder(network, masks, folder, config, text, replace=replace, **about)
     say(f"{folder} holds {', '.join(FILES)}; read and complete {CARD}, for example with a license.")
     name = experiment.folder.rpartition("-")[0]

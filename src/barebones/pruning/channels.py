@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..masks import Masks, Scores, everything
 from ..paths import Use, trace
-from ..paths.coupling import find_coupling
+from ..paths.coupling import dimension, find_coupling
 from ..running.precision import widest
 from ..scope import bare
 from .probe import Probe
@@ -99,10 +99,12 @@ def find_channels(probe: Probe, target: str, share: float) -> Channels:
     modules, names = dict(model.named_modules()), {id(p): name for name, p in probe.parameters.items()}
     found = {name: [torch.zeros(1, dtype=torch.long, device="cpu")] * 2 for name in names.values()}  # of no channel
     for (path, kind), slot in coupling.slots.items():
-        layer, numbers = modules.get(path, slot.layer), slot.numbers
+        layer, numbers = modules.get(path, probe.parameters.get(path, slot.layer)), slot.numbers
         weight = getattr(layer, "weight", layer)
         if isinstance(weight, Tensor) and weight.numel() > slot.size and id(weight) not in names:
             coupling.fixed[coupling.groups(slot)] = True  # what is not pruned needs all of its channels
+        if id(layer) in names and layer.numel() > 1 and (dim := dimension(layer)) < 2:  # a parameter without a layer
+            found[names[id(layer)]][dim] = numbers
         for parameter in getattr(layer, "_parameters", {}).values():
             name = names.get(id(parameter), "")
             if name and parameter.numel() and (parameter.dim() > 1 or kind != "in"):
@@ -120,6 +122,7 @@ def find_channels(probe: Probe, target: str, share: float) -> Channels:
         counts = [side.bincount() for side in ends]
         fewest += costs[name] * math.prod(int(c[0] or c[c > 0].min()) / int(c.sum()) for c in counts)
     if fewest > share * total:
-        least = f"at least {fewest / total:.2%} of the {target}, as some channels of each layer must stay"
-        raise ValueError(f"unit='channel' keeps {least} in {type(model).__name__}; lower the sparsity")
+        least = f"at least {fewest / total:.2%} of the {target} of {type(model).__name__}"
+        why = "one channel of each layer stays, and those next to weights that are shared or not pruned"
+        raise ValueError(f"unit='channel' keeps {least}: {why}; lower the sparsity, or leave it out")
     return Channels(probe, sides, costs, int(free.sum()) + 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ...files import container, masks
+from ...files import container, masks, weights
 from ...masks import Masks, empty
 from ..experiment.experiment import Experiment, folder_of
 from ..experiment.styles import look, remember
@@ -162,10 +162,16 @@ def recorded(folder: Path) -> tuple[dict[str, Any], str]:
     return settings, folder_of(settings)
 
 
-def load_mask(folder: Path, run: str, model: nn.Module | None = None) -> Masks:
-    """Return the masks of a run, with what their file says about them; they must belong to this run."""
+def load_mask(folder: Path, run: str, model: nn.Module | None = None, evolved: bool = False) -> Masks:
+    """Return the masks of a run, with what their file says about them; they must belong to this run.
+
+    With `evolved`, those that it ended with, if it has ended.
+    """
     with reading(folder / MASK, run):
         found = masks.load_masks(folder / MASK, model)
+    if evolved and (folder / WEIGHTS).exists():
+        with reading(folder / WEIGHTS, run):
+            found.update(weights.load_weights(folder / WEIGHTS).masks)
     found.about |= (found.about.get("account") or {}) | {"empty": empty(found), "layers": len(found)}
     return found
 

@@ -19,6 +19,7 @@ from ..records.tables import Row
 from ..run.heartbeat import clock
 from ..run.metrics import COUNTED
 
+BUSY = "another process runs it; this sweep comes back to it"
 LATEST = 5  # finished runs in the table, and as many failed ones
 QUEUED, RUNNING, DONE, FAILED, STOPPED, SKIPPED = "queued", "running", "done", "failed", "stopped", "skipped"
 
@@ -137,7 +138,8 @@ def sentence(job: Job) -> str:
     if job.state == DONE:
         return f"done     {job.label}: test accuracy {percent(job.accuracy)}, {clock(job.ended - job.began)}"
     if job.state == QUEUED:
-        return f"again    {job.label}, alone: {job.reason}" if job.alone else f"busy     {job.label}: {job.reason}"
+        waits = f"busy     {job.label}" if job.reason == BUSY else f"again    {job.label}, alone"
+        return f"{waits}: {job.reason}"
     if job.state == SKIPPED:
         return f"skipped  {job.label}: another process has finished it"
     return f"{job.state:<8} {job.label}" + (f": {job.reason}" if job.state == FAILED else "")

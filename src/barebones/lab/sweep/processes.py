@@ -22,6 +22,7 @@ from .worker import Round, work
 
 REFRESH = 0.5  # seconds to wait for a process that ends
 ON_A_GPU = 4  # experiments at a time
+SILENT = 3  # how many processes that died before they told anything are replaced
 TAIL = 8_000  # characters of a dead process's output to keep
 
 
@@ -40,9 +41,9 @@ def sharing(options: RunOptions, jobs: int | None) -> AbstractContextManager[boo
 class Processes:
     """The workers of a sweep on this machine, in two rounds.
 
-    A run that dies with its process, or lacks memory, is left by all workers; in the second round, each device has one
-    worker, and such a run is alone. Each process gets the parent's `sys.path`, imports the recipes that the parent has
-    imported, and gets rows of `METHODS`. It ends when the parent is gone.
+    A run that dies with its process, or lacks memory, is left by all workers of this machine; in the second round, each
+    device has one worker, and such a run is alone. Each process gets the parent's `sys.path`, imports the recipes that
+    the parent has imported, and gets rows of `METHODS`. It ends when the parent is gone.
     """
 
     def __init__(self, experiments: list[Experiment], options: RunOptions, folder: Path, places: Sequence[str]) -> None:
@@ -50,7 +51,7 @@ class Processes:
         self.rounds = [Round(folder / (name + end), experiments, options, end != "") for end in ("", "-alone")]
         self.round = self.rounds[0]
         self.processes: dict[BaseProcess, str] = {}  # and their devices
-        self.started = 0
+        self.started = self.silent = 0  # processes, and those that died before they told anything
 
     def attend(self, seconds: float = REFRESH) -> bool:
         """Start what is to be started, wait, and handle the dead; return False if there was nothing to do."""
@@ -101,12 +102,13 @@ class Processes:
         log, told = round.folder / f"{name}.log", (round.folder / f"{name}.jsonl").exists()
         printed = log.read_text(encoding="utf-8", errors="replace")[-TAIL:] if log.exists() else ""
         for experiment in round.experiments:
-            if round.owner(experiment) == name:
+            if round.owner(experiment) in (name, ""):
                 round.fail(name, experiment, ending(code), printed, again=True)
                 told = True
-        if told:
+        self.silent += not told
+        if told or self.silent <= SILENT:
             self._start(place)
-        elif not self.processes:  # another one would end like it
+        elif not self.processes:  # another one would end like them
             raise ValueError(f"the workers of the sweep cannot start: {ending(code)}\n{printed}".rstrip())
 
     def end(self, patience: float) -> None:

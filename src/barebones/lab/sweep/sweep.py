@@ -1,5 +1,6 @@
 """A sweep: many experiments, several at a time. Failures are recorded, and the other experiments continue."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -115,6 +116,8 @@ def sweep(
         try:
             while board.count(QUEUED, RUNNING) and not stopping() and monotonic() < end - pause and starter.attend():
                 show(board.read(folder))
+                with suppress(OSError):  # so that no other sweep takes the folder for that of a killed one
+                    os.utime(folder / GO)
                 if board.count(DONE, FAILED) > ended:
                     ended = board.count(DONE, FAILED)
                     with suppress(OSError):  # a full disk must not end the sweep; the last writing raises
@@ -146,7 +149,7 @@ def _opened(folder: Path) -> Iterator[None]:
     """Make the folder of a sweep, and remove it at the end of the block; remove those of sweeps that were killed."""
     for old in folder.parent.glob(f"{HIDDEN}*"):
         with suppress(OSError, ValueError):
-            if time() - max(each.lstat().st_mtime for each in old.rglob("*")) > OLD:
+            if time() - max(each.stat().st_mtime for each in (old, *old.rglob("*"))) > OLD:
                 rmtree(old)
     folder.mkdir(parents=True)
     try:

@@ -27,13 +27,13 @@ from ..run.lock import Busy, check_free
 from ..run.metrics import Line
 from ..run.options import RunOptions
 from ..run.run import Stopped, run
-from .jobs import DONE, FAILED, QUEUED, RUNNING, SKIPPED
+from .jobs import BUSY, DONE, FAILED, QUEUED, RUNNING, SKIPPED
 
 GO = "go"  # a file in the folder of a sweep; when it is gone, workers save and end
 BROKEN = 70  # exit code of a process that cannot use its GPU any more
-BUSY = "another process runs it; this sweep comes back to it"
 PAUSE = 0.1  # seconds between looks whether to stop
-AGAIN = 1.0  # seconds until a worker comes back to runs that others have, and between lines about progress
+AGAIN = 1.0  # seconds until a worker comes back to runs that others have
+TOLD = 5.0  # seconds between lines about progress
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,7 @@ class Round:
         return (self.folder.parent / GO).exists()
 
     def file(self, experiment: Experiment, kind: str) -> Path:
-        """Return the path of a claim ("run") or of a note that the run is "left".
-
-        A claim outlives a killed worker. It is a link to the worker's name, so that it is never half written.
-        """
+        """Return the path of a claim ("run"), which outlives a killed worker, or of a note that the run is "left"."""
         return self.folder / f"{experiment.id}.{kind}"
 
     def over(self, experiment: Experiment) -> bool:
@@ -60,12 +57,12 @@ class Round:
         folder = self.options.folder(experiment)
         return any(path.exists() for path in (folder / RESULT, folder / FAILURE, self.file(experiment, "left")))
 
-    def owner(self, experiment: Experiment) -> str:
-        """Return the name of the worker that has claimed a run, or nothing."""
+    def owner(self, experiment: Experiment) -> str | None:
+        """Return the name of the worker that has claimed a run, if any; it is empty if that died while claiming."""
         try:
-            return os.readlink(self.file(experiment, "run"))
+            return self.file(experiment, "run").read_text()
         except FileNotFoundError:
-            return ""
+            return None
 
     def tell(self, worker: str, experiment: Experiment, **changes: Any) -> None:
         """Append what changes about the job of a run to the file of a worker."""
@@ -121,7 +118,8 @@ class Worker:
         """Run an experiment if nobody has it; return whether it is over."""
         claim = self.round.file(experiment, "run")
         try:
-            claim.symlink_to(self.name)
+            with claim.open("x") as file:
+                file.write(self.name)
         except FileExistsError:
             return False
         except OSError as error:  # for example a full disk
@@ -149,7 +147,7 @@ class Worker:
         def report(line: Line) -> None:
             if "warning" in line:
                 tell(warning=line["warning"], short=line["short"])
-            elif "resumed" in line or monotonic() - self.told >= AGAIN:
+            elif "resumed" in line or monotonic() - self.told >= TOLD:
                 self.told = monotonic()
                 tell(line={name: value for name, value in line.items() if name != "layers"})
 

@@ -174,7 +174,8 @@ def _mask(folder: Path, owner: str | None, settings: Row | None, effective: bool
     """Return the metadata of the mask file, and how many weights its masks keep in each layer."""
     if not (folder / MASK).exists():
         return {}
-    masks = load_masks(folder / MASK) if owner is None else load_mask(folder, owner)
+    evolved = settings is not None and settings["evolve"] is not None
+    masks = load_masks(folder / MASK) if owner is None else load_mask(folder, owner, evolved=evolved)
     layers = [LayerAccount(name, tuple(m.shape), m.numel(), int(m.count_nonzero())) for name, m in masks.items()]
     note = None
     if effective and settings is not None:
