@@ -342,7 +342,6 @@ def test_the_folder_of_a_killed_sweep_is_removed_when_it_is_old(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_runs_share_a_device(tmp_path):
     options = RunOptions(tmp_path / "runs", device="cuda")
     result, text = swept([short(seed=seed, epochs=20) for seed in range(6)], options, jobs=3)
@@ -351,7 +350,6 @@ def test_runs_share_a_device(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_network_that_cannot_be_captured_fails_alone(tmp_path, monkeypatch):
     (tmp_path / "models_for_sweeps.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
