@@ -35,6 +35,7 @@ def test_every_command_explains_itself(name, command):
         assert option.param_type_name == "argument" or option.opts[0] in done.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

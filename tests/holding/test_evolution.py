@@ -28,6 +28,7 @@ def moved(weight, gradient, mask, share):
     return torch.tensor([index in stays for index in range(mask.numel())]).view(mask.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), [case for case in CASES if case.values[0] in ELEMENTWISE])
 def test_rigl_drops_the_smallest_and_grows_the_largest_gradients_with_every_optimizer(kind, options, masks):
     model, other = network(), network()

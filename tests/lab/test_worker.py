@@ -84,6 +84,7 @@ def test_a_run_that_another_process_has_waits(sweep, monkeypatch):
     assert busy["reason"] == "another process runs it; this sweep comes back to it"  # told once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize(
     ("error", "why", "again"),
@@ -179,6 +180,7 @@ class Fakes(Processes):
         self.processes[Fake(f"{self.started}", self.round, place)] = place  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(cases(60)))
 def test_whatever_happens_every_run_ends_once(case, sweep, monkeypatch):
     """Random events: runs end, fail, lack memory, are stopped, and workers die; one or two sweeps in a folder."""

@@ -89,6 +89,7 @@ def test_ties_and_groups_that_left(name, seed, share, revives):
     assert equal(channels.selected(scores, share, before, revives), plain_masks(sides, shapes, expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.densities is None])
 def test_every_method_keeps_whole_groups_and_resumes_from_every_round(name, tmp_path):
     steps, model = run(name, 50, changes=CHANNELS), tiny()
@@ -135,6 +136,7 @@ NETWORKS = {name: partial(zoo.build, name) for name in ("mlp", "vgg", "resnet", 
 NETWORKS |= {"around": partial(zoo.build, "around"), "grouped": grouped, "gated": gated}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "scope"), [("weights", "all"), ("flops", None)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_shrunk_networks_are_dense(name, target, scope):
