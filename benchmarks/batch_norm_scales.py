@@ -110,11 +110,11 @@ def picture(results: Path, out: Path) -> None:
     styles = {"ones": ("#0072B2", "s", "scales of 1"), "uniform": ("#D55E00", "o", "U(0, 1) per channel")}
     for row in read(results / "batch-norm-scales.csv"):
         if row["model"] == "resnet50" and row["seed"] == 0 and row["norm_scale"] in styles:
-            colour, marker, label = styles[row["norm_scale"]]
+            color, marker, label = styles[row["norm_scale"]]
             shares = [count / size for count, size in zip(kept[row["folder"]], sizes, strict=True)]
-            axes.plot([share or float("nan") for share in shares], marker, color=colour, markersize=3.5, label=label)
+            axes.plot([share or float("nan") for share in shares], marker, color=color, markersize=3.5, label=label)
             empty = [layer for layer, share in enumerate(shares) if not share]
-            axes.plot(empty, [3e-6] * len(empty), "x", color=colour, label=f"empty, {label}" if empty else None)
+            axes.plot(empty, [3e-6] * len(empty), "x", color=color, label=f"empty, {label}" if empty else None)
     axes.set(yscale="log", xlabel="layer of ResNet-50, from input to output", ylabel="share of weights kept")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(out, dpi=160)

@@ -98,7 +98,7 @@ def draw(rows: tables.Rows, path: Path) -> None:
             for (bn, scored_on), members in tables.grouped(of_network, "statistics", "scored_on").items():
                 look = {"color": LOOKS[bn][0], "linestyle": DASHES[scored_on], "label": f"{LOOKS[bn][1]}, {scored_on}"}
                 axes.plot([row["round"] for row in members], [row[name] for row in members], **look)
-            axes.axvline(final, color=plots.GREY, linewidth=0.6, linestyle="--")
+            axes.axvline(final, color=plots.GRAY, linewidth=0.6, linestyle="--")
             axes.set(title=plots.title(*title), xlabel="round (dashed: the final count)", ylabel=label, ylim=limits)
     figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(path)

@@ -233,7 +233,7 @@ def dropout(at: At) -> nn.Module:
 
 
 def pool(at: At) -> nn.Module:
-    """A pool, or the nearest neighbours at twice the size and every second pixel of them."""
+    """A pool, or the nearest neighbors at twice the size and every second pixel of them."""
     how = at("how", "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "nearest")
     if how == "nearest":
         return Net(lambda net, x: F.interpolate(x, scale_factor=2)[..., 1::2])

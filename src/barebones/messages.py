@@ -115,7 +115,7 @@ class Dotted(Text):
 
 
 def plain_text(table: Any) -> str:
-    """Return what rich would print, without colours and spaces at the end of lines.
+    """Return what rich would print, without colors and spaces at the end of lines.
 
     >>> plain_text("[red]FORCE[/] ")
     'FORCE'
@@ -137,7 +137,7 @@ def html_bars(text: str, layers: Iterable[tuple[str, int, int, int]]) -> str:
     rows = []
     for name, total, kept, effective in layers:
         parts = ((effective, "#d55e00"), (kept - effective, "#f2c9ad"))
-        widths = ((f"{12 * part / max(total, 1):.3f}em", colour) for part, colour in parts)
+        widths = ((f"{12 * part / max(total, 1):.3f}em", color) for part, color in parts)
         bar = "".join(f'<i style="display:inline-block;height:.8em;width:{w};background:{c}"></i>' for w, c in widths)
         share = f"{100 * kept / max(total, 1):.3g} %" if kept else "empty"
         frame = f'<div style="width:12em;background:#8883;white-space:nowrap;line-height:1">{bar}</div>'

@@ -17,7 +17,7 @@ from barebones.lab.run.folder import recorded
 PAGE = (Path(__file__).parents[2] / "docs" / "your-method.md").read_text(encoding="utf-8")
 (CODE,) = re.findall(r"```python\n# taylor.py\n(.*?)```", PAGE, re.DOTALL)
 LINES = [line.split()[1:] for line in PAGE.splitlines() if line.startswith("barebones run")]
-NAME, LABEL, COLOUR = "taylor.py:iterated", "Taylor²", "#12AB34"
+NAME, LABEL, COLOR = "taylor.py:iterated", "Taylor²", "#12AB34"
 QUICK = ("--sparsity", "0.9", "--epochs", "0", "--device", "cpu")
 
 
@@ -108,17 +108,17 @@ def test_it_looks_the_same_everywhere_without_its_code(run, command):
         command("figure", "accuracy", "--from", folder)
         drawing = Path("figures/accuracy.svg").read_text(encoding="utf-8")
         assert f"<!-- {LABEL}" in drawing
-        assert COLOUR.lower() in drawing
+        assert COLOR.lower() in drawing
     command("report", "runs", "-o", "report.html")
     looks = reported()["looks"]
-    assert (looks[NAME]["label"], looks[NAME]["light"], looks[NAME]["glyph"][0]) == (LABEL, COLOUR, "★")
+    assert (looks[NAME]["label"], looks[NAME]["light"], looks[NAME]["glyph"][0]) == (LABEL, COLOR, "★")
     command("export", run, "--to-hub-folder", "hub")
     card = Path("hub/README.md").read_text(encoding="utf-8")
     assert f"pruned at initialization ({LABEL})" in card
     assert f"--method {NAME} --sparsity 0.9" in card
 
 
-@pytest.mark.parametrize("stored", [None, [], {"colour": "red"}, {"marker": "</script>"}, {"rounds": 0}, {"x": 1}])
+@pytest.mark.parametrize("stored", [None, [], {"color": "red"}, {"marker": "</script>"}, {"rounds": 0}, {"x": 1}])
 def test_what_a_file_says_about_looks_is_checked(stored, monkeypatch):
     monkeypatch.setattr(styles, "LOOKS", dict(styles.LOOKS))
     styles.remember("theirs", stored)
@@ -131,7 +131,7 @@ def test_the_workers_of_a_sweep_import_it(file, command, forkserver):
     assert done.code == 0, done
     assert "1 done" in done.out
     (stored,) = Path("runs").glob("*/experiment.json")  # a worker that has not pruned yet knows the method's look
-    assert json.loads(stored.read_text())["look"] == {"label": LABEL, "colour": COLOUR, "marker": "*"}
+    assert json.loads(stored.read_text())["look"] == {"label": LABEL, "color": COLOR, "marker": "*"}
 
 
 @pytest.mark.parametrize(

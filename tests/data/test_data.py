@@ -15,7 +15,7 @@ from torch import Tensor
 
 from barebones import data
 from barebones.data import tiny_imagenet
-from barebones.data.imagenet import centre_crop, random_crop
+from barebones.data.imagenet import center_crop, random_crop
 from barebones.data.images import open_rgb, to_tensor
 from barebones.data.split import Normalization, TensorSplit, cropped, held_out
 from barebones.pruning.batches import Batches
@@ -156,14 +156,14 @@ def test_digits():
 # Tiny-ImageNet
 
 
-def colour(name: str) -> tuple[int, int, int]:
+def color(name: str) -> tuple[int, int, int]:
     number = int(name[1:])
     return (60 * number, 255 - 60 * number, 30)
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three classes of one colour each. One training image is grey; the six images of `val` have mixed classes."""
+    """Three classes of one color each. One training image is gray; the six images of `val` have mixed classes."""
     for constant, value in dict(CLASSES=3, PER_CLASS=4, TEST_IMAGES=6).items():
         monkeypatch.setattr(tiny_imagenet, constant, value)
     folder = tmp_path / "tiny-imagenet-200"
@@ -172,7 +172,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {f"train/{name}/images/{name}_{n}.JPEG": name for name in names for n in range(4)}
     for file, name in (files | {f"val/images/{file}": name for file, name in test.items()}).items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        mode, pixel = ("L", 200) if "n02_3" in file else ("RGB", colour(name))
+        mode, pixel = ("L", 200) if "n02_3" in file else ("RGB", color(name))
         Image.new(mode, (64, 64), pixel).save(folder / file, quality=95)
     (folder / "wnids.txt").write_text("\n".join(names) + "\n")
     lines = [f"{file}\t{name}\t0\t0\t63\t63\n" for file, name in test.items()]
@@ -193,7 +193,7 @@ def test_tiny_imagenet_has_the_labels_of_its_annotations(where, tiny, tmp_path, 
     for split, labels in ((loaded.train, [0] * 4 + [1] * 4 + [2] * 4), (loaded.test, [1, 0, 2, 2, 1, 0])):
         assert isinstance(split, TensorSplit)
         assert split.labels.tolist() == labels
-        expected = torch.tensor([colour(f"n{label + 1}") for label in labels])
+        expected = torch.tensor([color(f"n{label + 1}") for label in labels])
         if split is loaded.train:
             expected[7] = 200
         assert (split.images.int() - expected[:, :, None, None]).abs().max() <= 3
@@ -286,15 +286,15 @@ def test_the_crop_of_a_very_long_image_is_its_middle():
     line = Image.new("RGB", (400, 3), (0, 0, 0))
     line.paste((255, 255, 255), (198, 0, 202, 3))
     assert to_tensor([random_crop(line, 8, Random(0))]).min() == 255
-    assert centre_crop(line, 7).size == (7, 7)
+    assert center_crop(line, 7).size == (7, 7)
 
 
 def test_images_of_every_mode_become_rgb(tmp_path):
     transparent = Image.new("P", (4, 4), 1)
     transparent.putpalette([0, 0, 0, 10, 20, 30])
     transparent.save(tmp_path / "palette.png", transparency=bytes([0, 128]))
-    Image.new("LA", (4, 4), (77, 0)).save(tmp_path / "grey.png")
-    pixels = [open_rgb(tmp_path / f"{name}.png").getpixel((0, 0)) for name in ("palette", "grey")]
+    Image.new("LA", (4, 4), (77, 0)).save(tmp_path / "gray.png")
+    pixels = [open_rgb(tmp_path / f"{name}.png").getpixel((0, 0)) for name in ("palette", "gray")]
     assert pixels == [(10, 20, 30), (77, 77, 77)]
 
 

@@ -11,17 +11,17 @@ from barebones import data
 from barebones.data import images as image_files
 from barebones.lab.experiment.experiment import Experiment
 
-COLOURS = {"cat": (200, 10, 10), "dog": (10, 10, 200)}
+COLORS = {"cat": (200, 10, 10), "dog": (10, 10, 200)}
 
 
 @pytest.fixture
 def pets(tmp_path: Path) -> Path:
-    """Images of 20 x 16 pixels: each of one colour, with a mark in its first pixel."""
+    """Images of 20 x 16 pixels: each of one color, with a mark in its first pixel."""
     for part, count in (("train", 6), ("test", 2)):
-        for name, colour in COLOURS.items():
+        for name, color in COLORS.items():
             (tmp_path / "pets" / part / name).mkdir(parents=True)
             for number in range(count):
-                image = Image.new("RGB", (20, 16), colour)
+                image = Image.new("RGB", (20, 16), color)
                 image.putpixel((0, 0), (number, 0, 0))
                 image.save(tmp_path / "pets" / part / name / f"{number}.png")
     (tmp_path / "pets" / "train" / "cat" / "notes.txt").write_text("not an image")
@@ -51,7 +51,7 @@ def test_images_keep_their_pixels_and_classes_are_sorted(pets):
 
 
 def test_with_a_size_images_of_any_size_and_mode_are_resized(pets):
-    Image.new("L", (7, 9), 90).save(pets / "train" / "cat" / "grey.png")
+    Image.new("L", (7, 9), 90).save(pets / "train" / "cat" / "gray.png")
     Image.new("RGBA", (40, 12), (1, 2, 3, 128)).save(pets / "test" / "dog" / "wide.webp", lossless=True)
     loaded = data.load(f"images:{pets}@8")
     assert loaded.shape == (3, 8, 8)
@@ -61,7 +61,7 @@ def test_with_a_size_images_of_any_size_and_mode_are_resized(pets):
 
 def test_a_folder_for_validation_is_used(pets):
     (pets / "test").rename(pets / "validation")
-    for name in COLOURS:
+    for name in COLORS:
         (pets / "test" / name).mkdir(parents=True)
         Image.new("RGB", (20, 16)).save(pets / "test" / name / "a.png")
     assert len(data.load(f"images:{pets}").validation) == 4

@@ -73,7 +73,7 @@ MIXED: dict[str, Function] = {
     "normalize": lambda x: F.normalize(x, dim=1),
     "largest channel": lambda x: x - x.amax(1, keepdim=True),
     "third largest": lambda x: x - x.kthvalue(3, 1, keepdim=True)[0],
-    "differences of neighbours": lambda x: torch.cat([x[:, 1:] - x[:, :-1], x[:, :1]], 1),
+    "differences of neighbors": lambda x: torch.cat([x[:, 1:] - x[:, :-1], x[:, :1]], 1),
     "given sizes": lambda x: x.reshape(len(x), 4, 2, *x.shape[2:]).transpose(1, 2).reshape(len(x), 8, *x.shape[2:]),
     "given widths": lambda x: torch.cat([x[:, 4:], x[:, :4]], 1),
     "padded channels": lambda x: F.pad(x[:, :4], (0, 0, 0, 0, 2, 2)),

@@ -49,13 +49,13 @@ def test_the_images_are_resized_and_normalized_as_the_network_wants(tmp_path):
     images, _ = next(network.data.test.epoch(3))
     assert images.shape == (3, 1, 32, 32)
     plain = data.load("digits").test
-    grey = plain.images[:3].float() / 16
-    expected = torch.nn.functional.interpolate(grey, (32, 32), mode="bilinear", antialias=True)
+    gray = plain.images[:3].float() / 16
+    expected = torch.nn.functional.interpolate(gray, (32, 32), mode="bilinear", antialias=True)
     mean, std = (sum(values) / 3 for values in wanted(experiment.model)[1:])
     torch.testing.assert_close(images, (expected - mean) / std)
 
 
-def test_colour_images_get_the_mean_of_each_channel():
+def test_color_images_get_the_mean_of_each_channel():
     request = data.Request(None, torch.device("cpu"), size=4, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
     normalization = request.normalization((0.5,) * 3, (0.5,) * 3)  # with those of the data set, which give way
     torch.testing.assert_close(normalization.mean.flatten() / 255, torch.tensor([0.1, 0.2, 0.3]))

@@ -269,7 +269,7 @@ def test_numbers_of_the_paper_are_of_methods_that_can_be_told_apart():
     assert len(by_key) == len(numbers.ACCURACIES)
     assert all(n.where and n.method in looks() for n in numbers.ACCURACIES)
     shown = [look(method) for method in (*METHODS, DENSE, FILE)]
-    assert len({(each.colour, each.marker) for each in shown}) == len({each.label for each in shown}) == len(shown)
+    assert len({(each.color, each.marker) for each in shown}) == len({each.label for each in shown}) == len(shown)
 
 
 def test_the_users_own_settings_change_nothing(tmp_path):

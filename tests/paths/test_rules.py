@@ -187,7 +187,7 @@ def test_weights_that_are_not_effective_do_not_change_how_the_outputs_depend_on_
         torch.testing.assert_close(change, change[:1].expand_as(change), rtol=0, atol=1e-5)
 
 
-def test_a_local_response_norm_reads_its_neighbours_only() -> None:
+def test_a_local_response_norm_reads_its_neighbors_only() -> None:
     net = Net(lambda net, x: net.b(F.local_response_norm(net.a(x)[..., None], 2)[..., 0]), **linears())
     on_paths = effective(net, {"a.weight": eye & (torch.arange(4) == 1), "b.weight": ~off}, x4)
     assert on_paths["b.weight"].any(0).tolist() == [False, True, True, False]

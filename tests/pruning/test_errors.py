@@ -93,7 +93,7 @@ def spoiling(probe: Probe) -> dict[str, Tensor]:
 
 MISTAKES: list[tuple[str, Callable[[nn.Module], object]]] = [
     ("criterion='saliency': it must be a function", lambda m: Method("saliency")),
-    ("colour='red': it must be six hexadecimal digits", lambda m: Method(print, colour="red")),
+    ("color='red': it must be six hexadecimal digits", lambda m: Method(print, color="red")),
     (r"takes a bb\.Probe", lambda m: next(rounds(m, "force", 3))),
     ("keep=0", lambda m: next(rounds(Probe(m, BATCHES), FORCE, 0))),
     ("keep=115", lambda m: next(rounds(Probe(m, BATCHES), FORCE, 115))),

@@ -39,14 +39,14 @@ def test_the_header_distinguishes_related_methods():
     assert len({header["weights"] for header in headers}) == 1
 
 
-def favouring(name: str) -> Method:
+def favoring(name: str) -> Method:
     """Return a method that prunes every layer before this one."""
     return Method(lambda probe: {n: torch.full_like(w, float(n == name)) for n, w in probe.weights.items()})
 
 
 def test_collapse_is_warned_about_or_raised():
     model, x = zoo.build("mlp")
-    prune_all_but_last = functools.partial(prune, model, [(x, x)], 0.7, favouring("2.weight"))
+    prune_all_but_last = functools.partial(prune, model, [(x, x)], 0.7, favoring("2.weight"))
     assert prune_all_but_last(on_collapse="ignore").collapsed == ["0.weight"]
     with pytest.warns(UserWarning, match=r"no signal passes.*0\.weight") as told:
         assert prune_all_but_last().collapsed == ["0.weight"]
@@ -58,7 +58,7 @@ def test_collapse_is_warned_about_or_raised():
 
 def test_empty_layers_are_named_in_a_warning_where_a_signal_passes_around_them():
     model, x = zoo.build("around")
-    prune_all_but_last = functools.partial(prune, model, [(x, x)], 0.7, favouring("out.weight"))
+    prune_all_but_last = functools.partial(prune, model, [(x, x)], 0.7, favoring("out.weight"))
     with pytest.warns(UserWarning, match=r"on no path.*; 1 of 3 layers keeps no weight: .*set at_least=") as told:
         result = prune_all_but_last(on_collapse="raise")
     assert len(told) == 1
@@ -132,7 +132,7 @@ def test_plot_draws_layers_and_rounds_and_marks_empty_layers():
     assert lines["kept"] == [record.keep for record in result.rounds]
     assert lines["recovered"] == [record.recovered for record in result.rounds]
     assert layers.get_yscale() == "linear"  # a logarithmic axis within a decade may have no number
-    (axes,) = prune(model, PICTURED, 1 - 18 / 42, favouring("2.weight"), on_collapse="ignore").plot()
+    (axes,) = prune(model, PICTURED, 1 - 18 / 42, favoring("2.weight"), on_collapse="ignore").plot()
     filled, empty = axes.lines
     assert (list(filled.get_xdata()), list(empty.get_xdata())) == ([2], [1])
 

@@ -12,7 +12,7 @@ from ..messages import printable
 
 
 def say(text: str) -> None:
-    """Print a line as it is: no markup, no colours for numbers, no line breaks at the terminal's width."""
+    """Print a line as it is: no markup, no colors for numbers, no line breaks at the terminal's width."""
     Console(soft_wrap=True).print(printable(text), highlight=False, markup=False)
 
 

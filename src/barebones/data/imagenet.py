@@ -51,7 +51,7 @@ def _crop(item: tuple[str, int], index: int, key: int | None, size: int) -> tupl
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about damaged metadata, which is not used here
         image = open_rgb(path)
-    image = centre_crop(image, size) if key is None else random_crop(image, size, Random(digest.text(key, index)))
+    image = center_crop(image, size) if key is None else random_crop(image, size, Random(digest.text(key, index)))
     return to_tensor([image])[0], label
 
 
@@ -79,7 +79,7 @@ def random_crop(image: Image.Image, size: int, random: Random) -> Image.Image:
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image
 
 
-def centre_crop(image: Image.Image, size: int) -> Image.Image:
+def center_crop(image: Image.Image, size: int) -> Image.Image:
     """Resize the shorter side to 8/7 of `size` (256 for 224), then crop the middle `size` x `size` pixels."""
     from PIL import Image
 

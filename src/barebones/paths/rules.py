@@ -122,7 +122,7 @@ def softmax(bits: Bits, call: Call) -> Tensor:
 
 
 def quotient(bits: Bits, call: Call) -> Tensor:
-    """`F.normalize` and local response norm divide by a norm along a dimension, or over neighbours; a 0 stays 0."""
+    """`F.normalize` and local response norm divide by a norm along a dimension, or over neighbors; a 0 stays 0."""
     x = call.live[0]
     if call.weight is not None:
         return x

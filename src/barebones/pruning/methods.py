@@ -15,7 +15,7 @@ from .probe import Probe
 from .schedules import SCHEDULES, Schedule, exponential
 
 Criterion = Callable[[Probe], Scores]
-GREY = "#888888"  # the colour of a method that names none
+GRAY = "#888888"  # the color of a method that names none
 MARKERS = tuple(".,ov^<>12348spP*hH+xXDd|_")  # of Matplotlib
 
 
@@ -55,7 +55,7 @@ class Method:
     needs_data: bool = True
     protocol_rounds: bool = True
     label: str = ""  # in plots and tables; if empty, the name of the row
-    colour: str = GREY
+    color: str = GRAY
     marker: str = "o"  # one of `MARKERS`
 
     def __post_init__(self) -> None:
@@ -81,8 +81,8 @@ class Method:
             raise ValueError(f"criterion={self.criterion!r}: it must be a function from a probe to scores")
         if not isinstance(self.revive_until, int | float) or not 0 <= self.revive_until <= 1:
             raise ValueError(f"revive_until={self.revive_until!r}: it is a fraction of the rounds, from 0 to 1")
-        if not re.fullmatch("#[0-9A-Fa-f]{6}", self.colour):
-            raise ValueError(f"colour={self.colour!r}: it must be six hexadecimal digits, such as {GREY!r}")
+        if not re.fullmatch("#[0-9A-Fa-f]{6}", self.color):
+            raise ValueError(f"color={self.color!r}: it must be six hexadecimal digits, such as {GRAY!r}")
         if self.marker not in MARKERS:
             raise ValueError(f"marker={self.marker!r}: it must be one of Matplotlib's, {' '.join(MARKERS)}")
 
@@ -91,26 +91,26 @@ class Method:
         return index < round(self.revive_until * self.rounds)
 
 
-METHODS: dict[str, Method] = {  # neighbours in a plot differ in colour and marker, also for colour-blind eyes
-    "force": Method(criteria.saliency, rounds=60, revive_until=1.0, label="FORCE", colour="#D55E00", marker="o"),
-    "iter-snip": Method(criteria.saliency, rounds=60, label="Iter SNIP", colour="#0072B2", marker="s"),
-    "hybrid": Method(criteria.saliency, rounds=60, revive_until=0.9, label="Hybrid", colour="#CC79A7", marker="D"),
+METHODS: dict[str, Method] = {  # neighbors in a plot differ in color and marker, also for color-blind eyes
+    "force": Method(criteria.saliency, rounds=60, revive_until=1.0, label="FORCE", color="#D55E00", marker="o"),
+    "iter-snip": Method(criteria.saliency, rounds=60, label="Iter SNIP", color="#0072B2", marker="s"),
+    "hybrid": Method(criteria.saliency, rounds=60, revive_until=0.9, label="Hybrid", color="#CC79A7", marker="D"),
     "force-signal": Method(
-        criteria.signal_saliency, rounds=60, revive_until=1.0, label="FORCE, signals", colour="#A52A2A", marker="v"
+        criteria.signal_saliency, rounds=60, revive_until=1.0, label="FORCE, signals", color="#A52A2A", marker="v"
     ),
-    "snip": Method(criteria.saliency, label="SNIP", colour="#56B4E9", marker="^"),
-    "snip-mb": Method(criteria.saliency, batches_per_round=60, label="SNIP-MB", colour="#332288", marker="D"),
-    "grasp": Method(criteria.grasp, label="GRASP", colour="#009E73", marker="v"),
-    "grasp-mb": Method(criteria.grasp, batches_per_round=60, label="GRASP-MB", colour="#661100", marker="s"),
-    "grasp-taylor": Method(criteria.grasp, rounds=60, label="GRASP iterated", colour="#004D40", marker="^"),
-    "iter-grasp": Method(criteria.gradient_norm, rounds=60, label="Iter GRASP", colour="#E69F00", marker="P"),
+    "snip": Method(criteria.saliency, label="SNIP", color="#56B4E9", marker="^"),
+    "snip-mb": Method(criteria.saliency, batches_per_round=60, label="SNIP-MB", color="#332288", marker="D"),
+    "grasp": Method(criteria.grasp, label="GRASP", color="#009E73", marker="v"),
+    "grasp-mb": Method(criteria.grasp, batches_per_round=60, label="GRASP-MB", color="#661100", marker="s"),
+    "grasp-taylor": Method(criteria.grasp, rounds=60, label="GRASP iterated", color="#004D40", marker="^"),
+    "iter-grasp": Method(criteria.gradient_norm, rounds=60, label="Iter GRASP", color="#E69F00", marker="P"),
     "synflow": Method(
-        criteria.synflow, 100, needs_data=False, protocol_rounds=False, label="SynFlow", colour="#D4C200", marker="o"
+        criteria.synflow, 100, needs_data=False, protocol_rounds=False, label="SynFlow", color="#D4C200", marker="o"
     ),
-    "magnitude": Method(criteria.magnitude, needs_data=False, label="Magnitude", colour="#882255", marker="v"),
-    "random": Method(criteria.random, needs_data=False, label="Random", colour="#686868", marker="X"),
+    "magnitude": Method(criteria.magnitude, needs_data=False, label="Magnitude", color="#882255", marker="v"),
+    "random": Method(criteria.random, needs_data=False, label="Random", color="#686868", marker="X"),
     "erk": Method(
-        criteria.random, densities="erk", needs_data=False, label="Random (ERK)", colour="#8C510A", marker="X"
+        criteria.random, densities="erk", needs_data=False, label="Random (ERK)", color="#8C510A", marker="X"
     ),
 }
 

@@ -38,7 +38,7 @@ def rounded(model: nn.Module, example: Any, seed: int = 0, expected: Any = None)
     if expected is not None and difference(expected, outputs(deepcopy(model), example, seed)) > 0:
         return expected  # randomness is not rounding
 
-    def neighbour(leaf: Any) -> Any:
+    def neighbor(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             return leaf
         # Bits of multiples of a large number look random, and no random function is called: one may be replayed here.
@@ -48,8 +48,8 @@ def rounded(model: nn.Module, example: Any, seed: int = 0, expected: Any = None)
 
     copy = deepcopy(model)
     for parameter in copy.parameters():
-        parameter.data = neighbour(parameter)
-    return outputs(copy, mapped(call(example), neighbour), seed)
+        parameter.data = neighbor(parameter)
+    return outputs(copy, mapped(call(example), neighbor), seed)
 
 
 def difference(expected: Any, actual: Any) -> float:

@@ -46,11 +46,11 @@ def opened(browser: Any, address: str) -> Iterator[Opened]:
     complaints: list[str] = []
     pages = []
 
-    def go(at: str = address, width: int = 1280, height: int = 800, colours: str = "light") -> Any:
+    def go(at: str = address, width: int = 1280, height: int = 800, colors: str = "light") -> Any:
         page = browser.new_page()
         pages.append(page)
         page.set_viewport_size({"width": width, "height": height})
-        page.emulate_media(color_scheme=colours)
+        page.emulate_media(color_scheme=colors)
         page.set_default_timeout(60_000)  # a busy machine is slow
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -264,7 +264,7 @@ def test_light_and_dark(opened: Opened) -> None:
     page.click("#theme")
     assert page.evaluate(paper) != before
     assert page.get_attribute("#theme", "aria-pressed") == "true"
-    assert opened(colours="dark").evaluate(paper) == page.evaluate(paper)
+    assert opened(colors="dark").evaluate(paper) == page.evaluate(paper)
     again = opened(page.evaluate("location.href"))  # which holds the theme
     assert again.evaluate(paper) == page.evaluate(paper)
 

@@ -1,16 +1,16 @@
-"""Looks: the label, colour and marker of each method, the same in every plot and on every page."""
+"""Looks: the label, color and marker of each method, the same in every plot and on every page."""
 
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...names import CONTROLS
-from ...pruning.methods import GREY, METHODS, Method
+from ...pruning.methods import GRAY, METHODS, Method
 from .experiment import DENSE, FILE
 
 
 class Look(NamedTuple):
     label: str
-    colour: str
+    color: str
     marker: str  # one of Matplotlib's
 
 
@@ -21,14 +21,14 @@ LOOKS = {  # of methods that have no row in METHODS: two that do not prune, and 
 
 
 def look(method: str) -> Look:
-    """Return the label, colour and marker of a method's row; a method without a row is grey, under its name.
+    """Return the label, color and marker of a method's row; a method without a row is gray, under its name.
 
     >>> look("iter-snip"), look("dense").label, look("not-registered").label
-    (Look(label='Iter SNIP', colour='#0072B2', marker='s'), 'Dense', 'not-registered')
+    (Look(label='Iter SNIP', color='#0072B2', marker='s'), 'Dense', 'not-registered')
     """
     if row := METHODS.get(method):
-        return Look(row.label or method, row.colour, row.marker)
-    return LOOKS.get(method, Look(method, GREY, "o"))
+        return Look(row.label or method, row.color, row.marker)
+    return LOOKS.get(method, Look(method, GRAY, "o"))
 
 
 def remember(method: str, stored: Any) -> None:
@@ -36,7 +36,7 @@ def remember(method: str, stored: Any) -> None:
     with suppress(ValueError, TypeError):
         row = Method(METHODS["random"].criterion, **stored)  # which checks the values
         if method not in METHODS:
-            LOOKS.setdefault(method, Look(str(row.label or method), row.colour, row.marker))
+            LOOKS.setdefault(method, Look(str(row.label or method), row.color, row.marker))
 
 
 def titled(name: str, control: str) -> str:

@@ -233,7 +233,7 @@ def _schedule(rows: Rows) -> str:
 
 # Panels of lines with bands over seeds, on pages that can be printed
 
-Style = dict[str, Any]  # how a line is drawn: its colour, marker and dashes, by the names of Matplotlib
+Style = dict[str, Any]  # how a line is drawn: its color, marker and dashes, by the names of Matplotlib
 
 
 def draw(panels: Panels, axis: Axis) -> Iterator[Canvas]:
@@ -273,20 +273,20 @@ def _points(lines: list[Line]) -> list[Point]:
 
 
 def _styles(panels: Panels) -> dict[str, Style]:
-    """Return how to draw the line of each label: methods in their colours, variants of one in shades, none alike."""
+    """Return how to draw the line of each label: methods in their colors, variants of one in shades, none alike."""
     methods = {line.label: line.method for lines in panels.values() for line in lines}
     order = plots.in_order(methods.values())
     pruned = [label for label, method in methods.items() if method != DENSE]
     variants = plots.shades(pruned) if len({methods[label] for label in pruned}) == 1 < len(pruned) else {}
     styles: dict[str, Style] = {}
-    used: dict[str, list[str]] = {}  # markers by colour
+    used: dict[str, list[str]] = {}  # markers by color
     for label, method in sorted(methods.items(), key=lambda item: order.index(item[1])):
-        _, colour, marker = look(method)
-        markers = used.setdefault(colour, [])
+        _, color, marker = look(method)
+        markers = used.setdefault(color, [])
         if marker in markers:
             marker = next((other for other in MARKERS if other not in markers), marker)
         dashes = 0 if label in variants else (len(markers) + (method == DENSE)) % len(DASHES)
-        styles[label] = {"color": variants.get(label, colour), "marker": marker, "linestyle": DASHES[dashes]}
+        styles[label] = {"color": variants.get(label, color), "marker": marker, "linestyle": DASHES[dashes]}
         markers.append(marker)
     return styles
 

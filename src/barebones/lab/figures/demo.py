@@ -119,12 +119,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         for place, method in enumerate(reversed(COMPARED)):
             runs, shown = _runs(rows, method), look(method)
             mean = 100 * runs[0]["top1_mean"]
-            axes.barh(place, mean, height=0.62, color=shown.colour, alpha=1.0 if method in PROGRESSIVE else 0.45)
+            axes.barh(place, mean, height=0.62, color=shown.color, alpha=1.0 if method in PROGRESSIVE else 0.45)
             if len(runs) > 1:
                 axes.plot([100 * run["top1"] for run in runs], [place] * len(runs), ".", color=plots.INK)
             axes.text(101, place, f"{mean:.0f} %", va="center", fontsize=7)
-        axes.axvline(CHANCE, color=plots.GREY, linewidth=0.8, linestyle=":")
-        axes.text(CHANCE + 1, len(COMPARED) - 0.62, "guessing", color=plots.GREY, fontsize=6, va="bottom")
+        axes.axvline(CHANCE, color=plots.GRAY, linewidth=0.8, linestyle=":")
+        axes.text(CHANCE + 1, len(COMPARED) - 0.62, "guessing", color=plots.GRAY, fontsize=6, va="bottom")
         axes.set_ylim(-0.6, len(COMPARED) - 0.3)
         axes.set_yticks(range(len(COMPARED)), [look(method).label for method in reversed(COMPARED)])
         axes.set_xlim(0, 108)
@@ -134,7 +134,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set_xlabel("test accuracy (%)")
         seeds = " Dots are seeds." if len({row["seed"] for row in rows}) > 1 else ""
         figure.suptitle(STORY + seeds, x=0.01, ha="left", fontsize=8)
-        figure.supxlabel(CAUTION, x=0.01, ha="left", fontsize=7, color=plots.GREY)
+        figure.supxlabel(CAUTION, x=0.01, ha="left", fontsize=7, color=plots.GRAY)
         figure.savefig(path, dpi=plots.DPI, facecolor="white", format="png")
 
 

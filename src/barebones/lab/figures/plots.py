@@ -23,14 +23,14 @@ TALLEST = 9.2  # inches: what a printed page has room for, above a caption
 LOWEST = 1.3  # inches: of a panel with its title and labels
 SPAN = (0.9, 0.98)  # every axis of sparsities shows at least these
 DPI = 220
-INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#b22222"
-ORDERED = "viridis"  # colours of ordered values, such as layers and sparsities
+INK, GRAY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#b22222"
+ORDERED = "viridis"  # colors of ordered values, such as layers and sparsities
 
 RC: Any = {
     "font.size": 7.5,
     "axes.titlesize": 8,
     "axes.titlelocation": "left",
-    "axes.edgecolor": GREY,
+    "axes.edgecolor": GRAY,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -38,7 +38,7 @@ RC: Any = {
     "axes.axisbelow": True,
     "grid.color": FAINT,
     "grid.linewidth": 0.4,
-    **{f"{axis}tick.{name}color": colour for axis in "xy" for name, colour in (("", GREY), ("label", INK))},
+    **{f"{axis}tick.{name}color": color for axis in "xy" for name, color in (("", GRAY), ("label", INK))},
     **{f"{axis}tick.{name}": size for axis in "xy" for name, size in (("labelsize", 7), ("major.width", 0.6))},
     "legend.fontsize": 7,
     "legend.frameon": False,
@@ -177,7 +177,7 @@ def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
 
 
 def shades(values: Sequence[Any]) -> dict[Any, Any]:
-    """Return a colour for each of these ordered values, dark to light."""
+    """Return a color for each of these ordered values, dark to light."""
     from matplotlib import colormaps
 
     most = max(len(values) - 1, 1)
@@ -195,16 +195,16 @@ def legend(figure: Canvas, handles: dict[str, Any], columns: int = 5) -> float:
     return 0.0
 
 
-def handle(colour: str, marker: str, linestyle: Any = "-", **changes: Any) -> Any:
+def handle(color: str, marker: str, linestyle: Any = "-", **changes: Any) -> Any:
     """Return the line of a legend's entry."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], **({"color": colour, "marker": marker, "linestyle": linestyle} | changes))
+    return Line2D([], [], **({"color": color, "marker": marker, "linestyle": linestyle} | changes))
 
 
-def hollow(colour: str, marker: str = "o") -> dict[str, Any]:
+def hollow(color: str, marker: str = "o") -> dict[str, Any]:
     """Return how a number of the paper is drawn: as a hollow marker beside ours."""
     return {
         "linestyle": "none", "marker": marker, "markersize": 6.5, "markerfacecolor": "none",
-        "markeredgecolor": colour, "markeredgewidth": 1.0, "zorder": 4,
+        "markeredgecolor": color, "markeredgewidth": 1.0, "zorder": 4,
     }  # fmt: skip

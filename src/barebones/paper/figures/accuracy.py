@@ -106,17 +106,17 @@ def draw_line(
     firsts = [seeds[0] for _, seeds in points]
     low, means, high = ([100 * (row["mean"] + sign * (row["std"] or 0)) for row in firsts] for sign in (-1, 0, 1))
     if low != high:
-        axes.fill_between(x, low, high, color=shown.colour, alpha=0.16, linewidth=0)
-    axes.plot(x, means, color=shown.colour, marker=shown.marker, markeredgewidth=0, zorder=3)
+        axes.fill_between(x, low, high, color=shown.color, alpha=0.16, linewidth=0)
+    axes.plot(x, means, color=shown.color, marker=shown.marker, markeredgewidth=0, zorder=3)
 
 
 def draw_reference(axes: Axes, row: Row, x: float) -> None:
     """Draw a number of the paper as a hollow marker; an arrow points up from a lower bound."""
-    colour, y = look(row["method"]).colour, 100 * row["mean"]
-    axes.plot([x], [y], **plots.hollow(colour, look(row["method"]).marker))
+    color, y = look(row["method"]).color, 100 * row["mean"]
+    axes.plot([x], [y], **plots.hollow(color, look(row["method"]).marker))
     if row["says"] == ABOVE:
         arrow = {
-            "arrowstyle": "<-", "color": colour, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 3.4, "mutation_scale": 6,
+            "arrowstyle": "<-", "color": color, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 3.4, "mutation_scale": 6,
         }  # fmt: skip
         axes.annotate("", (x, y), (0, 11), textcoords="offset points", annotation_clip=True, arrowprops=arrow)
 
@@ -125,13 +125,13 @@ def handles(rows: Rows, labels: Mapping[str, str] = {}) -> dict[str, Any]:
     """Return the legend: the methods of the rows, under these labels or their own, and the paper's markers."""
     entries = {}
     for method in by_method(rows):
-        label, colour, marker = look(method)
+        label, color, marker = look(method)
         style = {"marker": "", **DASHED} if method == DENSE else {"marker": marker, "markeredgewidth": 0}
-        entries[labels.get(method, label)] = plots.handle(colour, **style)
+        entries[labels.get(method, label)] = plots.handle(color, **style)
     if any(row["source"] == PAPER for row in rows):
-        entries["paper"] = plots.handle(plots.GREY, **plots.hollow(plots.GREY))
+        entries["paper"] = plots.handle(plots.GRAY, **plots.hollow(plots.GRAY))
     if any(row.get("says") == ABOVE for row in rows):
-        entries["paper: at least"] = plots.handle(plots.GREY, **plots.hollow(plots.GREY, r"$\uparrow$"))
+        entries["paper: at least"] = plots.handle(plots.GRAY, **plots.hollow(plots.GRAY, r"$\uparrow$"))
     return entries
 
 
@@ -195,7 +195,7 @@ def _panel(axes: Axes, rows: Rows, title: str) -> None:
     pruned = [row for row in rows if row["method"] != DENSE]
     for row in rows:
         if row["method"] == DENSE:
-            axes.axhline(100 * row["mean"], color=look(DENSE).colour, **DASHED)
+            axes.axhline(100 * row["mean"], color=look(DENSE).color, **DASHED)
     for method, runs in by_method(row for row in pruned if row["source"] == OURS).items():
         draw_line(axes, look(method), runs, "sparsity", lambda sparsity: 1 - sparsity)
     for row in pruned:
@@ -260,7 +260,7 @@ def draw_rounds(rows: Rows) -> Canvas:
         draw_line(axes, look(method), [row for row in ours if row["method"] in (ONE_ROUND, method)], "rounds")
     baseline = [row for row in ours if row["method"] == RANDOM]
     for row in baseline:
-        axes.axhline(100 * row["mean"], color=look(RANDOM).colour, linestyle=":", linewidth=1.1)
+        axes.axhline(100 * row["mean"], color=look(RANDOM).color, linestyle=":", linewidth=1.1)
     for row in theirs:
         draw_reference(axes, row, row["rounds"])
     counts = [row["rounds"] for row in rows if row["method"] != RANDOM]
@@ -272,7 +272,7 @@ def draw_rounds(rows: Rows) -> Canvas:
     axes.set_title(where + schedule(ours))
     entries = handles([row for row in rows if row["method"] in ITERATED])
     if baseline:
-        entries[look(RANDOM).label] = plots.handle(look(RANDOM).colour, "", ":")
+        entries[look(RANDOM).label] = plots.handle(look(RANDOM).color, "", ":")
     plots.legend(figure, entries, columns=4)
     return figure
 
@@ -316,7 +316,7 @@ def draw_controls(rows: Rows) -> Canvas:
             _draw_method(axes, method, [row for row in of_network if row["method"] == method])
     shown = [look(method) for method in methods]
     shown += [LOOKS[control] for control in LOOKS if any(row["control"] == control for row in rows)]
-    entries = {each.label: plots.handle(each.colour, each.marker, markeredgewidth=0) for each in shown}
+    entries = {each.label: plots.handle(each.color, each.marker, markeredgewidth=0) for each in shown}
     plots.legend(figure, entries, columns=3)
     return figure
 

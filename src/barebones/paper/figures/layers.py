@@ -63,7 +63,7 @@ def draw_layers(rows: Rows) -> Canvas:
         _draw_network(panels, network_rows)
         panels[0].set_title(f"{plots.title(data, model)}, {plots.percent(network_rows[0]['sparsity'])}")
     shown = [look(method) for method in grouped(rows, "method")]
-    handles = {each.label: plots.handle(each.colour, each.marker, markeredgewidth=0) for each in shown}
+    handles = {each.label: plots.handle(each.color, each.marker, markeredgewidth=0) for each in shown}
     plots.legend(figure, handles)
     return figure
 
@@ -74,14 +74,14 @@ def _draw_network(panels: list[Axes], rows: Rows) -> None:
     zoom = max(2 * counts[len(counts) // 3], 10)
     for number, (method, layers) in enumerate(methods.items(), 1):
         x = [row["layer"] for row in layers]
-        style: dict[str, Any] = {"color": look(method).colour, "marker": look(method).marker, "markeredgewidth": 0}
+        style: dict[str, Any] = {"color": look(method).color, "marker": look(method).marker, "markeredgewidth": 0}
         style |= FINE
         panels[0].plot(x, [row["density"] or float("nan") for row in layers], **style)
         for axes in panels[1:]:
             axes.plot(x, [row["kept"] for row in layers], **style)
         if emptied := [row["layer"] for row in layers if row["kept"] == 0]:
             y = [-zoom * STRIP * number] * len(emptied)
-            panels[2].plot(emptied, y, "x", color=look(method).colour, markersize=3, markeredgewidth=0.9)
+            panels[2].plot(emptied, y, "x", color=look(method).color, markersize=3, markeredgewidth=0.9)
     panels[0].set_yscale("log")
     panels[0].minorticks_off()
     panels[0].set_ylabel("share of weights left")
@@ -130,13 +130,13 @@ def draw_evolution(rows: Rows) -> Canvas:
     figure, panels = plots.grid(len(runs), columns, height=2.4)
     for axes, ((*_, method), rounds) in zip(panels, runs.items(), strict=True):
         x = [row["round"] for row in rounds]
-        for name, label, dashes, colour in (
-            ("pruned", "pruned", "-", look(method).colour),
+        for name, label, dashes, color in (
+            ("pruned", "pruned", "-", look(method).color),
             ("recovered", "recovered", "--", plots.INK),
-            ("recovered_empty", "recovered in empty channels", ":", plots.GREY),
+            ("recovered_empty", "recovered in empty channels", ":", plots.GRAY),
         ):
             y = [100 * row[f"{name}_share"] for row in rounds]
-            axes.plot(x, y, color=colour, linestyle=dashes, label=label)
+            axes.plot(x, y, color=color, linestyle=dashes, label=label)
         axes.set_title(f"{look(method).label}: {plots.title(rounds[0]['data'], rounds[0]['model'])}")
         axes.set_xlabel(f"round (of {max(x)}, to {plots.percent(rounds[0]['sparsity'])} removed)")
         axes.legend(loc="upper right")
@@ -213,12 +213,12 @@ def draw_consistency(rows: Rows) -> Canvas:
     lines = iter(grid)
     for (data, model), network in networks.items():
         depth = sorted(grouped(network, "layer"))
-        colours = plots.shades(depth)
+        colors = plots.shades(depth)
         for kind, kind_rows in zip((SINGLE, ITERATED), _kinds(network), strict=True):
             methods, panels = grouped(kind_rows, "method"), next(lines)
             for axes, (method, method_rows) in zip(panels, methods.items(), strict=False):
                 for layer, points in grouped(method_rows, "layer").items():
-                    style = FINE | {"color": colours[layer]}
+                    style = FINE | {"color": colors[layer]}
                     _draw_layer(axes, points, floor, with_errors=kind == SINGLE, **style)
                 _frame(axes, method_rows, floor)
                 axes.set_title(f"{look(method).label}, " + ("one-shot" if kind == SINGLE else "every round"))
@@ -234,9 +234,9 @@ def _scale_bar(figure: Canvas, axes: Axes, values: Sequence[float], label: str) 
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    colours = ListedColormap(list(plots.shades(range(256)).values()))
+    colors = ListedColormap(list(plots.shades(range(256)).values()))
     inside = axes.inset_axes((0.1, 0.5, 0.8, 0.06))
-    meaning = ScalarMappable(Normalize(min(values), max(values)), colours)
+    meaning = ScalarMappable(Normalize(min(values), max(values)), colors)
     figure.colorbar(meaning, cax=inside, orientation="horizontal", label=label)
 
 
@@ -261,7 +261,7 @@ def _draw_layer(axes: Axes, rows: Rows, floor: float, with_errors: bool, **style
 def _frame(axes: Axes, rows: Rows, floor: float) -> None:
     """Draw the axes and the diagonal where all layers lose alike; say how many layers end up empty."""
     last = min(row["density_all"] for row in rows)
-    axes.plot([1, last], [1, last], color=plots.GREY, linewidth=0.7, linestyle="--", zorder=1)
+    axes.plot([1, last], [1, last], color=plots.GRAY, linewidth=0.7, linestyle="--", zorder=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(1.15, last / 1.15)

@@ -67,7 +67,7 @@ def draw_rounds(rows: Rows) -> Canvas:
     columns = len(grouped(rows, "method"))
     sparsities = sorted(grouped(rows, "sparsity"))
     figure, panels = plots.grid(len(runs), columns, height=2.6)
-    colours = plots.shades(sparsities)
+    colors = plots.shades(sparsities)
     cut = sorted({row["sparsity"] for row in rows if not row["saliency"]})
     heights = {sparsity: 0.04 + min(0.05, 0.2 / len(cut)) * place for place, sparsity in enumerate(cut)}
     drawn: list[float] = []
@@ -75,12 +75,12 @@ def draw_rounds(rows: Rows) -> Canvas:
         for sparsity, group in sorted(grouped(masks, "sparsity").items()):
             values = {t: [row["saliency"] for row in seeds] for t, seeds in sorted(grouped(group, "rounds").items())}
             means = [fmean(filter(None, seeds)) if any(seeds) else nan for seeds in values.values()]
-            axes.plot(list(values), means, color=colours[sparsity], marker="o")
+            axes.plot(list(values), means, color=colors[sparsity], marker="o")
             drawn += [mean for mean in means if mean > 0]
             if some := [t for t, seeds in values.items() if not all(seeds)]:
                 axes.plot(
                     some, [heights[sparsity]] * len(some), transform=axes.get_xaxis_transform(),
-                    color=colours[sparsity], marker="x", linestyle="none", markersize=5, markeredgewidth=1.4,
+                    color=colors[sparsity], marker="x", linestyle="none", markersize=5, markeredgewidth=1.4,
                 )  # fmt: skip
         plots.count_axis(axes, grouped(rows, "rounds"), "pruning rounds T (1 is SNIP)")
         axes.set_title(f"{look(method).label}: {plots.title(data, model)}")
@@ -95,9 +95,9 @@ def draw_rounds(rows: Rows) -> Canvas:
         axes.set_yticks([tick for tick in axes.get_yticks() if low < tick < high])
     for axes in panels[::columns]:
         axes.set_ylabel("saliency S of the pruned network")
-    handles = {f"{plots.percent(s)} removed": plots.handle(colours[s], "o") for s in sparsities}
+    handles = {f"{plots.percent(s)} removed": plots.handle(colors[s], "o") for s in sparsities}
     if cut:
-        handles["disconnected with at least one seed: S = 0"] = plots.handle(plots.GREY, "x", "none", markersize=5)
+        handles["disconnected with at least one seed: S = 0"] = plots.handle(plots.GRAY, "x", "none", markersize=5)
     plots.legend(figure, handles, columns=6)
     return figure
 
@@ -132,16 +132,16 @@ def both_saliencies(settings: Settings, options: RunOptions) -> Iterator[Row]:
 
 
 def draw_scatter(rows: Rows) -> Canvas:
-    """Draw a panel for each network, and in it each mask as a dot, coloured by its sparsity."""
+    """Draw a panel for each network, and in it each mask as a dot, colored by its sparsity."""
     networks = grouped(rows, "data", "model")
     figure, panels = plots.grid(len(networks), len(networks), height=2.9)
-    colours = plots.shades(sorted(grouped(rows, "sparsity")))
+    colors = plots.shades(sorted(grouped(rows, "sparsity")))
     for axes, ((data, model), masks) in zip(panels, networks.items(), strict=True):
-        _draw_masks(axes, masks, colours)
+        _draw_masks(axes, masks, colors)
         axes.set_title(plots.title(data, model))
     panels[0].set_ylabel("saliency S of the sparsified network")
-    handles = [plots.handle(colour, "o", "none", markersize=4.5, markeredgewidth=0) for colour in colours.values()]
-    labels = [plots.percent(sparsity) for sparsity in colours]
+    handles = [plots.handle(color, "o", "none", markersize=4.5, markeredgewidth=0) for color in colors.values()]
+    labels = [plots.percent(sparsity) for sparsity in colors]
     panels[-1].legend(
         handles, labels, title="weights removed", title_fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5),
         handlelength=1,
@@ -149,16 +149,16 @@ def draw_scatter(rows: Rows) -> Canvas:
     return figure
 
 
-def _draw_masks(axes: Axes, rows: Rows, colours: Mapping[float, Any]) -> None:
+def _draw_masks(axes: Axes, rows: Rows, colors: Mapping[float, Any]) -> None:
     """Draw the masks of one network, and print the correlations of the logarithms: of all, and within a sparsity."""
     positive = [row for row in rows if row["pruned"] > 0 and row["sparsified"] > 0]
     for sparsity, masks in sorted(grouped(positive, "sparsity").items()):
         x, y = [row["pruned"] for row in masks], [row["sparsified"] for row in masks]
-        axes.plot(x, y, "o", color=colours[sparsity], markersize=4.5, markeredgewidth=0)
+        axes.plot(x, y, "o", color=colors[sparsity], markersize=4.5, markeredgewidth=0)
     values = [value for row in positive for value in (row["pruned"], row["sparsified"])] or [1.0]
     ends = [min(values) / 1.3, max(values) * 1.3]
-    axes.plot(ends, ends, color=plots.GREY, linewidth=0.6, linestyle="--", zorder=1)
-    axes.annotate("equal", (ends[1], ends[1]), (-9, -1), textcoords="offset points", ha="right", color=plots.GREY)
+    axes.plot(ends, ends, color=plots.GRAY, linewidth=0.6, linestyle="--", zorder=1)
+    axes.annotate("equal", (ends[1], ends[1]), (-9, -1), textcoords="offset points", ha="right", color=plots.GRAY)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.minorticks_off()

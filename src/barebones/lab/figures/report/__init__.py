@@ -25,7 +25,7 @@ __all__ = ["follow", "gather", "page", "write"]
 
 SCRIPTS = ("page.js", "charts.js", "search.js", "overview.js", "run.js", "start.js")  # in this order they are one
 DARK_DENSE = "#f4f4f4"  # black on a light page is white on a dark one
-BRIGHTNESS = 0.53  # the least brightness of a colour on a dark page
+BRIGHTNESS = 0.53  # the least brightness of a color on a dark page
 REFRESH = 10  # seconds after which a page that is being followed loads itself anew
 
 
@@ -108,23 +108,23 @@ def _plotly() -> tuple[str, str]:
 
 
 def _looks() -> dict[str, dict[str, str]]:
-    """Return the colours and glyph of every method ("": of none), and the label of one of the user's own."""
+    """Return the colors and glyph of every method ("": of none), and the label of one of the user's own."""
     return {
-        name: {"light": colour, "dark": DARK_DENSE if name == DENSE else _lighter(colour), "glyph": mark(marker)[1]}
+        name: {"light": color, "dark": DARK_DENSE if name == DENSE else _lighter(color), "glyph": mark(marker)[1]}
         | ({"label": label} if is_code(name) else {})
-        for name, (label, colour, marker) in (looks() | {"": look("")}).items()
+        for name, (label, color, marker) in (looks() | {"": look("")}).items()
     }
 
 
-def _lighter(colour: str) -> str:
+def _lighter(color: str) -> str:
     """Return the same hue, mixed with white until it can be seen on a dark page.
 
     >>> _lighter("#E69F00"), _lighter("#332288"), _lighter("teal")
     ('#e69f00', '#8b81bb', 'teal')
     """
-    if not re.fullmatch("#[0-9a-fA-F]{6}", colour):  # a name such as "teal": browsers know it as well
-        return colour
-    channels = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    if not re.fullmatch("#[0-9a-fA-F]{6}", color):  # a name such as "teal": browsers know it as well
+        return color
+    channels = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
     brightness = sum(weight * each / 255 for weight, each in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
     white = (BRIGHTNESS - brightness) / (1 - brightness) if brightness < BRIGHTNESS else 0
     return "#" + "".join(f"{round(each + (255 - each) * white):02x}" for each in channels)

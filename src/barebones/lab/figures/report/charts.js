@@ -1,4 +1,4 @@
-/* Charts: Plotly draws each when it comes into view, in the page's colours. */
+/* Charts: Plotly draws each when it comes into view, in the page's colors. */
 const plotly = (async () => {
   const source = await unpacked("library");
   for (const [, id] of source.matchAll(/getElementById\("([0-9a-f]{64})"\)/g)) document.head.append(h("template", { id })); // its style of maps, which the page's policy forbids

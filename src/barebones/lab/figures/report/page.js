@@ -58,7 +58,7 @@ const deviation = (values) => (values.length > 1 ? Math.sqrt(values.reduce((sum,
 const root = document.documentElement;
 const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 
-/* How a method looks, as Python says: one colour for light pages, one for dark ones. A group has its own marker and dashes. */
+/* How a method looks, as Python says: one color for light pages, one for dark ones. A group has its own marker and dashes. */
 const looks = new Map(Object.entries(data.looks));
 const lookOf = (method) => looks.get(method) ?? looks.get("");
 const labelOf = (method) => lookOf(method).label || method;

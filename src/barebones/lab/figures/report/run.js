@@ -79,7 +79,7 @@ function compare() {
   const nameOf = (row) => titleOf(row) + (single() ? `, seed ${setting(row.members[0], "seed")}` : "") + (vary(placeOf) ? `, ${placeOf(row)}` : ""); // a name says only what differs
   const used = new Map();
   const bundles = rows.map((row) => {
-    used.set(row.method, (used.get(row.method) ?? -1) + 1); // rows of one method share its colour, not its dashes
+    used.set(row.method, (used.get(row.method) ?? -1) + 1); // rows of one method share its color, not its dashes
     return { name: nameOf(row), look: lookOf(row.method), dash: DASHES[used.get(row.method) % DASHES.length], runs: row.members };
   });
   const value = (row, name) => [...new Set(row.members.map((run) => String(setting(run, name) ?? "–")))].join(", ");

@@ -267,16 +267,16 @@ def mark(marker: str) -> tuple[str, str]:
 
 
 def _mark(groups: Sequence[Row]) -> None:
-    """Give the groups of each method and variant a marker and dashes that no other of the same colour has."""
+    """Give the groups of each method and variant a marker and dashes that no other of the same color has."""
     chosen: dict[tuple[str | None, str], tuple[tuple[str, str], str]] = {}
     taken = set()
     for each in groups:
         name = (each["method"], each["line"])
-        _, colour, first = look(each["method"] or "")
+        _, color, first = look(each["method"] or "")
         if name not in chosen:
             choices = [(m, dash) for dash in DASHES for m in dict.fromkeys([mark(first), *map(mark, MARKS)])]
-            chosen[name] = next((choice for choice in choices if (colour, choice) not in taken), choices[-1])
-            taken.add((colour, chosen[name]))
+            chosen[name] = next((choice for choice in choices if (color, choice) not in taken), choices[-1])
+            taken.add((color, chosen[name]))
         (each["symbol"], each["glyph"]), each["dash"] = chosen[name]
 
 
