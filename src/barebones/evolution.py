@@ -34,7 +34,7 @@ class Evolution(AfterStep):
         """Count a step, and return whether the masks have moved; a hook calls this after each step.
 
         If your step is a CUDA graph, `remove()` the hook and call this yourself. Do not replay the graph for a step
-        that `moves`, and capture it again after that.
+        that `moves`, which needs the gradients of a plain one.
         """
         self.step += 1
         if self.moves(self.step):

@@ -43,6 +43,8 @@ class Hold:
     ) -> None:
         self.model, self.optimizers, self.gradients = model, optimizers, gradients
         self._hooks: list[RemovableHandle] = []
+        self._bits: dict[nn.Parameter, Tensor] = {}  # integers of the parameter's width: -1 keeps, 0 prunes
+        self._clearing: tuple[Any, list[nn.Parameter], Clearing] | None = None
         self._take(masks)
         self._register()
         for optimizer in optimizers:
@@ -51,13 +53,17 @@ class Hold:
 
     def _take(self, masks: Mapping[str, Tensor]) -> None:
         self._named: dict[str, nn.Parameter] = {}
-        self._bits: dict[nn.Parameter, Tensor] = {}  # integers of the parameter's width: -1 keeps, 0 prunes
-        self._clearing: tuple[Any, Clearing] | None = None
+        before, self._bits = self._bits, {}
         for name, p, mask in matched(self.model, masks):
             self._named[name] = p
-            if not local(mask).all():  # with the memory layout of the weight, which is three times faster than another
-                bits = torch.empty_like(local(p), dtype=INTEGER[p.element_size()])
+            if not local(mask).all():  # in the memory of the last masks, where a CUDA graph of a step reads them
+                new = p not in before  # has the memory layout of the weight, which is three times faster than another
+                bits = torch.empty_like(local(p), dtype=INTEGER[p.element_size()]) if new else before[p]
                 self._bits[p] = bits.copy_(local(mask)).neg_()
+        if self._clearing is not None and before.keys() == self._bits.keys():
+            self._clearing[2].keep(self._kept(self._clearing[1]))
+        else:
+            self._clearing = None
         self.apply()
 
     def _register(self) -> None:
@@ -108,8 +114,8 @@ class Hold:
     def load_state_dict(self, masks: Mapping[str, Tensor]) -> None:
         """Hold other masks of the same weights from now on, and zero what they prune.
 
-        Call it before the optimizer loads its own state, which is cleared by the masks of that moment, and capture a
-        CUDA graph of a step again.
+        Call it before the optimizer loads its own state, which is cleared by the masks of that moment. A CUDA graph of
+        a step stays valid if masks without a pruned weight still have none, and no others.
 
         >>> layer = nn.Linear(2, 1)
         >>> handle = hold(layer, {"weight": torch.tensor([[True, False]])}, SGD(layer.parameters()))
@@ -192,9 +198,12 @@ class Hold:
                 return None
             if clearing.triton is None or first.element_size() < 2 or not all(map(clearing.dense, held)):
                 return None
-            kept = [torch.empty_like(p, dtype=torch.bool).copy_(self._bits_for(p) != 0) for p in held]
-            self._clearing = layout, clearing.Clearing(held, kept)
-        return self._clearing[1]
+            self._clearing = layout, held, clearing.Clearing(held, self._kept(held))
+        return self._clearing[2]
+
+    def _kept(self, held: list[nn.Parameter]) -> list[Tensor]:
+        """Return masks with the memory layouts of their weights."""
+        return [torch.empty_like(p, dtype=torch.bool).copy_(self._bits_for(p) != 0) for p in held]
 
     def _clear_gradients(self, optimizer: Optimizer) -> None:
         for parameter in self._held_by(optimizer):

@@ -57,11 +57,16 @@ class Clearing:
         self.owners, self.starts = owners.int().to(self.device), starts.int().to(self.device)
         self.sizes = torch.tensor(sizes, device=self.device)
         self.kept = torch.ones(sum(blocks) * BLOCK, dtype=torch.int8, device=self.device)
-        place = 0
-        for mask, count, size in zip(kept, blocks, sizes, strict=True):
-            self.kept[place : place + size] = mask.as_strided((size,), (1,)) != 0  # in memory order
-            place += count * BLOCK
+        self.keep(kept)
         self.places: tuple[int, ...] = ()
+
+    def keep(self, kept: Sequence[Tensor]) -> None:
+        """Take other masks, in the same memory: a CUDA graph goes on with them."""
+        place = 0
+        for mask in kept:
+            size = mask.numel()
+            self.kept[place : place + size] = mask.as_strided((size,), (1,)) != 0  # in memory order
+            place += triton.cdiv(size, BLOCK) * BLOCK
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         places = tuple(t.data_ptr() for t in tensors)

@@ -160,8 +160,6 @@ class Training:
             self._learn_from(images, labels)
         if self.evolution is not None and self.evolution.advance():
             self.masks = self.held.state_dict()
-            if isinstance(self._learn, Captured):
-                self._learn = Captured(self._learn_from)
 
     def _broken(self, what: str) -> FloatingPointError:
         remedy = "lower the learning rate, add a warm-up, or train in fp32"
