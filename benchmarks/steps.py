@@ -54,7 +54,7 @@ def rows(name: str, data: Data, found: Iterable[Masks], batch: int, compiled: bo
         left = bb.account(model, {}, images[:1]).flops_dense / flops, (kept(masks) if masks else weights) / weights
         sparsity = f"{100 * masks.about['sparsity']:g} %" if masks else ""
         training = Training(model, data, plan, masks, precision=PRECISION, compiled=compiled)
-        return [name, label, sparsity, *(f"{share:.1%}" for share in left)], stepper(training)
+        return [name, label, sparsity, *(f"{share:.2%}" for share in left)], stepper(training)
 
     yield row(dense, Masks(), "none")
     for masks in found:

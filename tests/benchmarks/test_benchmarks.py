@@ -77,8 +77,8 @@ def test_the_benchmark_of_training_steps_prints_one_row_for_each_network_and_its
     steps.main(["small-vgg"], [0.5], **small)
     table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[4:]]
     shares = {label: (flops, weights) for _, label, _, flops, weights, *_ in table}
-    assert shares.pop("none") == ("100.0%", "100.0%")
-    assert shares.pop("force, held") == shares.pop("force 2:4, held") == ("100.0%", "50.0%")
+    assert shares.pop("none") == ("100.00%", "100.00%")
+    assert shares.pop("force, held") == shares.pop("force 2:4, held") == ("100.00%", "50.00%")
     assert list(shares) == ["force, shrunk", "force channels by weights, shrunk", "force channels by flops, shrunk"]
     flops, weights = zip(*((float(share.strip("%")) for share in pair) for pair in shares.values()), strict=True)
     assert 100 >= flops[0] > flops[1] > flops[2] == pytest.approx(50, abs=5)
