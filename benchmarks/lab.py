@@ -74,7 +74,7 @@ def _training(name: str, data: Data, device: str, compiled: bool) -> Table:
     free, held = training(False), training(True)
     count, warm_up = (50, 10) if device.startswith("cuda") else (5, 1)
     began = perf_counter()
-    steps = _stepper(free), _stepper(held)
+    steps = stepper(free), stepper(held)
     for step in steps:
         step(warm_up)
     wait(device)
@@ -100,9 +100,9 @@ def _table(title: str, *columns: str) -> Table:
     return Table(*columns, title=title, title_justify="left")
 
 
-def _stepper(training: Training) -> Callable[[int], None]:
+def stepper(training: Training) -> Callable[[int], None]:
     """Return a function that runs some training steps, always on the same batch."""
-    images, labels = next(training.data.train.epoch(BATCH, augment=True))
+    images, labels = next(training.data.train.epoch(training.plan.batch_size, augment=True))
     stream = torch.cuda.Stream() if training.device.type == "cuda" else None
 
     def step(count: int) -> None:

@@ -17,6 +17,7 @@ import lab
 import settling
 import sharded
 import speed
+import steps
 
 import barebones as bb
 from barebones.lab.experiment.experiment import Experiment
@@ -67,6 +68,28 @@ def test_the_speed_benchmark_prints_its_tables(monkeypatch, tmp_path, capsys):
     for name in ("dense, PyTorch", "dense, onnxruntime", "shrunk, PyTorch", "shrunk, onnxruntime", "shrunk, int8"):
         assert len(re.findall(rf"^\| {name} \| [\d.e-]+ \| [\d.]+ \| [\d.]+ \|$", printed, re.MULTILINE)) == 2
     assert "| training step, batch 2 |" in printed
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_training_steps_prints_one_row_for_each_network_and_its_masks(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and put it back
+    small = dict(device="cpu", rounds=1, batch_size=2, steps=1, turns=1)
+    steps.main(["small-vgg"], [0.5], **small)
+    table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[4:]]
+    shares = {label: (flops, weights) for _, label, _, flops, weights, *_ in table}
+    assert shares.pop("none") == ("100.00%", "100.00%")
+    assert shares.pop("force, held") == shares.pop("force 2:4, held") == ("100.00%", "50.00%")
+    assert list(shares) == ["force, shrunk", "force channels by weights, shrunk", "force channels by flops, shrunk"]
+    flops, weights = zip(*((float(share.strip("%")) for share in pair) for pair in shares.values()), strict=True)
+    assert 100 >= flops[0] > flops[1] > flops[2] == pytest.approx(50, abs=5)
+    assert weights[:2] == pytest.approx((50, 50), abs=1)
+    masks = zoo.random_masks(lab.network("small-vgg", lab.random_images(256, "cpu")), 0.1)
+    about = dict(method="mine", sparsity=0.9, experiment={"model": "small-vgg"})
+    bb.save_masks(masks, tmp_path / "mask", **about)
+    steps.main(["small-vgg"], masks=[tmp_path / "mask"], **small)
+    assert re.findall(r"small-vgg \| (.*?) \| (\d*)", capsys.readouterr().out) == [
+        ("none", ""), ("mine, shrunk", "90"), ("mine, held", "90")
+    ]  # fmt: skip
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads the memory of a process from /proc")
