@@ -109,7 +109,7 @@ def stepper(training: Training) -> Callable[[int], None]:
         for _ in range(count):
             with torch.cuda.stream(stream):
                 training.model.train()
-                training._learn(images, labels)
+                training._learn_and_move(images, labels)
 
     return step
 

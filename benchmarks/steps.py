@@ -2,6 +2,7 @@
 
     python benchmarks/steps.py                          # VGG-19 and ResNet-50 on an NVIDIA GPU: one CUDA graph a step
     python benchmarks/steps.py --masks mask.safetensors # masks found on real data, instead of those found on noise
+    python benchmarks/steps.py --sparsity 0.99 --wrappers --steps 280 # also HAM, SAM, and masks that move
 
 Images are random, as they hardly change the time. But masks decide which channels shrinking removes. FLOPs left are
 those of dense layers as wide as they are, and weights left are those that are not masked.
@@ -9,9 +10,10 @@ those of dense layers as wide as they are, and weights left are those that are n
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -27,6 +29,7 @@ from barebones.lab.run.shrunk import to_train
 from barebones.lab.run.training import Training
 from barebones.masks import Masks, kept, size
 
+WRAPPERS = {"with HAM": {"ham": True}, "with SAM": {"sam": 0.05}, "moving": {"evolve": "rigl"}}
 CHANNELS = {"unit": "channel", "target": "weights"}, {"unit": "channel", "target": "flops"}
 Stepper = Callable[[int], None]
 Row = tuple[list[str], Stepper]  # the cells before the time, and what runs steps
@@ -44,16 +47,16 @@ def pruned(name: str, data: Data, sparsities: Iterable[float], method: str, roun
             yield result.masks
 
 
-def rows(name: str, data: Data, found: Iterable[Masks], batch: int, compiled: bool) -> Iterator[Row]:
+def rows(name: str, data: Data, found: Iterable[Masks], batch: int, wrapped: bool, compiled: bool) -> Iterator[Row]:
     """Yield the dense network, and with each masks the held and the shrunk one, where it makes a difference."""
-    plan = TrainingPlan(epochs=1_000_000, batch_size=batch, lr=0.01, weight_decay=5e-4)
+    plan = TrainingPlan(epochs=700, batch_size=batch, lr=0.01, weight_decay=5e-4)  # masks move every 140 steps
     dense, images = network(name, data), next(data.test.epoch(2))[0]
     flops, weights = bb.account(dense, {}, images[:1]).flops_dense, size(bb.prunable(dense))
 
-    def row(model: nn.Module, masks: Masks, label: str) -> Row:
+    def row(model: nn.Module, masks: Masks, label: str, **changes: Any) -> Row:
         left = bb.account(model, {}, images[:1]).flops_dense / flops, (kept(masks) if masks else weights) / weights
         sparsity = f"{100 * masks.about['sparsity']:g} %" if masks else ""
-        training = Training(model, data, plan, masks, precision=PRECISION, compiled=compiled)
+        training = Training(model, data, replace(plan, **changes), masks, precision=PRECISION, compiled=compiled)
         return [name, label, sparsity, *(f"{share:.2%}" for share in left)], stepper(training)
 
     yield row(dense, Masks(), "none")
@@ -68,6 +71,8 @@ def rows(name: str, data: Data, found: Iterable[Masks], batch: int, compiled: bo
             yield row(small.module, small.masks, f"{label}, shrunk")
         if not channels:
             yield row(model, masks, f"{label}, held")
+            for wrapper, changes in WRAPPERS.items() if wrapped and not pattern else ():
+                yield row(network(name, data), masks, f"{label}, {wrapper}", **changes)
 
 
 def main(
@@ -80,6 +85,7 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Steps in a turn.")] = 50,
     turns: Annotated[int, typer.Option(min=1, help="Turns; their median is printed.")] = 5,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    wrappers: Annotated[bool, typer.Option("--wrappers", help="Also HAM, SAM and moving masks.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the networks with torch.compile.")] = False,
 ) -> None:
     """Print the table."""
@@ -94,7 +100,7 @@ def main(
         if masks:
             found = (loaded for path in masks if _network(loaded := bb.load_masks(path)) == name)
         cells, calls = [], {}
-        for row, step in rows(name, data, found, batch_size, compiled):
+        for row, step in rows(name, data, found, batch_size, wrappers, compiled):
             print(f"{name}: {row[1]} {row[2]}", file=sys.stderr)
             step(10 if device.startswith("cuda") else 1)  # a warm-up
             cells.append(row)
