@@ -113,7 +113,7 @@ class Training:
         if masks and plan.evolve and plan.epochs:
             self.masks, steps = self.held.state_dict(), plan.epochs * math.ceil(len(data.train) / plan.batch_size)
             every = math.ceil(steps / MOVES)
-            self.evolution = evolve(self.held, steps, every=every, method=plan.evolve, seed=seed)
+            self.evolution = evolve(self.held, steps, every=every, method=plan.evolve, ablate=plan.ablate, seed=seed)
             self.evolution.remove()  # `steps` advances it, since a CUDA graph calls no hooks
         if plan.ham:
             ham(self.optimizer)
