@@ -23,11 +23,13 @@ class Evolution(AfterStep):
     """Moves the masks of a hold; made by `evolve`. `step` is the number of finished steps."""
 
     def __init__(
-        self, held: Hold, steps: int, every: int, method: str, fraction: float, until: float, ablate: float, seed: int
-    ) -> None:
+        self, held: Hold, steps: int, every: int, method: str, fraction: float, until: float, ablate: float,
+        among: Mapping[str, Tensor], seed: int,
+    ) -> None:  # fmt: skip
         super().__init__(held.optimizers[-1], lambda optimizer: self.advance(), first=False)
         self.held, self.every, self.method = held, every, method
         self.fraction, self.ablate, self.seed = fraction, ablate, seed
+        self.among = {name: mask for name, _, mask in matched(held.model, among)}
         self.step, self.end = 0, until * steps
 
     def moves(self, step: int) -> bool:
@@ -61,10 +63,10 @@ class Evolution(AfterStep):
         share = self.fraction / 2 * (1 + math.cos(math.pi * self.step / self.end))
         for name, weight, mask in matched(self.held.model, masks):
             if (gradient := weight.grad) is not None:
-                kept = count(mask)
-                moving = min(int(share * kept), mask.numel() - kept)
+                kept, may = count(mask), ~mask & self.among.get(name, ~mask)
+                moving = min(int(share * kept), count(may))
                 dropped = keep_top({name: -_finite(weight)}, moving, among={name: mask})[name]
-                stays, may, wanted = mask & ~dropped, ~mask, {name: self._wanted(name, gradient)}
+                stays, wanted = mask & ~dropped, {name: self._wanted(name, gradient)}
                 grown = keep_top(wanted, moving, among={name: may})[name]
                 if self.ablate and mask.dim() > 1:
                     left = unablated(mask, stays | may, stays | grown, self.ablate, inputs_first.get(name))
@@ -109,6 +111,7 @@ def evolve(
     fraction: float = 0.5,
     until: float = 0.75,
     ablate: float = 0.0,
+    among: Mapping[str, Tensor] | None = None,
     seed: int = 0,
 ) -> Evolution:
     """Move the masks that `hold` holds, every `every` steps until this part of all `steps` of training.
@@ -116,7 +119,8 @@ def evolve(
     In each layer of k kept weights, the f k smallest are dropped, and as many pruned ones grow: those with the largest
     gradients ("rigl"), or random ones ("set"). f falls from `fraction` to 0 by a cosine. What grows is zero at first
     and has an empty optimizer state; each layer keeps exactly k. Processes that train together move alike, because
-    averaged gradients are equal. `held.state_dict()` returns the masks of the moment.
+    averaged gradients are equal. `held.state_dict()` returns the masks of the moment. `among` has masks of where
+    weights may grow.
 
     With `ablate` (0.3 in SRigL), an output channel loses all its weights to the layer's other channels if fewer of them
     are salient than this share of k / (channels that keep any): salient are those not dropped, and those that would
@@ -139,4 +143,4 @@ def evolve(
         raise ValueError(f"with {why}, hold clears the gradients of pruned weights, which rigl needs; use method='set'")
     if any(map(is_sharded, held.state_dict().values())):
         raise ValueError("the masks are sharded, and evolve compares whole layers; train replicas (DDP) instead")
-    return Evolution(held, steps, every, method, fraction, until, ablate, seed)
+    return Evolution(held, steps, every, method, fraction, until, ablate, among or {}, seed)

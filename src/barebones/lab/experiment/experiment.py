@@ -209,10 +209,8 @@ class Experiment:
             raise ValueError("method file trains the masks of a file; name it with barebones train --mask FILE")
         if self.precision == "fp16" and (self.ham or self.sam):
             raise ValueError("ham and sam take gradients as they are, and fp16 scales them; choose another precision")
-        if self.evolve and (other := "pattern" if self.pattern else "shrink" if self.shrink else ""):
-            raise ValueError(
-                f"evolve lets weights of whole layers grow, which {other} rules out; leave one of them out"
-            )
+        if self.evolve and self.pattern:
+            raise ValueError("evolve lets weights of whole layers grow, which pattern rules out; leave one of them out")
         if self.rewind and not self.pretrain:
             raise ValueError("rewind returns to the weights before --pretrain, which is 0; set both or neither")
 
