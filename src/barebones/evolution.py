@@ -15,7 +15,7 @@ from .pruning.selection import keep_top
 from .pruning.thickness import by_channels, from_channels
 from .running import digest
 from .running.shards import count, is_sharded
-from .scope import matched, transposed
+from .scope import matched, parameters, transposed
 from .training import AfterStep
 
 
@@ -60,6 +60,7 @@ class Evolution(AfterStep):
 
     def _moved(self) -> Masks:
         masks, inputs_first = self.held.state_dict(), transposed(self.held.model)
+        thinned = [name for name, p in parameters(self.held.model).items() if name in masks and p.dim() > 1][:-1]
         share = self.fraction / 2 * (1 + math.cos(math.pi * self.step / self.end))
         for name, weight, mask in matched(self.held.model, masks):
             if (gradient := weight.grad) is not None:
@@ -68,7 +69,7 @@ class Evolution(AfterStep):
                 dropped = keep_top({name: -_finite(weight)}, moving, among={name: mask})[name]
                 stays, wanted = mask & ~dropped, {name: self._wanted(name, gradient)}
                 grown = keep_top(wanted, moving, among={name: may})[name]
-                if self.ablate and mask.dim() > 1:
+                if self.ablate and name in thinned:
                     left = unablated(mask, stays | may, stays | grown, self.ablate, inputs_first.get(name))
                     stays, may = stays & left, may & left
                     grown = keep_top(wanted, kept - count(stays), among={name: may})[name]
@@ -124,7 +125,8 @@ def evolve(
 
     With `ablate` (0.3 in SRigL), an output channel loses all its weights to the layer's other channels if fewer of them
     are salient than this share of k / (channels that keep any): salient are those not dropped, and those that would
-    grow. Where the others have no room for k weights, the channels with the fewest salient weights go first.
+    grow. Where the others have no room for k weights, the channels with the fewest salient weights go first. The last
+    layer keeps its channels, which are the outputs.
 
     >>> layer = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)

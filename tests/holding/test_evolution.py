@@ -1,5 +1,6 @@
 """Masks that move: each layer keeps exactly as many weights, and what grows begins at zero, without a past."""
 
+import copy
 import math
 from collections import Counter
 
@@ -129,25 +130,29 @@ def test_channels_with_few_salient_weights_give_them_to_the_others(
     layer, channels = LAYERS[name][0], torch.tensor(CHANNELS[name])
     generator = torch.Generator().manual_seed(seed)
     uniform = [torch.rand(layer.weight.shape, generator=generator).round(decimals=1) for _ in range(4)]
-    mask, values, layer.weight.grad = uniform[0] < density, uniform[1], uniform[2]
-    layer.weight.data = values.clone()
-    handle = bb.hold(layer, {"weight": mask}, optim.SGD(layer.parameters(), lr=0.0))
-    places = {"weight": uniform[3] < 0.6} if limited else {}
+    mask, values = uniform[0] < density, uniform[1]
+    model = nn.ModuleList([layer, copy.deepcopy(layer)])
+    for each in model:
+        each.weight.grad, each.weight.data = uniform[2], values.clone()
+    masks = {"1.weight": mask, "0.weight": mask}
+    handle = bb.hold(model, masks, optim.SGD(model.parameters(), lr=0.0))
+    places = {name: uniform[3] < 0.6 for name in masks if limited}
     evolution = bb.evolve(handle, 8, every=1, method=method, fraction=fraction, until=1.0, ablate=ablate, among=places)
     evolution.advance()
     share = fraction / 2 * (1 + math.cos(math.pi / 8))
-    wanted = evolution._wanted("weight", layer.weight.grad)
-    after = handle.state_dict()["weight"]
-    assert torch.equal(after, moved(values, wanted, mask, share, ablate, CHANNELS[name], places.get("weight")))
-    assert not limited or (places["weight"] | mask)[after].all()
+    ends = handle.state_dict()
+    for weight, less in (("0.weight", ablate), ("1.weight", 0.0)):  # the last layer keeps its channels
+        wanted = evolution._wanted(weight, uniform[2])
+        assert torch.equal(ends[weight], moved(values, wanted, mask, share, less, CHANNELS[name], places.get(weight)))
+    after = ends["0.weight"]
+    assert not limited or (places["0.weight"] | mask)[after].all()
     kept = int(mask.count_nonzero())
     assert after.count_nonzero() == kept
-    bb.audit(layer, {"weight": after})
+    bb.audit(model, ends)
     counts, live = (torch.bincount(channels, each.flatten().float()) for each in (after, mask))
     bound = ablate * kept / max(live.count_nonzero().item(), 1)
     if kept <= len(channels) / 12 and not limited:  # one channel has room for all
         assert all(count == 0 or count >= bound for count in counts.tolist()) or (counts > 0).sum() == 1
-    handle.remove()
 
 
 def test_set_grows_other_weights_with_another_seed_and_any_optimizer(masks):
