@@ -12,18 +12,24 @@ from .masks import Masks
 from .messages import unknown
 from .names import EVOLUTIONS
 from .pruning.selection import keep_top
+from .pruning.thickness import by_channels, from_channels
 from .running import digest
 from .running.shards import count, is_sharded
-from .scope import matched
+from .scope import matched, parameters, transposed
 from .training import AfterStep
 
 
 class Evolution(AfterStep):
     """Moves the masks of a hold; made by `evolve`. `step` is the number of finished steps."""
 
-    def __init__(self, held: Hold, steps: int, every: int, method: str, fraction: float, until: float, seed: int):
+    def __init__(
+        self, held: Hold, steps: int, every: int, method: str, fraction: float, until: float, ablate: float,
+        among: Mapping[str, Tensor], seed: int,
+    ) -> None:  # fmt: skip
         super().__init__(held.optimizers[-1], lambda optimizer: self.advance(), first=False)
-        self.held, self.every, self.method, self.fraction, self.seed = held, every, method, fraction, seed
+        self.held, self.every, self.method = held, every, method
+        self.fraction, self.ablate, self.seed = fraction, ablate, seed
+        self.among = {name: mask for name, _, mask in matched(held.model, among)}
         self.step, self.end = 0, until * steps
 
     def moves(self, step: int) -> bool:
@@ -53,15 +59,21 @@ class Evolution(AfterStep):
         self.step = state["step"]
 
     def _moved(self) -> Masks:
-        masks = self.held.state_dict()
+        masks, inputs_first = self.held.state_dict(), transposed(self.held.model)
+        thinned = [name for name, p in parameters(self.held.model).items() if name in masks and p.dim() > 1][:-1]
         share = self.fraction / 2 * (1 + math.cos(math.pi * self.step / self.end))
         for name, weight, mask in matched(self.held.model, masks):
             if (gradient := weight.grad) is not None:
-                kept = count(mask)
-                moving = min(int(share * kept), mask.numel() - kept)
+                kept, may = count(mask), ~mask & self.among.get(name, ~mask)
+                moving = min(int(share * kept), count(may))
                 dropped = keep_top({name: -_finite(weight)}, moving, among={name: mask})[name]
-                grown = keep_top({name: self._wanted(name, gradient)}, moving, among={name: ~mask})[name]
-                masks[name] = mask & ~dropped | grown
+                stays, wanted = mask & ~dropped, {name: self._wanted(name, gradient)}
+                grown = keep_top(wanted, moving, among={name: may})[name]
+                if self.ablate and name in thinned:
+                    left = unablated(mask, stays | may, stays | grown, self.ablate, inputs_first.get(name))
+                    stays, may = stays & left, may & left
+                    grown = keep_top(wanted, kept - count(stays), among={name: may})[name]
+                masks[name] = stays | grown
         return masks
 
     def _wanted(self, name: str, gradient: Tensor) -> Tensor:
@@ -70,6 +82,21 @@ class Evolution(AfterStep):
             return _finite(gradient.to_dense())
         generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "evolve", self.step, name))
         return torch.rand(gradient.shape, generator=generator, dtype=torch.float64, device="cpu").to(gradient.device)
+
+
+def unablated(mask: Tensor, places: Tensor, salient: Tensor, share: float, groups: int | None) -> Tensor:
+    """Return a mask of the output channels with enough salient weights, or more until as many weights have a place.
+
+    `groups` is None unless the layer's inputs come first.
+    """
+    live = int(by_channels(mask, groups).any(1).sum())
+    counts, room = (by_channels(each, groups).sum(1) for each in (salient, places))
+    weakest = counts.argsort(stable=True)
+    thin = counts[weakest] < math.ceil(share * count(mask) / max(live, 1))
+    fits = room.sum() - room[weakest].cumsum(0) >= count(mask)  # in the channels after this one
+    left = torch.ones_like(by_channels(mask, groups))
+    left[weakest[thin & fits]] = False
+    return from_channels(left, mask, groups)
 
 
 def _finite(tensor: Tensor) -> Tensor:
@@ -84,6 +111,8 @@ def evolve(
     method: str = "rigl",
     fraction: float = 0.5,
     until: float = 0.75,
+    ablate: float = 0.0,
+    among: Mapping[str, Tensor] | None = None,
     seed: int = 0,
 ) -> Evolution:
     """Move the masks that `hold` holds, every `every` steps until this part of all `steps` of training.
@@ -91,7 +120,13 @@ def evolve(
     In each layer of k kept weights, the f k smallest are dropped, and as many pruned ones grow: those with the largest
     gradients ("rigl"), or random ones ("set"). f falls from `fraction` to 0 by a cosine. What grows is zero at first
     and has an empty optimizer state; each layer keeps exactly k. Processes that train together move alike, because
-    averaged gradients are equal. `held.state_dict()` returns the masks of the moment.
+    averaged gradients are equal. `held.state_dict()` returns the masks of the moment. `among` has masks of where
+    weights may grow.
+
+    With `ablate` (0.3 in SRigL), an output channel loses all its weights to the layer's other channels if fewer of them
+    are salient than this share of k / (channels that keep any): salient are those not dropped, and those that would
+    grow. Where the others have no room for k weights, the channels with the fewest salient weights go first. The last
+    layer keeps its channels, which are the outputs.
 
     >>> layer = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -102,12 +137,12 @@ def evolve(
         raise ValueError(f"evolve moves the masks that hold holds, not a {type(held).__name__}; pass what hold returns")
     if method not in EVOLUTIONS:
         raise ValueError(unknown("evolution", method, EVOLUTIONS))
-    if min(steps, every) < 1 or not (0 <= fraction <= 1 and 0 <= until <= 1):
-        raise ValueError("steps and every must be at least 1, and fraction and until from 0 to 1; change them")
+    if min(steps, every) < 1 or not all(0 <= share <= 1 for share in (fraction, until, ablate)):
+        raise ValueError("steps and every must be at least 1, and fraction, until and ablate from 0 to 1; change them")
     clears = held.gradients or any(type(optimizer) not in ELEMENTWISE for optimizer in held.optimizers)
     if method == "rigl" and clears:
         why = "gradients=True" if held.gradients else "this optimizer"
         raise ValueError(f"with {why}, hold clears the gradients of pruned weights, which rigl needs; use method='set'")
     if any(map(is_sharded, held.state_dict().values())):
         raise ValueError("the masks are sharded, and evolve compares whole layers; train replicas (DDP) instead")
-    return Evolution(held, steps, every, method, fraction, until, seed)
+    return Evolution(held, steps, every, method, fraction, until, ablate, among or {}, seed)

@@ -1,6 +1,8 @@
 """Masks that move: each layer keeps exactly as many weights, and what grows begins at zero, without a past."""
 
+import copy
 import math
+from collections import Counter
 
 import held
 import pytest
@@ -17,14 +19,29 @@ from barebones.scope import matched
 STEPS, EVERY = 12, 2
 
 
-def moved(weight, gradient, mask, share):
-    """Return the next mask of a layer by sorting; the first of equals is dropped, and the first grows."""
+def moved(weight, gradient, mask, share, ablate=0.0, channels=(), among=None):
+    """Return the next mask of a layer by sorting; the first of equals is dropped, and the first grows.
+
+    With `ablate`, `channels` has the output channel of each weight. Growth is `among` these weights.
+    """
     sizes, gains = (tensor.detach().abs().nan_to_num(0.0).flatten().tolist() for tensor in (weight, gradient))
     kept, pruned = ((mask.flatten() == stays).nonzero().flatten().tolist() for stays in (True, False))
+    pruned = [index for index in pruned if among is None or among.flatten()[index]]
     count = min(math.floor(share * len(kept)), len(pruned))
     dropped = sorted(kept, key=lambda index: sizes[index])[:count]
     grown = sorted(pruned, key=lambda index: -gains[index])[:count]
     stays = {*kept, *grown} - {*dropped}
+    if ablate and kept:
+        bound = ablate * len(kept) / len({channels[index] for index in kept})
+        salient, gone = Counter(channels[index] for index in stays), set()
+        for channel in sorted({*channels}, key=lambda channel: (salient[channel], channel)):
+            places = [i for i in {*kept, *pruned} - {*dropped} if channels[i] not in {*gone, channel}]
+            if salient[channel] >= bound or len(places) < len(kept):
+                break
+            gone.add(channel)
+        stays = {index for index in {*kept} - {*dropped} if channels[index] not in gone}
+        grows = sorted((i for i in pruned if channels[i] not in gone), key=lambda index: -gains[index])
+        stays |= {*grows[: len(kept) - len(stays)]}
     return torch.tensor([index in stays for index in range(mask.numel())]).view(mask.shape)
 
 
@@ -83,6 +100,61 @@ def test_counts_are_exact_whatever_weights_and_gradients_are(data, method, fract
     bb.audit(model, handle.state_dict())
 
 
+LAYERS = {
+    "linear": (nn.Linear(5, 6), torch.ones(1, 5)),
+    "grouped": (nn.Conv2d(4, 6, (1, 3), groups=2), torch.ones(1, 4, 1, 3)),
+    "transposed": (nn.ConvTranspose2d(4, 6, (1, 2), groups=2), torch.ones(1, 4, 1, 1)),
+}
+
+
+def channels_of(layer, x):
+    """Return the output channel of each weight: the one that it alone makes something of."""
+    found = []
+    for weight in torch.eye(layer.weight.numel()).view(-1, *layer.weight.shape):
+        output = torch.func.functional_call(layer, {"weight": weight, "bias": torch.zeros_like(layer.bias)}, (x,))
+        found.append(output.flatten(2).sum((0, 2)).argmax().item() if output.dim() > 2 else output.argmax().item())
+    return found
+
+
+CHANNELS = {name: channels_of(*case) for name, case in LAYERS.items()}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([*LAYERS]), st.sampled_from(["rigl", "set"]), st.integers(0, 9999), st.booleans(),
+    *(st.sampled_from([0.05, 0.3, 0.5, 0.9, 1.0]) for _ in range(3)),
+)  # fmt: skip
+def test_channels_with_few_salient_weights_give_them_to_the_others(
+    name, method, seed, limited, density, fraction, ablate
+):
+    layer, channels = LAYERS[name][0], torch.tensor(CHANNELS[name])
+    generator = torch.Generator().manual_seed(seed)
+    uniform = [torch.rand(layer.weight.shape, generator=generator).round(decimals=1) for _ in range(4)]
+    mask, values = uniform[0] < density, uniform[1]
+    model = nn.ModuleList([layer, copy.deepcopy(layer)])
+    for each in model:
+        each.weight.grad, each.weight.data = uniform[2], values.clone()
+    masks = {"1.weight": mask, "0.weight": mask}
+    handle = bb.hold(model, masks, optim.SGD(model.parameters(), lr=0.0))
+    places = {name: uniform[3] < 0.6 for name in masks if limited}
+    evolution = bb.evolve(handle, 8, every=1, method=method, fraction=fraction, until=1.0, ablate=ablate, among=places)
+    evolution.advance()
+    share = fraction / 2 * (1 + math.cos(math.pi / 8))
+    ends = handle.state_dict()
+    for weight, less in (("0.weight", ablate), ("1.weight", 0.0)):  # the last layer keeps its channels
+        wanted = evolution._wanted(weight, uniform[2])
+        assert torch.equal(ends[weight], moved(values, wanted, mask, share, less, CHANNELS[name], places.get(weight)))
+    after = ends["0.weight"]
+    assert not limited or (places["0.weight"] | mask)[after].all()
+    kept = int(mask.count_nonzero())
+    assert after.count_nonzero() == kept
+    bb.audit(model, ends)
+    counts, live = (torch.bincount(channels, each.flatten().float()) for each in (after, mask))
+    bound = ablate * kept / max(live.count_nonzero().item(), 1)
+    if kept <= len(channels) / 12 and not limited:  # one channel has room for all
+        assert all(count == 0 or count >= bound for count in counts.tolist()) or (counts > 0).sum() == 1
+
+
 def test_set_grows_other_weights_with_another_seed_and_any_optimizer(masks):
     ends = []
     for seed in (0, 0, 1):
@@ -126,8 +198,9 @@ def test_what_cannot_move_gets_a_sentence(model, masks):
         (lamb, {}, "with this optimizer, hold clears .* use method='set'"),
         (handle, {"steps": 0}, "steps and every must be at least 1"),
         (handle, {"every": 0}, "steps and every must be at least 1"),
-        (handle, {"fraction": 1.5}, "fraction and until from 0 to 1"),
-        (handle, {"until": -1}, "fraction and until from 0 to 1"),
+        (handle, {"fraction": 1.5}, "fraction, until and ablate from 0 to 1"),
+        (handle, {"until": -1}, "fraction, until and ablate from 0 to 1"),
+        (handle, {"ablate": 1.5}, "fraction, until and ablate from 0 to 1"),
         (handle, {"method": "rigll"}, "there is no evolution 'rigll'; did you mean 'rigl'"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -116,10 +116,10 @@ def test_dense_prunes_nothing():
             ({"precision": "fp16", **one}, "and fp16 scales them; choose another")
             for one in ({"ham": True}, {"sam": 1})
         ),
-        *(
-            ({"evolve": "rigl", **one}, "which (shrink|pattern) rules out")
-            for one in ({"shrink": True}, {"pattern": "2:4"})
-        ),
+        ({"evolve": "rigl", "pattern": "2:4"}, "which pattern rules out"),
+        ({"ablate": 0.3}, "ablate empties channels when masks move; add --evolve rigl, or leave it out"),
+        ({"evolve": "rigl", "ablate": 1}, "ablate 1 must be at least 0, and below 1"),
+        ({"method": "dense", "ablate": 0.3}, "dense prunes nothing, so it takes no ablate"),
         ({"evolve": "rigI"}, "no evolution 'rigI'; did you mean 'rigl'"),
         ({"method": "dense", "evolve": "set"}, "dense prunes nothing, so it takes no evolve"),
         ({"method": "dense", "control": "shuffle"}, "dense prunes nothing, so it takes no control"),
@@ -165,7 +165,7 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
         norm_scale="uniform", scoring_init="xavier", scoring_bn="eval", scoring_precision="bf16", pretrain=2,
         rewind=True, mask="0", control="shuffle", epochs=1, batch_size=2, lr=1.0, momentum=0.0, weight_decay=0.0,
         optimizer="adamw", lr_schedule="cosine", warmup=1, label_smoothing=0.1, ham=True, sam=0.05, evolve="set",
-        precision="tf32", shrink=True,
+        ablate=0.3, precision="tf32", shrink=True,
     )  # fmt: skip
     assert list(others) == NAMES
     experiments = [base, *(replace(base, **{name: value}) for name, value in others.items())]

@@ -8,16 +8,18 @@ from torch import nn
 
 import barebones as bb
 from barebones.files.weights import load_weights
-from barebones.lab.run import progress
+from barebones.lab.run import progress, training
 from barebones.lab.run import shrunk as small_networks
+from barebones.lab.run.loading import trained
 from barebones.lab.run.network import Network
 from barebones.lab.run.run import RunOptions, run
 from barebones.lab.run.training import evaluate
-from barebones.masks import kept
+from barebones.masks import everything, kept
 from barebones.scope import masked_copy
 
 ADAMW = {"optimizer": "adamw", "lr": 0.01, "lr_schedule": "one-cycle", "label_smoothing": 0.1, "pretrain": 1}
-ADAMW |= {"ham": True, "sam": 0.05}
+THIN = {"ham": True, "sam": 0.05}
+ADAMW |= THIN
 
 
 @pytest.mark.parametrize("settings", [{}, {"lr_schedule": "cosine", "warmup": 1}, ADAMW], ids=str)
@@ -41,6 +43,32 @@ def test_a_run_that_goes_on_trains_the_same_small_network(settings, tmp_path, op
     evaluated = evaluate(whole.model, whole.data.test, 256, "fp32", 10)
     assert evaluated.top1 == pytest.approx(result["test"]["top1"], abs=0.01)  # other shapes round differently
     assert before == sum(p.numel() for p in whole.model.parameters())
+
+
+@pytest.mark.parametrize("settings", [{"evolve": "rigl"}, {"evolve": "set"}, THIN | {"evolve": "rigl", "ablate": 0.5}])
+def test_masks_of_a_small_network_move_among_channels_with_a_signal(settings, tmp_path, options, monkeypatch):
+    monkeypatch.setattr(training, "MOVES", 8)
+    moving = tiny("wide", method="iter-snip", sparsity=0.98, rounds=3, batch_size=256, shrink=True, **settings)
+    undisturbed = run(moving, RunOptions(tmp_path / "undisturbed"))
+    for stop in (0, 3, 6):
+        interrupted(moving, options, stop)
+    result, folder = run(moving, options), options.folder(moving)
+    assert (result["weights"], result["test"]) == (undisturbed["weights"], undisturbed["test"])
+    _, network, masks = trained(folder, trust=True)
+    bb.audit(network, masks)
+    found = bb.load_masks(folder / "mask.safetensors")
+    whole = Network(moving, options, torch.device("cpu"))
+    images = next(whole.data.test.epoch(2))[0]
+    small = small_networks.to_train(whole.model, found, images)
+    assert result["kept"] == result["shrunk"]["weights"][1] == kept(masks) == kept(small.masks) < kept(found)
+    places = small.expand_masks(small_networks.places(small, images))
+    for name, mask in small.expand_masks(small.masks).items():
+        assert masks[name].count_nonzero() == mask.count_nonzero()
+        assert not (masks[name] & ~places[name]).any()
+        assert name == "7.weight" or not torch.equal(masks[name], mask)
+        assert kept(everything(small.masks)) > kept(places)  # some channels only fill up the widths
+    evaluated = evaluate(network, whole.data.test, 256, "fp32", 10)
+    assert evaluated.top1 == pytest.approx(result["test"]["top1"], abs=0.01)
 
 
 class Branches(nn.Module):
@@ -84,6 +112,32 @@ def test_weights_off_the_paths_are_not_trained(images):
     assert kept(small.masks) == kept(useful)
     for train in (False, True):
         torch.testing.assert_close(small.module.train(train)(images), masked_copy(network, masks).train(train)(images))
+
+
+def test_masks_that_moved_in_a_small_network_prune_all_that_was_removed(images, monkeypatch):
+    network = Branches()
+    masks = network.masks()
+    masks["second.weight"][8:, 1] = True  # they read a channel that is written, and nothing reads them
+    monkeypatch.setattr(small_networks, "useful", lambda network, masks, images: masks)
+    small = small_networks.to_train(network, masks, images)
+    evolved = everything(small.masks)  # what grew reads channels that only filled up the widths
+    nn.init.normal_(small.module.second.weight)
+    large, whole = small_networks.expanded(small, evolved, masks)
+    assert kept(whole) == kept(evolved)
+    assert kept(small_networks.expanded(small, bb.masks.Masks(), masks)[1]) == 0  # layers that were removed
+    bb.audit(large, whole)
+    for train in (False, True):
+        torch.testing.assert_close(large.train(train)(images), small.module.train(train)(images))
+
+
+def test_a_place_is_where_a_weight_would_be_on_a_path(images):
+    network = Branches()
+    small = small_networks.to_train(network, network.masks(), images)
+    for name, places in small_networks.places(small, images).items():
+        for index in everything(small.masks)[name].nonzero()[::5]:
+            added = {n: mask.clone() for n, mask in small.masks.items()}
+            added[name][tuple(index)] = True
+            assert places[tuple(index)] == bb.effective(small.module, added, images)[name][tuple(index)]
 
 
 def test_weights_that_pass_on_a_constant_are_trained(images):

@@ -26,7 +26,7 @@ EARLY: dict = {"method": "magnitude", "sparsity": 0.6, "epochs": 1, "pretrain": 
 FORCE: dict = {"rounds": 4}
 OWN = FORCE | {"epochs": 3, "optimizer": "adamw", "lr": 0.01, "lr_schedule": "one-cycle", "label_smoothing": 0.1}
 THIN: dict = FORCE | {"ham": True, "sam": 0.05}
-MOVING: dict = THIN | {"evolve": "rigl", "epochs": 3}
+MOVING: dict = THIN | {"evolve": "rigl", "ablate": 0.3, "epochs": 3}
 
 
 @pytest.mark.parametrize(

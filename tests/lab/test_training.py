@@ -24,7 +24,7 @@ from barebones.running.rng import forked, reseed
 from barebones.training import ham, sam
 
 PLAN = TrainingPlan(epochs=3, batch_size=8, lr=0.1, weight_decay=5e-4, milestones=(1 / 3, 2 / 3))
-MOVING = [replace(PLAN, evolve="rigl", sam=0.5), replace(PLAN, evolve="set", optimizer="adamw", lr=0.01)]
+MOVING = [replace(PLAN, evolve="rigl", ablate=0.5, sam=0.5), replace(PLAN, evolve="set", optimizer="adamw", lr=0.01)]
 STEPS = 5  # of an epoch: 37 images, 8 at a time
 PLANS = [  # every optimizer, and every schedule with and without a warm-up
     PLAN,

@@ -41,11 +41,15 @@ def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Ma
 
 @dataclass(frozen=True)
 class Trace:
-    """The result of one run: which outputs are reached, the uses of each weight, the kept weights on a path."""
+    """The result of one run: which outputs are reached, the uses of each weight, the kept weights on a path.
+
+    `places` are where a weight is on a path, or would be if it alone were added.
+    """
 
     outputs: list[bool]
     uses: dict[str, Use]
     effective: Masks
+    places: Masks
     peeked: bool = False  # Python code has read values; known after a strict run
     samples: int = 1  # in the example; 1 where its first dimension does not count them
     silent: int = 0  # columns of the outputs that no signal reaches in any sample
@@ -88,8 +92,8 @@ def trace(
 ) -> Trace:
     """Run the model on bits. The model does not change.
 
-    Without `backward`, `effective` is empty. A `strict` run also follows comparisons and masks among the inputs to the
-    values that are computed with them, in the forward pass only.
+    Without `backward`, `effective` and `places` are empty. A `strict` run also follows comparisons and masks among the
+    inputs to the values that are computed with them, in the forward pass only.
     """
     model = bare(model)
     refuse_sharded(model, "follow its paths")
@@ -122,13 +126,13 @@ def trace(
             tables = [t for t in outputs if t.requires_grad and t.dim() == 2]
             silent = sum(int((t == 0).all(0).count_nonzero()) for t in tables)
             columns = sum(t.shape[1] for t in tables)
-            on_paths = Masks()
+            on_paths, places = Masks(), Masks()
             for name, mask in kept.items() if backward else ():
                 flow = bits[name].grad
-                on_path = torch.zeros_like(mask) if flow is None else mask & (mode.flow(name, flow) != 0)
-                on_paths[name] = on_path.to(masks[name].device)
+                place = torch.zeros_like(mask) if flow is None else mode.flow(name, flow) != 0
+                places[name], on_paths[name] = (each.to(masks[name].device) for each in (place, mask & place))
             samples = _samples(model, call(example), outputs)
-            return Trace(reached, mode.uses(), on_paths, mode.peeked, samples, silent, columns)
+            return Trace(reached, mode.uses(), on_paths, places, mode.peeked, samples, silent, columns)
     except Exception as error:
         advice = "" if isinstance(error, ValueError) else "; pass an example that the model accepts"
         raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}{advice}") from error

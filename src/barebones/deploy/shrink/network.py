@@ -39,6 +39,11 @@ class Shrunk:
         (before, after), (_, weights) = self.plan.parameters, self.plan.weights
         return f"Shrunk(parameters {before:,} → {after:,}, {weights:,} weights kept)"
 
+    def expand_masks(self, masks: Mapping[str, Tensor]) -> Masks:
+        """Return masks of weights of `module` as masks of the original weights: what was removed is pruned."""
+        whole = {name: torch.zeros_like(p, dtype=torch.bool).cpu() for name, p in parameters(self._large).items()}
+        return Masks({n: whole[n].put_(self._origin[n].cpu(), mask.cpu()) for n, mask in masks.items()})
+
     def expand(self) -> nn.Module:
         """Return a network of the original architecture that computes what `module` computes now, trained or not.
 

@@ -172,6 +172,10 @@ class Experiment:
         None, "Move the masks in training, to large gradients (rigl) or at random (set).", "pruning named optional",
         shown="the masks stay", kind="evolution", known=names.EVOLUTIONS,
     )  # fmt: skip
+    ablate: float = _training(
+        0.0, "With --evolve, empty channels with fewer salient weights than this share of the mean.",
+        "pruning named optional", least=0, below=1,
+    )  # fmt: skip
     precision: str | None = _training(
         None, "Precision of training", "computing",
         shown="bf16 on a GPU, else fp32", kind="precision", known=PRECISIONS,
@@ -205,10 +209,8 @@ class Experiment:
             raise ValueError("method file trains the masks of a file; name it with barebones train --mask FILE")
         if self.precision == "fp16" and (self.ham or self.sam):
             raise ValueError("ham and sam take gradients as they are, and fp16 scales them; choose another precision")
-        if self.evolve and (other := "pattern" if self.pattern else "shrink" if self.shrink else ""):
-            raise ValueError(
-                f"evolve lets weights of whole layers grow, which {other} rules out; leave one of them out"
-            )
+        if self.evolve and self.pattern:
+            raise ValueError("evolve lets weights of whole layers grow, which pattern rules out; leave one of them out")
         if self.rewind and not self.pretrain:
             raise ValueError("rewind returns to the weights before --pretrain, which is 0; set both or neither")
 
@@ -234,6 +236,8 @@ class Experiment:
             defaults |= {name: getattr(row, name) for name in same}
             defaults["schedule"] = next((name for name, known in SCHEDULES.items() if known is row.schedule), None)
             defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
+        if self.ablate and not self.evolve:
+            raise ValueError("ablate empties channels when masks move; add --evolve rigl, or leave it out")
         if self.unit == "channel" and self.control in ("shuffle", "invert"):
             raise ValueError(f"control {self.control} moves single weights, so it takes no unit channel; leave one out")
         if self.scoring_init is not None and (self.pretrain or self.control == "reinitialize"):

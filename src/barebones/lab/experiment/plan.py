@@ -39,6 +39,7 @@ class TrainingPlan:
     ham: bool = False
     sam: float = 0.0
     evolve: str | None = None
+    ablate: float = 0.0
 
     def rate(self, epoch: int, step: int = 0, steps: int = 1) -> float:
         """Return the learning rate of a step of an epoch, which has `steps`; all are counted from 0."""

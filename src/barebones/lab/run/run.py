@@ -19,7 +19,7 @@ from ...data import DATA, Data
 from ...files import masks as maskfile
 from ...files.weights import load_weights, save_weights
 from ...holding import audit
-from ...masks import Masks, everything, kept
+from ...masks import Masks, empty, everything, kept
 from ...pruning.controls import inverted, shuffled
 from ...pruning.methods import METHODS
 from ...pruning.probe import Probe
@@ -35,7 +35,7 @@ from .loading import check_unchanged
 from .metrics import COUNTED, METRICS, Line, Mark, Metrics
 from .network import Network, check_micro_batch, deterministic, pruned, scores
 from .options import RunOptions, environment, made
-from .shrunk import account_of, to_train
+from .shrunk import account_of, expanded, places, to_train
 from .tracking import tracking
 from .training import Training
 
@@ -236,23 +236,26 @@ class Stages:
         if experiment.rewind or experiment.control == "reinitialize":
             self.model = self.network.initial(experiment.init if experiment.control == "reinitialize" else None)
         stored = Masks() if experiment.method == DENSE else masks
-        held, small, shrunk = stored, None, None
+        held, small, shrunk, among = stored, None, None, None
         if experiment.shrink and not self.skipped:
             images = next(self.data.test.epoch(2))[0]
             small = to_train(self.model, masks, images)
             shrunk = account_of(small, self.model, masks, images[:1])
             self.model, held = small.module, small.masks
+            among = places(small, images) if plan.evolve else None
         if self.skipped:  # an earlier command, without this option, may have begun to train
             self.folder.delete(files.CHECKPOINT)
-        training = self._training("train", plan, held, files.CHECKPOINT)
+        training = self._training("train", plan, held, files.CHECKPOINT, among)
+        audit(self.model, Masks(training.masks))
         if training.evolution is not None:
-            stored = held = Masks(training.masks)
-            numbers, about["collapsed"] = _account(self.model, held, self.data)
-            about |= numbers
-        audit(self.model, held)
-        if small is not None:
+            stored = Masks(training.masks)
+            if small is not None:
+                self.model, stored = expanded(small, stored, masks)
+            numbers, about["collapsed"] = _account(self.model, stored, self.data)
+            about |= numbers | {"empty": empty(stored)}
+        elif small is not None:
             self.model = small.expand()  # the network that the user named is the one to keep
-            audit(self.model, masks)
+        audit(self.model, stored)
         last = training.last
         test = last.test if last is not None else training.evaluate(self.data.test)
         assert test is not None
@@ -285,11 +288,13 @@ class Stages:
         self.folder.delete(files.CHECKPOINT)
         return result
 
-    def _training(self, stage: str, plan: TrainingPlan, masks: Masks, checkpoint: str) -> Training:
+    def _training(
+        self, stage: str, plan: TrainingPlan, masks: Masks, checkpoint: str, among: Masks | None = None
+    ) -> Training:
         """Train, from the checkpoint if there is one; save checkpoints from time to time, and before a stop."""
         seed = self.experiment.seed if stage == "train" else digest.text(self.experiment.seed, stage)
         training = Training(
-            self.model, self.data, plan, masks, seed=seed,
+            self.model, self.data, plan, masks, seed=seed, among=among,
             precision=self.experiment.precision or "fp32", compiled=self.options.compiles(plan.epochs),
             captured=self.options.captured, micro_batch=self.options.micro_batch,
         )  # fmt: skip

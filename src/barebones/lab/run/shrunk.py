@@ -1,5 +1,6 @@
 """Shrunk networks in the lab: which weights are worth training, and what shrinking removed."""
 
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -10,7 +11,7 @@ from ...accounting import account
 from ...deploy.shrink import Shrunk, apply_cuts, find_cuts
 from ...deploy.shrink.comparison import accepts
 from ...masks import Masks, kept
-from ...paths import effective
+from ...paths import effective, trace
 from ...running.outputs import outputs
 from ...scope import masked_copy
 
@@ -45,6 +46,19 @@ def useful(model: nn.Module, masks: Masks, images: Tensor) -> Masks:
         return masks
     all_returned, returned = (_returned(masked_copy(model, each), images) for each in (masks, on_paths))
     return on_paths if kept(on_paths) and torch.equal(all_returned, returned) else masks
+
+
+def places(small: Shrunk, images: Tensor) -> Masks | None:
+    """Return where a weight is on a path, or would be: not in channels that fill up widths. None if that is unknown."""
+    with suppress(ValueError):
+        return trace(small.module, small.masks, images).places
+    return None
+
+
+def expanded(small: Shrunk, evolved: Masks, masks: Masks) -> tuple[nn.Module, Masks]:
+    """Return the whole network and its masks after those of the small one moved: both prune what was removed."""
+    whole = Masks({name: torch.zeros_like(mask) for name, mask in masks.items()} | small.expand_masks(evolved))
+    return masked_copy(small.expand(), whole), whole
 
 
 def account_of(small: Shrunk, model: nn.Module, masks: Masks, example: Tensor) -> dict[str, Any]:

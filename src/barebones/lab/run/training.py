@@ -75,6 +75,7 @@ class Training:
 
     On a GPU, `captured` replays the whole step (forward, backward, optimizer, masks) as one CUDA graph. `compiled` lets
     torch compile the network. No more than `micro_batch` images go through it at once; the gradients are the same.
+    Masks that move grow `among` these weights.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Training:
         plan: TrainingPlan,
         masks: Masks | None = None,
         *,
+        among: Masks | None = None,
         seed: int = 0,
         precision: str = "fp32",
         captured: bool = True,
@@ -113,7 +115,9 @@ class Training:
         if masks and plan.evolve and plan.epochs:
             self.masks, steps = self.held.state_dict(), plan.epochs * math.ceil(len(data.train) / plan.batch_size)
             every = math.ceil(steps / MOVES)
-            self.evolution = evolve(self.held, steps, every=every, method=plan.evolve, seed=seed)
+            self.evolution = evolve(
+                self.held, steps, every=every, method=plan.evolve, ablate=plan.ablate, among=among, seed=seed
+            )
             self.evolution.remove()  # `steps` advances it, since a CUDA graph calls no hooks
         if plan.ham:
             ham(self.optimizer)
