@@ -73,7 +73,7 @@ class Channels:
 
         A group's score is the sum of its weights' scores divided by their cost: with the target "weights", their mean.
         The sum alone prefers groups of many weights, and layers of smaller groups may be left with one channel: on a
-        small network at 90 %, Iterative SNIP then validates at 38 % instead of 99 % (docs/choosing.md). Ties go to
+        small network at 90 %, Iterative SNIP then validates at 40 % instead of 99 % (docs/choosing.md). Ties go to
         groups that stay now, then to the lower number. One channel of each layer stays always.
         """
         now = self.staying(before)
