@@ -34,16 +34,17 @@ def plain_masks(sides, shapes, stays, reads_only=False):
 
 
 def plain_selected(sides, scores, share, now, may, costs):
-    """Return the groups that stay: those with the highest sums of scores, up to the count that is nearest."""
+    """Return the groups that stay: those with the highest scores per cost, up to the count that is nearest."""
     shapes = {name: score.shape for name, score in scores.items()}
-    sums = dict.fromkeys(may, 0.0)
+    sums, paid = dict.fromkeys(may, 0.0), dict.fromkeys(may, 0)
     for name, (rows, columns) in sides.items():
         for r, row in enumerate(rows):
             for c, column in enumerate(columns):
                 for group, other in {row: column, column: row}.items():  # one if they are the same
                     if other in now and group in sums:
                         sums[group] += float(scores[name][r, c].double().sum())
-    order = sorted(may - {0}, key=lambda group: (-sums[group], group not in now, group))
+                        paid[group] += costs[name] * scores[name][r, c].numel()
+    order = sorted(may - {0}, key=lambda group: (-sums[group] / max(paid[group], 1), group not in now, group))
     layers = [set(side) for pair in sides.values() for side in pair if 0 not in side]
     first = {next(group for group in order if group in layer) for layer in layers}
     order = sorted(order, key=lambda group: group not in first)
@@ -157,7 +158,7 @@ def test_pruned_groups_have_a_gradient_only_if_they_are_computed():
     nn.init.zeros_(model[0].bias)
     channels, stays = find_channels(Probe(model, batches), "weights", 0.5), torch.arange(7) != 2
     both = channels.masks(stays), channels.masks(stays, reads_only=True)
-    dead, alive = (channels.totals(references.snip(model, masks, batches), stays)[2] for masks in both)
+    dead, alive = (channels.per_cost(references.snip(model, masks, batches), stays)[2] for masks in both)
     assert dead == 0 < alive
     assert saliency(model, both[0], batches) == pytest.approx(saliency(model, both[1], batches))
 

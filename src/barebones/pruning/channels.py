@@ -46,18 +46,19 @@ class Channels:
     def staying(self, masks: Masks | None) -> Tensor:
         """Return which groups keep a weight."""
         whole = torch.ones(self.size, dtype=torch.bool, device="cpu")
-        return whole if masks is None else self.totals(masks, whole) > 0
+        return whole if masks is None else self.per_cost(masks, whole) > 0
 
-    def totals(self, values: Mapping[str, Tensor], stays: Tensor) -> Tensor:
-        """Return the sum over each group's weights, of those whose other group stays."""
-        totals = torch.zeros(self.size, dtype=torch.float64, device="cpu")
+    def per_cost(self, values: Mapping[str, Tensor], stays: Tensor) -> Tensor:
+        """Return the sum over each group's weights, of those whose other group stays, divided by their cost."""
+        totals = torch.zeros(2, self.size, dtype=torch.float64, device="cpu")  # of the values, and of the costs
         for name, (first, second) in self.sides.items():
             kernels = values[name].reshape(len(first), len(second), -1)
-            table = kernels.sum(2, dtype=widest(kernels.device)).cpu().double()
-            totals.index_add_(0, first, (table * stays[second]).sum(1))
+            sums = kernels.sum(2, dtype=widest(kernels.device)).cpu().double()
+            table = torch.stack([sums, torch.full_like(sums, self.costs[name] / sums.numel())])
+            totals.index_add_(1, first, (table * stays[second]).sum(2))
             others = stays[first][:, None] & (first[:, None] != second)  # a weight within a group counts once
-            totals.index_add_(0, second, (table * others).sum(0))
-        return totals
+            totals.index_add_(1, second, (table * others).sum(1))
+        return totals[0] / totals[1].clamp(min=1)
 
     def amounts(self, rank: Tensor) -> Tensor:
         """Return the weights, or multiply-adds, that the first group alone keeps, the first two, and so on."""
@@ -70,13 +71,15 @@ class Channels:
     def selected(self, scores: Scores, share: float, before: Masks | None, revives: bool) -> Masks:
         """Return the masks of the groups with the highest scores, which keep as nearly this share as whole groups can.
 
-        A group's score is the sum of its weights' scores. Ties go to groups that stay now, then to the lower number.
-        One channel of each layer stays always.
+        A group's score is the sum of its weights' scores divided by their cost: with the target "weights", their mean.
+        The sum alone prefers groups of many weights, and layers of smaller groups may be left with one channel: on a
+        small network at 90 %, Iterative SNIP then validates at 40 % instead of 99 % (docs/choosing.md). Ties go to
+        groups that stay now, then to the lower number. One channel of each layer stays always.
         """
         now = self.staying(before)
         allowed, first = now | revives, torch.zeros_like(now)
         order = torch.arange(self.size, device="cpu")
-        for key in (now, self.totals(scores, now), allowed):
+        for key in (now, self.per_cost(scores, now), allowed):
             order = order[key[order].argsort(descending=True, stable=True)]
         rank = order.argsort()
         for groups in (side for sides in self.sides.values() for side in sides):
