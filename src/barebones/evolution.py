@@ -11,7 +11,7 @@ from .holding import ELEMENTWISE, Hold
 from .masks import Masks
 from .messages import unknown
 from .names import EVOLUTIONS
-from .pruning.selection import keep_top
+from .pruning.selection import top_masks
 from .pruning.thickness import by_channels, from_channels
 from .running import digest
 from .running.shards import count, is_sharded
@@ -66,13 +66,13 @@ class Evolution(AfterStep):
             if (gradient := weight.grad) is not None:
                 kept, may = count(mask), ~mask & self.among.get(name, ~mask)
                 moving = min(int(share * kept), count(may))
-                dropped = keep_top({name: -_finite(weight)}, moving, among={name: mask})[name]
+                dropped = top_masks({name: -_finite(weight)}, moving, among={name: mask})[name]
                 stays, wanted = mask & ~dropped, {name: self._wanted(name, gradient)}
-                grown = keep_top(wanted, moving, among={name: may})[name]
+                grown = top_masks(wanted, moving, among={name: may})[name]
                 if self.ablate and name in thinned:
                     left = unablated(mask, stays | may, stays | grown, self.ablate, inputs_first.get(name))
                     stays, may = stays & left, may & left
-                    grown = keep_top(wanted, kept - count(stays), among={name: may})[name]
+                    grown = top_masks(wanted, kept - count(stays), among={name: may})[name]
                 masks[name] = stays | grown
         return masks
 
