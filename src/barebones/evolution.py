@@ -81,7 +81,7 @@ class Evolution(AfterStep):
         if self.method == "rigl":
             return _finite(gradient.to_dense())
         generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "evolve", self.step, name))
-        return torch.rand(gradient.shape, generator=generator, dtype=torch.float64, device="cpu").to(gradient.device)
+        return torch.rand(gradient.shape, generator=generator, dtype=torch.float32, device="cpu").to(gradient.device)
 
 
 def unablated(mask: Tensor, places: Tensor, salient: Tensor, share: float, groups: int | None) -> Tensor:
