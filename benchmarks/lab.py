@@ -1,4 +1,4 @@
-"""Benchmark of the lab: training steps with and without masks, epochs, and FORCE against the necessary gradients."""
+"""Benchmark of the lab: training steps with and without masks, epochs, FORCE against its gradients, and GRASP-MB."""
 
 import statistics
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ from barebones.lab.run.training import Training
 from barebones.masks import Masks, agreement
 from barebones.models import build, initialize
 from barebones.names import SCORING_PRECISIONS
-from barebones.pruning.methods import METHODS
+from barebones.pruning.methods import METHODS, Method
 from barebones.pruning.probe import Probe
 from barebones.pruning.prune import prune
 from barebones.pruning.rounds import rounds as prune_rounds
@@ -171,13 +171,13 @@ def _precision(name: str, data: Data, count: int, seeds: range) -> Table:
     saliencies: dict[str, list[float]] = {}
     for seed in seeds:
         model = network(name, data, seed)
-        exact = _snip(model, data, "fp32", seed)
+        exact = _one_round(model, data, "fp32", seed)
         for precision in SCORING_PRECISIONS if next(model.parameters()).is_cuda else ("fp32", "bf16"):
             masks = _force(model, data.train.scoring(BATCH, seed), count, precision, seed)
             value = saliency(model, masks, data.train.scoring(BATCH, 1234), count=10)
             saliencies.setdefault(precision, []).append(value)
-            agreed.setdefault(precision, []).append(float(agreement(exact, _snip(model, data, precision, seed))))
-        other = agreement(exact, _snip(model, data, "fp32", seed + 1000))
+            agreed.setdefault(precision, []).append(float(agreement(exact, _one_round(model, data, precision, seed))))
+        other = agreement(exact, _one_round(model, data, "fp32", seed + 1000))
         agreed.setdefault("fp32, another batch", []).append(float(other))
     for side, shares in agreed.items():
         values = saliencies.get(side, [])
@@ -192,10 +192,27 @@ def _precision(name: str, data: Data, count: int, seeds: range) -> Table:
     return table
 
 
-def _snip(model: nn.Module, data: Data, precision: str, seed: int) -> Masks:
-    probe = Probe(model, data.train.scoring(BATCH, seed), precision=precision)
+def _one_round(
+    model: nn.Module, data: Data, precision: str, seed: int, method: Method = METHODS["snip"], capture: bool = False
+) -> Masks:
+    probe = Probe(model, data.train.scoring(BATCH, seed), precision=precision, capture=capture)
     keep = round((1 - SPARSITY) * sum(p.numel() for p in prunable(model).values()))
-    return next(iter(prune_rounds(probe, METHODS["snip"], keep))).masks
+    return next(iter(prune_rounds(probe, method, keep))).masks
+
+
+def _grasp(name: str, data: Data, count: int, device: str) -> Table:
+    """Time GRASP-MB in each precision, and compare its masks with those in fp32."""
+    method, on_gpu = replace(METHODS["grasp-mb"], batches_per_round=count), device.startswith("cuda")
+    run = partial(_one_round, network(name, data), data, method=method, capture=on_gpu)
+    sides = {
+        precision: partial(run, precision, 0) for precision in (SCORING_PRECISIONS if on_gpu else ("fp32", "bf16"))
+    }
+    sides["fp32, other batches"] = partial(run, "fp32", 1000)
+    masks = {side: work() for side, work in sides.items()}  # a warm-up too
+    table = _table(f"{name}: GRASP-MB, {count} batches, {SPARSITY:.1%}", "scores in", "s a batch", "agrees with fp32")
+    for side, time in in_turns(sides, REPEATS, device).items():
+        table.add_row(side, f"{time / count:.3f}", f"{float(agreement(masks['fp32'], masks[side])):.4f}")
+    return table
 
 
 def _spread(values: list[float], spread: Callable[[list[float]], float]) -> str:
@@ -214,6 +231,7 @@ def main(
         Path | None, typer.Option(help="Folder with CIFAR-10, for the table of precisions; without it, noise.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of networks to compare precisions on.")] = 3,
+    grasp: Annotated[int, typer.Option(help="Print the table of GRASP-MB only, with so many batches.")] = 0,
 ) -> None:
     """Print the tables of each network: training, pruning and the precision of the scores."""
     device, console = check_device(device), Console()
@@ -222,6 +240,9 @@ def main(
     torch.backends.cudnn.benchmark = True  # cuDNN takes its fastest algorithms, as in the lab
     data = random_images(images, device)
     for name in model or ["resnet50", "vgg19"]:
+        if grasp:
+            console.print(_grasp(name, data, grasp, device))
+            continue
         console.print(_training(name, data, device, compiled))
         console.print(_pruning(name, data, rounds, device))
         scored = data if data_root is None else load("cifar10", data_root, device)
