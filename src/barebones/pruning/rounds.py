@@ -110,13 +110,11 @@ def planned(probe: Probe, method: Method, keep: int) -> tuple[list[int], list[di
     floor = sum(min(method.at_least, weight.numel()) for weight in probe.parameters.values())
     if floor > keep:
         raise ValueError(f"at_least={method.at_least} asks for {floor} weights in all, but {keep} are kept; lower it")
+    law, least = method.densities, method.min_per_channel
     fans = (by_channels(w, probe.transposed.get(n)).shape[1] for n, w in list(probe.parameters.items())[:-1])
-    if (least := method.min_per_channel) and least > (most := min(max(fans, default=0), keep)):
-        problem = "no channel, except in the last layer, can keep as many weights"
-        raise ValueError(f"min_per_channel={least}: {problem}; use at most {most}")
-    if method.densities is None:
-        return counts, None
-    return counts, layer_counts(method.densities, probe.shapes, counts, method.at_least)
+    if least and least > (most := min(max(fans, default=0), keep)):
+        raise ValueError(f"min_per_channel={least} is more than the {most} weights that a channel can keep; lower it")
+    return counts, None if law is None else layer_counts(law, probe.shapes, counts, method.at_least)
 
 
 def _checked(scores: Scores, weights: dict[str, Tensor]) -> Scores:
