@@ -121,6 +121,15 @@ def test_a_dry_run_of_a_sweep_names_a_damaged_file_and_goes_on(command):
     assert "metrics.jsonl is damaged in line 1; delete its folder" in done.out
 
 
+@pytest.mark.parametrize("words", [["run", *FORCE, "--pattern", "2:5"], ["sweep", "grid.toml", "--device", "cpu"]])
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_settings_that_do_not_fit_the_network_are_refused_before_anything_starts(words, dry, mistake, command, tiny):
+    (tiny / "grid.toml").write_text('model = "small-vgg"\ndata = "digits"\npattern = ["1:2", "2:5"]\n')
+    mistake("pattern='2:5' does not divide the", *words, *dry)
+    assert "begins" not in command(*words, *dry).err
+    assert not list(tiny.glob("*runs/*"))
+
+
 def test_prune_checks_where_it_will_write_before_its_rounds(mistake, tiny, monkeypatch):
     def temporary(dir: Path) -> io.BytesIO:  # root may write everywhere
         if dir.name == "locked":

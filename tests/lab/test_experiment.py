@@ -116,7 +116,8 @@ def test_dense_prunes_nothing():
             ({"precision": "fp16", **one}, "and fp16 scales them; choose another")
             for one in ({"ham": True}, {"sam": 1})
         ),
-        ({"evolve": "rigl", "pattern": "2:4"}, "which pattern rules out"),
+        ({"evolve": "rigl", "pattern": "2:4"}, "evolve moves single weights, so it takes no pattern; leave one of"),
+        ({"evolve": "set", "unit": "channel"}, "evolve moves single weights, so it takes no unit channel; leave one"),
         ({"ablate": 0.3}, "ablate empties channels when masks move; add --evolve rigl, or leave it out"),
         ({"evolve": "rigl", "ablate": 1}, "ablate 1 must be at least 0, and below 1"),
         ({"method": "dense", "ablate": 0.3}, "dense prunes nothing, so it takes no ablate"),

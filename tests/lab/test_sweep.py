@@ -295,6 +295,8 @@ def alive(pid: str) -> bool:
     ("experiment", "options", "settings", "match"),
     [
         (short("small-vgh"), {}, {}, "did you mean 'small-vgg'"),
+        (short(pattern="2:5"), {}, {}, "digits-small-vgg-random-90-s0-.*: pattern='2:5' does not divide the"),
+        (short(densities='{"a": 1}'), {}, {}, "densities= must name every prunable layer"),
         (Experiment("vgg19", "cifar10"), {"data_root": Path("no-data-here")}, {}, "no-data-here"),
         (short(), {}, {"jobs": 0}, "at least one experiment must run"),
         (short(), {"device": "cuda"}, {}, "use --device cpu"),

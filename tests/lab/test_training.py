@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, On
 
 from barebones.data import Data, Normalization, TensorSplit
 from barebones.files import container as files
+from barebones.files.masks import save_masks
 from barebones.gpu.graphs import Captured
 from barebones.lab.experiment.plan import LR_SCHEDULES, OPTIMIZERS, TrainingPlan
 from barebones.lab.run import training as lab
@@ -372,6 +373,17 @@ def test_a_last_batch_of_a_single_image_is_passed_over():
     assert_same(before, state(training))
     epoch = next(steps)
     assert (tally[2], epoch.loss, epoch.accuracy) == (16, tally[0] / 16, tally[1] / 16)
+
+
+@pytest.mark.parametrize("about", [{"pattern": "2:4"}, {"unit": "channel"}])
+def test_masks_of_a_file_with_a_pattern_or_of_whole_channels_do_not_move(about, tmp_path):
+    still = {"model": "small-vgg", "data": "digits"}
+    save_masks({"a": torch.eye(4) > 0}, tmp_path / "mask", **about)
+    assert experiment_for_mask(tmp_path / "mask", still).evolve is None
+    with pytest.raises(ValueError, match=r"mask have a pattern or whole channels, .* --evolve"):
+        experiment_for_mask(tmp_path / "mask", still | {"evolve": "rigl"})
+    save_masks({"a": torch.eye(4) > 0}, tmp_path / "mask", pattern=None, unit="weight")
+    assert experiment_for_mask(tmp_path / "mask", still | {"evolve": "rigl"}).evolve == "rigl"
 
 
 def test_masks_of_a_file_train_with_the_defaults_of_another_optimizer(short, options):

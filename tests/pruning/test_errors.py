@@ -43,6 +43,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("batches_per_round=0", dict(batches_per_round=0)),
     ("at_least=-1", dict(at_least=-1)),
     ("at_least=10 asks for", dict(sparsity=0.9, at_least=10)),
+    (
+        "min_per_channel=28 is more than the 27 weights that a channel can keep; low",
+        dict(sparsity=0.5, min_per_channel=28),
+    ),
+    ("min_per_channel=12 is more than the 11 weights", dict(sparsity=0.9, min_per_channel=12)),
     ("revive_until=1.5", dict(revive_until=1.5)),
     ("bn='train': choose 'batch'.*'eval'", dict(bn="train")),
     ("precision='fp16': choose one of fp32, tf32, bf16", dict(precision="fp16")),

@@ -106,7 +106,7 @@ def plain_best(text, rows, columns, flat):
         (dict(pattern="4:2"), "pattern='4:2': name N:M, such as 2:4, or block:RxC"),
         (dict(pattern="block:2:4"), "name N:M"),
         (dict(pattern=2), "pattern=2: name N:M"),
-        (dict(pattern="2:3"), "does not divide the 8 outputs and 4 inputs of 0.weight"),
+        (dict(pattern="2:3"), "6.weight; choose another, or in Python use exclude="),
         (dict(pattern="block:3x1"), "does not divide the 8 outputs and 4 inputs of 0.weight"),
         (dict(pattern="2:16"), "no layer has as many as 16 inputs"),
         (dict(pattern="2:4", sparsity=0.4), "keeps at most 224 of 448 weights; use sparsity=0.5"),

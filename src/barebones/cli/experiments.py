@@ -200,6 +200,7 @@ def sweep(
     Example: barebones sweep smoke
     """
     from ..lab.run.folder import progress
+    from ..lab.run.network import check_each
     from ..lab.sweep import sweep as sweeping
 
     _, run_options = split(options, here=engine == sweeping.LOCAL)
@@ -210,6 +211,7 @@ def sweep(
     listed = from_recipe(recipe, named, trust)
     experiments = dict.fromkeys(experiment.resolved(run_options.device) for experiment in listed)
     if dry_run:
+        check_each(experiments)
         for experiment in experiments:
             try:
                 say(f"{experiment.folder}: {progress(run_options.folder(experiment))}")

@@ -53,7 +53,7 @@ def check(
     if wrong := [name for name, (outputs, inputs) in divided.items() if outputs % rows or inputs % columns]:
         outputs, inputs = sides[wrong[0]]
         what = f"{outputs} outputs and {inputs} inputs of {shortened(wrong)}"
-        raise ValueError(f"pattern={pattern!r} does not divide the {what}; leave them out with exclude=")
+        raise ValueError(f"pattern={pattern!r} does not divide the {what}; choose another, or in Python use exclude=")
     if blocks:
         return
     total, most = sum(math.prod(shape) for shape in shapes.values()), _most(a, b, shapes, groups)

@@ -166,12 +166,7 @@ def prune(
         model, batches, loss=loss, objective=objective, scope=scope, exclude=exclude, bn=bn, precision=precision,
         capture=capture, example=example, micro_batch=micro_batch, shared=shared, seed=seed,
     )  # fmt: skip
-    total = size(probe.parameters)
-    keep = round((1 - sparsity) * total)
-    if row.pattern is not None and keep:
-        (keep,) = patterns.counts(row.pattern, total, [keep])
-    if keep == 0:
-        raise ValueError(f"sparsity={sparsity} leaves none of the {total} prunable weights; lower it")
+    total, keep = size(probe.parameters), count_kept(probe, row, sparsity)
     if keep == total and after is not None:
         raise ValueError("sparsity=0 removes nothing, so there is no run that after= could continue; leave one out")
     if keep == total:
@@ -214,6 +209,17 @@ def prune(
         "weights": f"{int(probe.weights_digest() if last is None else last.weights_digest) % 2**64:016x}",
     }
     return Pruned(masks, records, cutting, emptied, effective, last, about)
+
+
+def count_kept(probe: Probe, method: Method, sparsity: float) -> int:
+    """Return how many weights stay; with a pattern of blocks, those of the nearest number of whole blocks."""
+    total = size(probe.parameters)
+    keep = round((1 - sparsity) * total)
+    if method.pattern is not None and keep:
+        (keep,) = patterns.counts(method.pattern, total, [keep])
+    if keep == 0:
+        raise ValueError(f"sparsity={sparsity} leaves none of the {total} prunable weights; lower it")
+    return keep
 
 
 def on_no_path(kept: int, effective: int, revive_until: float) -> str:

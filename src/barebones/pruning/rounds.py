@@ -18,7 +18,7 @@ from .probe import Probe
 from .resuming import check_same_ranks, check_same_run, function_name, plan_of
 from .round import Round, by_channel, changes, not_finite, used_channels
 from .selection import top_masks
-from .thickness import thickened
+from .thickness import by_channels, thickened
 
 
 def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = None) -> Iterator[Round]:
@@ -45,10 +45,8 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
     The loop never waits for an accelerator: that all scores were finite is checked when somebody reads a round's
     numbers, or before the last round is yielded.
     """
-    counts = [size(probe.parameters), *_counts(probe, method, keep)]
-    in_layers = None
-    if method.densities is not None:
-        in_layers = layer_counts(method.densities, probe.shapes, counts[1:], method.at_least)
+    counts, in_layers = planned(probe, method, keep)
+    counts = [size(probe.parameters), *counts]
     plan = plan_of(probe, method, counts, in_layers[-1] if in_layers else None)
     check_same_ranks(probe, method, plan)
     channels = find_channels(probe, method.target, keep / counts[0]) if method.unit == "channel" else None
@@ -92,8 +90,8 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
         yield step
 
 
-def _counts(probe: Probe, method: Method, keep: int) -> list[int]:
-    """Return how many weights each round keeps, if the schedule and the floor fit this model."""
+def planned(probe: Probe, method: Method, keep: int) -> tuple[list[int], list[dict[str, int]] | None]:
+    """Return how many weights each round keeps, in all and by densities in each layer, if the method fits the model."""
     total = size(probe.parameters)
     if not 0 < keep <= total:
         raise ValueError(f"keep={keep}: choose from 1 to the {total} prunable weights")
@@ -112,7 +110,11 @@ def _counts(probe: Probe, method: Method, keep: int) -> list[int]:
     floor = sum(min(method.at_least, weight.numel()) for weight in probe.parameters.values())
     if floor > keep:
         raise ValueError(f"at_least={method.at_least} asks for {floor} weights in all, but {keep} are kept; lower it")
-    return counts
+    law, least = method.densities, method.min_per_channel
+    fans = (by_channels(w, probe.transposed.get(n)).shape[1] for n, w in list(probe.parameters.items())[:-1])
+    if least and least > (most := min(max(fans, default=0), keep)):
+        raise ValueError(f"min_per_channel={least} is more than the {most} weights that a channel can keep; lower it")
+    return counts, None if law is None else layer_counts(law, probe.shapes, counts, method.at_least)
 
 
 def _checked(scores: Scores, weights: dict[str, Tensor]) -> Scores:

@@ -209,8 +209,6 @@ class Experiment:
             raise ValueError("method file trains the masks of a file; name it with barebones train --mask FILE")
         if self.precision == "fp16" and (self.ham or self.sam):
             raise ValueError("ham and sam take gradients as they are, and fp16 scales them; choose another precision")
-        if self.evolve and self.pattern:
-            raise ValueError("evolve lets weights of whole layers grow, which pattern rules out; leave one of them out")
         if self.rewind and not self.pretrain:
             raise ValueError("rewind returns to the weights before --pretrain, which is 0; set both or neither")
 
@@ -238,6 +236,8 @@ class Experiment:
             defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
         if self.ablate and not self.evolve:
             raise ValueError("ablate empties channels when masks move; add --evolve rigl, or leave it out")
+        if self.evolve and (kept := "pattern" if self.pattern else self.unit == "channel" and "unit channel"):
+            raise ValueError(f"evolve moves single weights, so it takes no {kept}; leave one of them out")
         if self.unit == "channel" and self.control in ("shuffle", "invert"):
             raise ValueError(f"control {self.control} moves single weights, so it takes no unit channel; leave one out")
         if self.scoring_init is not None and (self.pretrain or self.control == "reinitialize"):

@@ -53,6 +53,9 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
     if wrong := [name for name in sorted(SETTLED) if name in changes]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         raise ValueError(f"the masks are found already, so {options} has no effect; leave it out")
+    if changes.get("evolve") and (masks.about.get("pattern") or masks.about.get("unit") == "channel"):
+        what = f"the masks of {path} have a pattern or whole channels"
+        raise ValueError(f"{what}, which moving single weights would break; leave out --evolve")
     if finder["pretrain"]:
         raise ValueError(f"{path} was found after pretraining; use barebones run, which repeats the pretraining")
     method = finder["method"] if record and finder["method"] != DENSE else FILE

@@ -1,6 +1,6 @@
 """An experiment's network at its initial weights, and its data."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -15,19 +15,20 @@ from ...data import DATA, Data, Inputs, Normalization, TensorSplit
 from ...data import load as load_data
 from ...files.weights import dense_bytes
 from ...imports import is_code, source_digest
-from ...masks import Scores
+from ...masks import Scores, size
 from ...messages import shape_of, shortened
 from ...models import build, initialize, wanted
 from ...pruning.controls import reinitialized
 from ...pruning.methods import METHODS
 from ...pruning.probe import Probe
-from ...pruning.prune import Pruned, prune
+from ...pruning.prune import Pruned, count_kept, prune
 from ...pruning.round import Round
+from ...pruning.rounds import planned
 from ...running import digest
 from ...running.devices import check_here
 from ...running.modes import restored
 from ...running.rng import forked
-from ..experiment.experiment import Experiment, method_named
+from ..experiment.experiment import DENSE, Experiment, method_named
 from .options import RunOptions
 
 
@@ -140,6 +141,25 @@ def check_micro_batch(model: nn.Module, experiment: Experiment, options: RunOpti
             f"--micro-batch splits batches, but layers of {experiment.model} take statistics of whole batches "
             f"({shortened(norms)}); leave it out"
         )
+
+
+def check_pruning(model: nn.Module, experiment: Experiment) -> None:
+    """Raise a `ValueError` if the settings of pruning do not fit the shapes of the network."""
+    if experiment.method != DENSE and experiment.mask is None:
+        probe, method = Probe(model, scope=experiment.scope), experiment.pruning()
+        if (keep := count_kept(probe, method, experiment.sparsity)) < size(probe.parameters):
+            planned(probe, method, keep)
+
+
+def check_each(experiments: Iterable[Experiment]) -> None:
+    """Do that for several experiments, without data. Networks and data of the user's own are left to the runs."""
+    network = lru_cache(maxsize=2)(built)
+    for experiment in experiments:
+        if (inputs := known_inputs(experiment)) is not None and not is_code(experiment.model):
+            try:
+                check_pruning(network(experiment.model, inputs), experiment)
+            except ValueError as error:
+                raise ValueError(f"{experiment.folder}: {error}") from None
 
 
 def _needs_batch(module: nn.Module) -> bool:

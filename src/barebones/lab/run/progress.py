@@ -21,7 +21,7 @@ from . import connectivity
 from .folder import finished, progress, recorded
 from .heartbeat import heartbeat
 from .metrics import COUNTED, Line
-from .network import built, data_of, known_inputs
+from .network import built, check_pruning, data_of, known_inputs
 from .options import RunOptions
 
 PREPARING = "reading the data and building the network"
@@ -102,11 +102,11 @@ def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] |
     """Yield what a run would do; `given` are the settings that the user names, beside those of a mask file."""
     experiment = requested.resolved(options.device)
     inputs = known_inputs(experiment) or data_of(experiment, options).inputs
+    network = built(experiment.model, inputs)
+    check_pruning(network, experiment)
     yield settings(experiment, requested, given)
-    weights = sum(p.numel() for p in prunable(built(experiment.model, inputs)).values())
+    weights = sum(p.numel() for p in prunable(network, experiment.scope).values())
     keep = round((1 - experiment.sparsity) * weights)
-    if keep == 0:
-        raise ValueError(f"sparsity {experiment.sparsity} leaves none of the {weights:,} prunable weights; lower it")
     yield f"{experiment.model} has {weights:,} prunable weights; {keep:,} would be left."
     if experiment.rounds is not None:
         number = counted(experiment.batches_per_round or 1, "batch", "es")

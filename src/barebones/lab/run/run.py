@@ -33,7 +33,7 @@ from . import connectivity
 from . import folder as files
 from .loading import check_unchanged
 from .metrics import COUNTED, METRICS, Line, Mark, Metrics
-from .network import Network, check_micro_batch, deterministic, pruned, scores
+from .network import Network, check_micro_batch, check_pruning, deterministic, pruned, scores
 from .options import RunOptions, environment, made
 from .shrunk import account_of, expanded, places, to_train
 from .tracking import tracking
@@ -79,6 +79,7 @@ def run(
     unread = until == "prune" and free and experiment.data in DATA and not (experiment.pretrain or options.download)
     network = Network(experiment, options, torch.device(options.device), unread)
     check_micro_batch(network.model, experiment, options, until)
+    check_pruning(network.model, experiment)
     with files.reserved(path, experiment, network.digest) as folder, ExitStack() as stack:
         if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
             return ending

@@ -24,6 +24,7 @@ from ..records import records
 from ..run.folder import FAILURE
 from ..run.heartbeat import clock, heartbeat
 from ..run.loading import check_unchanged
+from ..run.network import check_each
 from ..run.options import RunOptions
 from .jobs import DONE, FAILED, QUEUED, RUNNING, SKIPPED, STOPPED, Job, Jobs, live_table, sentence, status
 from .processes import Processes, places, sharing
@@ -192,6 +193,7 @@ def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -
         check_here(options.device)
     for model in dict.fromkeys(experiment.model for experiment in experiments):
         check_name(model)
+    check_each(experiments)
     for data, wish in dict.fromkeys((experiment.data, wanted(experiment.model)) for experiment in experiments):
         form = wish._asdict() if wish else {}
         load(data, options.data_root, download=options.download, **form)  # downloads once, not in each process
