@@ -15,8 +15,10 @@ from references import equal
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from barebones.files import container, weights
 from barebones.files import masks as files
 from barebones.files.masks import KIND, VERSION, fingerprint, load_masks, masks_digest, save_masks
+from barebones.pruning.round import Round
 
 
 def random_mask(shape: tuple[int, ...], density: float, seed: int = 0) -> Tensor:
@@ -139,6 +141,32 @@ def test_what_was_loaded_can_be_saved_again_and_what_the_masks_tell_is_not_taken
     content = path.read_bytes()
     save_masks(masks, path, **masks.about | dict.fromkeys(("kept", "prunable", "fingerprint", "library"), "wrong"))
     assert path.read_bytes() == content
+
+
+READERS = {KIND: load_masks, weights.KIND: weights.load_weights, "barebones-round": Round.load}
+
+
+def read(kind: str, path: Path, layers: int = 1, **changes: Any) -> None:
+    """Read a file whose header, with a right checksum, tells something else of its masks."""
+    tensors, layout = files.pack({str(i): torch.eye(3) > 0 for i in range(layers)})
+    stored = {weights.MASK * (kind == weights.KIND) + name: data for name, data in tensors.items()}
+    about = {"layout": {name: e | changes for name, e in layout.items()}, "tied": {}, "counts": [], "measures": []}
+    container.write(path, stored, kind, 1, about)
+    READERS[kind](path)
+
+
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize(("layers", "shape"), [(1, [2**31]), (1, [2**31, 2**31]), (40, [2**26])])
+def test_a_few_bytes_never_become_gigabytes(kind: str, layers: int, shape: list[int], path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"m has a header .*\({2 * layers} bytes cannot stand for [\d,]+ weights"):
+        read(kind, path, layers, shape=shape, encoding="gaps8")
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_header_that_does_not_fit_its_masks_is_refused(kind: str, path: Path) -> None:
+    for change in ({"shape": [4]}, {"shape": [3, 6]}, {"shape": None}, {"kept": 4}, {"encoding": "zip"}):
+        with pytest.raises(ValueError, match="m has a header that does not fit its masks"):
+            read(kind, path, **change)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def load_masks(
     tensors, about = container.read(path, KIND, VERSION)
     layout = about.pop("layout")
     if model is None:
-        masks = unpack(tensors, layout)
+        masks = unpack(tensors, layout, path)
     else:
         stored = {name: entry["shape"] for name, entry in layout.items()}
         weights, named = prunable(model, scope, exclude), parameters(model)
@@ -73,7 +73,7 @@ def load_masks(
             where = f"{len(differing)} of the parameters differ: {shortened(differing)}"
             raise ValueError(f"{path} does not match the model; {where}{hint}")
         one = {name: {name: entry} for name, entry in layout.items()}  # at a time: of a sharded model, some rows stay
-        masks = Masks({name: placed(unpack(tensors, one[name])[name], named[name]) for name in layout})
+        masks = Masks({name: placed(unpack(tensors, one[name], path)[name], named[name]) for name in layout})
     masks.about = about
     return masks
 
@@ -121,13 +121,22 @@ def pack(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
     return tensors, layout
 
 
-def unpack(tensors: Mapping[str, Tensor], layout: Layout) -> Masks:
-    """Decode the masks that `pack` encoded, in their original order.
+def unpack(tensors: Mapping[str, Tensor], layout: Layout, path: container.Path) -> Masks:
+    """Decode the masks that `pack` encoded, in their original order; a layout that does not fit them is an error.
 
-    >>> dict(unpack(*pack({"w": torch.tensor([True, False])})))
+    >>> dict(unpack(*pack({"w": torch.tensor([True, False])}), "file"))
     {'w': tensor([ True, False])}
     """
-    return Masks({name: decode(e["encoding"], tensors[name], e["shape"]) for name, e in layout.items()})
+    try:
+        total = sum(math.prod(entry["shape"]) for entry in layout.values())
+        if total > 2**28 + 2**15 * size(tensors):  # the longest gap is 2**16 weights in 2 bytes, and the end has none
+            raise ValueError(f"{size(tensors):,} bytes cannot stand for {total:,} weights")
+        masks = Masks({name: decode(e["encoding"], tensors[name], e["shape"]) for name, e in layout.items()})
+        if any(count(masks[name]) != entry["kept"] for name, entry in layout.items()):
+            raise ValueError("they keep another number of weights than it says")
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} has a header that does not fit its masks ({error}); make the file anew") from None
+    return masks
 
 
 def encode(mask: Tensor) -> tuple[str, Tensor]:
