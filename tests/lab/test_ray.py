@@ -74,7 +74,7 @@ def test_each_experiment_ends_once_although_a_worker_dies(cluster, options):
     assert text.startswith("Ray cluster ")
     assert "has no 'no_such_network'" in text
     assert sorted(row["status"] for row in records.records(options.runs)) == ["done", "done", "done", "failed"]
-    assert not list(options.runs.glob("*/lease-*"))
+    assert not list(options.runs.glob("*/lock-*"))
     assert not list(options.runs.glob(".sweep-*"))
 
 
@@ -84,7 +84,7 @@ def test_a_stopped_sweep_saves(cluster, options):
     checkpoint = options.folder(endless) / "checkpoint.safetensors"
     result, text = swept_by_ray([endless], options, stopping=checkpoint.exists)
     assert (result.done, result.stopped) == (0, 1), text
-    assert not list(options.runs.glob("*/lease-*"))
+    assert not list(options.runs.glob("*/lock-*"))
     assert signal.getsignal(signal.SIGTERM) is handler
 
 

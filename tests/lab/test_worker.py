@@ -15,7 +15,7 @@ from fuzzing import cases
 from barebones.gpu import mps
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import options
-from barebones.lab.run.lock import Busy, leased
+from barebones.lab.run.lock import Busy, locked
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import Stopped
 from barebones.lab.sweep import processes, worker
@@ -198,7 +198,7 @@ def test_whatever_happens_every_run_ends_once(case, sweep, monkeypatch):
     def run(experiment, options, report, stopping, held):
         folder = options.folder(experiment)
         folder.mkdir(exist_ok=True)
-        with leased(folder):
+        with locked(folder):
             held()
             here = (current.starter, current.place, current.starter.round.alone)
             beside = [where[2] for where in running if where[:2] == here[:2]]
