@@ -19,7 +19,7 @@ from ...running.inputs import call, tensors
 from ...running.outputs import outputs
 from ...scope import bare, masked_copy, matched, parameters
 from .comparison import Comparison, Unusable, copy_sharing_parameters
-from .cut import cut_masks, scatter, sever, without
+from .cut import cut_masks, scatter, without, zero_connections
 from .plan import Cuts, ShrinkPlan, smaller_layers
 from .removal import ChannelReader, constants, prune_shifts, reached, readers, zero_shifts
 from .trials import Trials
@@ -150,7 +150,7 @@ def find_cuts(
             unchecked=unchecked,
             layout=layout,
         )
-        return Cuts(trial.removed, trial.added, zeroed, trial.severed, channels_last and not layout, plan)
+        return Cuts(trial.removed, trial.added, zeroed, trial.zeroed_connections, channels_last and not layout, plan)
 
 
 def apply_cuts(model: nn.Module, masks: Mapping[str, Tensor], cuts: Cuts) -> Shrunk:
@@ -164,7 +164,7 @@ def apply_cuts(model: nn.Module, masks: Mapping[str, Tensor], cuts: Cuts) -> Shr
         small = _restored(small, model)
         if cuts.channels_last:
             _with_channels_last(small)
-        sever(large, cuts.severed)
+        zero_connections(large, cuts.zeroed_connections)
         return Shrunk(small, cut_masks(cpu_masks, origin, small), cuts.plan, large, origin)
 
 
