@@ -279,14 +279,12 @@ def test_an_interrupt_kills_the_workers(sweep, monkeypatch):
 
 def test_a_claim_that_is_half_written_is_that_of_the_dead_worker(sweep, monkeypatch):
     monkeypatch.setattr(processes, "wait", lambda sentinels, seconds: None)
-    starter = Fakes([made(), made(1)], RunOptions(sweep.parent), sweep, ["cpu"])
+    starter = Fakes([made()], RunOptions(sweep.parent), sweep, ["cpu"])
     starter.attend()
-    (process,) = starter.processes
     starter.round.file(made(), "run").touch()
-    process.exitcode = -9
+    next(iter(starter.processes)).exitcode = -9
     starter.attend()
-    assert [starter.round.over(each) for each in (made(), made(1))] == [True, False]
-    assert not starter.round.file(made(), "run").exists()
+    assert starter.round.over(made())  # so it is left to be tried again, alone
 
 
 def test_workers_that_cannot_start_end_the_sweep_in_a_sentence(sweep, monkeypatch):

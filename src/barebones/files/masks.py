@@ -17,6 +17,7 @@ from ..version import __version__
 from . import container
 
 KIND, VERSION = "barebones-masks", 1
+SHIFTS = torch.arange(8, dtype=torch.uint8, device="cpu")
 WIDTHS = {"gaps8": 1, "gaps16": 2}  # bytes per gap
 Layout = dict[str, dict[str, Any]]  # the shape, encoding and kept count of each mask, by name; fit for JSON
 NUMBERS = (  # what a run counts of its masks and stores with them
@@ -113,8 +114,6 @@ def pack(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
     """
     tensors, layout = {}, {}
     for name, mask in masks.items():
-        if mask.dtype != torch.bool:
-            raise ValueError(f"the mask of {name} has the type {mask.dtype}; masks must be bool tensors")
         encoding, data = encode(mask)
         tensors[name] = on_disk(data) if is_sharded(mask) else data
         layout[name] = {"shape": list(mask.shape), "encoding": encoding, "kept": count(mask)}
@@ -155,7 +154,7 @@ def encode(mask: Tensor) -> tuple[str, Tensor]:
             return encoding, data
     padded = torch.zeros(8 * length, dtype=torch.uint8, device="cpu")
     padded[: flat.numel()] = flat
-    return "bits", (padded.view(-1, 8) << _shifts()).sum(1, dtype=torch.uint8)
+    return "bits", (padded.view(-1, 8) << SHIFTS).sum(1, dtype=torch.uint8)
 
 
 def decode(encoding: str, data: Tensor, shape: Sequence[int]) -> Tensor:
@@ -167,7 +166,7 @@ def decode(encoding: str, data: Tensor, shape: Sequence[int]) -> Tensor:
     """
     count = math.prod(shape)
     if encoding == "bits":
-        return (data[:, None] >> _shifts()).bitwise_and_(1).view(torch.bool).view(-1)[:count].reshape(tuple(shape))
+        return (data[:, None] >> SHIFTS).bitwise_and_(1).view(torch.bool).view(-1)[:count].reshape(tuple(shape))
     mask = torch.zeros(count, dtype=torch.bool, device="cpu")
     mask[decode_indices(encoding, data)] = True
     return mask.view(tuple(shape))
@@ -204,7 +203,3 @@ def decode_indices(encoding: str, data: Tensor) -> Tensor:
         values = values[::2] + 256 * values[1::2]
     ends = values != 256 ** WIDTHS[encoding] - 1
     return (values + ends).cumsum(0)[ends] - 1
-
-
-def _shifts() -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device="cpu")

@@ -133,9 +133,7 @@ class Round:
         floats = torch.tensor([*map(float.fromhex, about["measures"])], dtype=torch.float64, device="cpu")
         masks = unpack(tensors, about["layout"], path)
         flags = torch.zeros(1 + len(masks), dtype=torch.bool, device="cpu")  # `save` refuses other rounds
-        return cls(
-            about["index"], about["keep"], masks, about["seconds"], about["plan"], integers, floats, flags
-        )  # fmt: skip
+        return cls(about["index"], about["keep"], masks, about["seconds"], about["plan"], integers, floats, flags)
 
 
 # What a round counts, as tensors that stay on the device until somebody reads them.

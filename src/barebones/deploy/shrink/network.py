@@ -17,7 +17,7 @@ from ...paths.coupling import Coupling, find_coupling
 from ...running.backward import gradients
 from ...running.inputs import call, tensors
 from ...running.outputs import outputs
-from ...scope import bare, masked_copy, matched, parameters
+from ...scope import bare, masked_copy, parameters
 from .comparison import Comparison, Unusable, copy_sharing_parameters
 from .cut import cut_masks, scatter, without, zero_connections
 from .plan import Cuts, ShrinkPlan, smaller_layers
@@ -169,10 +169,9 @@ def apply_cuts(model: nn.Module, masks: Mapping[str, Tensor], cuts: Cuts) -> Shr
 
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Masks, nn.Module]:
-    cpu_masks = Masks({name: mask.cpu() for name, _, mask in matched(model, masks)})
-    large = masked_copy(model, cpu_masks)
+    large = masked_copy(model, masks)
     large.zero_grad(set_to_none=True)
-    return cpu_masks, large
+    return Masks({name: mask.cpu() for name, mask in masks.items()}), large
 
 
 def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:
