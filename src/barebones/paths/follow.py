@@ -20,7 +20,7 @@ from ..masks import Masks, everything
 from ..running.inputs import call, first_sample, tensors
 from ..running.modes import uncheckpointed
 from ..running.rng import forked, own_generators
-from ..scope import bare, matched, parameters, refuse_scripted, refuse_sharded
+from ..scope import bare, matched, parameters, placed, refuse_scripted, refuse_sharded
 from .bits import Bits, Use
 from .rules import RULES
 
@@ -36,6 +36,7 @@ def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Ma
     >>> effective(net, {"0.weight": first, "2.weight": second}, torch.zeros(1, 2))["0.weight"].tolist()
     [[True, False], [False, False]]
     """
+    matched(model, masks)  # whether they fit
     return trace(model, masks, example).effective
 
 
@@ -90,15 +91,15 @@ def losses(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: 
 def trace(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward: bool = True, strict: bool = False
 ) -> Trace:
-    """Run the model on bits. The model does not change.
+    """Run the model on bits. The model does not change, and the masks must fit it.
 
     Without `backward`, `effective` and `places` are empty. A `strict` run also follows comparisons and masks among the
     inputs to the values that are computed with them, in the forward pass only.
     """
     model = bare(model)
     refuse_sharded(model, "follow its paths")
-    kept = {name: mask for name, _, mask in matched(model, masks)}
     named = parameters(model)
+    kept = {name: placed(mask, named[name]) for name, mask in masks.items()}
     devices = list({p.device for p in named.values()}) or [torch.device("cpu")]
     try:
         with ExitStack() as stack:
