@@ -679,7 +679,7 @@ def draw_masks(model: nn.Module, seed: int) -> dict[str, Tensor]:
     return masks
 
 
-def redraw(model: nn.Module, seed: int, masks: dict[str, Tensor] | None = None) -> nn.Module:
+def randomize(model: nn.Module, seed: int, masks: dict[str, Tensor] | None = None) -> nn.Module:
     """Give a network other values: every path carries a signal, and pruned weights stay zero. It is changed."""
     generator = torch.Generator().manual_seed(seed)
 

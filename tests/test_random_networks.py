@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from fuzzing import cases
-from generator import Network, no_dropout, redraw
+from generator import Network, no_dropout, randomize
 from shrinking import assert_keeps_paths, assert_sound, fit
 from torch import Tensor, nn
 
@@ -78,7 +78,7 @@ def check_shrink(network: Network) -> None:
     assert_sound(small)
     assert_same(zoo.masked(model, network.masks), small.module, example)
     assert_keeps_paths(small, model, network.masks, example)
-    redraw(small.module, 1, small.masks)
+    randomize(small.module, 1, small.masks)
     assert_same(small.module, small.expand(), example)
     fit(small.module, small.masks, example, steps=1, lr=0.01)
     assert_same(small.module, small.expand(), example)
@@ -172,7 +172,7 @@ def check_account(network: Network) -> None:
     assert {name: layer.effective for name, layer in counts.items()} == {n: int(m.sum()) for n, m in on_paths.items()}
     found = {name: torch.zeros_like(mask) for name, mask in network.masks.items()}
     for seed in range(12 if found else 0):
-        other = without_constants(redraw(deepcopy(model), seed, network.masks)).eval()
+        other = without_constants(randomize(deepcopy(model), seed, network.masks)).eval()
         for name, matters in zip(found, mattering(other, [*found], inputs_like(example, seed, 8)[0]), strict=True):
             found[name] |= matters & network.masks[name]
     recipe = str(network.recipe)

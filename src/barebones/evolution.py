@@ -128,9 +128,9 @@ def evolve(
     grow. Where the others have no room for k weights, the channels with the fewest salient weights go first. The last
     layer keeps its channels, which are the outputs.
 
+    >>> import barebones as bb
     >>> layer = torch.nn.Linear(4, 2)
-    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    >>> held = Hold(layer, {"weight": torch.eye(2, 4) > 0}, [optimizer], gradients=False)
+    >>> held = bb.hold(layer, {"weight": torch.eye(2, 4) > 0}, torch.optim.SGD(layer.parameters(), lr=0.1))
     >>> evolution = evolve(held, steps=20, every=5)
     """
     if not isinstance(held, Hold):

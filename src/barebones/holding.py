@@ -32,29 +32,28 @@ WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer"}
 
 HALVES = ("first_step", "second_step", "ascent_step", "descent_step")  # of a step, as SAM and its kin call them
 
+Masked = tuple[str, nn.Parameter, Tensor]  # the name of a weight, the weight and its mask
 STALE = "it was probably built for another model, or before this one was copied, wrapped or moved; build it again"
 
 
 class Hold:
     """Keeps pruned weights at zero until `remove()` or the end of its `with` block; made by `hold`."""
 
-    def __init__(
-        self, model: nn.Module, masks: Mapping[str, Tensor], optimizers: list[Optimizer], gradients: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, masked: list[Masked], optimizers: list[Optimizer], gradients: bool) -> None:
         self.model, self.optimizers, self.gradients = model, optimizers, gradients
         self._hooks: list[RemovableHandle] = []
         self._bits: dict[nn.Parameter, Tensor] = {}  # integers of the parameter's width: -1 keeps, 0 prunes
         self._clearing: tuple[Any, list[nn.Parameter], Clearing] | None = None
-        self._take(masks)
+        self._take(masked)
         self._register()
         for optimizer in optimizers:
             for half in filter(partial(hasattr, optimizer), HALVES):
                 setattr(optimizer, half, self._around(optimizer, getattr(optimizer, half)))
 
-    def _take(self, masks: Mapping[str, Tensor]) -> None:
+    def _take(self, masked: list[Masked]) -> None:
         self._named: dict[str, nn.Parameter] = {}
         before, self._bits = self._bits, {}
-        for name, p, mask in matched(self.model, masks):
+        for name, p, mask in masked:
             self._named[name] = p
             if not local(mask).all():  # in the memory of the last masks, where a CUDA graph of a step reads them
                 new = p not in before  # has the memory layout of the weight, which is three times faster than another
@@ -123,10 +122,10 @@ class Hold:
         >>> handle.state_dict()["weight"].tolist()
         [[False, True]]
         """
-        matched(self.model, masks)
+        masked = matched(self.model, masks)
         if differing := sorted(masks.keys() ^ self._named.keys()):
             raise ValueError(f"the masks are of other weights ({shortened(differing)}); call hold with them instead")
-        self._take(masks)
+        self._take(masked)
 
     def __enter__(self) -> Hold:
         return self
@@ -273,7 +272,7 @@ def hold(
             "optimizer that trains them",
             stacklevel=2,
         )
-    return Hold(model, masks, optimizers, gradients)
+    return Hold(model, masked, optimizers, gradients)
 
 
 def holds(optimizer: Optimizer) -> list[Hold]:

@@ -145,6 +145,5 @@ def agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Agreement:
         return 2 * common / total if total else 1.0
 
     return Agreement(
-        overlap(sum(common.values()), sum(totals.values())),
-        {name: overlap(common[name], totals[name]) for name in a},
+        overlap(sum(common.values()), sum(totals.values())), {name: overlap(common[name], totals[name]) for name in a}
     )

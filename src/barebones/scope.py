@@ -226,7 +226,6 @@ def masked_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     """
     model = bare(model)
     refuse_sharded(model, "copy it")
-    matched(model, masks)
     _refuse_shared_memory(model, masks)
     # torch does not copy tensors that were computed with gradients, and some networks keep such tensors in attributes.
     attributes = tree_leaves([vars(module) for module in model.modules()])

@@ -167,8 +167,9 @@ def test_a_failed_download_leaves_nothing(change, error, message, cifar10, serve
     change = {field: value.format(server) for field, value in change.items()}
     layout = cifar.LAYOUTS["cifar10"]
     monkeypatch.setitem(cifar.LAYOUTS, "cifar10", replace(layout, archive=replace(layout.archive, **change)))
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         cifar10.load(tmp_path / "root", download=True)
+    assert getattr(caught.value.__context__, "closed", True)  # an answer with an error, such as 404
     assert not names(tmp_path / "root")
 
 

@@ -15,8 +15,10 @@ from references import equal
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from barebones.files import container, weights
 from barebones.files import masks as files
 from barebones.files.masks import KIND, VERSION, fingerprint, load_masks, masks_digest, save_masks
+from barebones.pruning.round import Round
 
 
 def random_mask(shape: tuple[int, ...], density: float, seed: int = 0) -> Tensor:
@@ -71,8 +73,8 @@ def test_any_gaps_come_back(gaps: list[int]) -> None:
 
 
 def test_masks_must_be_bool() -> None:
-    with pytest.raises(ValueError, match=r"of w has the type torch.float32; masks must be bool"):
-        files.pack({"w": torch.ones(2)})
+    with pytest.raises(ValueError, match="masks must be a dict from parameter names to bool tensors"):
+        save_masks({"w": torch.ones(2)}, "not written")
 
 
 # Files.
@@ -139,6 +141,22 @@ def test_what_was_loaded_can_be_saved_again_and_what_the_masks_tell_is_not_taken
     content = path.read_bytes()
     save_masks(masks, path, **masks.about | dict.fromkeys(("kept", "prunable", "fingerprint", "library"), "wrong"))
     assert path.read_bytes() == content
+
+
+HUGE = [({"shape": shape, "encoding": "gaps8"}, "80 bytes cannot stand for") for shape in ([2**26], [2**31, 2**31])]
+WRONG = [({"shape": shape}, "") for shape in ([4], [3, 6], None)] + [({"kept": 4}, ""), ({"encoding": "zip"}, "")]
+
+
+@pytest.mark.parametrize("read", [load_masks, weights.load_weights, Round.load])
+@pytest.mark.parametrize(("change", "words"), HUGE + WRONG)
+def test_a_header_that_does_not_fit_its_masks_is_refused(read: Any, change: dict, words: str, path: Path) -> None:
+    tensors, layout = files.pack({str(i): torch.eye(3) > 0 for i in range(40)})
+    kind = {load_masks: KIND, weights.load_weights: weights.KIND}.get(read, "barebones-round")
+    stored = {weights.MASK * (kind == weights.KIND) + name: data for name, data in tensors.items()}
+    about = {"layout": {name: e | change for name, e in layout.items()}, "tied": {}, "counts": [], "measures": []}
+    container.write(path, stored, kind, 1, about)
+    with pytest.raises(ValueError, match=f"m has a header that does not fit its masks .{words}"):
+        read(path)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
+from unittest.mock import Mock
 
 import pytest
 from lab_runs import counts, swept
@@ -73,7 +74,7 @@ def test_each_experiment_ends_once_although_a_worker_dies(cluster, options):
     assert text.startswith("Ray cluster ")
     assert "has no 'no_such_network'" in text
     assert sorted(row["status"] for row in records.records(options.runs)) == ["done", "done", "done", "failed"]
-    assert not list(options.runs.glob("*/lease-*"))
+    assert not list(options.runs.glob("*/lock-*"))
     assert not list(options.runs.glob(".sweep-*"))
 
 
@@ -83,7 +84,7 @@ def test_a_stopped_sweep_saves(cluster, options):
     checkpoint = options.folder(endless) / "checkpoint.safetensors"
     result, text = swept_by_ray([endless], options, stopping=checkpoint.exists)
     assert (result.done, result.stopped) == (0, 1), text
-    assert not list(options.runs.glob("*/lease-*"))
+    assert not list(options.runs.glob("*/lock-*"))
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
@@ -132,6 +133,14 @@ def test_a_head_that_is_gone_ends_the_sweep_before_ray_aborts_it(made, monkeypat
     made.heard -= engine.LOST
     with pytest.raises(ValueError, match=r"the Ray cluster 127.0.0.1:1 does not answer .*; run the same command again"):
         made.attend()
+
+
+def test_workers_of_ray_that_died_fail_no_experiment(made, monkeypatch):
+    monkeypatch.setattr(ray, "wait", lambda calls, timeout: (calls, []))
+    monkeypatch.setattr(ray, "get", Mock(side_effect=ray.exceptions.LocalRayletDiedError))
+    made.heard, made.calls = monotonic(), {"first", "second"}
+    with pytest.raises(ValueError, match=r"the Ray workers have died \(.*\); run the same command again to resume"):
+        made.attend(0.0)
 
 
 def test_options_that_ray_does_not_know_are_an_error(made):

@@ -19,7 +19,7 @@ from rich.console import Console
 from barebones.lab.experiment import recipes
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.records import records
-from barebones.lab.run.lock import leased
+from barebones.lab.run.lock import locked
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import run
 from barebones.lab.sweep import processes
@@ -66,14 +66,14 @@ def folder(options: RunOptions, experiment: Experiment) -> Path:
 @pytest.mark.slow
 def test_a_run_that_another_process_owns_is_left_alone(tmp_path, forkserver):
     options, console = RunOptions(tmp_path / "runs"), Console(file=io.StringIO(), width=200)
-    locked = folder(options, short())
-    locked.mkdir(parents=True)
-    with leased(locked):
+    taken = folder(options, short())
+    taken.mkdir(parents=True)
+    with locked(taken):
         result = sweep([short()], options, console=console, stopping=lambda: "busy " in console.file.getvalue())
     assert counts(result) == (0, 0, 1, 0)
     assert "another process runs it; this sweep comes back to it" in console.file.getvalue()
     assert "started" not in console.file.getvalue()
-    assert not (locked / "failure.json").exists()
+    assert not (taken / "failure.json").exists()
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_two_sweeps_in_one_folder_run_each_experiment_once(tmp_path, forkserver)
     assert sum(result.done for result, _ in ended) == 4
     assert all(result.done + result.skipped == 4 for result, _ in ended)
     assert sum(text.count("started ") for _, text in ended) == 4
-    assert not list(options.runs.glob("*/lease-*"))
+    assert not list(options.runs.glob("*/lock-*"))
     assert not list(options.runs.glob(".sweep-*"))
 
 

@@ -15,7 +15,7 @@ from fuzzing import cases
 from barebones.gpu import mps
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import options
-from barebones.lab.run.lock import Busy, leased
+from barebones.lab.run.lock import Busy, locked
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import Stopped
 from barebones.lab.sweep import processes, worker
@@ -198,7 +198,7 @@ def test_whatever_happens_every_run_ends_once(case, sweep, monkeypatch):
     def run(experiment, options, report, stopping, held):
         folder = options.folder(experiment)
         folder.mkdir(exist_ok=True)
-        with leased(folder):
+        with locked(folder):
             held()
             here = (current.starter, current.place, current.starter.round.alone)
             beside = [where[2] for where in running if where[:2] == here[:2]]
@@ -275,6 +275,16 @@ def test_an_interrupt_kills_the_workers(sweep, monkeypatch):
     monkeypatch.setattr(processes, "wait", interrupted)
     starter.end(60.0)
     assert [process.exitcode for process in starter.processes] == [-9, -9]
+
+
+def test_a_claim_that_is_half_written_is_that_of_the_dead_worker(sweep, monkeypatch):
+    monkeypatch.setattr(processes, "wait", lambda sentinels, seconds: None)
+    starter = Fakes([made()], RunOptions(sweep.parent), sweep, ["cpu"])
+    starter.attend()
+    starter.round.file(made(), "run").touch()
+    next(iter(starter.processes)).exitcode = -9
+    starter.attend()
+    assert starter.round.over(made())  # so it is left to be tried again, alone
 
 
 def test_workers_that_cannot_start_end_the_sweep_in_a_sentence(sweep, monkeypatch):

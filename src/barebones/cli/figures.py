@@ -39,8 +39,7 @@ def _complete(incomplete: str) -> list[str]:
 @with_options(experiment=False)
 def figure(
     name: Annotated[
-        str | None,
-        typer.Argument(help="The name of a figure (see --list), or all.", autocompletion=_complete),
+        str | None, typer.Argument(help="The name of a figure (see --list), or all.", autocompletion=_complete)
     ] = None,
     list_all: Annotated[
         bool,

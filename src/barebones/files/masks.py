@@ -17,6 +17,7 @@ from ..version import __version__
 from . import container
 
 KIND, VERSION = "barebones-masks", 1
+SHIFTS = torch.arange(8, dtype=torch.uint8, device="cpu")
 WIDTHS = {"gaps8": 1, "gaps16": 2}  # bytes per gap
 Layout = dict[str, dict[str, Any]]  # the shape, encoding and kept count of each mask, by name; fit for JSON
 NUMBERS = (  # what a run counts of its masks and stores with them
@@ -63,7 +64,7 @@ def load_masks(
     tensors, about = container.read(path, KIND, VERSION)
     layout = about.pop("layout")
     if model is None:
-        masks = unpack(tensors, layout)
+        masks = unpack(tensors, layout, path)
     else:
         stored = {name: entry["shape"] for name, entry in layout.items()}
         weights, named = prunable(model, scope, exclude), parameters(model)
@@ -73,7 +74,7 @@ def load_masks(
             where = f"{len(differing)} of the parameters differ: {shortened(differing)}"
             raise ValueError(f"{path} does not match the model; {where}{hint}")
         one = {name: {name: entry} for name, entry in layout.items()}  # at a time: of a sharded model, some rows stay
-        masks = Masks({name: placed(unpack(tensors, one[name])[name], named[name]) for name in layout})
+        masks = Masks({name: placed(unpack(tensors, one[name], path)[name], named[name]) for name in layout})
     masks.about = about
     return masks
 
@@ -113,21 +114,28 @@ def pack(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
     """
     tensors, layout = {}, {}
     for name, mask in masks.items():
-        if mask.dtype != torch.bool:
-            raise ValueError(f"the mask of {name} has the type {mask.dtype}; masks must be bool tensors")
         encoding, data = encode(mask)
         tensors[name] = on_disk(data) if is_sharded(mask) else data
         layout[name] = {"shape": list(mask.shape), "encoding": encoding, "kept": count(mask)}
     return tensors, layout
 
 
-def unpack(tensors: Mapping[str, Tensor], layout: Layout) -> Masks:
-    """Decode the masks that `pack` encoded, in their original order.
+def unpack(tensors: Mapping[str, Tensor], layout: Layout, path: container.Path) -> Masks:
+    """Decode the masks that `pack` encoded, in their original order; a layout that does not fit them is an error.
 
-    >>> dict(unpack(*pack({"w": torch.tensor([True, False])})))
+    >>> dict(unpack(*pack({"w": torch.tensor([True, False])}), "file"))
     {'w': tensor([ True, False])}
     """
-    return Masks({name: decode(e["encoding"], tensors[name], e["shape"]) for name, e in layout.items()})
+    try:
+        total = sum(math.prod(entry["shape"]) for entry in layout.values())
+        if total > 2**28 + 2**15 * size(tensors):  # the longest gap is 2**16 weights in 2 bytes, and the end has none
+            raise ValueError(f"{size(tensors):,} bytes cannot stand for {total:,} weights")
+        masks = Masks({name: decode(e["encoding"], tensors[name], e["shape"]) for name, e in layout.items()})
+        if any(count(masks[name]) != entry["kept"] for name, entry in layout.items()):
+            raise ValueError("they keep another number of weights than it says")
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} has a header that does not fit its masks ({error}); make the file anew") from None
+    return masks
 
 
 def encode(mask: Tensor) -> tuple[str, Tensor]:
@@ -146,7 +154,7 @@ def encode(mask: Tensor) -> tuple[str, Tensor]:
             return encoding, data
     padded = torch.zeros(8 * length, dtype=torch.uint8, device="cpu")
     padded[: flat.numel()] = flat
-    return "bits", (padded.view(-1, 8) << _shifts()).sum(1, dtype=torch.uint8)
+    return "bits", (padded.view(-1, 8) << SHIFTS).sum(1, dtype=torch.uint8)
 
 
 def decode(encoding: str, data: Tensor, shape: Sequence[int]) -> Tensor:
@@ -158,7 +166,7 @@ def decode(encoding: str, data: Tensor, shape: Sequence[int]) -> Tensor:
     """
     count = math.prod(shape)
     if encoding == "bits":
-        return (data[:, None] >> _shifts()).bitwise_and_(1).view(torch.bool).view(-1)[:count].reshape(tuple(shape))
+        return (data[:, None] >> SHIFTS).bitwise_and_(1).view(torch.bool).view(-1)[:count].reshape(tuple(shape))
     mask = torch.zeros(count, dtype=torch.bool, device="cpu")
     mask[decode_indices(encoding, data)] = True
     return mask.view(tuple(shape))
@@ -195,7 +203,3 @@ def decode_indices(encoding: str, data: Tensor) -> Tensor:
         values = values[::2] + 256 * values[1::2]
     ends = values != 256 ** WIDTHS[encoding] - 1
     return (values + ends).cumsum(0)[ends] - 1
-
-
-def _shifts() -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device="cpu")

@@ -84,7 +84,7 @@ def load_weights(path: container.Path, model: nn.Module | None = None) -> Weight
         refuse_sharded(model, "load a weight file into it", "load it before you shard the model")
     tensors, about = container.read(path, KIND, VERSION)
     layout, tied = about.pop("layout"), about.pop("tied")
-    masks, state = unpack(_with_prefix(tensors, MASK), layout), _with_prefix(tensors, WHOLE)
+    masks, state = unpack(_with_prefix(tensors, MASK), layout, path), _with_prefix(tensors, WHOLE)
     for name, mask in masks.items():
         values = tensors[VALUES + name]
         state[name] = torch.zeros(mask.shape, dtype=values.dtype, device="cpu")

@@ -20,7 +20,7 @@ from ..masks import Masks, everything
 from ..running.inputs import call, first_sample, tensors
 from ..running.modes import uncheckpointed
 from ..running.rng import forked, own_generators
-from ..scope import bare, matched, parameters, refuse_scripted, refuse_sharded
+from ..scope import bare, matched, parameters, placed, refuse_scripted, refuse_sharded
 from .bits import Bits, Use
 from .rules import RULES
 
@@ -36,6 +36,7 @@ def effective(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Ma
     >>> effective(net, {"0.weight": first, "2.weight": second}, torch.zeros(1, 2))["0.weight"].tolist()
     [[True, False], [False, False]]
     """
+    matched(model, masks)  # whether they fit
     return trace(model, masks, example).effective
 
 
@@ -52,12 +53,12 @@ class Trace:
     places: Masks
     peeked: bool = False  # Python code has read values; known after a strict run
     samples: int = 1  # in the example; 1 where its first dimension does not count them
-    silent: int = 0  # columns of the outputs that no signal reaches in any sample
+    disconnected: int = 0  # columns of the outputs that no signal reaches in any sample
     columns: int = 0  # of the outputs with two dimensions, which are samples and, for example, classes
 
 
 def losses(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: Trace) -> tuple[list[str], int]:
-    """Return the collapsed layers, which disconnect the network, and how many columns of the outputs the masks silence.
+    """Return the collapsed layers, which disconnect the network, and how many output columns the masks disconnect.
 
     A layer is collapsed if it is empty, and alone makes an output unreachable. If no single layer is the reason, the
     layers in which the signal ends are returned. What no signal reaches in the dense network does not count.
@@ -67,38 +68,38 @@ def losses(model: nn.Module, masks: Mapping[str, Tensor], example: Any, traced: 
     >>> losses(net, masks, example, trace(net, masks, example))
     (['1.weight'], 1)
     """
-    if all(traced.outputs) and not traced.silent:
+    if all(traced.outputs) and not traced.disconnected:
         return [], 0
     full = everything(masks)
     dense, sample = trace(model, full, example, backward=False), example
-    silent = max(traced.silent - dense.silent, 0)
+    columns = max(traced.disconnected - dense.disconnected, 0)
 
     def disconnected(after: Trace) -> bool:
         return any(was and not still for was, still in zip(dense.outputs, after.outputs, strict=True))
 
     if not disconnected(traced):
-        return [], silent
+        return [], columns
     if traced.samples > 1:  # one sample is enough, and faster, except for a model that needs as many as there are
         with suppress(ValueError):
             if trace(model, full, first_sample(example), backward=False).outputs == dense.outputs:
                 sample = first_sample(example)
     emptied = {name: full | {name: mask} for name, mask in masks.items() if not mask.any()}
     alone = [name for name, kept in emptied.items() if disconnected(trace(model, kept, sample, backward=False))]
-    return alone or [name for name in masks if name in traced.uses and traced.uses[name].ends], silent
+    return alone or [name for name in masks if name in traced.uses and traced.uses[name].ends], columns
 
 
 def trace(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, backward: bool = True, strict: bool = False
 ) -> Trace:
-    """Run the model on bits. The model does not change.
+    """Run the model on bits. The model does not change, and the masks must fit it.
 
     Without `backward`, `effective` and `places` are empty. A `strict` run also follows comparisons and masks among the
     inputs to the values that are computed with them, in the forward pass only.
     """
     model = bare(model)
     refuse_sharded(model, "follow its paths")
-    kept = {name: mask for name, _, mask in matched(model, masks)}
     named = parameters(model)
+    kept = {name: placed(mask, named[name]) for name, mask in masks.items()}
     devices = list({p.device for p in named.values()}) or [torch.device("cpu")]
     try:
         with ExitStack() as stack:
@@ -124,7 +125,7 @@ def trace(
                     torch.autograd.backward(ends, inputs=[bits[name] for name in kept])
             reached = [t.requires_grad and bool((t != 0).any()) for t in outputs]
             tables = [t for t in outputs if t.requires_grad and t.dim() == 2]
-            silent = sum(int((t == 0).all(0).count_nonzero()) for t in tables)
+            disconnected = sum(int((t == 0).all(0).count_nonzero()) for t in tables)
             columns = sum(t.shape[1] for t in tables)
             on_paths, places = Masks(), Masks()
             for name, mask in kept.items() if backward else ():
@@ -132,7 +133,7 @@ def trace(
                 place = torch.zeros_like(mask) if flow is None else mode.flow(name, flow) != 0
                 places[name], on_paths[name] = (each.to(masks[name].device) for each in (place, mask & place))
             samples = _samples(model, call(example), outputs)
-            return Trace(reached, mode.uses(), on_paths, places, mode.peeked, samples, silent, columns)
+            return Trace(reached, mode.uses(), on_paths, places, mode.peeked, samples, disconnected, columns)
     except Exception as error:
         advice = "" if isinstance(error, ValueError) else "; pass an example that the model accepts"
         raise ValueError(f"could not follow the paths through {type(model).__name__}: {error}{advice}") from error

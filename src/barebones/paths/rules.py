@@ -12,6 +12,7 @@
   the example's integers name. If a part of a table is chosen by a length or by fixed indices, as positions are, the
   rest counts as used like that part: longer inputs will use it.
 - A function that is not in the table mixes everything: each output depends on each input.
+- There are two tables: this one says which values a signal reaches, and `channels/rules.py` says whose channel each is.
 """
 
 import inspect

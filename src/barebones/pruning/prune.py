@@ -182,12 +182,12 @@ def prune(
         masks, keep = last.with_own_masks().masks, last.keep
     else:
         masks = everything(probe.weights) if probe.shards is None else probe.shards.whole(everything(probe.weights))
-    cutting, problem, silent, effective = _collapsed(probe, masks)
+    collapsed, problem, disconnected, effective = _collapsed(probe, masks)
     records = [step.record for step in taken]
     emptied = empty(masks)
-    advice = ADVICE if cutting or emptied else ""
-    lost = "" if effective is None or cutting else on_no_path(keep, effective, row.revive_until)
-    warning = "; ".join(filter(None, [problem, silent, lost, empty_layers(emptied, len(masks)), advice]))
+    advice = ADVICE if collapsed or emptied else ""
+    lost = "" if effective is None or collapsed else on_no_path(keep, effective, row.revive_until)
+    warning = "; ".join(filter(None, [problem, disconnected, lost, empty_layers(emptied, len(masks)), advice]))
     if problem and on_collapse == "raise":
         raise ValueError(warning)
     if warning and on_collapse != "ignore":
@@ -208,7 +208,7 @@ def prune(
         "seed": seed,
         "weights": f"{int(probe.weights_digest() if last is None else last.weights_digest) % 2**64:016x}",
     }
-    return Pruned(masks, records, cutting, emptied, effective, last, about)
+    return Pruned(masks, records, collapsed, emptied, effective, last, about)
 
 
 def count_kept(probe: Probe, method: Method, sparsity: float) -> int:
@@ -247,9 +247,9 @@ def _collapsed(probe: Probe, masks: Masks) -> tuple[list[str], str, str, int | N
             raise ValueError("there is no example= input")
         model = probe.user_model
         traced = trace(model, masks, example)
-        cutting, silent = losses(model, masks, example, traced)
+        collapsed, disconnected = losses(model, masks, example, traced)
     except ValueError as error:  # the masks are there, and one unusual module must not cost them
         return empty(masks), f"whether a signal passes from input to output was not checked: {error}", "", None
-    problem = f"no signal passes from input to output: collapsed at {shortened(cutting)}" if cutting else ""
-    lost = "" if cutting else disconnected_outputs(silent, traced.columns)
-    return cutting, problem, lost, kept(traced.effective)
+    problem = f"no signal passes from input to output: collapsed at {shortened(collapsed)}" if collapsed else ""
+    lost = "" if collapsed else disconnected_outputs(disconnected, traced.columns)
+    return collapsed, problem, lost, kept(traced.effective)

@@ -131,11 +131,9 @@ class Round:
         tensors, about = files.read(path, FORMAT, VERSION)
         integers = torch.tensor(about["counts"], dtype=torch.int64, device="cpu")
         floats = torch.tensor([*map(float.fromhex, about["measures"])], dtype=torch.float64, device="cpu")
-        masks = unpack(tensors, about["layout"])
+        masks = unpack(tensors, about["layout"], path)
         flags = torch.zeros(1 + len(masks), dtype=torch.bool, device="cpu")  # `save` refuses other rounds
-        return cls(
-            about["index"], about["keep"], masks, about["seconds"], about["plan"], integers, floats, flags
-        )  # fmt: skip
+        return cls(about["index"], about["keep"], masks, about["seconds"], about["plan"], integers, floats, flags)
 
 
 # What a round counts, as tensors that stay on the device until somebody reads them.

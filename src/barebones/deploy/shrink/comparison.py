@@ -19,7 +19,7 @@ from ...running.outputs import difference, mismatch, outputs, rounded, tolerance
 from ...running.randomize import randomize_
 from ...running.rng import Replayed, forked
 from ...scope import matched
-from .cut import cut_masks, scatter, sever
+from .cut import cut_masks, scatter, zero_connections
 
 Draw = Callable[[Tensor], Tensor]
 # What inputs may look like: pixels between 0 and 1, normalized values, bytes, and values without any bounds.
@@ -111,7 +111,7 @@ class Comparison:
         small: nn.Module,
         masks: Mapping[str, Tensor],
         origin: Mapping[str, Tensor],
-        severed: Mapping[str, Tensor],
+        zeroed_connections: Mapping[str, Tensor],
         rests_on_values: bool,
     ) -> bool:
         """Raise `Unusable` unless a cut network and the large one agree for random values, as after training.
@@ -125,7 +125,7 @@ class Comparison:
         frozen = [(p, p.detach().clone()) for p in small.parameters() if rests_on_values and not p.requires_grad]
         if not rests_on_values:
             randomize_(large, len(self.scaled), matched(large, masks))
-        sever(large, severed)
+        zero_connections(large, zeroed_connections)
         for seed, inputs in enumerate(self.scaled):
             randomize_(small, seed, matched(small, kept))
             with torch.no_grad():

@@ -179,7 +179,7 @@ def scatter(large: nn.Module, small: nn.Module, origin: Mapping[str, Tensor]) ->
                 target.copy_(value)
 
 
-def sever(large: nn.Module, cells: Mapping[str, Tensor]) -> None:
+def zero_connections(large: nn.Module, cells: Mapping[str, Tensor]) -> None:
     """Set the connections between removed and kept channels to zero, by layer as (outputs, inputs)."""
     with torch.no_grad():
         for name, reads in cells.items():

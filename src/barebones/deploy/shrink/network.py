@@ -17,9 +17,9 @@ from ...paths.coupling import Coupling, find_coupling
 from ...running.backward import gradients
 from ...running.inputs import call, tensors
 from ...running.outputs import outputs
-from ...scope import bare, masked_copy, matched, parameters
+from ...scope import bare, masked_copy, parameters
 from .comparison import Comparison, Unusable, copy_sharing_parameters
-from .cut import cut_masks, scatter, sever, without
+from .cut import cut_masks, scatter, without, zero_connections
 from .plan import Cuts, ShrinkPlan, smaller_layers
 from .removal import ChannelReader, constants, prune_shifts, reached, readers, zero_shifts
 from .trials import Trials
@@ -150,7 +150,7 @@ def find_cuts(
             unchecked=unchecked,
             layout=layout,
         )
-        return Cuts(trial.removed, trial.added, zeroed, trial.severed, channels_last and not layout, plan)
+        return Cuts(trial.removed, trial.added, zeroed, trial.zeroed_connections, channels_last and not layout, plan)
 
 
 def apply_cuts(model: nn.Module, masks: Mapping[str, Tensor], cuts: Cuts) -> Shrunk:
@@ -164,15 +164,14 @@ def apply_cuts(model: nn.Module, masks: Mapping[str, Tensor], cuts: Cuts) -> Shr
         small = _restored(small, model)
         if cuts.channels_last:
             _with_channels_last(small)
-        sever(large, cuts.severed)
+        zero_connections(large, cuts.zeroed_connections)
         return Shrunk(small, cut_masks(cpu_masks, origin, small), cuts.plan, large, origin)
 
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Masks, nn.Module]:
-    cpu_masks = Masks({name: mask.cpu() for name, _, mask in matched(model, masks)})
-    large = masked_copy(model, cpu_masks)
+    large = masked_copy(model, masks)
     large.zero_grad(set_to_none=True)
-    return cpu_masks, large
+    return Masks({name: mask.cpu() for name, mask in masks.items()}), large
 
 
 def _in_float64(large: nn.Module, example: Any) -> tuple[nn.Module, Any]:

@@ -80,7 +80,7 @@ class Cuts:
     removed: RemovedChannels
     added: dict[str, Tensor]  # to the bias: what constant inputs that are removed contribute
     zeroed: dict[str, Tensor]  # bool: the channels whose shift counts as pruned
-    severed: dict[str, Tensor]  # bool, as (outputs, inputs): the connections that `expand` sets to zero
+    zeroed_connections: dict[str, Tensor]  # bool, as (outputs, inputs): the connections that `expand` sets to zero
     channels_last: bool
     plan: ShrinkPlan
 

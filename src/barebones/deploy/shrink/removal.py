@@ -180,38 +180,38 @@ def choose(
     """
     pinned, fillers = pinned | coupling.fixed, torch.zeros_like(pinned)
     while True:
-        idle, unread = _idle(coupling, reading, pinned)
-        gone = idle & ~fillers
+        unused, unread = _unused(coupling, reading, pinned)
+        gone = unused & ~fillers
         missing = _missing(coupling, gone, multiple_of, at_least, unread)
         if not missing.any():
-            return idle, gone
+            return unused, gone
         fillers = fillers | (missing & unread)  # no layer reads these: they may be kept without their inputs
         pinned = pinned | (missing & ~unread)
 
 
-def _idle(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor) -> tuple[Tensor, Tensor]:
+def _unused(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor) -> tuple[Tensor, Tensor]:
     """Return the groups that carry no signal, and the groups that no kept channel reads.
 
-    At first all groups that are not pinned count as idle. Then the groups that a kept channel needs are kept, then
+    At first all groups that are not pinned count as unused. Then the groups that a kept channel needs are kept, then
     the groups that these need, and so on; a ring of channels that only read each other is removed.
     """
-    idle = ~pinned
+    unused = ~pinned
     while True:
         removable, unread, reproducible = (torch.ones(len(coupling.group), dtype=torch.bool) for _ in range(3))
         for reader in reading:
             kept_outputs = torch.ones(len(reader.reads), dtype=torch.bool)
             if reader.outputs:
-                kept_outputs = ~idle[coupling.groups(reader.outputs)]
+                kept_outputs = ~unused[coupling.groups(reader.outputs)]
             span, ignored = reader.inputs.span, ~reader.reads[kept_outputs].any(0)
             unread[span] = ignored
             removable[span] = ignored | reader.zero | reader.foldable
             reproducible[span] = ignored | reader.zero | reader.has_bias
-        still_idle = idle & coupling.all_of(removable)
-        needed = still_idle & ~coupling.all_of(reproducible)  # `expand` must compute these constants
-        still_idle &= ~_made_of_constants(coupling, reading, needed)
-        if torch.equal(still_idle, idle):
-            return idle, coupling.all_of(unread)
-        idle = still_idle
+        still_unused = unused & coupling.all_of(removable)
+        needed = still_unused & ~coupling.all_of(reproducible)  # `expand` must compute these constants
+        still_unused &= ~_made_of_constants(coupling, reading, needed)
+        if torch.equal(still_unused, unused):
+            return unused, coupling.all_of(unread)
+        unused = still_unused
 
 
 def _made_of_constants(coupling: Coupling, reading: list[ChannelReader], needed: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def _made_of_constants(coupling: Coupling, reading: list[ChannelReader], needed:
     return result
 
 
-def severed(coupling: Coupling, reading: list[ChannelReader], gone: Tensor) -> dict[str, Tensor]:
+def zeroed_connections(coupling: Coupling, reading: list[ChannelReader], gone: Tensor) -> dict[str, Tensor]:
     """Return the connections between kept and removed channels that `expand` sets to zero, as (outputs, inputs).
 
     They carry a zero, which training may change in the large network, or a constant that was added to a bias.

@@ -13,7 +13,7 @@ from ...paths.channels.labels import ChannelSlot
 from ...paths.coupling import Coupling
 from .comparison import Comparison, Unusable, copy_sharing_parameters
 from .cut import RemovedChannels, without
-from .removal import ChannelReader, choose, folded_constants, severed
+from .removal import ChannelReader, choose, folded_constants, zeroed_connections
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Trial:
     origin: dict[str, Tensor]
     removed: RemovedChannels
     added: dict[str, Tensor]  # to the bias of each layer
-    severed: dict[str, Tensor]
+    zeroed_connections: dict[str, Tensor]
     folded: dict[str, int]  # how many constant inputs were added to the bias of each layer
     telling: bool  # whether the outputs with random values were finite and not all the same
 
@@ -107,8 +107,8 @@ class Trials:
         try:
             small, origin = without(self.model, removed, added)
         except Exception as error:  # for example a layer whose weights are computed
-            raise Unusable(f"it cannot be cut ({first_line(error)})") from error
-        cells = severed(self.coupling, self.reading, gone)
+            raise Unusable(f"its channels cannot be removed ({first_line(error)})") from error
+        cells = zeroed_connections(self.coupling, self.reading, gone)
         telling = True
         for flag, model, comparison in self.versions:
             cut = flipped(small, flag) if flag else small

@@ -16,7 +16,7 @@ from ..experiment.styles import look, remember
 from . import checksums
 from .checksums import check_stamp, stamp
 from .checksums import write as write_json
-from .lock import Busy, Lease, is_lease, leased
+from .lock import Busy, Lock, is_lock, locked
 from .metrics import METRICS, REMEDY
 from .metrics import read as read_metrics
 
@@ -47,10 +47,10 @@ class Folder:
 
     path: Path
     run: str
-    lease: Lease
+    lock: Lock
 
     def check(self) -> None:
-        self.lease.check()
+        self.lock.check()
 
     @contextmanager
     def writing(self, name: str) -> Iterator[dict[str, Any]]:
@@ -77,12 +77,12 @@ def reserved(path: Path, experiment: Experiment, initial: str) -> Iterator[Folde
     """Make the run's folder and own it; `initial` has the digests of weights, data and method that it begins with."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    fresh = all(is_lease(file.name) for file in path.iterdir())  # new, or emptied by --overwrite
-    with leased(path) as lease:
+    fresh = all(is_lock(file.name) for file in path.iterdir())  # new, or emptied by --overwrite
+    with locked(path) as lock:
         try:
             for unfinished in path.glob(f".{16 * '[0-9a-f]'}.tmp"):  # a process was killed while it wrote them
                 unfinished.unlink(missing_ok=True)
-            folder = Folder(path, experiment.folder, lease)
+            folder = Folder(path, experiment.folder, lock)
             if not (path / EXPERIMENT).exists():
                 about = {"experiment": experiment.to_dict(), "look": look(experiment.method)._asdict()}
                 folder.write(EXPERIMENT, about | {"initial": initial})
@@ -113,20 +113,20 @@ def _untouched(path: Path) -> bool:
     """Return whether a run has done nothing yet: no round or epoch is in its metrics, and it has saved nothing."""
     names = {file.name for file in path.iterdir() if file.is_file()}
     begun = METRICS in names and (path / METRICS).read_bytes().count(b"\n") > 1  # the first line names the run
-    return not begun and all(name in (EXPERIMENT, METRICS) or is_lease(name) for name in names)
+    return not begun and all(name in (EXPERIMENT, METRICS) or is_lock(name) for name in names)
 
 
 def emptied(path: Path) -> None:
     """Delete the files of a run, if there are any, and nothing else that is in its folder."""
     if path.is_symlink():
         raise ValueError(f"{path} is a link, and what it leads to may not be a run; delete the link first")
-    if not path.is_dir() or all(is_lease(file.name) for file in path.iterdir()):
+    if not path.is_dir() or all(is_lock(file.name) for file in path.iterdir()):
         return
     known = [path / name for name in (EXPERIMENT, FAILURE) if (path / name).is_file()]
     if not known:
         raise ValueError(f"{path} is not the folder of a run: it has no {EXPERIMENT}; move it away")
     read_json(known[0], path.name)  # it must be of this run
-    with leased(path):
+    with locked(path):
         for name in REMEDIES:  # the result first: a run without it is unfinished
             (path / name).unlink(missing_ok=True)
 

@@ -1,9 +1,9 @@
-"""Leases: which process owns a run's folder, on any node that sees it.
+"""Locks: which process owns a run's folder, on any node that sees it.
 
-The owner of a folder has a file in it, `lease-1`, which says where it runs, and whose time it renews every few seconds.
-A lease that was not renewed three times in a row, or whose process is dead, is taken over with the next number,
-`lease-2`. Such a file is made exclusively, so that only one process can take over. Who finds its own lease gone, or a
-higher one beside it, no longer owns the folder and must not write. The age of a lease is read from the clock of the
+The owner of a folder has a file in it, `lock-1`, which says where it runs, and whose time it renews every few seconds.
+A lock that was not renewed three times in a row, or whose process is dead, is taken over with the next number,
+`lock-2`. Such a file is made exclusively, so that only one process can take over. Who finds its own lock gone, or a
+higher one beside it, no longer owns the folder and must not write. The age of a lock is read from the clock of the
 file system alone, so that the clocks of nodes may differ.
 """
 
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 RENEWED_EVERY = 10.0  # seconds
-MISSED = 3  # renewals, after which a lease may be taken over
-NAME = re.compile(r"lease-([1-9][0-9]{0,8})")
+MISSED = 3  # renewals, after which a lock may be taken over
+NAME = re.compile(r"lock-([1-9][0-9]{0,8})")
 
 
 class Busy(ValueError):
@@ -29,7 +29,7 @@ class Busy(ValueError):
 
 
 @dataclass(frozen=True)
-class Lease:
+class Lock:
     """The right of this process to write into a folder."""
 
     folder: Path
@@ -38,11 +38,11 @@ class Lease:
 
     @property
     def path(self) -> Path:
-        return self.folder / f"lease-{self.attempt}"
+        return self.folder / f"lock-{self.attempt}"
 
     def check(self) -> None:
         """Raise `Busy` if another process has taken the folder over, or if the folder is gone or is another one."""
-        if (self.folder / f"lease-{self.attempt + 1}").exists() or not self._is_there():
+        if (self.folder / f"lock-{self.attempt + 1}").exists() or not self._is_there():
             raise Busy(
                 f"{self.folder} was taken over by another process, moved or deleted while this run was working in it, "
                 "so this run stops; run the experiment again to see its result, or to start anew"
@@ -58,41 +58,41 @@ class Lease:
         os.utime(self.file.fileno())
 
 
-def is_lease(name: str) -> bool:
+def is_lock(name: str) -> bool:
     return NAME.fullmatch(name) is not None
 
 
 @contextmanager
-def leased(folder: Path) -> Iterator[Lease]:
+def locked(folder: Path) -> Iterator[Lock]:
     """Own a folder, which must exist, until the end of the block; raise `Busy` if another process owns it."""
-    lease = _taken(folder)
+    lock = _taken(folder)
     done = threading.Event()
-    thread = threading.Thread(target=_keep_renewing, args=(lease, done), daemon=True, name=f"renews {lease.path}")
+    thread = threading.Thread(target=_keep_renewing, args=(lock, done), daemon=True, name=f"renews {lock.path}")
     try:
         for attempt in _attempts(folder):
-            if attempt < lease.attempt:  # their owners find them gone
-                (folder / f"lease-{attempt}").unlink(missing_ok=True)
+            if attempt < lock.attempt:  # their owners find them gone
+                (folder / f"lock-{attempt}").unlink(missing_ok=True)
         thread.start()
-        yield lease
+        yield lock
     finally:
         done.set()
         if thread.is_alive():
             thread.join()
-        if lease._is_there():
-            lease.path.unlink(missing_ok=True)
-        lease.file.close()
+        if lock._is_there():
+            lock.path.unlink(missing_ok=True)
+        lock.file.close()
 
 
-def _keep_renewing(lease: Lease, done: threading.Event) -> None:
+def _keep_renewing(lock: Lock, done: threading.Event) -> None:
     while not done.wait(RENEWED_EVERY):
         with suppress(OSError):  # the folder is gone, which `check` tells; or its server is, perhaps for a moment
-            lease.renew()
+            lock.renew()
 
 
 def check_free(folder: Path) -> int:
-    """Raise `Busy` if a process owns the folder; otherwise return the number of the last lease, or 0."""
+    """Raise `Busy` if a process owns the folder; otherwise return the number of the last lock, or 0."""
     attempt = max(_attempts(folder), default=0)
-    if attempt and not _is_stale(folder / f"lease-{attempt}"):
+    if attempt and not _is_stale(folder / f"lock-{attempt}"):
         raise _busy(folder)
     return attempt
 
@@ -101,21 +101,21 @@ def _busy(folder: Path) -> Busy:
     return Busy(f"another process is running in {folder}; wait for it, or stop it first")
 
 
-def _taken(folder: Path) -> Lease:
-    """Make the file of the next lease."""
+def _taken(folder: Path) -> Lock:
+    """Make the file of the next lock."""
     attempt = check_free(folder)
-    path = folder / f"lease-{attempt + 1}"
+    path = folder / f"lock-{attempt + 1}"
     try:
-        file = open(path, "xb", buffering=0)  # noqa: SIM115 (the lease keeps it open)
+        file = open(path, "xb", buffering=0)  # noqa: SIM115 (the lock keeps it open)
     except FileExistsError:
         raise _busy(folder) from None
     try:
         file.write(json.dumps(_here()).encode())
-    except OSError as error:  # for example a full disk; an empty lease would look like that of a running process
+    except OSError as error:  # for example a full disk; an empty lock would look like that of a running process
         file.close()
         path.unlink(missing_ok=True)
         raise OSError(error.errno, f"cannot write ({error.strerror})", str(path)) from None
-    return Lease(folder, attempt + 1, file)
+    return Lock(folder, attempt + 1, file)
 
 
 def _attempts(folder: Path) -> list[int]:
@@ -126,7 +126,7 @@ def _attempts(folder: Path) -> list[int]:
 
 
 def _is_stale(path: Path) -> bool:
-    """Return whether a lease may be taken over: its process is dead, or it has missed its renewals."""
+    """Return whether a lock may be taken over: its process is dead, or it has missed its renewals."""
     try:
         written, content = os.stat(path).st_mtime, path.read_bytes()
     except FileNotFoundError:
@@ -166,7 +166,7 @@ def _began(process: int) -> str:
 
 
 def _runs(owner: dict[str, Any]) -> bool:
-    """Return whether the owner of a lease of this node is alive. Another process may have got its number."""
+    """Return whether the owner of a lock of this node is alive. Another process may have got its number."""
     try:
         os.kill(owner["process"], 0)
     except ProcessLookupError:

@@ -210,10 +210,10 @@ class Stages:
         self._save_masks(masks, collapsed, monotonic() - began, **result.about)
 
     def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
-        numbers, dead = _account(self.model, masks, self.data)
+        numbers, found = _account(self.model, masks, self.data)
         about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
-        cutting = [] if numbers["not_followed"] else collapsed or dead  # a signal may pass around empty layers
-        about |= {"collapsed": cutting, "account": numbers, "inputs": asdict(self.data.inputs)}
+        collapsed = [] if numbers["not_followed"] else collapsed or found  # a signal may pass around empty layers
+        about |= {"collapsed": collapsed, "account": numbers, "inputs": asdict(self.data.inputs)}
         about["look"] = look(self.experiment.method)._asdict()
         with self._writing(files.MASK) as stamp:
             maskfile.save_masks(masks, self.folder.path / files.MASK, **about, **stamp)

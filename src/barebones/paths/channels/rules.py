@@ -1,6 +1,7 @@
 """The table of rules: which rule is for which torch function, by the function's name.
 
-A function that is not in the table mixes everything.
+A function that is not in the table mixes everything. There are two tables: this one says to which channel each value
+of a function's result belongs, and that of `paths/rules.py` says whether a signal reaches the value.
 """
 
 from .functions import (

@@ -10,7 +10,7 @@ const coarse = matchMedia("(pointer: coarse)").matches; // a finger scrolls the 
 const seen = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) if (isIntersecting && !target.data) draw(target);
 }, { rootMargin: "400px" });
-function redraw() {
+function drawAgain() {
   for (const plot of document.querySelectorAll(".plot")) if (plot.data) draw(plot);
 }
 

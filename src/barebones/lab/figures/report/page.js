@@ -36,12 +36,12 @@ function known(value) {
   return value !== null && value !== undefined;
 }
 const said = (write) => (value) => (known(value) ? write(value) : "–");
-const tidy = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
+const withoutZeros = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
 const count = said((value) => Math.round(value).toLocaleString("en-GB"));
 const percent = said((share) => (100 * share).toFixed(2));
-const nominal = said((share) => tidy((100 * share).toFixed(8))); // as it was set
-const sparse = said((share) => tidy((100 * share).toFixed(share < 1 ? Math.max(2, 2 - Math.floor(Math.log10(100 - 100 * share))) : 0))); // as it was counted
-const short = said((value) => (value && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3) ? value.toExponential(2).replace("e+", "e") : tidy(value.toPrecision(4))));
+const nominal = said((share) => withoutZeros((100 * share).toFixed(8))); // as it was set
+const sparse = said((share) => withoutZeros((100 * share).toFixed(share < 1 ? Math.max(2, 2 - Math.floor(Math.log10(100 - 100 * share))) : 0))); // as it was counted
+const short = said((value) => (value && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3) ? value.toExponential(2).replace("e+", "e") : withoutZeros(value.toPrecision(4))));
 const seconds = said((value) => {
   if (value < 120) return `${value.toFixed(value < 0.1 ? 3 : value < 10 ? 2 : 0)} s`;
   return value < 7200 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;

@@ -21,7 +21,7 @@ from ...experiment.styles import look, titled
 from ...records.records import DONE, FAILED, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
 from ...run import connectivity
 from ...run.folder import CHECKPOINT, EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
-from ...run.lock import is_lease
+from ...run.lock import is_lock
 from ...run.metrics import COUNTED, METRICS, Line, finite
 from ...run.metrics import read as read_metrics
 from ...run.network import built
@@ -91,7 +91,7 @@ def _stamp(folder: Path) -> Iterator[tuple[str, int, int]]:
     with suppress(OSError):  # a file or a folder may vanish, or be unreadable, which its reader tells
         for path in folder.iterdir():
             with suppress(FileNotFoundError):
-                if not is_lease(path.name):  # its time is renewed although nothing else changes
+                if not is_lock(path.name):  # its time is renewed although nothing else changes
                     yield path.name, (about := path.stat()).st_mtime_ns, about.st_size
 
 

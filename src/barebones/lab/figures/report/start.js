@@ -2,7 +2,7 @@
 function theme() {
   $("theme").setAttribute("aria-pressed", String(dark()));
   $("theme").textContent = dark() ? "Light" : "Dark";
-  redraw();
+  drawAgain();
 }
 $("theme").addEventListener("click", () => {
   root.dataset.theme = dark() ? "light" : "dark";
