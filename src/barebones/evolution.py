@@ -126,7 +126,7 @@ def evolve(
     With `ablate` (0.3 in SRigL), an output channel loses all its weights to the layer's other channels if fewer of them
     are salient than this share of k / (channels that keep any): salient are those not dropped, and those that would
     grow. Where the others have no room for k weights, the channels with the fewest salient weights go first. The last
-    layer keeps its channels, which are the outputs.
+    layer in the order of the model's parameters keeps its channels, which usually are the outputs.
 
     >>> import barebones as bb
     >>> layer = torch.nn.Linear(4, 2)

@@ -51,13 +51,13 @@ class Hold:
                 setattr(optimizer, half, self._around(optimizer, getattr(optimizer, half)))
 
     def _take(self, masked: list[Masked]) -> None:
-        self._named: dict[str, nn.Parameter] = {}
+        self._named = {name: p for name, p, _ in masked}
         before, self._bits = self._bits, {}
-        for name, p, mask in masked:
-            self._named[name] = p
+        for _, p, mask in masked:
             if not local(mask).all():  # in the memory of the last masks, where a CUDA graph of a step reads them
-                new = p not in before  # has the memory layout of the weight, which is three times faster than another
-                bits = torch.empty_like(local(p), dtype=INTEGER[p.element_size()]) if new else before[p]
+                bits = before.get(p)
+                if bits is None or bits.is_inference():  # the layout of the weight is three times faster than another
+                    bits = torch.empty_like(local(p), dtype=INTEGER[p.element_size()])
                 self._bits[p] = bits.copy_(local(mask)).neg_()
         if self._clearing is not None and before.keys() == self._bits.keys():
             self._clearing[2].keep(self._kept(self._clearing[1]))

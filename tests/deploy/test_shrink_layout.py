@@ -130,3 +130,18 @@ def test_networks_that_cannot_be_trained_or_run_in_their_own_precision():
     assert is_contiguous(small.module)
     frozen = nn.Sequential(*conv(2, 6), nn.Conv2d(6, 3, 1)).requires_grad_(False)
     assert is_channels_last(bb.shrink(frozen, {}, PIXELS).module)
+
+
+def test_masks_are_expanded_also_by_deterministic_algorithms_and_only_those_of_the_small_network():
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    masks = {"0.weight": torch.ones(5, 4) > 0, "2.weight": torch.ones(3, 5) > 0}
+    masks["0.weight"][1], masks["2.weight"][:, 1] = False, False
+    small = bb.shrink(model, masks, torch.randn(2, 4))
+    torch.use_deterministic_algorithms(True)
+    try:
+        expanded = small.expand_masks(small.masks)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert {name: mask.tolist() for name, mask in expanded.items()} == {n: m.tolist() for n, m in masks.items()}
+    with pytest.raises(ValueError, match=r"0\.weight"):
+        small.expand_masks(masks)

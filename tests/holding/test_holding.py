@@ -147,6 +147,14 @@ def test_the_state_is_a_copy_of_all_masks(model, masks, tmp_path):
     assert equal(dict(load_masks(tmp_path / "masks.safetensors", model)), before)
 
 
+def test_masks_of_inference_mode_can_be_exchanged_outside(model, masks):
+    with torch.inference_mode():
+        handle = hold(model, masks, optim.SGD(model.parameters(), lr=0.1))
+    other = {name: ~mask for name, mask in masks.items()}
+    handle.load_state_dict(other)
+    assert equal(dict(handle.state_dict()), other)
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("kind", [optim.Adam, Lamb])
 def test_other_masks_of_the_same_network_are_held_from_then_on(kind, gradients, model, masks):

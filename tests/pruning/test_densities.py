@@ -96,6 +96,13 @@ def test_each_round_keeps_the_best_of_each_layer_and_continues_from_its_file(met
             prune(model, BATCHES, **options | other, after=Round.load(tmp_path / "round"))
 
 
+def test_a_network_of_one_layer_has_only_outputs_which_a_minimum_leaves_alone():
+    options = {"sparsity": 0.5, "method": "magnitude", "on_collapse": "ignore"}
+    layer = torch.nn.Linear(8, 3)
+    plain, least = (prune(layer, **options, min_per_channel=least).masks for least in (0, 2))
+    assert equal(plain, least)
+
+
 def plain_thickened(score, mask, least, among):
     """Do what `thickened` says, one weight at a time."""
     rows, wide, keep = score.flatten(1).tolist(), score[0].numel(), int(mask.sum())

@@ -128,7 +128,7 @@ def unpack(tensors: Mapping[str, Tensor], layout: Layout, path: container.Path) 
     """
     try:
         total = sum(math.prod(entry["shape"]) for entry in layout.values())
-        if total > 2**28 + 2**15 * size(tensors):  # the longest gap is 2**16 weights in 2 bytes, and the end has none
+        if total > 2**30 + 2**15 * size(tensors):  # the longest gap is 2**16 weights in 2 bytes, and the end has none
             raise ValueError(f"{size(tensors):,} bytes cannot stand for {total:,} weights")
         masks = Masks({name: decode(e["encoding"], tensors[name], e["shape"]) for name, e in layout.items()})
         if any(count(masks[name]) != entry["kept"] for name, entry in layout.items()):

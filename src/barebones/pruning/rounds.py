@@ -112,7 +112,7 @@ def planned(probe: Probe, method: Method, keep: int) -> tuple[list[int], list[di
         raise ValueError(f"at_least={method.at_least} asks for {floor} weights in all, but {keep} are kept; lower it")
     law, least = method.densities, method.min_per_channel
     fans = (by_channels(w, probe.transposed.get(n)).shape[1] for n, w in list(probe.parameters.items())[:-1])
-    if least and least > (most := min(max(fans, default=0), keep)):
+    if least and least > (most := min(max(fans, default=keep), keep)):
         raise ValueError(f"min_per_channel={least} is more than the {most} weights that a channel can keep; lower it")
     return counts, None if law is None else layer_counts(law, probe.shapes, counts, method.at_least)
 

@@ -17,7 +17,7 @@ from ...paths.coupling import Coupling, find_coupling
 from ...running.backward import gradients
 from ...running.inputs import call, tensors
 from ...running.outputs import outputs
-from ...scope import bare, masked_copy, parameters
+from ...scope import bare, masked_copy, matched, parameters
 from .comparison import Comparison, Unusable, copy_sharing_parameters
 from .cut import cut_masks, scatter, without, zero_connections
 from .plan import Cuts, ShrinkPlan, smaller_layers
@@ -41,8 +41,11 @@ class Shrunk:
 
     def expand_masks(self, masks: Mapping[str, Tensor]) -> Masks:
         """Return masks of weights of `module` as masks of the original weights: what was removed is pruned."""
-        whole = {name: torch.zeros_like(p, dtype=torch.bool).cpu() for name, p in parameters(self._large).items()}
-        return Masks({n: whole[n].put_(self._origin[n].cpu(), mask.cpu()) for n, mask in masks.items()})
+        large, whole = parameters(self._large), Masks()
+        for name, _, mask in matched(self.module, masks):
+            whole[name] = torch.zeros(large[name].shape, dtype=torch.bool, device="cpu")
+            whole[name].view(-1)[self._origin[name].reshape(-1).cpu()] = mask.reshape(-1).cpu()
+        return whole
 
     def expand(self) -> nn.Module:
         """Return a network of the original architecture that computes what `module` computes now, trained or not.
