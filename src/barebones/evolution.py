@@ -85,7 +85,7 @@ class Evolution(AfterStep):
 
 
 def unablated(mask: Tensor, places: Tensor, salient: Tensor, share: float, groups: int | None) -> Tensor:
-    """Return a mask of the output channels with enough salient weights, or more until as many weights have a place.
+    """Return a mask of the output channels that stay: those with enough salient weights, and more if room is short.
 
     `groups` is None unless the layer's inputs come first.
     """
@@ -120,8 +120,8 @@ def evolve(
     In each layer of k kept weights, the f k smallest are dropped, and as many pruned ones grow: those with the largest
     gradients ("rigl"), or random ones ("set"). f falls from `fraction` to 0 by a cosine. What grows is zero at first
     and has an empty optimizer state; each layer keeps exactly k. Processes that train together move alike, because
-    averaged gradients are equal. `held.state_dict()` returns the masks of the moment. `among` has masks of where
-    weights may grow.
+    averaged gradients are equal. `held.state_dict()` returns the masks of the moment. With `among`,
+    weights grow only where these masks are true.
 
     With `ablate` (0.3 in SRigL), an output channel loses all its weights to the layer's other channels if fewer of them
     are salient than this share of k / (channels that keep any): salient are those not dropped, and those that would

@@ -127,6 +127,15 @@ def test_places_are_gpus_or_nodes_and_each_has_one_task(made, monkeypatch):
     assert made.nodes() == [1, 1]
 
 
+def test_a_task_that_no_node_can_run_is_refused(made, monkeypatch):
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0, "memory": 1e9}}] * 2)
+    monkeypatch.setattr(engine, "knock", lambda address: None)
+    made.settings = {"memory": 1.5e9}
+    with pytest.raises(ValueError, match=r"no node of the Ray cluster has memory=1\.5e\+09; ask for less"):
+        made.attend()
+    assert made.taken == []
+
+
 def test_a_head_that_is_gone_ends_the_sweep_before_ray_aborts_it(made, monkeypatch):
     monkeypatch.setattr(ray, "nodes", lambda: pytest.fail("Ray would wait for a minute and abort"))
     made.attend()  # it may come back

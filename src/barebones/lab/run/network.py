@@ -152,7 +152,7 @@ def check_pruning(model: nn.Module, experiment: Experiment) -> None:
 
 
 def check_each(experiments: Iterable[Experiment]) -> None:
-    """Do that for several experiments, without data. Networks and data of the user's own are left to the runs."""
+    """Check several experiments like this, before any data is read; those with a user's own code check as they run."""
     network = lru_cache(maxsize=2)(built)
     for experiment in experiments:
         if (inputs := known_inputs(experiment)) is not None and not is_code(experiment.model):

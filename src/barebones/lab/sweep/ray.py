@@ -28,6 +28,7 @@ try:
 except ImportError:
     raise ImportError("--engine ray needs Ray: pip install 'barebones[ray]'") from None
 
+WANTED = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # options of a task: Ray would wait for ever
 RETRIES = 20  # how often Ray starts a task anew whose process or node has died
 SAVING = 60.0  # seconds that the runs of a task have to save
 PATIENCE = 10.0  # seconds to wait for an address to answer
@@ -101,6 +102,11 @@ class Tasks:
             why = f"the Ray cluster {self.head} does not answer ({first_line(error)})"
             raise ValueError(f"{why}; run the same command again when it does, to resume the sweep") from error
         self.heard = monotonic()
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        for name, kind in WANTED.items() if not self.taken else ():
+            wanted = self.settings.get(name, 0)
+            if isinstance(wanted, int | float) and wanted > max((node.get(kind, 0) for node in nodes), default=wanted):
+                raise ValueError(f"no node of the Ray cluster has {name}={wanted:g}; ask for less, or add a node")
         missing = sorted((Counter(self.nodes()) - Counter(self.taken)).elements(), reverse=True)
         for place in missing[: len(self.experiments) - len(self.taken)]:
             self._start(place)
