@@ -10,6 +10,7 @@ those of dense layers as wide as they are, and weights left are those that are n
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from barebones.lab.run.shrunk import to_train
 from barebones.lab.run.training import Training
 from barebones.masks import Masks, kept, size
 
-WRAPPERS = {"with HAM": {"ham": True}, "with SAM": {"sam": 0.05}, "moving": {"evolve": "rigl"}}
+WRAPPERS = {", HAM": {"ham": True}, ", SAM": {"sam": 0.05}, ", moving": {"evolve": "set"}}
 CHANNELS = {"unit": "channel", "target": "weights"}, {"unit": "channel", "target": "flops"}
 Stepper = Callable[[int], None]
 Row = tuple[list[str], Stepper]  # the cells before the time, and what runs steps
@@ -64,15 +65,13 @@ def rows(name: str, data: Data, found: Iterable[Masks], batch: int, wrapped: boo
         about, model = masks.about, network(name, data)
         pattern, channels = about.get("pattern"), about.get("unit") == "channel"
         form = [f"{pattern}"] if pattern else ["channels by", about["target"]] if channels else []
-        label = " ".join([about["method"], *form])
-        if not pattern:
-            small = to_train(model, masks, images)
-            small.masks.about = about
-            yield row(small.module, small.masks, f"{label}, shrunk")
-        if not channels:
-            yield row(model, masks, f"{label}, held")
-            for wrapper, changes in WRAPPERS.items() if wrapped and not pattern else ():
-                yield row(network(name, data), masks, f"{label}, {wrapper}", **changes)
+        label, small = " ".join([about["method"], *form]), None if pattern else to_train(model, masks, images)
+        for wrapper, changes in {"": {}, **(WRAPPERS if wrapped and not form else {})}.items():
+            if small:
+                small.masks.about = about
+                yield row(deepcopy(small.module), small.masks, f"{label}, shrunk{wrapper}", **changes)
+            if not channels:
+                yield row(network(name, data), masks, f"{label}, held{wrapper}", **changes)
 
 
 def main(
