@@ -80,8 +80,8 @@ class Evolution(AfterStep):
         """Return what makes a pruned weight grow: the size of its gradient, or a random number."""
         if self.method == "rigl":
             return _finite(gradient.to_dense())
-        generator = torch.Generator("cpu").manual_seed(digest.text(self.seed, "evolve", self.step, name))
-        return torch.rand(gradient.shape, generator=generator, dtype=torch.float32, device="cpu").to(gradient.device)
+        generator = torch.Generator(gradient.device).manual_seed(digest.text(self.seed, "evolve", self.step, name))
+        return torch.rand(gradient.shape, generator=generator, dtype=torch.float32, device=gradient.device)
 
 
 def unablated(mask: Tensor, places: Tensor, salient: Tensor, share: float, groups: int | None) -> Tensor:

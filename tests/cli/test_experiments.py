@@ -50,6 +50,16 @@ def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
     assert not told.keys() & {"revive_empty", "scoring_bn", "rounds"}  # how the masks were found is not set here
 
 
+def test_recommended_settings_give_way_to_those_of_the_user(command, tiny):
+    for words, expected in {
+        (): ["hybrid", "set", "cosine", "True"],
+        ("--method", "force", "--lr-schedule", "milestones"): ["force", "set", "milestones", "True"],
+    }.items():
+        told = command("run", *TINY, "--recommended", *words, "--dry-run").out
+        rows = {row[1].strip(): row[2].strip() for line in told.splitlines() if len(row := line.split("│")) > 3}
+        assert [rows[name] for name in ("method", "evolve", "lr_schedule", "shrink")] == expected
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..imports import check_trusted
 from ..lab.experiment.experiment import DENSE, Experiment
+from ..lab.experiment.protocols import RECOMMENDED
 from ..lab.experiment.recipes import EPOCHS, RECIPES
 from ..lab.experiment.recipes import experiments as from_recipe
 from ..lab.run.options import SKIP, RunOptions
@@ -21,6 +22,7 @@ from .options import (
     EngineOptions,
     Jobs,
     Overwrite,
+    Recommended,
     RetryFailed,
     Trust,
     check_output,
@@ -100,13 +102,22 @@ def train(
 
 
 @with_options()
-def run(overwrite: Overwrite = False, dry_run: DryRun = False, **options: Any) -> None:
+def run(
+    context: typer.Context,
+    recommended: Recommended = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    **options: Any,
+) -> None:
     """Prune, train and test a network: one experiment from start to end.
 
     Finished stages are skipped, so the same command resumes a run that was stopped or killed.
 
     Example: barebones run --data digits --model small-vgg --method force --sparsity 0.99
     """
+    if recommended:
+        sources = {name: context.get_parameter_source(name) for name in RECOMMENDED}
+        options |= {n: RECOMMENDED[n] for n, source in sources.items() if source and source.name == "DEFAULT"}
     settings, run_options = split(options, overwrite)
     _conclude(Experiment(**settings), run_options, dry_run)
 

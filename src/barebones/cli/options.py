@@ -33,6 +33,14 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be don
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Delete what an earlier run of this experiment has left, and run anew.")
 ]
+Recommended = Annotated[
+    bool,
+    typer.Option(
+        "--recommended",
+        help="Set what we found best at 99.5 % and more, --method hybrid --evolve set --lr-schedule cosine --shrink, "
+        "as far as you set nothing else.",
+    ),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Experiments to run at once.", show_default="one per CPU core; up to 4 on a GPU"),

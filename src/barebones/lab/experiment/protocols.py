@@ -31,6 +31,7 @@ PROTOCOLS = {
     "digits": Protocol(20, (1 / 2, 3 / 4), batch_size=64, weight_decay=5e-4, rounds=60, batches_per_round=1),
 }
 ADAMW = {"lr": 1e-3, "weight_decay": 0.01}  # not in the paper
+RECOMMENDED = {"method": "hybrid", "evolve": "set", "lr_schedule": "cosine", "shrink": True}  # see docs/findings/
 NETWORKS: dict[str, dict[str, Any]] = {  # what the paper does otherwise with some networks
     "resnet50": {"norm_scale": "uniform"},  # its torch drew the scales so, and its code sets them for VGG-19 alone
     "mobilenet-v2": {"norm_scale": "uniform", "weight_decay": 4e-5},
