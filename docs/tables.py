@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
-from barebones.lab.experiment.protocols import protocol
+from barebones.lab.experiment.protocols import RECOMMENDED, protocol
 from barebones.lab.experiment.styles import look
 from barebones.lab.records.records import records
 from barebones.lab.records.tables import Row, Rows, read
@@ -32,6 +33,7 @@ STUDENT = {
 USUAL = {
     "revive_empty": True, "scoring_bn": "batch", "scoring_init": None, "loss": "cross-entropy",
     "control": "none", "norm_scale": "ones", "warmup": 0, "rounds": 300,
+    "lr_schedule": "milestones", "evolve": None,
 }  # fmt: skip
 RUNS = records(ROOT / "results")
 SCALES = {"ones": "1", "half": "0.5", "layers": "one from U(0, 1) per layer", "uniform": "one from U(0, 1) per channel"}
@@ -142,11 +144,32 @@ def hybrid() -> Iterator[list[str]]:
     yield ["network", "seeds", "FORCE", "Hybrid", "difference"]
     cases = ("vgg19", 0.995), ("vgg19", 0.999), ("resnet50", 0.995), ("resnet50", 0.999), ("mobilenet-v2", 0.98)
     for model, sparsity in cases:
-        found = [{row["seed"]: row for row in runs(model, method, sparsity)} for method in ("force", "hybrid")]
-        pairs = [[rows[seed] for rows in found] for seed in sorted(found[0].keys() & found[1].keys())]
-        gains = [100 * (b["top1"] - a["top1"]) for a, b in pairs]
-        cells = [f"{100 * fmean(row['top1'] for row in column):.2f}" for column in zip(*pairs, strict=True)]
-        yield [f"{NAMES[model]}, {100 * sparsity:g} %", str(len(pairs)), *cells, _interval(gains, "+")]
+        yield [f"{NAMES[model]}, {100 * sparsity:g} %", *_beside_force(model, sparsity, SHORT[model], "ones", {})]
+
+
+def recommended() -> Iterator[list[str]]:
+    """Yield the recommended settings beside FORCE with the same seeds, and the mean of the paired differences."""
+    yield ["network", "epochs", "seeds", "FORCE", "`--recommended`", "difference"]
+    changed = {name: value for name, value in RECOMMENDED.items() if name not in ("method", "shrink")}
+    for model, sparsity in product(("vgg19", "resnet50"), (0.995, 0.999)):
+        for epochs in (SHORT[model], 350):
+            scale = protocol("cifar10", model).norm_scale
+            if found := _beside_force(model, sparsity, epochs, scale, changed):
+                yield [f"{NAMES[model]}, {100 * sparsity:g} %", str(epochs), *found]
+
+
+def _beside_force(model: str, sparsity: float, epochs: int, scale: str, changed: Row) -> list[str]:
+    """Return the number of seeds, the means of FORCE and of Hybrid with changes, and of their paired differences."""
+    found = [
+        {row["seed"]: row for row in runs(model, method, sparsity, epochs, norm_scale=scale, **changes)}
+        for method, changes in (("force", {}), ("hybrid", changed))
+    ]
+    pairs = [[rows[seed] for rows in found] for seed in sorted(found[0].keys() & found[1].keys())]
+    if not pairs:
+        return []
+    gains = [100 * (b["top1"] - a["top1"]) for a, b in pairs]
+    cells = [f"{100 * fmean(row['top1'] for row in column):.2f}" for column in zip(*pairs, strict=True)]
+    return [str(len(pairs)), *cells, _interval(gains, "+")]
 
 
 def variants() -> Iterator[list[str]]:
@@ -213,7 +236,7 @@ def beyond() -> Iterator[list[str]]:
 TABLES = {
     "accuracy": accuracy, "paper": paper, "full": full, "controls": controls, "empty-channels": empty_channels,
     "hybrid": hybrid, "variants": variants, "effective": effective, "scales": scales, "scored": scored,
-    "beyond": beyond,
+    "beyond": beyond, "recommended": recommended,
 }  # fmt: skip
 
 
