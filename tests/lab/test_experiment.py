@@ -134,10 +134,8 @@ def test_dense_prunes_nothing():
         ({"pattern": "2:4", "min_per_channel": 2}, "pattern= and min_per_channel= exclude each other"),
         ({"unit": "channels"}, "there is no unit 'channels'; did you mean 'channel'"),
         ({"target": "flops"}, "target='flops' counts those of whole channels; add unit='channel'"),
-        (
-            {"unit": "channel", "control": "shuffle"},
-            "control shuffle moves single weights, so it takes",
-        ),
+        ({"unit": "channel", "control": "shuffle"}, "control shuffle moves single weights, so it takes no unit chan"),
+        ({"pattern": "2:4", "control": "invert"}, "control invert moves single weights, so it takes no pattern; leav"),
         ({"revive_until": 1.5}, "revive.until"),
         ({"sparsty": 0.5}, "an experiment has no 'sparsty'; did you mean 'sparsity'"),
         ({"rounds": "5"}, "rounds '5' is not a whole number"),

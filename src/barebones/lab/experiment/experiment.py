@@ -236,10 +236,9 @@ class Experiment:
             defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
         if self.ablate and not self.evolve:
             raise ValueError("ablate empties channels when masks move; add --evolve rigl, or leave it out")
-        if self.evolve and (kept := "pattern" if self.pattern else self.unit == "channel" and "unit channel"):
-            raise ValueError(f"evolve moves single weights, so it takes no {kept}; leave one of them out")
-        if self.unit == "channel" and self.control in ("shuffle", "invert"):
-            raise ValueError(f"control {self.control} moves single weights, so it takes no unit channel; leave one out")
+        moves = "evolve" if self.evolve else f"control {self.control}" if self.control in ("shuffle", "invert") else None
+        if moves and (group := "pattern" if self.pattern else self.unit == "channel" and "unit channel"):
+            raise ValueError(f"{moves} moves single weights, so it takes no {group}; leave one of them out")
         if self.scoring_init is not None and (self.pretrain or self.control == "reinitialize"):
             other = "pretrain" if self.pretrain else "control reinitialize"
             raise ValueError(f"scoring-init and {other} both change the weights; leave one of them out")
