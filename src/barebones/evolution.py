@@ -11,9 +11,9 @@ from .holding import ELEMENTWISE, Hold
 from .masks import Masks
 from .messages import unknown
 from .names import EVOLUTIONS
-from .pruning.selection import top_masks
 from .pruning.thickness import by_channels, from_channels
 from .running import digest
+from .running.precision import widest
 from .running.shards import count, is_sharded
 from .scope import matched, parameters, transposed
 from .training import AfterStep
@@ -36,16 +36,20 @@ class Evolution(AfterStep):
         """Return whether the masks move after this step, counted from 1."""
         return step % self.every == 0 and step < self.end
 
+    def reads_gradients(self, step: int) -> bool:
+        """Return whether the masks move by the gradients of this step, which then cannot be the replay of a graph."""
+        return self.method == "rigl" and self.moves(step)
+
     def advance(self) -> bool:
         """Count a step, and return whether the masks have moved; a hook calls this after each step.
 
         If your step is a CUDA graph, `remove()` the hook and call this yourself. Do not replay the graph for a step
-        that `moves`, which needs the gradients of a plain one.
+        that `reads_gradients`.
         """
         self.step += 1
         if self.moves(self.step):
             masks = self._moved()
-            self.held.apply()  # what grows has an empty state, also where the optimizer kept one of pruned weights
+            self.held.clear_states()  # what grows has an empty one, also if the optimizer kept those of pruned weights
             self.held.load_state_dict(masks)
         return self.moves(self.step)
 
@@ -63,17 +67,16 @@ class Evolution(AfterStep):
         thinned = [name for name, p in parameters(self.held.model).items() if name in masks and p.dim() > 1][:-1]
         share = self.fraction / 2 * (1 + math.cos(math.pi * self.step / self.end))
         for name, weight, mask in matched(self.held.model, masks):
-            if (gradient := weight.grad) is not None:
-                kept, may = count(mask), ~mask & self.among.get(name, ~mask)
-                moving = min(int(share * kept), count(may))
-                dropped = top_masks({name: -_finite(weight)}, moving, among={name: mask})[name]
-                stays, wanted = mask & ~dropped, {name: self._wanted(name, gradient)}
-                grown = top_masks(wanted, moving, among={name: may})[name]
+            if (gradient := weight.grad) is not None:  # nothing below makes the host wait for the device, but ablation
+                kept, may = mask.count_nonzero(), ~mask & self.among.get(name, ~mask)
+                moving = (share * kept.to(widest(kept.device))).long().minimum(may.count_nonzero())
+                stays = mask & ~_smallest(_finite(weight), mask, moving)
+                unwanted = -self._wanted(name, gradient)
+                masks[name] = stays | _smallest(unwanted, may, moving)
                 if self.ablate and name in thinned:
-                    left = unablated(mask, stays | may, stays | grown, self.ablate, inputs_first.get(name))
-                    stays, may = stays & left, may & left
-                    grown = top_masks(wanted, kept - count(stays), among={name: may})[name]
-                masks[name] = stays | grown
+                    left = unablated(mask, stays | may, masks[name], self.ablate, inputs_first.get(name))
+                    stays = stays & left
+                    masks[name] = stays | _smallest(unwanted, may & left, kept - stays.count_nonzero())
         return masks
 
     def _wanted(self, name: str, gradient: Tensor) -> Tensor:
@@ -101,6 +104,13 @@ def unablated(mask: Tensor, places: Tensor, salient: Tensor, share: float, group
 
 def _finite(tensor: Tensor) -> Tensor:
     return tensor.detach().abs().nan_to_num(0.0)
+
+
+def _smallest(values: Tensor, among: Tensor, many: Tensor) -> Tensor:
+    """Return the mask of this many of the smallest values, the first of equal ones."""
+    order = values.masked_fill(~among, torch.inf).flatten().argsort(stable=True)
+    chosen = torch.arange(len(order), device=order.device) < many
+    return torch.empty_like(chosen).scatter_(0, order, chosen).view(values.shape)
 
 
 def evolve(

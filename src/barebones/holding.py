@@ -54,8 +54,8 @@ class Hold:
         self._named = {name: p for name, p, _ in masked}
         before, self._bits = self._bits, {}
         for _, p, mask in masked:
-            if not local(mask).all():  # in the memory of the last masks, where a CUDA graph of a step reads them
-                bits = before.get(p)
+            bits = before.get(p)  # in the memory of the last masks, where a CUDA graph of a step reads them
+            if bits is not None or not local(mask).all():
                 if bits is None or bits.is_inference():  # the layout of the weight is three times faster than another
                     bits = torch.empty_like(local(p), dtype=INTEGER[p.element_size()])
                 self._bits[p] = bits.copy_(local(mask)).neg_()
@@ -89,6 +89,10 @@ class Hold:
         for parameter in self._bits:
             _clear(parameter, self._bits_for(parameter))
             self._clear_gradient(parameter)
+        self.clear_states()
+
+    def clear_states(self) -> None:
+        """Zero the optimizer state of pruned weights."""
         for optimizer in self.optimizers:
             self._clear_state(optimizer)
 
@@ -114,7 +118,7 @@ class Hold:
         """Hold other masks of the same weights from now on, and zero what they prune.
 
         Call it before the optimizer loads its own state, which is cleared by the masks of that moment. A CUDA graph of
-        a step stays valid if masks without a pruned weight still have none, and no others.
+        a step stays valid if masks without a pruned weight still have none.
 
         >>> layer = nn.Linear(2, 1)
         >>> handle = hold(layer, {"weight": torch.tensor([[True, False]])}, SGD(layer.parameters()))

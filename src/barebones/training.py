@@ -77,9 +77,10 @@ class Sam(AfterStep):
         state = self._optimizer.state
         chosen = [p for group in self._optimizer.param_groups for p in group["params"] if PREVIOUS in state.get(p, ())]
         weights = [local(p).detach() for p in chosen]
-        copies = [weight.clone() for weight in weights]
+        copies = [torch.empty_like(weight) for weight in weights]
         try:
             if chosen:
+                torch._foreach_copy_(copies, weights)
                 gradients = [state[p][PREVIOUS] for p in chosen]
                 scale = self._rho / full(nn.utils.get_total_norm(gradients)).clamp_min(1e-12)
                 torch._foreach_add_(weights, torch._foreach_mul([local(g) for g in gradients], scale))
@@ -93,11 +94,13 @@ class Sam(AfterStep):
     def _remember(self, optimizer: Optimizer) -> None:
         if self._moved:
             raise ValueError("perturbed() would undo this step of the optimizer; call step() after its block")
-        for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            previous = optimizer.state[p].setdefault(PREVIOUS, torch.empty_like(p))
-            previous.copy_(p.grad.to_dense())  # the same memory each time, as a CUDA graph needs
-            for held in holds(optimizer):
-                held.clear(p, previous)
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        previous = [optimizer.state[p].setdefault(PREVIOUS, torch.empty_like(p)) for p in trained]
+        if trained:  # the same memory each time, as a CUDA graph needs
+            torch._foreach_copy_([local(g) for g in previous], [local(p.grad.to_dense()) for p in trained])
+        for held in holds(optimizer):
+            for p, gradient in zip(trained, previous, strict=True):
+                held.clear(p, gradient)
 
 
 def sam(optimizer: Optimizer, rho: float = 0.05) -> Sam:

@@ -242,10 +242,11 @@ def small_data(device="cuda"):
 
 
 THIN = {"ham": True, "sam": 0.05, "evolve": "rigl"}
+SET = THIN | {"evolve": "set"}
 
 
 @pytest.mark.parametrize(
-    ("precision", "changes"), [*((p, {}) for p in ("fp32", "tf32", "bf16", "fp16")), ("fp32", THIN), ("bf16", THIN)]
+    ("precision", "changes"), [*((p, {}) for p in ("fp32", "tf32", "bf16", "fp16")), ("fp32", THIN), ("bf16", SET)]
 )
 def test_a_captured_step_trains_as_a_plain_one(precision, changes, monkeypatch):
     monkeypatch.setattr("barebones.lab.run.training.MOVES", 5)  # every eighth step, so that steps between are captured
@@ -263,6 +264,20 @@ def test_a_captured_step_trains_as_a_plain_one(precision, changes, monkeypatch):
     for a, b in zip(plain, graph, strict=True):
         assert b.loss == pytest.approx(a.loss, rel=0.2, abs=0.02)
     assert graph[-1].loss < 0.8 * graph[0].loss
+
+
+def test_masks_move_as_on_the_host_and_without_waiting():
+    ends = []
+    for device in ("cpu", "cuda"):
+        model = network().to(device)
+        held = bb.hold(model, bb.prune(network(), batches(), 0.5, "snip").masks, torch.optim.SGD(model.parameters()))
+        for p in model.parameters():
+            p.grad = torch.linspace(-1, 2, p.numel(), device="cpu").view(p.shape).to(device)
+        evolution = bb.evolve(held, 8, every=1)
+        with without_waiting():
+            evolution.advance()
+        ends.append({name: mask.cpu() for name, mask in held.state_dict().items()})
+    assert all(torch.equal(mask, ends[1][name]) for name, mask in ends[0].items())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

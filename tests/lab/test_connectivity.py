@@ -137,12 +137,7 @@ def test_a_cut_network_is_tested_as_it_is(cut, skip, trains_nothing):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"control": "reinitialize"},
-        {"control": "shuffle"},
-        {"method": "magnitude", "pretrain": 1, "rewind": True},
-    ],
+    [{}, {"control": "reinitialize"}, {"control": "shuffle"}, {"method": "magnitude", "pretrain": 1, "rewind": True}],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
 def test_the_tested_network_is_the_one_that_would_be_trained(changes, cut, skip, options):

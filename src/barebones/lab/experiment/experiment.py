@@ -236,7 +236,8 @@ class Experiment:
             defaults["scoring_precision"] = "fp32"  # faithful, and still a fraction of the cost of training
         if self.ablate and not self.evolve:
             raise ValueError("ablate empties channels when masks move; add --evolve rigl, or leave it out")
-        moves = "evolve" if self.evolve else f"control {self.control}" if self.control in ("shuffle", "invert") else None
+        control = self.control in ("shuffle", "invert") and f"control {self.control}"
+        moves = "evolve" if self.evolve else control
         if moves and (group := "pattern" if self.pattern else self.unit == "channel" and "unit channel"):
             raise ValueError(f"{moves} moves single weights, so it takes no {group}; leave one of them out")
         if self.scoring_init is not None and (self.pretrain or self.control == "reinitialize"):

@@ -157,11 +157,9 @@ class Training:
             yield self.last
 
     def _learn_and_move(self, images: Tensor, labels: Tensor) -> None:
-        """Do one step, and move the masks if it is time: by the gradients of a plain step, not of some CUDA graph."""
-        if self.evolution is None or not self.evolution.moves(self.evolution.step + 1):
-            self._learn(images, labels)
-        else:
-            self._learn_from(images, labels)
+        """Do one step, and move the masks if it is time: RigL by the gradients of a plain step, not of some graph."""
+        plain = self.evolution is not None and self.evolution.reads_gradients(self.evolution.step + 1)
+        (self._learn_from if plain else self._learn)(images, labels)
         if self.evolution is not None and self.evolution.advance():
             self.masks = self.held.state_dict()
 
