@@ -1,6 +1,7 @@
 """Exactly the k highest scores stay, for every input, by the same rule with every algorithm."""
 
 import functools
+import itertools
 import math
 from typing import Any
 from unittest.mock import patch
@@ -139,6 +140,9 @@ def test_what_may_not_be_chosen_does_not_fill_up(keep, at_least):
         keep_top({"w": torch.ones(3)}, keep - 5)
     with pytest.raises(ValueError, match=r"the scores of b are not numbers"):
         keep_top({"a": torch.ones(2), "b": torch.tensor([1.0, torch.nan, 3.0])}, keep, at_least=at_least)
+    for option, wrong in itertools.product(("prefer", "among"), ({}, {"w": torch.ones(3)}, {"w": torch.ones(2) > 0})):
+        with pytest.raises(ValueError, match="need a bool mask of each score's shape; check w"):
+            keep_top({"w": torch.ones(3)}, 2, **{option: wrong})
 
 
 @functools.cache

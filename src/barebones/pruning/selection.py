@@ -46,6 +46,9 @@ def keep_top(
         raise ValueError(f"the scores of {shortened(wrong)} are no tensors; turn them into tensors first")
     if unknown := [name for name, score in scores.items() if score.isnan().any()]:
         raise ValueError(f"the scores of {shortened(unknown)} are not numbers (NaN); check how they are computed")
+    masks = [(name, mask.get(name)) for mask in (prefer, among) if mask is not None for name in scores]
+    if wrong := [n for n, m in masks if m is None or m.dtype != torch.bool or m.shape != scores[n].shape]:
+        raise ValueError(f"prefer and among need a bool mask of each score's shape; check {shortened(wrong)}")
     total = sum(score.numel() for score in scores.values())
     if not 0 <= keep <= total:
         raise ValueError(f"cannot keep {keep} of {total} weights; choose a number from 0 to {total}")
