@@ -89,10 +89,6 @@ class Hold:
         for parameter in self._bits:
             _clear(parameter, self._bits_for(parameter))
             self._clear_gradient(parameter)
-        self.clear_states()
-
-    def clear_states(self) -> None:
-        """Zero the optimizer state of pruned weights."""
         for optimizer in self.optimizers:
             self._clear_state(optimizer)
 
@@ -100,6 +96,11 @@ class Hold:
         """Zero what belongs to pruned weights in a tensor of the parameter's shape."""
         if parameter in self._bits:
             _clear(tensor, self._bits_for(parameter))
+
+    @property
+    def active(self) -> bool:
+        """Whether it has not been removed."""
+        return bool(self._hooks)
 
     def remove(self) -> None:
         """Stop holding. Weights and optimizer stay as they are; call `apply` first to leave a clean state."""
@@ -288,6 +289,9 @@ def holds(optimizer: Optimizer) -> list[Hold]:
 def unwrapped(optimizer: Any) -> Any:
     while any(kind.__name__ in WRAPPERS for kind in type(optimizer).__mro__):
         optimizer = optimizer.optimizer
+    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        name = type(optimizer).__name__
+        raise ValueError(f"{name} is not a torch.optim.Optimizer; if it wraps one, pass the wrapped optimizer")
     return optimizer
 
 
@@ -295,12 +299,9 @@ def _optimized(model: nn.Module, optimizers: list[Optimizer]) -> set[nn.Paramete
     """Return all parameters of the optimizers, each of which must have some of the model's."""
     of_model, optimized = set(parameters(model).values()), set()
     for optimizer in optimizers:
-        name = type(optimizer).__name__
-        if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_post_hooks"):
-            raise ValueError(f"{name} is not a torch.optim.Optimizer; if it wraps one, pass the wrapped optimizer")
         of_optimizer = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         if of_optimizer.isdisjoint(of_model):
-            raise ValueError(f"the optimizer {name} has none of the model's parameters: {STALE}")
+            raise ValueError(f"the optimizer {type(optimizer).__name__} has none of the model's parameters: {STALE}")
         optimized |= of_optimizer
     return optimized
 

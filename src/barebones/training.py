@@ -78,9 +78,10 @@ class Sam(AfterStep):
         chosen = [p for group in self._optimizer.param_groups for p in group["params"] if PREVIOUS in state.get(p, ())]
         weights = [local(p).detach() for p in chosen]
         copies = [torch.empty_like(weight) for weight in weights]
+        if chosen:
+            torch._foreach_copy_(copies, weights)
         try:
             if chosen:
-                torch._foreach_copy_(copies, weights)
                 gradients = [state[p][PREVIOUS] for p in chosen]
                 scale = self._rho / full(nn.utils.get_total_norm(gradients)).clamp_min(1e-12)
                 torch._foreach_add_(weights, torch._foreach_mul([local(g) for g in gradients], scale))

@@ -54,10 +54,13 @@ def test_recommended_settings_give_way_to_those_of_the_user(command, tiny):
     for words, expected in {
         (): ["hybrid", "set", "cosine", "True"],
         ("--method", "force", "--lr-schedule", "milestones"): ["force", "set", "milestones", "True"],
+        ("--evolve", "none", "--no-shrink"): ["hybrid", None, "cosine", "False"],
     }.items():
         told = command("run", *TINY, "--recommended", *words, "--dry-run").out
         rows = {row[1].strip(): row[2].strip() for line in told.splitlines() if len(row := line.split("│")) > 3}
-        assert [rows[name] for name in ("method", "evolve", "lr_schedule", "shrink")] == expected
+        assert [rows.get(name) for name in ("method", "evolve", "lr_schedule", "shrink")] == expected
+    failed = command("run", *TINY, "--recommended", "--method", "dense")
+    assert (failed.code, "--recommended moves single weights; leave it out, or the method" in failed.err) == (2, True)
 
 
 @pytest.mark.parametrize(

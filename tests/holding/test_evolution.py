@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn, optim
 
 import barebones as bb
+from barebones.evolution import by_sorting
 from barebones.holding import ELEMENTWISE
 from barebones.scope import matched
 
@@ -142,7 +143,7 @@ def test_channels_with_few_salient_weights_give_them_to_the_others(
     share = fraction / 2 * (1 + math.cos(math.pi / 8))
     ends = handle.state_dict()
     for weight, less in (("0.weight", ablate), ("1.weight", 0.0)):  # the last layer keeps its channels
-        wanted = evolution._wanted(weight, uniform[2])
+        wanted = evolution._wanted(weight, model.get_parameter(weight))
         assert torch.equal(ends[weight], moved(values, wanted, mask, share, less, CHANNELS[name], places.get(weight)))
     after = ends["0.weight"]
     assert not limited or (places["0.weight"] | mask)[after].all()
@@ -153,6 +154,15 @@ def test_channels_with_few_salient_weights_give_them_to_the_others(
     bound = ablate * kept / max(live.count_nonzero().item(), 1)
     if kept <= len(channels) / 12 and not limited:  # one channel has room for all
         assert all(count == 0 or count >= bound for count in counts.tolist()) or (counts > 0).sum() == 1
+
+
+@given(st.data(), st.integers(1, 9))
+def test_sorting_chooses_what_selection_chooses(data, size):
+    values, among = (torch.tensor(data.draw(st.lists(each, min_size=size, max_size=size)))
+                     for each in (st.sampled_from([0.0, 1.0, 2.0, 3e38]), st.booleans()))  # fmt: skip
+    many = data.draw(st.integers(0, int(among.sum())))
+    expected = bb.keep_top({"": -values}, many, among={"": among})[""]
+    assert torch.equal(by_sorting(values, among, torch.tensor(many)), expected)
 
 
 def test_set_grows_other_weights_with_another_seed_and_any_optimizer(masks):
@@ -191,7 +201,8 @@ def test_a_checkpoint_between_any_two_steps_changes_nothing(stop, method, masks)
 
 def test_what_cannot_move_gets_a_sentence(model, masks):
     handle, lamb = bb.hold(model, masks, held.sgd(model)), bb.hold(model, masks, Lamb(model.parameters()))
-    clearing = bb.hold(model, masks, held.sgd(model), gradients=True)
+    clearing, removed = (bb.hold(model, masks, held.sgd(model), gradients=each) for each in (True, False))
+    removed.remove()
     for holds, changes, match in (
         (masks, {}, "evolve moves the masks that hold holds, not a dict; pass what hold returns"),
         (clearing, {}, "with gradients=True, hold clears .* use method='set'"),
@@ -202,6 +213,33 @@ def test_what_cannot_move_gets_a_sentence(model, masks):
         (handle, {"until": -1}, "fraction, until and ablate from 0 to 1"),
         (handle, {"ablate": 1.5}, "fraction, until and ablate from 0 to 1"),
         (handle, {"method": "rigll"}, "there is no evolution 'rigll'; did you mean 'rigl'"),
+        (removed, {}, "not a Hold that was removed; pass what hold returns"),
     ):
         with pytest.raises(ValueError, match=match):
-            bb.evolve(holds, **{"steps": 10} | changes)
+            bb.evolve(holds, **{"steps": 10, "every": 1} | changes)
+    with pytest.warns(UserWarning, match="the masks never move: every=100 is not below 0.75 of 90 steps"):
+        bb.evolve(handle, 90)
+
+
+def test_masks_move_no_more_once_the_hold_has_ended(masks):
+    model = network()
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    with bb.hold(model, masks, optimizer) as handle:
+        evolution = bb.evolve(handle, 40, every=1)
+        train(model, optimizer, 2)
+    train(model, optimizer, 3)
+    assert evolution.step == 2
+    assert all(p.all() for p in model.parameters() if p.dim() > 1)
+
+
+@pytest.mark.parametrize("method", ["rigl", "set"])
+def test_what_grows_is_zero_even_if_pruned_weights_were_not(method, masks):
+    model = network()
+    handle = bb.hold(model, masks, held.sgd(model))
+    evolution = bb.evolve(handle, 40, every=1, method=method)
+    train(model, held.sgd(model), 1)  # another optimizer fills the pruned weights
+    if method == "set":
+        model.zero_grad()  # of which random growth needs none
+    evolution.advance()
+    assert (handle.state_dict()["3.weight"] & ~masks["3.weight"]).any()
+    assert not any(p[~masks[name]].any() for name, p, _ in matched(model, masks))

@@ -1,6 +1,7 @@
 """HAM and single-step SAM are their equations with every optimizer, and see the kept weights only."""
 
 import math
+from unittest.mock import Mock
 
 import held
 import pytest
@@ -151,3 +152,14 @@ def test_what_would_go_wrong_unseen_gets_a_sentence(model):
     scaler.scale(torch.ones(()))
     with pytest.raises(ValueError, match="pass fused=False, or use bf16"):
         scaler.step(optimizer)
+
+
+def test_weights_survive_an_interrupt_before_sam_has_copied_them(model, monkeypatch):
+    optimizer = held.sgd(model)
+    sharpness = bb.sam(optimizer)
+    held.train(model, optimizer, 1)
+    before = [p.detach().clone() for p in model.parameters()]
+    monkeypatch.setattr(torch, "_foreach_copy_", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), sharpness.perturbed():
+        pass
+    assert all(map(torch.equal, model.parameters(), before))

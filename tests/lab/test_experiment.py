@@ -191,6 +191,10 @@ def test_an_optional_setting_is_part_of_the_name_unless_it_has_its_default(monke
     assert len({folder_of(settings | {"later": value}) for value in (0.0, 0.5, 1.0, None)}) == 4
 
 
+def test_words_for_what_is_usual_say_the_same_as_none():
+    assert Experiment(evolve="none", unit="weight", target="weights") == Experiment()
+
+
 def test_densities_of_a_file_become_part_of_the_experiment(tmp_path):
     masks = {"a": torch.rand(7, 3) < 0.3, "b": torch.rand(50, 2) < 0.5}
     save_masks(masks, tmp_path / "m.safetensors")

@@ -120,7 +120,7 @@ def _experiment_options(unset: bool) -> list[inspect.Parameter]:
         help, panel = field.metadata["help"], field.metadata["panel"]
         if kind is bool:
             name = field.name.replace("_", "-")
-            option = typer.Option(f"--{name}/--no-{name}" if default else f"--{name}", help=help, rich_help_panel=panel)
+            option = typer.Option(f"--{name}/--no-{name}", help=help, rich_help_panel=panel)
         else:
             shown = field.metadata["shown"] if default is None else True
             option = typer.Option(

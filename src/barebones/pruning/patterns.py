@@ -52,7 +52,8 @@ def check(
     divided = {name: side for name, side in sides.items() if name not in free}
     if wrong := [name for name, (outputs, inputs) in divided.items() if outputs % rows or inputs % columns]:
         outputs, inputs = sides[wrong[0]]
-        what = f"{outputs} outputs and {inputs} inputs of {shortened(wrong)}"
+        what = f"{outputs} outputs and {inputs} inputs of {wrong[0]}"
+        what += f", or those of {shortened(wrong[1:])}" * (len(wrong) > 1)
         raise ValueError(f"pattern={pattern!r} does not divide the {what}; choose another, or in Python use exclude=")
     if blocks:
         return

@@ -11,7 +11,7 @@ def thickened(score: Tensor, mask: Tensor, least: int, groups: int | None, among
 
     The weaker half of the channels below the minimum, those with the fewest weights, gives up; its weights go to the
     highest scores of the channels that are left; and so on, until no channel is below. Channels that kept nothing
-    stay empty. One channel stays below where the layer's count or what is `among` the choice leaves no other way.
+    stay empty. Channels stay below where the layer's count, or what is `among` the choice, leaves too little room.
     `groups` is None unless the layer's inputs come first.
 
     >>> score = torch.tensor([[9.0, 1, 1, 1], [8, 7, 2, 1], [6, 1, 1, 1]])
