@@ -40,19 +40,19 @@ def bare(module: nn.Module) -> nn.Module:
     return module
 
 
-def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module once with its canonical path, in the order of `named_modules` and without wrappers."""
+def layers(model: nn.Module, repeated: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every module, once or `repeated`, with its canonical path, like `named_modules` but without wrappers."""
     visited: set[int] = set()
 
     def walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
         module = bare(module)
-        if id(module) in visited:
+        if id(module) in visited and not repeated:
             return
         visited.add(id(module))
         yield path, module
         for name, child in module._modules.items():
             if child is not None:
-                yield from walk(child, _joined(path, name))
+                yield from walk(child, joined(path, name))
 
     return walk(model, "")
 
@@ -62,9 +62,9 @@ def transposed(model: nn.Module) -> dict[str, int]:
     groups = {}
     for path, module in layers(model):
         if isinstance(module, nn.modules.conv._ConvTransposeNd):
-            groups[_joined(path, "weight")] = module.groups
+            groups[joined(path, "weight")] = module.groups
         elif "weight" in _weights_of(module) and type(module).__name__ == "Conv1D":
-            groups[_joined(path, "weight")] = 1
+            groups[joined(path, "weight")] = 1
     return groups
 
 
@@ -76,11 +76,11 @@ def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in visited:
                 visited.add(id(parameter))
-                named[_joined(path, name)] = parameter
+                named[joined(path, name)] = parameter
     return named
 
 
-def _joined(path: str, name: str) -> str:
+def joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
@@ -119,7 +119,7 @@ def _default(model: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, nn.P
         for attribute in _weights_of(module):
             parameter = module._parameters.get(attribute)
             if parameter is None:  # it is computed by weight norm, spectral norm or torch.nn.utils.prune
-                chosen[_joined(path, attribute)] = next(module.parameters())
+                chosen[joined(path, attribute)] = next(module.parameters())
             elif id(parameter) not in embedded:
                 chosen[names[id(parameter)]] = parameter
     return chosen

@@ -14,7 +14,7 @@ from lab_runs import interrupted, tiny
 from test_metrics import LINES
 
 from barebones.lab.experiment.experiment import Experiment
-from barebones.lab.run.folder import reserved
+from barebones.lab.run.folder import read_json, reserved
 from barebones.lab.run.options import RunOptions
 from barebones.lab.run.run import run
 from barebones.lab.run.tracking import PROJECT, TRACKERS, Tracked, tracking
@@ -171,7 +171,7 @@ def test_mlflow_knows_the_settings_and_whether_the_run_has_ended(folder, tmp_pat
     for stopped in (True, False):
         with suppress(KeyboardInterrupt), tracking("mlflow", folder, EXPERIMENT) as track:
             track(0, LINES[0])
-            identifier = folder.read("tracked.json")["mlflow"]
+            identifier = read_json(folder.path / "tracked.json", folder.run)["mlflow"]
             states.append(client().get_run(identifier).info.status)
             if stopped:
                 raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from zoo import LOOKUPS, Net, keep_all, masked
 
-from barebones import METHODS, prune
+from barebones import METHODS, prune, shrink
 from barebones.accounting import account
 from barebones.paths import effective, trace
 from barebones.scope import parameters
@@ -164,6 +164,24 @@ def test_what_mixes(name: str) -> None:
     assert on_paths["a.weight"].equal(half)
     assert on_paths["b.weight"].all()
     assert account(net, {"a.weight": off, "b.weight": ~off}, x4).collapsed == ["a.weight"]
+
+
+ALONG = (torch.softmax, torch.logsumexp, torch.amax, torch.max, torch.std, torch.cumsum, torch.sort, torch.unbind)
+ALONG += partial(torch.topk, k=2), partial(torch.chunk, chunks=2)
+
+
+@pytest.mark.parametrize("function", ALONG, ids=[*map(str, range(len(ALONG)))])
+@pytest.mark.parametrize("place", [1, 2])
+def test_axis_is_another_name_of_dim(function: Callable[..., Any], place: int) -> None:
+    ends = []
+    for key in ("dim", "axis"):
+        first = lambda y: y if isinstance(y, Tensor) else y[0]
+        net = Net(lambda net, x: first(function(net.b(net.a(x)), **{key: place})).select(1, 0), **linears())  # noqa: B023
+        x, masks = torch.randn(2, 4, 4), {"a.weight": ~off, "b.weight": eye}
+        small = shrink(net, masks, x).module
+        ends.append((effective(net, masks, x), {name: p.shape for name, p in small.named_parameters()}))
+    assert all(torch.equal(mask, ends[1][0][name]) for name, mask in ends[0][0].items())
+    assert ends[0][1] == ends[1][1]
 
 
 @pytest.mark.parametrize("name", [*(name for name in NORMS if name != "Gumbel"), "sign"])

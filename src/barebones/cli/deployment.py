@@ -25,6 +25,7 @@ from ..lab.run import loading
 from ..lab.run.folder import MASK, WEIGHTS, finished
 from ..lab.run.network import data_of
 from ..lab.run.options import RunOptions
+from ..lab.run.shrunk import counted
 from ..masks import Masks
 from .options import RUN_OPTIONS, Source, SourceData, SourceModel, Trust, check_output, import_from_working_folder
 from .terminal import say
@@ -164,7 +165,7 @@ def _to_hub_folder(source: Path, folder: Path, replace: bool, model: str | None,
     about = load_masks(source / MASK if source.is_dir() else source).about
     result = finished(source) if source.is_dir() else None
     inputs = loading.inputs_of(experiment, source, [data], trust)
-    counts = card.counted(network, masks, inputs.example(1))
+    counts = counted(network, masks, inputs.example(1))[0]
     text = card.card(experiment, counts, inputs, result, about.get("experiment"))
     config = card.config(experiment, network, counts, inputs)
     left = {"run", "metrics"} | ({"account", "collapsed"} if experiment.evolve else set())  # of the masks it began with

@@ -16,30 +16,15 @@ from ..lab.experiment.recipes import EPOCHS, RECIPES
 from ..lab.experiment.recipes import experiments as from_recipe
 from ..lab.run.options import SKIP, RunOptions
 from ..messages import counted
-from .options import (
-    DryRun,
-    EngineName,
-    EngineOptions,
-    Jobs,
-    Overwrite,
-    Recommended,
-    RetryFailed,
-    Trust,
-    check_output,
-    completion,
-    engine_options,
-    import_from_working_folder,
-    split,
-    with_options,
-)
+from . import options as cli
 from .terminal import say, stoppable
 
 
-@with_options()
+@cli.with_options()
 def prune(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the mask file here.")] = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
+    overwrite: cli.Overwrite = False,
+    dry_run: cli.DryRun = False,
     **options: Any,
 ) -> None:
     """Prune a network before training: find its masks, and print what they keep.
@@ -49,14 +34,14 @@ def prune(
     from ..files.container import atomically
     from ..lab.run import folder, progress
 
-    settings, run_options = split(options, overwrite)
+    settings, run_options = cli.split(options, overwrite)
     requested = Experiment(**settings)
     if requested.method == DENSE:
         raise ValueError("method dense prunes nothing; choose another, or use barebones run")
     if run_options.on_collapse == SKIP:
         raise ValueError("barebones prune trains nothing, so it cannot skip training; use --on-collapse warn or raise")
     if out is not None:
-        check_output(out)
+        cli.check_output(out)
     path = run_options.folder(requested.resolved(run_options.device)) / folder.MASK
     before = path.exists() and not overwrite
     about = _perform(requested, run_options, dry_run, until="prune")
@@ -72,14 +57,14 @@ def prune(
     say(f"The masks are in {out or path}")
 
 
-@with_options(unset=True)
+@cli.with_options(unset=True)
 def train(
     mask: Annotated[
         Path | None, typer.Option(help="Mask file whose pruned weights stay zero; train needs one.")
     ] = None,
-    trust: Trust = False,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
+    trust: cli.Trust = False,
+    overwrite: cli.Overwrite = False,
+    dry_run: cli.DryRun = False,
     **options: Any,
 ) -> None:
     """Train a network under the masks of a file, from the initial weights that the masks were found for.
@@ -88,7 +73,7 @@ def train(
     """
     from ..lab.run.loading import experiment_for_mask
 
-    settings, run_options = split(options, overwrite)
+    settings, run_options = cli.split(options, overwrite)
     settings = {name: value for name, value in settings.items() if value is not None}
     if "method" in settings:
         raise ValueError("train does not prune, so --method has no effect; use barebones run")
@@ -101,12 +86,12 @@ def train(
     _conclude(experiment, replace(run_options, mask=mask), dry_run, settings)
 
 
-@with_options()
+@cli.with_options()
 def run(
     context: typer.Context,
-    recommended: Recommended = False,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
+    recommended: cli.Recommended = False,
+    overwrite: cli.Overwrite = False,
+    dry_run: cli.DryRun = False,
     **options: Any,
 ) -> None:
     """Prune, train and test a network: one experiment from start to end.
@@ -116,9 +101,11 @@ def run(
     Example: barebones run --data digits --model small-vgg --method force --sparsity 0.99
     """
     if recommended:
+        if options["method"] == DENSE or options["pattern"] or options["unit"] == "channel":
+            raise ValueError("--recommended moves single weights; leave it out, or the method, pattern or unit")
         sources = {name: context.get_parameter_source(name) for name in RECOMMENDED}
         options |= {n: RECOMMENDED[n] for n, source in sources.items() if source and source.name == "DEFAULT"}
-    settings, run_options = split(options, overwrite)
+    settings, run_options = cli.split(options, overwrite)
     _conclude(Experiment(**settings), run_options, dry_run)
 
 
@@ -147,7 +134,7 @@ def _perform(
     from ..lab.run import network, progress
     from ..lab.run.run import run as run_experiment
 
-    import_from_working_folder(requested.model, requested.data)
+    cli.import_from_working_folder(requested.model, requested.data)
     if sentence := network.resized(requested):
         say(sentence)
     if dry_run:
@@ -168,13 +155,13 @@ def _numbers(text: str | None) -> list[int]:
         raise ValueError(f"--devices {text}: give numbers of GPUs with commas between them, such as 0,2") from None
 
 
-@with_options(experiment=False)
+@cli.with_options(experiment=False)
 def sweep(
     recipe: Annotated[
         str,
         typer.Argument(
             help=f"A recipe: {', '.join(RECIPES)}; file.py:function, package.module:function; a .toml or .json grid.",
-            autocompletion=completion(RECIPES),
+            autocompletion=cli.completion(RECIPES),
         ),
     ],
     model: Annotated[
@@ -186,21 +173,21 @@ def sweep(
     method: Annotated[
         list[str] | None, typer.Option(help="Method of your own that a grid may name; repeat the option for several.")
     ] = None,
-    trust: Trust = False,
-    jobs: Jobs = None,
+    trust: cli.Trust = False,
+    jobs: cli.Jobs = None,
     devices: Annotated[
         str | None, typer.Option(help="With --device cuda: the numbers of the GPUs to use, such as 0,2. Default: all.")
     ] = None,
-    engine: EngineName = "local",
-    engine_option: EngineOptions = None,
-    retry_failed: RetryFailed = False,
+    engine: cli.EngineName = "local",
+    engine_option: cli.EngineOptions = None,
+    retry_failed: cli.RetryFailed = False,
     time_limit: Annotated[
         float | None,
         typer.Option(
             help="Stop after so many minutes, with checkpoints saved; the same command resumes.", show_default="none"
         ),
     ] = None,
-    dry_run: DryRun = False,
+    dry_run: cli.DryRun = False,
     **options: Any,
 ) -> None:
     """Run many experiments, several at once, and write one table of all results.
@@ -214,11 +201,11 @@ def sweep(
     from ..lab.run.network import check_each
     from ..lab.sweep import sweep as sweeping
 
-    _, run_options = split(options, here=engine == sweeping.LOCAL)
+    _, run_options = cli.split(options, here=engine == sweeping.LOCAL)
     if recipe == "smoke":
         run_options = run_options.for_smoke()
     named = [*(model or ()), *(data or ()), *(method or ())]
-    import_from_working_folder(recipe, *named, trust=trust)
+    cli.import_from_working_folder(recipe, *named, trust=trust)
     listed = from_recipe(recipe, named, trust)
     experiments = dict.fromkeys(experiment.resolved(run_options.device) for experiment in listed)
     if dry_run:
@@ -234,7 +221,7 @@ def sweep(
         outcome = sweeping.sweep(
             list(experiments), run_options,
             jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, time_limit=time_limit,
-            engine=engine, engine_options=engine_options(engine_option or ()), console=Console(), stopping=stopping,
+            engine=engine, engine_options=cli.engine_options(engine_option or ()), console=Console(), stopping=stopping,
         )  # fmt: skip
         if stopping():
             raise typer.Exit(stopping.code)
@@ -273,7 +260,7 @@ def demo(
     """Prune a small network to the bone, train what is left, and compare the methods on handwritten digits."""
     from ..lab.figures import demo as lab_demo
 
-    check_output(out)
+    cli.check_output(out)
     with stoppable("") as stopping:
         lab_demo.demo(Console(), seeds, epochs, stopping, out)
         if stopping():

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..messages import counted
 from ..names import AXES, SCALES
-from .options import Jobs, RetryFailed, check_folder, split, with_options
+from .options import Jobs, RetryFailed, check_folder, check_output, split, with_options
 from .terminal import say, stoppable
 
 
@@ -139,6 +139,7 @@ def report(
 
     from ..lab.figures.report import follow, write
 
+    check_output(out)
     if watch:
         with stoppable("") as stopping:
             before = ""

@@ -1,6 +1,6 @@
 """Weight files: the weights and buffers of a network, sparse or dense; of pruned weights only what is kept."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..masks import Masks, size
 from ..messages import shape_of, shortened
 from ..running.precision import INTEGER
-from ..scope import bare, matched, refuse_sharded
+from ..scope import joined, layers, matched, refuse_sharded
 from . import container
 from .masks import fingerprint, pack, unpack
 
@@ -117,27 +117,19 @@ def dense_bytes(model: nn.Module) -> int:
 
 def _state_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of `state_dict` by canonical name, each once, and the first name of each tied tensor."""
-
-    def walk(module: nn.Module, path: str) -> Iterator[tuple[str, Tensor]]:
-        module = bare(module)
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
-            raise ValueError(f"{path.rstrip('.') or 'the model'} has extra state, which a weight file cannot hold")
-        buffers = {name: t for name, t in module._buffers.items() if name not in module._non_persistent_buffers_set}
-        for name, tensor in {**module._parameters, **buffers}.items():
-            if tensor is not None:
-                yield path + name, tensor
-        for name, child in module._modules.items():
-            if child is not None:
-                yield from walk(child, f"{path}{name}.")
-
     named: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     names: dict[int, str] = {}
-    for name, tensor in walk(model, ""):
-        if (first := names.setdefault(id(tensor), name)) == name:
-            named[name] = tensor
-        else:
-            tied[name] = first
+    for path, module in layers(model, repeated=True):
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise ValueError(f"{path or 'the model'} has extra state, which a weight file cannot hold")
+        buffers = {name: t for name, t in module._buffers.items() if name not in module._non_persistent_buffers_set}
+        for last, tensor in (module._parameters | buffers).items():
+            name = joined(path, last)
+            if tensor is not None and (first := names.setdefault(id(tensor), name)) != name:
+                tied[name] = first
+            elif tensor is not None:
+                named[name] = tensor
     return named, tied
 
 

@@ -1,6 +1,6 @@
 """Calls: what a call of a torch function says of itself: its name, its tensors, what it writes to and selects from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -44,14 +44,45 @@ class Call:
         return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
 
     def named(self, *slots: str) -> dict[str, Any]:
-        """Return the arguments by name, given the names of the positional ones."""
-        return dict(zip(slots, self.args, strict=False)) | self.kwargs
+        """Return the arguments by name, given the names of the positional ones; `axis`, which torch takes, is `dim`."""
+        given = {"dim": self.kwargs["axis"]} if "axis" in self.kwargs else {}
+        return dict(zip(slots, self.args, strict=False)) | given | self.kwargs
 
     def plain(self) -> Any:
         """Return the function's result on the bare values, which is used for its shape."""
         args, kwargs = tree_map(lambda a: a.detach() if isinstance(a, Tensor) else a, (self.args, self.kwargs))
         return self.func(*args, **kwargs)
 
+
+DIM_IS_THIRD = ("topk", "norm", "linalg_norm", "linalg_vector_norm", "roll", "normalize")
+DEFAULT_DIM = {"sort": -1, "argsort": -1, "topk": -1, "gumbel_softmax": -1, "normalize": 1, "unbind": 0, "iter": 0}
+
+
+def dims_of(call: Call, x: Tensor) -> tuple[int, ...]:
+    """Return the dimensions along which a call works; all, if it names none and has no default."""
+    name = call.name
+    if name in ("layer_norm", "rms_norm"):
+        shape = call.named("input", "normalized_shape")["normalized_shape"]
+        return tuple(range(x.dim() - len(shape), x.dim()))
+    if name in ("group_norm", "local_response_norm"):
+        return (1,)
+    place = 4 if name == "gumbel_softmax" else 2 if name in DIM_IS_THIRD else 1
+    given = call.named(*map(str, range(place)), "dim")
+    dim: Any = given.get("dim", given.get("dims", DEFAULT_DIM.get(name)))
+    if dim is None or isinstance(dim, bool) or dim == () or dim == []:
+        return tuple(range(x.dim()))
+    dims = dim if isinstance(dim, tuple | list) else (dim,)
+    return tuple(int(d) % x.dim() for d in dims) if x.dim() else ()
+
+
+ELEMENTWISE = """
+    relu relu6 leaky_relu rrelu elu selu celu gelu silu mish softplus softsign sigmoid log_sigmoid logsigmoid
+    hardsigmoid hardswish hardtanh hardshrink softshrink tanhshrink threshold tanh dropout dropout1d dropout2d dropout3d
+    alpha_dropout feature_dropout feature_alpha_dropout abs neg negative positive exp exp2 expm1 log log2 log10 log1p
+    sqrt rsqrt square reciprocal sin cos tan sinh cosh asinh atan erf clamp clip clamp_min clamp_max round floor ceil
+    trunc frac sign nan_to_num fake_quantize_per_tensor_affine"""
+POOLS = [f"{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)]
+MAX_POOLS = " ".join([*POOLS, *(f"{name}_with_indices" for name in POOLS)])
 
 # Functions that select a part of a table by indices or a length, and their arguments. The rows of an embedding that the
 # example's tokens do not use, and the positions behind its last one, are in use as well: for other inputs.
@@ -101,16 +132,21 @@ def selection(call: Call) -> tuple[Tensor, tuple[int, ...]] | None:
 
 def _indexed(table: Tensor, key: Any) -> set[int]:
     """Return the dimensions of which an index takes a part. One number is no choice: it is written in the model."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    sizes = [k.dim() if isinstance(k, Tensor) and k.dtype == torch.bool else int(k is not None) for k in keys]
-    dims, dim = set(), 0
-    for k, size in zip(keys, sizes, strict=True):
-        if k is Ellipsis:
-            dim += table.dim() - (sum(sizes) - 1)
-            continue
+    dims = set()
+    for k, places in index_parts(table.dim(), key):
         part = isinstance(k, Tensor | list)
         if isinstance(k, slice):
-            part = range(*k.indices(table.shape[dim])) != range(table.shape[dim])
-        dims |= set(range(dim, dim + size)) if part else set()
-        dim += size
+            part = range(*k.indices(table.shape[places[0]])) != range(table.shape[places[0]])
+        dims |= set(places) if part else set()
     return dims
+
+
+def index_parts(dims: int, key: Any) -> Iterator[tuple[Any, range]]:
+    """Yield each part of an index with the dimensions that it is for: none for None, perhaps several for a mask."""
+    keys, masks = list(key) if isinstance(key, tuple) else [key], (torch.bool, torch.uint8)
+    sizes = [k.dim() if isinstance(k, Tensor) and k.dtype in masks else int(k is not None) for k in keys]
+    dim, rest = 0, dims - sum(sizes) + 1  # what an ellipsis stands for
+    for k, size in zip(keys, sizes, strict=True):
+        if k is not Ellipsis:
+            yield k, range(dim, dim + size)
+        dim += rest if k is Ellipsis else size

@@ -26,7 +26,7 @@ from torch.nn.modules.utils import _ntuple
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from .bits import Bits, Rule, alive, as_it_is, blank, mixed, pass_on, signal, silent, skip, with_table
-from .calls import Call, selection
+from .calls import ELEMENTWISE, MAX_POOLS, Call, dims_of, selection
 
 
 def add(bits: Bits, call: Call) -> Tensor:
@@ -117,9 +117,8 @@ def lookup(bits: Bits, call: Call) -> Any:
 def softmax(bits: Bits, call: Call) -> Tensor:
     """A softmax returns shares, each of which depends on all values along its dimension."""
     call.share = not call.name.startswith("log")
-    slots = ("logits", "tau", "hard", "eps", "dim") if call.name == "gumbel_softmax" else ("input", "dim")
-    dim = call.named(*slots).get("dim", -1)
-    return call.live[0].mean(() if dim is None else dim, keepdim=True).expand_as(call.live[0])
+    x = call.live[0]
+    return x.mean(dims_of(call, x), keepdim=True).expand_as(x)
 
 
 def quotient(bits: Bits, call: Call) -> Tensor:
@@ -128,7 +127,7 @@ def quotient(bits: Bits, call: Call) -> Tensor:
     if call.weight is not None:
         return x
     if call.name == "normalize":
-        return x.mean(call.named("input", "p", "dim").get("dim", 1), keepdim=True).expand_as(x)
+        return x.mean(dims_of(call, x), keepdim=True).expand_as(x)
     size = call.named("input", "size")["size"]
     rows = F.pad(x.movedim(1, -1).flatten(0, -2).unsqueeze(1), (size // 2, (size - 1) // 2))
     return F.avg_pool1d(rows, size, 1).view(x.movedim(1, -1).shape).movedim(-1, 1)
@@ -138,15 +137,11 @@ def reduction(bits: Bits, call: Call) -> Any:
     """A maximum, top k, norm or variance depends on all values along its dimension."""
     if sum(t.is_floating_point() for t in call.tensors) == 2:  # torch.max(a, b)
         return add(bits, call)
-    x, place = call.live[0], 2 if call.name in DIM_IS_THIRD else 1
-    dim = call.kwargs.get("dim", call.args[place] if len(call.args) > place else None)
-    dim = -1 if dim is None and call.name == "topk" else dim
+    x = call.live[0]
 
     def spread(like: Tensor) -> Tensor:
-        if not like.is_floating_point():
-            return like
-        over_all = dim is None or isinstance(dim, bool)
-        return (x.mean() if over_all else x.mean(dim, keepdim=like.dim() == x.dim())).expand(like.shape)
+        floats = like.is_floating_point()
+        return x.mean(dims_of(call, x), keepdim=like.dim() == x.dim()).expand(like.shape) if floats else like
 
     return tree_map(spread, call.plain())
 
@@ -263,7 +258,6 @@ def recurrent(bits: Bits, call: Call) -> Any:
     return (y, torch.stack(ends), torch.stack(states))[: 3 if kind == "lstm" else 2]
 
 
-DIM_IS_THIRD = ("topk", "norm", "linalg_norm", "linalg_vector_norm")  # functions whose third argument is `dim`
 NORMS = {
     "batch_norm": ("input", "running_mean", "running_var", "weight", "bias"),
     "instance_norm": ("input", "running_mean", "running_var", "weight", "bias"),
@@ -285,13 +279,7 @@ TABLE: dict[Rule, str] = {
         interpolate upsample pixel_shuffle pixel_unshuffle channel_shuffle max_unpool1d max_unpool2d max_unpool3d
         ones_like zeros_like full_like rand_like randn_like new_zeros new_ones new_full new_tensor normal uniform
         pack_padded_sequence pad_packed_sequence""",
-    pass_on: """
-        relu relu6 leaky_relu rrelu elu selu celu gelu silu mish softplus softsign sigmoid log_sigmoid hardsigmoid
-        hardswish hardtanh hardshrink softshrink tanhshrink threshold tanh dropout dropout1d dropout2d dropout3d
-        alpha_dropout feature_dropout feature_alpha_dropout weight_norm abs neg negative positive exp exp2 expm1 log
-        log2 log10 log1p sqrt rsqrt square reciprocal sin cos tan sinh cosh asinh atan erf clamp clip clamp_min
-        clamp_max round floor ceil trunc frac sign nan_to_num masked_fill detach data.__get__
-        fake_quantize_per_tensor_affine fake_quantize_per_channel_affine""",
+    pass_on: f"{ELEMENTWISE} weight_norm masked_fill detach data.__get__ fake_quantize_per_channel_affine",
     add: """add radd sub rsub subtract where maximum minimum fmax fmin lerp pow rpow float_power logaddexp addcmul
         addcdiv""",
     multiply: """mul rmul multiply div rdiv rtruediv truediv divide true_divide floor_divide floordiv rfloordiv
@@ -305,10 +293,7 @@ TABLE: dict[Rule, str] = {
     softmax: "softmax log_softmax softmin gumbel_softmax",
     quotient: "normalize local_response_norm",
     reduction: "max min amax amin topk logsumexp std var norm linalg_norm linalg_vector_norm",
-    window: """
-        max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
-        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d adaptive_max_pool1d_with_indices
-        adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices""",
+    window: MAX_POOLS,
     pad: "pad constant_pad_nd",
     halves: "glu",
     attention: "scaled_dot_product_attention",

@@ -56,11 +56,6 @@ class Round:
             what = f"{' and '.join(subjects)} {'are' if wrong else 'is'} not finite"
             raise FloatingPointError(f"round {self.index + 1}: {what}; check the data, the weights and the precision")
 
-    @property
-    def finite(self) -> bool:
-        """Whether the loss and all scores were finite."""
-        return not bool(self.not_finite.any())
-
     @cached_property
     def record(self) -> Record:
         """The numbers, read from the device once; a `FloatingPointError` if the loss or a score was not finite."""

@@ -1,20 +1,13 @@
-"""Backward passes: the gradients of a network on an example, without a trace on the network."""
+"""Backward passes: their graph, and a guard for one of which torch would end the process."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from .inputs import call, mapped, tensors
-from .outputs import device_of
-from .precision import computing
-from .rng import forked
-
-PROJECTION = 1  # the seed of the random factors of the outputs
 
 
 def guarded(ends: Sequence[Tensor], unaided: bool = False) -> AbstractContextManager[Any]:
@@ -54,26 +47,3 @@ def nodes(ends: Sequence[Tensor]) -> set[Node]:
             found.add(node)
             waiting += [following for following, _ in node.next_functions]
     return found
-
-
-def gradients(
-    network: nn.Module, example: Any, wanted: Sequence[Tensor], seed: int = 0, unaided: bool = False
-) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Return the outputs for an example, and the gradients of a random sum of them with respect to some parameters.
-
-    The gradient of a parameter that the outputs do not use, or that is frozen, is None. `unaided` is that of `guarded`.
-    """
-    args, kwargs = mapped(call(example), lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
-    device = device_of(network, example)
-    generator = torch.Generator("cpu").manual_seed(PROJECTION)
-    with torch.enable_grad(), forked(device, seed), computing(device, "fp32"):
-        returned = list(tensors(network(*args, **kwargs)))
-        ends = [t for t in returned if t.requires_grad]
-        trainable = [parameter for parameter in wanted if parameter.requires_grad]
-        found: dict[int, Tensor | None] = {}
-        if ends and trainable:
-            factors = [torch.randn(t.shape, generator=generator, dtype=torch.double, device="cpu").to(t) for t in ends]
-            with guarded(ends, unaided):
-                flows = torch.autograd.grad(ends, trainable, factors, allow_unused=True)
-            found = dict(zip(map(id, trainable), flows, strict=True))
-    return [t.detach().clone() for t in returned], [found.get(id(parameter)) for parameter in wanted]

@@ -1,7 +1,7 @@
 """Precision: the number formats in which matrix products and convolutions are computed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,21 +18,25 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def computing(device: torch.device, precision: str) -> Iterator[None]:
+def switched(switches: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set attributes of modules, and put them back at the end."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in switches]
+    try:
+        for switch in switches:
+            setattr(*switch)
+        yield
+    finally:
+        for switch in before:
+            setattr(*switch)
+
+
+def computing(device: torch.device, precision: str) -> AbstractContextManager[None]:
     """Set torch's switches for a precision, and put them back at the end.
 
     On a GPU, products may round their factors to TF32, unless the precision is fp32. On a CPU without instructions for
     bf16 or fp16, oneDNN is off: torch itself would turn it off at the first such product, for the rest of the process.
     """
-    switches = _switches(device, precision)
-    before = [getattr(module, name) for module, name, _ in switches]
-    try:
-        for module, name, value in switches:
-            setattr(module, name, value)
-        yield
-    finally:
-        for (module, name, _), old in zip(switches, before, strict=True):
-            setattr(module, name, old)
+    return switched(_switches(device, precision))
 
 
 def _switches(device: torch.device, precision: str) -> list[tuple[Any, str, Any]]:

@@ -231,6 +231,8 @@ def test_a_followed_page_is_written_when_a_run_changes(tmp_path: Path, monkeypat
     assert counted.call_count == 2  # the first run has not changed, so it is not read again
     assert len(list(pages)) == 1
     assert refreshing(tmp_path / "page.html") is None
+    (tmp_path / "empty").mkdir()
+    assert not list(report.follow(tmp_path / "empty", tmp_path / "page.html", False, lambda: True))
 
 
 def refreshing(page: Path) -> Any:

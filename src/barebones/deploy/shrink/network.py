@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...masks import Masks, kept, size
 from ...messages import first_line
 from ...paths.coupling import Coupling, find_coupling
-from ...running.backward import gradients
+from ...running.backward import guarded
 from ...running.inputs import call, tensors
 from ...running.outputs import outputs
 from ...scope import bare, masked_copy, matched, parameters
@@ -237,9 +237,12 @@ def _reason_against_channels_last(network: nn.Module, example: Any) -> str:
     changed = _with_channels_last(deepcopy(network))
 
     def train(network: nn.Module) -> None:
-        with comparison.random_numbers():
-            copy, wanted = copy_sharing_parameters(network).train(), list(network.parameters())
-            gradients(copy, comparison.inputs[1], wanted, unaided=True)
+        args, kwargs = call(tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, comparison.inputs[1]))
+        with comparison.random_numbers(), torch.enable_grad():
+            ends = [t for t in tensors(copy_sharing_parameters(network).train()(*args, **kwargs)) if t.requires_grad]
+            wanted = [parameter for parameter in network.parameters() if parameter.requires_grad]
+            with guarded(ends, unaided=True):
+                torch.autograd.grad(ends, wanted, list(map(torch.ones_like, ends)), allow_unused=True)
 
     try:
         comparison = Comparison.for_network(network, example)

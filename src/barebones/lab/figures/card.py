@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from ...accounting import Account, account
+from ...accounting import Account
 from ...data import Inputs
 from ...deploy.hub import MASKS, WEIGHTS
-from ...masks import Masks
 from ...messages import printable, shortened
 from ...models import MODELS
 from ...pruning.methods import METHODS
 from ...version import __version__
 from ..experiment.experiment import DENSE, SETTLED, Experiment
 from ..experiment.styles import look
-from ..run.connectivity import SKIP, untrained, when_tested
+from ..run.connectivity import untrained, when_tested
+from ..run.options import SKIP
 from . import plots
 
 LOADING = """import barebones as bb
@@ -29,14 +29,6 @@ model = build({model!r}, classes={classes}, size={size}, channels={channels})
 model.load_state_dict(load_file("{weights}"))
 masks = bb.load_masks("{masks}", model)  # masks.about says how they were made
 bb.audit(model, masks)  # raises an error if a pruned weight is not zero"""
-
-
-def counted(network: nn.Module, masks: Masks, example: Tensor) -> Account:
-    """Return the account, without paths and FLOPs if they cannot be followed through the network."""
-    try:
-        return account(network, masks, example)
-    except ValueError:
-        return account(network, masks)
 
 
 def config(experiment: Experiment, network: nn.Module, counts: Account, inputs: Inputs) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from ...files.container import atomically
 from ...messages import printable
 from ..experiment.experiment import TYPES, Experiment, with_role
 from ..experiment.styles import titled
-from ..run.connectivity import epochs_of
 from ..run.folder import failed, finished, recorded
 from . import tables
 from .statistics import over_seeds
@@ -60,6 +59,7 @@ RESULTS: dict[str, type] = {
     "top1_std": float,  # of a sample; empty for a single seed
 }
 COLUMNS = SETTINGS | RESULTS
+GROUP = tuple(name for name in SETTINGS if name != "seed")  # runs for which these are equal are averaged
 
 
 def records(runs: Path) -> list[Row]:
@@ -107,31 +107,16 @@ def record(folder: Path, experiment: Experiment | None = None) -> Row | None:
 def with_statistics(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with `seeds`, `top1_mean` and `top1_std` over the finished runs of their groups.
 
-    >>> rows = [{"method": "snip", "seed": s, "status": "done", "top1": a} for s, a in enumerate([0.5, 0.7])]
+    >>> row = dict.fromkeys(SETTINGS) | {"status": "done"}
+    >>> rows = [row | {"seed": seed, "top1": top1} for seed, top1 in enumerate([0.5, 0.7])]
     >>> [(r["seeds"], round(r["top1_mean"], 3), round(r["top1_std"], 3)) for r in with_statistics(rows)]
     [(2, 0.6, 0.141), (2, 0.6, 0.141)]
     """
-    statistics = {
-        key: over_seeds((row["seed"], row["top1"]) for row in members if row["status"] == DONE)
-        for key, members in _groups(rows).items()
-    }
-    return [
-        row | {"seeds": number, "top1_mean": mean, "top1_std": deviation}
-        for row in rows
-        for mean, deviation, number in [statistics[group(row)]]
-    ]
-
-
-def group(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return all settings of a run but the seed: runs for which this is equal are averaged."""
-    return tuple(row.get(name) for name in SETTINGS if name != "seed")
-
-
-def _groups(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(group(row), []).append(row)
-    return groups
+    statistics = {}
+    for group, members in tables.grouped(rows, *GROUP).items():
+        mean, std, number = over_seeds((row["seed"], row["top1"]) for row in members if row["status"] == DONE)
+        statistics[group] = {"seeds": number, "top1_mean": mean, "top1_std": std}
+    return [row | statistics[tuple(row[name] for name in GROUP)] for row in rows]
 
 
 def update(runs: Path) -> tuple[list[Row], list[Path]]:
@@ -173,7 +158,7 @@ def _parquet(rows: Sequence[Row]) -> bytes | None:
 
 def summary(rows: Sequence[Row]) -> Table:
     """Return a table with one line per group: mean and standard deviation of the test accuracy over its seeds."""
-    groups = _groups(row for row in rows if row["method"] is not None)
+    groups = tables.grouped((row for row in rows if row["method"] is not None), *GROUP)
     firsts = [members[0] for members in groups.values()]
     troubles = {"collapsed": "collapsed", "empty_layers": "empty layers,\nat most"}
     troubles |= {"disconnected_outputs": "disconnected\noutputs, at most"}
@@ -227,7 +212,7 @@ def _result(content: Mapping[str, Any]) -> Row:
     same = ("kept", "effective", "effective_sparsity", "collapsed", "disconnected_outputs")
     return {
         "status": DONE,
-        "epochs_trained": epochs_of(content),
+        "epochs_trained": content["plan"]["epochs"],
         **{name: content["test"][name] for name in ("top1", "top5")},
         "best_validation_epoch": best.get("epoch"),
         "best_validation": best.get("validation"),

@@ -6,7 +6,7 @@ from typing import Any
 from ...messages import disconnected_outputs, empty_layers, shortened
 from ...pruning.prune import ON_NO_PATH
 from ..experiment.experiment import DENSE
-from .options import RAISE, SKIP
+from .options import RAISE
 
 SKIPPED = "Its training is skipped."
 
@@ -42,21 +42,13 @@ def untrained(result: Mapping[str, Any]) -> bool:
     >>> untrained({"experiment": {"epochs": 9}, "plan": {"epochs": 0}})
     True
     """
-    return epochs_of(result) == 0 < result["experiment"]["epochs"]
-
-
-def epochs_of(result: Mapping[str, Any]) -> int:
-    return result["plan"]["epochs"]
+    return result["plan"]["epochs"] == 0 < result["experiment"]["epochs"]
 
 
 def when_tested(result: Mapping[str, Any]) -> str:
-    if epochs_of(result):
+    if result["plan"]["epochs"]:
         return "after the last epoch"
     return "without training" if result["experiment"]["method"] == DENSE else "right after pruning"
-
-
-def skips(about: Mapping[str, Any], on_collapse: str) -> bool:
-    return on_collapse == SKIP and bool(about.get("collapsed"))
 
 
 def check(about: Mapping[str, Any], on_collapse: str) -> None:

@@ -49,26 +49,19 @@ class Folder:
     run: str
     lock: Lock
 
-    def check(self) -> None:
-        self.lock.check()
-
     @contextmanager
     def writing(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield the metadata of a file that is written within; it is put in place if this process owns the folder."""
-        self.check()
-        with container.put_only_if(self.check):
+        self.lock.check()
+        with container.put_only_if(self.lock.check):
             yield {"run": stamp(self.run, name)}
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         with self.writing(name):
             write_json(self.path / name, content, self.run)
 
-    def read(self, name: str) -> dict[str, Any]:
-        """Read one of the JSON files, which must belong to this run."""
-        return read_json(self.path / name, self.run)
-
     def delete(self, name: str) -> None:
-        self.check()
+        self.lock.check()
         (self.path / name).unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
 """An experiment's network at its initial weights, and its data."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from ...pruning.rounds import planned
 from ...running import digest
 from ...running.devices import check_here
 from ...running.modes import restored
+from ...running.precision import switched
 from ...running.rng import forked
 from ..experiment.experiment import DENSE, Experiment, method_named
 from .options import RunOptions
@@ -58,10 +59,6 @@ class Network:
         layout = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
         return model.to(self.device, memory_format=layout)  # type: ignore[call-overload]
 
-    def scored(self, experiment: Experiment) -> nn.Module:
-        """Return the network that the experiment's scores are computed on."""
-        return self.model if experiment.scoring_init is None else self.initial(reinitialize=experiment.scoring_init)
-
     def _check(self) -> None:
         """Check with two images that the network takes them and returns one output per class."""
         images, name = next(self.data.test.epoch(2))[0], self.experiment.model
@@ -80,16 +77,10 @@ class Network:
             )
 
 
-@contextmanager
-def deterministic() -> Iterator[None]:
+def deterministic() -> AbstractContextManager[None]:
     """Make cuDNN choose the same algorithms each time, so that pruning gives the same masks, also when resumed."""
     cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.deterministic
-    cudnn.benchmark, cudnn.deterministic = False, True
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.deterministic = before
+    return switched([(cudnn, "benchmark", False), (cudnn, "deterministic", True)])
 
 
 def pruned(
@@ -118,7 +109,7 @@ def scores(network: Network, experiment: Experiment, options: RunOptions, keep: 
 def _scoring(network: Network, experiment: Experiment, options: RunOptions) -> dict[str, Any]:
     """Return the network that is scored, the batches, and the settings of scoring."""
     return {
-        "model": network.scored(experiment),
+        "model": network.initial(experiment.scoring_init) if experiment.scoring_init else network.model,
         "batches": network.data.train.scoring(experiment.plan().batch_size, experiment.seed),
         "loss": experiment.loss,
         "scope": experiment.scope,

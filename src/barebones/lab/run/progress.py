@@ -113,8 +113,9 @@ def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] |
         batches = f"each with {number} of {experiment.batch_size} images"
         data = batches if METHODS[experiment.method].needs_data else "without data"
         yield f"Pruning: {counted(experiment.rounds, 'round')}, {data}."
-    small = ", without the channels that carry no signal" if experiment.shrink else ""
-    yield f"Training: {counted(experiment.epochs or 0, 'epoch')} on {options.device}{small}."
+    how = ", with masks that move" * bool(experiment.evolve)
+    how += ", without the channels that carry no signal" * experiment.shrink
+    yield f"Training: {counted(experiment.epochs or 0, 'epoch')} on {options.device}{how}."
     folder = options.folder(experiment)
     yield f"The run's folder is {folder}: {progress(folder)}."
 

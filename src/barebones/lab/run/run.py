@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ...accounting import account
 from ...data import DATA, Data
 from ...files import masks as maskfile
 from ...files.weights import load_weights, save_weights
@@ -34,8 +33,8 @@ from . import folder as files
 from .loading import check_unchanged
 from .metrics import COUNTED, METRICS, Line, Mark, Metrics
 from .network import Network, check_micro_batch, check_pruning, deterministic, pruned, scores
-from .options import RunOptions, environment, made
-from .shrunk import account_of, expanded, places, to_train
+from .options import SKIP, RunOptions, environment, made
+from .shrunk import account_of, counted, expanded, places, to_train
 from .tracking import tracking
 from .training import Training
 
@@ -86,7 +85,7 @@ def run(
         held()
         trackers = dict.fromkeys(options.track or ())
         tracks = [stack.enter_context(tracking(name, folder, experiment)) for name in trackers]
-        metrics = Metrics(path / METRICS, folder.run, report, tracks, folder.check)
+        metrics = Metrics(path / METRICS, folder.run, report, tracks, folder.lock.check)
         try:
             stages = Stages(options, folder, network, metrics, stopping)
             if experiment.pretrain:
@@ -162,7 +161,7 @@ class Stages:
             weights = int(Probe(self.model).weights_digest()) % 2**64
             about["found_for_these_weights"] = about.get("weights") == f"{weights:016x}"
         connectivity.check(about, self.options.on_collapse)
-        if connectivity.skips(about, self.options.on_collapse):
+        if self.options.on_collapse == SKIP and about.get("collapsed"):
             self.plan, self.skipped = replace(self.plan, epochs=0), True
         if found := list(connectivity.findings(about, self.skipped)):
             sentences, phrases = zip(*found, strict=True)
@@ -364,11 +363,6 @@ class Stages:
 
 def _account(model: nn.Module, masks: Masks, data: Data) -> tuple[dict[str, Any], list[str]]:
     """Return the counts of the masks, and the names of the collapsed layers."""
-    example = next(data.test.epoch(1))[0]
-    problem = None
-    try:
-        full = account(model, masks, example)
-    except ValueError as error:  # a module whose paths cannot be followed: count without paths
-        full, problem = account(model, masks), str(error)
+    full, problem = counted(model, masks, next(data.test.epoch(1))[0])
     numbers = {name: getattr(full, "total" if name == "prunable" else name) for name in maskfile.NUMBERS}
     return numbers | {"not_followed": problem}, full.collapsed or []

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...accounting import account
+from ...accounting import Account, account
 from ...deploy.shrink import Shrunk, apply_cuts, find_cuts
 from ...deploy.shrink.comparison import accepts
 from ...masks import Masks, kept
@@ -59,6 +59,14 @@ def expanded(small: Shrunk, evolved: Masks, masks: Masks) -> tuple[nn.Module, Ma
     """Return the whole network and its masks after those of the small one moved: both prune what was removed."""
     whole = Masks({name: torch.zeros_like(mask) for name, mask in masks.items()} | small.expand_masks(evolved))
     return masked_copy(small.expand(), whole), whole
+
+
+def counted(model: nn.Module, masks: Masks, example: Tensor) -> tuple[Account, str | None]:
+    """Return the account of a network, without paths if they cannot be followed, and why they cannot."""
+    try:
+        return account(model, masks, example), None
+    except ValueError as error:
+        return account(model, masks), str(error)
 
 
 def account_of(small: Shrunk, model: nn.Module, masks: Masks, example: Tensor) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...messages import first_line
 from ..experiment.experiment import Experiment
-from .folder import TRACKED, Folder
+from .folder import TRACKED, Folder, read_json
 from .metrics import COUNTED, Line
 
 PROJECT = "barebones"  # the project or experiment that holds all tracked runs
@@ -44,7 +44,7 @@ def tracking(name: str, folder: Folder, experiment: Experiment) -> Iterator[Call
 
     A resumed run continues its tracked run after the last line that has arrived.
     """
-    ids = folder.read(TRACKED) if (folder.path / TRACKED).exists() else {}
+    ids = read_json(folder.path / TRACKED, folder.run) if (folder.path / TRACKED).exists() else {}
     known, settings = ids.get(name), {key: value for key, value in experiment.to_dict().items() if value is not None}
     with _one_sentence(name, f"delete {folder.path / TRACKED} to track it as a new one" if known else REMEDIES[name]):
         tracked = TRACKERS[name](folder.path, settings, known)

@@ -88,6 +88,17 @@ def references(records: Sequence[Row], accepts: Callable[[Reference], bool]) -> 
     ]
 
 
+def beside(accepts: Callable[[Reference], bool], *point: str) -> Callable[[Sequence[Row]], Rows]:
+    """Return a function from records to a row for each run, then the paper's numbers for these networks."""
+    point = ("data", "model", "method", *point)
+    return lambda records: [*measured(records, *point), *references(records, accepts)]
+
+
+def usual(number: Reference) -> bool:
+    """Whether a number of the paper is one with the data set's usual rounds."""
+    return number.rounds in (None, 1, protocol(number.data, number.model).rounds)
+
+
 def by_method(rows: Iterable[Row]) -> dict[str, Rows]:
     """Group the rows by method: dense first, FORCE last, so that its line is drawn on top."""
     groups = grouped(rows, "method")
@@ -167,12 +178,6 @@ def compared(
     return experiments
 
 
-def sparsity_rows(records: Sequence[Row]) -> Rows:
-    """Return a row for each run, then the paper's numbers for these networks with the data set's usual rounds."""
-    theirs = references(records, lambda each: each.rounds in (None, 1, protocol(each.data, each.model).rounds))
-    return [*measured(records, "data", "model", "method", "sparsity"), *theirs]
-
-
 def draw_sparsities(rows: Rows, labels: Mapping[str, str] = {}) -> Canvas:
     """Draw two panels for each network, the second zoomed: lines and bands for ours, hollow markers for the paper's."""
     networks = grouped(rows, "data", "model")
@@ -219,7 +224,7 @@ def _sparsities(
     about: str, data: Sequence[str], models: Sequence[str], methods: Sequence[str], costs: tuple[str, str, str]
 ) -> Figure:
     draw = partial(draw_sparsities, labels={EARLY: "Early pruning"}) if EARLY in methods else draw_sparsities
-    return Figure(about, Runs(compared(data, models, methods), sparsity_rows), draw, costs)
+    return Figure(about, Runs(compared(data, models, methods), beside(usual, "sparsity")), draw, costs)
 
 
 # Accuracy against the number of pruning rounds
@@ -244,12 +249,6 @@ def iterated(scale: str) -> list[Experiment]:
     """Return FORCE and Iter SNIP with T rounds, SNIP for T = 1, and random masks as a baseline."""
     once = [{"method": method} for method in (RANDOM, ONE_ROUND)]
     return at_high_sparsity(scale, [*once, *iterations(ROUNDS[scale])])
-
-
-def rounds_rows(records: Sequence[Row]) -> Rows:
-    """Return a row for each run, then the paper's numbers with one batch per round."""
-    theirs = references(records, lambda number: number.where == COST and number.batches_per_round == 1)
-    return [*measured(records, "data", "model", "method", "rounds"), *theirs]
 
 
 def draw_rounds(rows: Rows) -> Canvas:
@@ -362,7 +361,10 @@ FIGURES = {
     ),
     "accuracy-vs-rounds": Figure(
         "Accuracy at 99.5 % sparsity against the number of pruning rounds T, for FORCE and Iter SNIP.",
-        Runs(iterated, rounds_rows, free=("rounds", "seed")), draw_rounds, ("10 s", "35 min", "16 h"),
+        Runs(
+            iterated, beside(lambda number: number.where == COST and number.batches_per_round == 1, "rounds"),
+            free=("rounds", "seed"),
+        ), draw_rounds, ("10 s", "35 min", "16 h"),
     ),
     "controls": Figure(
         "Methods against their controls on CIFAR-10: masks shuffled or inverted in each layer, weights reinitialized.",

@@ -200,7 +200,7 @@ def _all_rounds(network: Network, experiment: Experiment, options: RunOptions) -
         result = pruned(network, experiment, options, lambda step: rounds.append(step.without_masks()))
         cut = bool(result.collapsed)
     except FloatingPointError:
-        rounds, cut = [step for step in rounds if step.finite], True
+        rounds, cut = [step for step in rounds if not step.not_finite.any()], True
     return [step.record for step in rounds], cut
 
 
@@ -283,27 +283,21 @@ FIGURES = {
     "layers": Figure(
         "What each method leaves of every layer at 99.9 %: density, count, and small counts; empty layers marked.",
         Analysis(layers, LAYERS, ("data", "model", "method", "sparsity", "layer", "kept", "density")),
-        draw_layers,
-        ("5 s", "1 min", "5 min"),
+        draw_layers, ("5 s", "1 min", "5 min"),
     ),
     "evolution": Figure(
         "Weights pruned and recovered in each round of Iter SNIP and FORCE, as shares of all prunable weights.",
         Analysis(
-            evolution,
-            EVOLUTION,
-            ("data", "model", "method", "sparsity", "round", *(f"{name}_share" for name in COUNTS)),
+            evolution, EVOLUTION, ("data", "model", "method", "sparsity", "round", *(f"{n}_share" for n in COUNTS))
         ),
-        draw_evolution,
-        ("3 s", "15 s", "1 min"),
+        draw_evolution, ("3 s", "15 s", "1 min"),
     ),
     "consistency": Figure(
         "What is left of each layer against the global density: one-shot methods, and rounds of iterated ones.",
         Analysis(
-            consistency,
-            CONSISTENCY,
+            consistency, CONSISTENCY,
             ("data", "model", "method", "seed", "kind", "layer", "kept", "density", "density_all", "disconnected"),
         ),
-        draw_consistency,
-        ("8 s", "1 min", "6 min"),
+        draw_consistency, ("8 s", "1 min", "6 min"),
     ),
-}
+}  # fmt: skip

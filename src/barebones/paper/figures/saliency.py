@@ -187,13 +187,11 @@ FIGURES = {
     "saliency-scatter": Figure(
         "Saliency of the sparsified against that of the pruned network, over masks of many sparsities.",
         Analysis(both_saliencies, SCATTER, ("data", "model", "sparsity", "pruned", "sparsified")),
-        draw_scatter,
-        ("5 s", "30 s", "5 min"),
+        draw_scatter, ("5 s", "30 s", "5 min"),
     ),
     "saliency-vs-rounds": Figure(
         "FORCE saliency reached with T rounds, on the same batches, for each sparsity; T = 1 is SNIP.",
         Analysis(over_rounds, ROUNDS, ("data", "model", "method", "sparsity", "rounds", "saliency"), relative),
-        draw_rounds,
-        ("10 s", "4 min", "48 min"),
+        draw_rounds, ("10 s", "4 min", "48 min"),
     ),
-}
+}  # fmt: skip

@@ -1,6 +1,6 @@
 """Tables: time and accuracy (figure 4, right), ImageNet (table 1), and the weights of each layer type (table 2)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 
 import torch
@@ -20,18 +20,7 @@ from ...messages import counted
 from ...models import parameter_table
 from ...names import SCALES
 from ..numbers import BELOW_RANDOM, COST, PARAMETERS
-from .accuracy import (
-    MULTI_BATCH,
-    OURS,
-    PAPER,
-    RANDOM,
-    at_high_sparsity,
-    by_method,
-    compared,
-    iterations,
-    measured,
-    references,
-)
+from .accuracy import MULTI_BATCH, OURS, PAPER, RANDOM, at_high_sparsity, beside, by_method, compared, iterations, usual
 
 # Figure 4 (right): the time to a mask and the accuracy it leads to
 
@@ -45,11 +34,6 @@ def cost_experiments(scale: str) -> list[Experiment]:
     one = [{"method": method} for method in ONE_BATCH]
     more = [{"method": method, "batches_per_round": many} for method in MANY_BATCHES]
     return at_high_sparsity(scale, [*one, *more, *iterations((few, many))])
-
-
-def cost_rows(records: Sequence[Row]) -> Rows:
-    ours = measured(records, "data", "model", "method", "rounds", "batches_per_round")
-    return [*ours, *references(records, lambda number: number.where == COST)]
 
 
 def draw_cost(rows: Rows) -> str:
@@ -110,11 +94,6 @@ def _clock(seconds: float) -> str:
 
 IMAGENET = dict.fromkeys(SCALES, ((0.9, 0.95), range(1)))  # sparsities and, as in the paper, a single seed
 TOPS = ("top-1", "top-5")
-
-
-def imagenet_rows(records: Sequence[Row]) -> Rows:
-    ours = measured(records, "data", "model", "method", "sparsity")
-    return [*ours, *references(records, lambda number: number.data == "imagenet")]
 
 
 def draw_imagenet(rows: Rows) -> str:
@@ -179,17 +158,15 @@ def _text(row: Row, name: str) -> str:
 FIGURES = {
     "cost": Figure(
         "Time to the mask and accuracy at 99.5 %: SNIP and GRASP with few and many batches, FORCE and Iter SNIP.",
-        Runs(cost_experiments, cost_rows, free=("seed",), jobs=1),
-        draw_cost,
-        ("14 s", "32 min", "8 h"),
-        is_table=True,
+        Runs(
+            cost_experiments, beside(lambda number: number.where == COST, "rounds", "batches_per_round"),
+            free=("seed",), jobs=1,
+        ), draw_cost, ("14 s", "32 min", "8 h"), is_table=True,
     ),
     "imagenet": Figure(
         "Top-1 and top-5 accuracy on ImageNet at 90 and 95 %, VGG-19 and ResNet-50; short and paper need its images.",
-        Runs(compared(["imagenet"], NETWORKS, MULTI_BATCH, IMAGENET), imagenet_rows, free=("seed",)),
-        draw_imagenet,
-        ("10 s", "55 h", "495 h"),
-        is_table=True,
+        Runs(compared(["imagenet"], NETWORKS, MULTI_BATCH, IMAGENET), beside(usual, "sparsity"), free=("seed",)),
+        draw_imagenet, ("10 s", "55 h", "495 h"), is_table=True,
     ),
     "parameters": Figure(
         "Weights per layer type and the prunable share, for all eight pairs of network and data set.",
@@ -199,8 +176,6 @@ FIGURES = {
             ("source", "data", "model", *SHARES, "total"),
             with_paper,
         ),
-        draw_parameters,
-        ("1 s", "1 s", "1 s"),
-        is_table=True,
+        draw_parameters, ("1 s", "1 s", "1 s"), is_table=True,
     ),
-}
+}  # fmt: skip

@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..calls import Call
+from ..calls import Call, dims_of, index_parts
 from .labels import INPUT, NOTHING, Labels, couple_parts, mixed, plain, varies
-
-DIM_IS_THIRD = ("topk", "norm", "linalg_norm", "linalg_vector_norm", "roll", "normalize")
-DEFAULT_DIM = {"sort": -1, "argsort": -1, "topk": -1, "normalize": 1, "unbind": 0, "iter": 0}
 
 
 def passing(labels: Labels, call: Call) -> Tensor:
@@ -128,24 +125,6 @@ def pad(labels: Labels, call: Call) -> Tensor:
     return labels.numbered(groups)
 
 
-def dims_of(call: Call, x: Tensor) -> tuple[int, ...]:
-    name = call.name
-    if name in ("layer_norm", "rms_norm"):
-        shape = call.named("input", "normalized_shape")["normalized_shape"]
-        return tuple(range(x.dim() - len(shape), x.dim()))
-    if name in ("group_norm", "local_response_norm"):
-        return (1,)
-    place = 2 if name in DIM_IS_THIRD else 1
-    dim: Any = next(
-        (call.kwargs[key] for key in ("dim", "dims", "axis") if key in call.kwargs),
-        call.args[place] if len(call.args) > place else DEFAULT_DIM.get(name),
-    )
-    if dim is None or isinstance(dim, bool) or dim == () or dim == []:
-        return tuple(range(x.dim()))
-    dims = dim if isinstance(dim, tuple | list) else (dim,)
-    return tuple(int(d) % x.dim() for d in dims) if x.dim() else ()
-
-
 # ---- functions that only move values: they run on the numbers as they are ----
 
 
@@ -176,7 +155,7 @@ def _given(call: Call, x: Tensor, result: Tensor) -> list[bool]:
         return [False] * result.dim()
     sizes: Any = call.kwargs.get("sizes", call.kwargs.get("size", call.kwargs.get("shape", call.args[1:])))
     if call.name == "unflatten":
-        dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0) % x.dim()
+        dim = call.named("input", "dim").get("dim", 0) % x.dim()
         sizes = call.kwargs.get("sizes", call.args[2] if len(call.args) > 2 else ())
         rest = result.dim() - dim - len(sizes)
         return [False] * dim + [size != -1 for size in sizes] + [False] * rest
@@ -198,7 +177,7 @@ def expand(labels: Labels, call: Call) -> Any:
 def concatenation(labels: Labels, call: Call) -> Tensor:
     """Concatenations couple what must have the same width in all parts."""
     parts = list(call.args[0] if call.args else call.kwargs["tensors"])
-    dim = call.named("tensors", "dim").get("dim", call.kwargs.get("axis", 0))
+    dim = call.named("tensors", "dim").get("dim", 0)
     parts = [t for t in parts if t.dim() > 1 or t.numel()]  # torch allows empty tensors of one dimension
     dim = dim % parts[0].dim()
     known = [labels.shape_or_groups(t) for t in parts]
@@ -231,7 +210,7 @@ def parts(labels: Labels, call: Call) -> Any:
     """Chunks and splits: equal parts lose the same channels; others cannot lose any."""
     x = call.args[0]
     groups = labels.groups_of(x)
-    dim = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 0) % x.dim()
+    dim = call.named("input", "sizes", "dim").get("dim", 0) % x.dim()
     if varies(groups, dim):
         sizes = {part.shape[dim] for part in plain(call)}
         if len(sizes) > 1:
@@ -283,31 +262,17 @@ def set_item(labels: Labels, call: Call) -> Any:
 
 
 def _judge_index(labels: Labels, groups: Tensor, index: Any) -> None:
-    index = list(index) if isinstance(index, tuple) else [index]
-    used = sum(1 if not isinstance(i, Tensor) or i.dtype not in (torch.bool, torch.uint8) else max(i.dim(), 1)
-               for i in index if i is not None and i is not Ellipsis)  # fmt: skip
-    if not any(i is Ellipsis for i in index):
-        index.append(Ellipsis)
-    dim = 0
-    for i in index:
-        if i is None:
-            continue
-        if i is Ellipsis:
-            dim += groups.dim() - used
-            continue
-        width = max(i.dim(), 1) if isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) else 1
-        for d in range(dim, min(dim + width, groups.dim())):
-            size = groups.shape[d]
-            if not varies(groups, d) or (isinstance(i, slice) and i == slice(None)):
+    for part, dims in index_parts(groups.dim(), index):
+        for d in dims:
+            if not varies(groups, d) or (isinstance(part, slice) and part == slice(None)):
                 continue
-            if isinstance(i, slice) and i.step in (None, 1):
-                start, stop, _ = i.indices(size)
+            if isinstance(part, slice) and part.step in (None, 1):
+                start, stop, _ = part.indices(groups.shape[d])
                 length = stop - start
-                if length > 0 and size % length == 0 and start % length == 0:
+                if length > 0 and groups.shape[d] % length == 0 and start % length == 0:
                     couple_parts(labels, groups, d, length)
                     continue
             labels.fix(groups)
-        dim += width
 
 
 def shuffle(labels: Labels, call: Call) -> Tensor:

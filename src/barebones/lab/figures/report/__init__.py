@@ -38,27 +38,18 @@ def write(
     known: Known | None = None,
 ) -> dict[str, Any]:
     """Write the page about all runs in a folder, which reloads itself after `refresh` seconds; return its content."""
-    _check(out := Path(out))
-    content = gather(Path(runs), effective, watch, known)
+    _plotly()  # if it is missing, that is told before the work
+    content = gather(runs, effective, watch, known)
     with atomically(out) as file:
         file.write(page(content, refresh).encode("utf-8", "replace"))
     return content
-
-
-def _check(out: Path) -> None:
-    """Raise what would stop the page from being written at the end of the work."""
-    if not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} to write {out.name} into; create it first")
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder; name a file to write the report into, such as report.html")
-    _plotly()
 
 
 def follow(
     runs: Path, out: Path, effective: bool, stopping: Callable[[], bool], pause: float = 2.0
 ) -> Iterator[dict[str, Any]]:
     """Write the page whenever a run changes, and yield its content, until `stopping()`; wait for the first run."""
-    _check(out)
+    _plotly()
     if runs.exists() and not runs.is_dir():
         raise ValueError(f"{runs} is no folder; name the one that holds the run folders")
     known: Known = {}
@@ -70,7 +61,8 @@ def follow(
         end = monotonic() + pause
         while not stopping() and monotonic() < end:
             sleep(0.05)
-    yield write(runs, out, effective, known=known)
+    if stamps(runs):
+        yield write(runs, out, effective, known=known)
 
 
 def page(content: Mapping[str, Any], refresh: int | None = None) -> str:

@@ -18,7 +18,7 @@ from ....messages import shortened
 from ....models import MODELS
 from ...experiment.experiment import DENSE, SETTLED, Experiment
 from ...experiment.styles import look, titled
-from ...records.records import DONE, FAILED, KEY, SETTINGS, UNREADABLE, Row, differences, group, record
+from ...records.records import DONE, FAILED, GROUP, KEY, SETTINGS, UNREADABLE, Row, differences, record
 from ...run import connectivity
 from ...run.folder import CHECKPOINT, EXPERIMENT, FAILURE, MASK, RESULT, finished, load_mask, progress, recorded
 from ...run.lock import is_lock
@@ -237,7 +237,8 @@ def _groups(runs: Sequence[Row]) -> list[Row]:
     """Return the groups of runs that differ only in the seed; a run with unknown settings is a group of its own."""
     members: dict[Any, list[int]] = {}
     for index, run in enumerate(runs):
-        members.setdefault(index if run["settings"] is None else group(run["settings"]), []).append(index)
+        group = run["settings"] and tuple(run["settings"][name] for name in GROUP)
+        members.setdefault(group or index, []).append(index)
     firsts = [settings for indices in members.values() if (settings := runs[indices[0]]["settings"]) is not None]
     groups = [_group(indices, runs, firsts) for indices in members.values()]
     _mark(groups)
