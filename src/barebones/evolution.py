@@ -142,10 +142,10 @@ def evolve(
     """Move the masks that `hold` holds, every `every` steps until this part of all `steps` of training.
 
     In each layer of k kept weights, the f k smallest are dropped, and as many pruned ones grow: those with the largest
-    gradients ("rigl"), or random ones ("set"). f falls from `fraction` to 0 by a cosine. What grows is zero at first
-    and has an empty optimizer state; each layer keeps exactly k. Processes that train together move alike, because
-    averaged gradients are equal. `held.state_dict()` returns the masks of the moment. With `among`,
-    weights grow only where these masks are true.
+    gradients ("rigl"), or random ones ("set", also where a layer has no gradient). f falls from `fraction` to 0 by a
+    cosine. What grows is zero at first and has an empty optimizer state; each layer keeps exactly k. Processes that
+    train together move alike, because averaged gradients are equal. `held.state_dict()` returns the masks of the
+    moment. With `among`, weights grow only where these masks are true.
 
     With `ablate` (0.3 in SRigL), an output channel loses all its weights to the layer's other channels if fewer of them
     are salient than this share of k / (channels that keep any): salient are those not dropped, and those that would

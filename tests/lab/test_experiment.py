@@ -174,6 +174,7 @@ def test_every_field_changes_the_id_and_comes_back_from_its_record():
 
 
 def test_whole_numbers_and_floats_are_the_same_experiment():
+    assert Experiment(evolve="none") == Experiment()
     integers, floats = Experiment(lr=1, weight_decay=0, sparsity=0), Experiment(lr=1.0, weight_decay=0.0, sparsity=0.0)
     assert (integers, integers.folder) == (floats, floats.folder)
 
@@ -189,10 +190,6 @@ def test_an_optional_setting_is_part_of_the_name_unless_it_has_its_default(monke
     monkeypatch.setitem(OPTIONAL, "later", 0.0)
     assert folder_of(settings | {"later": 0.0}) == folder_of(settings | {"later": 0}) == folder_of(settings)
     assert len({folder_of(settings | {"later": value}) for value in (0.0, 0.5, 1.0, None)}) == 4
-
-
-def test_words_for_what_is_usual_say_the_same_as_none():
-    assert Experiment(evolve="none", unit="weight", target="weights") == Experiment()
 
 
 def test_densities_of_a_file_become_part_of_the_experiment(tmp_path):

@@ -16,6 +16,7 @@ from ..lab.experiment.recipes import EPOCHS, RECIPES
 from ..lab.experiment.recipes import experiments as from_recipe
 from ..lab.run.options import SKIP, RunOptions
 from ..messages import counted
+from ..names import NONE
 from . import options as cli
 from .terminal import say, stoppable
 
@@ -101,7 +102,8 @@ def run(
     Example: barebones run --data digits --model small-vgg --method force --sparsity 0.99
     """
     if recommended:
-        if options["method"] == DENSE or options["pattern"] or options["unit"] == "channel":
+        kept = options["evolve"] != NONE and (options["pattern"] or options["unit"] == "channel")
+        if options["method"] == DENSE or kept:
             raise ValueError("--recommended moves single weights; leave it out, or the method, pattern or unit")
         sources = {name: context.get_parameter_source(name) for name in RECOMMENDED}
         options |= {n: RECOMMENDED[n] for n, source in sources.items() if source and source.name == "DEFAULT"}

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a method
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
 
-USUAL = {"evolve": NONE, "unit": "weight", "target": "weights"}  # words that say the same as None
 LONGEST = 80  # characters of a network's, data set's or method's name in the name of a folder
 
 
@@ -171,7 +170,7 @@ class Experiment:
     )
     evolve: str | None = _training(
         None, "Move the masks in training: to large gradients (rigl), at random (set), or not (none).",
-        "pruning named optional", shown="none", kind="evolution", known=names.EVOLUTIONS,
+        "pruning named optional", shown="none", kind="evolution", known=(*names.EVOLUTIONS, NONE),
     )  # fmt: skip
     ablate: float = _training(
         0.0, "With --evolve, empty channels with fewer salient weights than this share of the mean.",
@@ -189,9 +188,9 @@ class Experiment:
         from ...pruning.gradients import LOSSES
 
         rows = {"loss": LOSSES, "initialization": SCHEMES, "scale of batch-norms": NORM_SCALES}  # and those of recipes
+        if self.evolve == NONE:
+            object.__setattr__(self, "evolve", None)
         for option in fields(self):
-            if getattr(self, option.name) == USUAL.get(option.name, ()):
-                object.__setattr__(self, option.name, None)
             name, about, value = _option_name(option.name), option.metadata, getattr(self, option.name)
             kind, least, below = str(option.type).partition(" | ")[0], about["least"], about["below"]
             if kind in ("int", "float") and isinstance(value, int):  # 1, 1.0 and True are the same experiment

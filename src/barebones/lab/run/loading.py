@@ -13,6 +13,7 @@ from ...files.weights import load_weights
 from ...imports import check_trusted
 from ...masks import Masks
 from ...messages import printable
+from ...names import NONE
 from ...running import digest
 from ..experiment.experiment import DENSE, FILE, FINDING, SETTLED, Experiment
 from ..experiment.styles import remember
@@ -53,7 +54,8 @@ def experiment_for_mask(path: Path, changes: dict[str, Any], trust: bool = False
     if wrong := [name for name in sorted(SETTLED) if name in changes]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         raise ValueError(f"the masks are found already, so {options} has no effect; leave it out")
-    if changes.get("evolve") and (masks.about.get("pattern") or masks.about.get("unit") == "channel"):
+    grouped = masks.about.get("pattern") or masks.about.get("unit") == "channel"
+    if grouped and changes.get("evolve") not in (None, NONE):
         what = f"the masks of {path} have a pattern or whole channels"
         raise ValueError(f"{what}, which moving single weights would break; leave out --evolve")
     if finder["pretrain"]:

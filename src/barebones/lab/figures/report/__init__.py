@@ -39,7 +39,7 @@ def write(
 ) -> dict[str, Any]:
     """Write the page about all runs in a folder, which reloads itself after `refresh` seconds; return its content."""
     _plotly()  # if it is missing, that is told before the work
-    content = gather(runs, effective, watch, known)
+    content = gather(Path(runs), effective, watch, known)
     with atomically(out) as file:
         file.write(page(content, refresh).encode("utf-8", "replace"))
     return content
