@@ -26,7 +26,7 @@ from barebones.running.inputs import tensors
 from barebones.running.outputs import difference
 from barebones.scope import parameters
 
-NETWORKS = range(cases(24))
+NETWORKS = sorted({*range(cases(24)), 164})  # 164 once left its random numbers behind
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from ...messages import first_line
 from ...paths.coupling import Coupling, find_coupling
 from ...running.backward import guarded
 from ...running.inputs import call, tensors
-from ...running.outputs import outputs
+from ...running.outputs import device_of, outputs
+from ...running.rng import forked
 from ...scope import bare, masked_copy, matched, parameters
 from .comparison import Comparison, Unusable, copy_sharing_parameters
 from .cut import cut_masks, scatter, without, zero_connections
@@ -238,7 +239,7 @@ def _reason_against_channels_last(network: nn.Module, example: Any) -> str:
 
     def train(network: nn.Module) -> None:
         args, kwargs = call(tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, comparison.inputs[1]))
-        with comparison.random_numbers(), torch.enable_grad():
+        with forked(device_of(network, example), seed=0), comparison.random_numbers(), torch.enable_grad():
             ends = [t for t in tensors(copy_sharing_parameters(network).train()(*args, **kwargs)) if t.requires_grad]
             wanted = [parameter for parameter in network.parameters() if parameter.requires_grad]
             with guarded(ends, unaided=True):
