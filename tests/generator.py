@@ -265,13 +265,15 @@ def residual(at: At) -> nn.Module:
     scales = {"scale": torch.zeros(c), "tiny scale": torch.full((c,), 1e-5)}
     parts = {"scale": nn.Parameter(at.per_channel(scales[zero]))} if zero in scales else {}
     add = SUMS[at("sum", *SUMS)]
-    resized = shape[1:] != at.shape[1:] and at.kind == "image"
+    pixels = (lambda x: x.mT) if at.kind == "sequence" else (lambda x: x)  # channels first, as for images
 
     def forward(net: Any, x: Tensor) -> Tensor:
         y = net.last(net.body(x))
         if zero in scales:
             y = y * net.scale
-        return net.activation(add(F.interpolate(x, size=y.shape[2:]) if resized else x, y))
+        return net.activation(
+            add(x if x.shape == y.shape else pixels(F.interpolate(pixels(x), size=pixels(y).shape[2:])), y)
+        )
 
     return Net(forward, body=body, last=nn.Sequential(*last), activation=activation(at, c), **parts)
 
