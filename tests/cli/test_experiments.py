@@ -60,7 +60,10 @@ def test_recommended_settings_give_way_to_those_of_the_user(command, tiny):
         rows = {row[1].strip(): row[2].strip() for line in told.splitlines() if len(row := line.split("│")) > 3}
         assert [rows.get(name) for name in ("method", "evolve", "lr_schedule", "shrink")] == expected
     failed = command("run", *TINY, "--recommended", "--method", "dense")
-    assert (failed.code, "--recommended moves single weights; leave it out, or the method" in failed.err) == (2, True)
+    assert (
+        failed.code,
+        "--recommended moves single weights, so it takes no method dense; leave one" in failed.err,
+    ) == (2, True)
 
 
 @pytest.mark.parametrize(

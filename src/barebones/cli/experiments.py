@@ -102,9 +102,9 @@ def run(
     Example: barebones run --data digits --model small-vgg --method force --sparsity 0.99
     """
     if recommended:
-        kept = options["evolve"] != NONE and (options["pattern"] or options["unit"] == "channel")
-        if options["method"] == DENSE or kept:
-            raise ValueError("--recommended moves single weights; leave it out, or the method, pattern or unit")
+        grouped = "pattern" if options["pattern"] else options["unit"] == "channel" and "unit channel"
+        if wrong := "method dense" if options["method"] == DENSE else options["evolve"] != NONE and grouped:
+            raise ValueError(f"--recommended moves single weights, so it takes no {wrong}; leave one of them out")
         sources = {name: context.get_parameter_source(name) for name in RECOMMENDED}
         options |= {n: RECOMMENDED[n] for n, source in sources.items() if source and source.name == "DEFAULT"}
     settings, run_options = cli.split(options, overwrite)
