@@ -17,6 +17,7 @@ from barebones.lab.records.tables import write
 
 RESULTS = Path(__file__).parents[1] / "results"
 LARGEST = 1_000_000  # bytes of a file in git
+REPEATED = ["run", "epoch", "lr", "accuracy", "validation_top1", "test_top1"]  # columns whose values occur again
 
 
 def round_of(run: str, line: dict) -> dict:
@@ -35,7 +36,8 @@ def add(table: Path, rows: list[dict]) -> None:
     """Add rows to a Parquet file, in place of those of the same runs."""
     runs, old = {row["run"] for row in rows}, pq.read_table(table)
     merged = [row for row in old.to_pylist() if row["run"] not in runs] + rows
-    pq.write_table(pa.Table.from_pylist(merged, schema=old.schema), table, compression="zstd", compression_level=19)
+    small: dict = {"compression": "zstd", "compression_level": 19, "use_byte_stream_split": True}
+    pq.write_table(pa.Table.from_pylist(merged, schema=old.schema), table, use_dictionary=REPEATED, **small)
     assert table.stat().st_size < LARGEST, f"{table} is too large for git"
 
 

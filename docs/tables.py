@@ -9,13 +9,17 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
+import matplotlib.pyplot as plt
+
 from barebones.lab.experiment.protocols import RECOMMENDED, protocol
 from barebones.lab.experiment.styles import look
 from barebones.lab.records.records import records
 from barebones.lab.records.tables import Row, Rows, read
-from barebones.models import NORM_SCALES
+from barebones.masks import size
+from barebones.models import NORM_SCALES, build
 from barebones.paper.figures import listed
 from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES
+from barebones.scope import prunable
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "src/barebones/cli/figures.json"
@@ -157,6 +161,42 @@ def recommended() -> Iterator[list[str]]:
                 yield [f"{NAMES[model]}, {100 * sparsity:g} %", str(epochs), *found]
 
 
+def parts() -> Iterator[list[str]]:
+    """Yield FORCE, FORCE with parts of the recommended settings, and those settings, with the same seeds."""
+    yield ["network", "seeds", "FORCE", "with the cosine", "and movement", "`--recommended`"]
+    cosine = {"lr_schedule": "cosine"}
+    for model, sparsity in (("vgg19", 0.995), ("vgg19", 0.999), ("resnet50", 0.999)):
+        scale = protocol("cifar10", model).norm_scale
+        moving = {**cosine, "evolve": "set"}
+        cases = ("force", {}), ("force", cosine), ("force", moving), ("hybrid", moving)
+        found = [runs(model, method, sparsity, norm_scale=scale, **changed) for method, changed in cases]
+        common = set.intersection(*({row["seed"] for row in rows} for rows in found if rows))
+        means = [mean([row for row in rows if row["seed"] in common]) for rows in found]
+        yield [f"{NAMES[model]}, {100 * sparsity:g} %", str(len(common)), *means]
+
+
+def draw_scope(path: Path) -> None:
+    """Draw Hybrid on VGG-19, seed 0, that prunes weights alone, or norms and biases, too."""
+    model = build("vgg19", 10, 32)
+    rest = sum(p.numel() for p in model.parameters()) - size(prunable(model))
+    searched = [row for row in read(ROOT / "results" / "beyond.csv") if row["scope"] == "all"]
+    sparsities = (0.99, 0.995, 0.998, 0.999)
+    alone = [(row["kept"] + rest, row["top1"]) for s in sparsities for row in runs("vgg19", "hybrid", s)[:1]]
+    every = [row for s in sparsities for row in runs("vgg19", "hybrid", s, scope="all")] + searched
+    figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
+    for label, marker, points in (
+        ("weights alone", "o-", alone), ("norms and biases, too", "s--", [(row["kept"], row["top1"]) for row in every])
+    ):  # fmt: skip
+        counts, top1 = zip(*sorted(points), strict=True)
+        axes.plot(counts, [100 * value for value in top1], marker, label=label)
+    axes.set(xscale="log", xlabel="parameters left, norms and biases included", ylabel="test accuracy, %")
+    ticks = (20_000, 50_000, 100_000, 200_000)
+    axes.minorticks_off()
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.legend(title="what is pruned", frameon=False)
+    figure.savefig(path, dpi=160)
+
+
 def _beside_force(model: str, sparsity: float, epochs: int, scale: str, changed: Row) -> list[str]:
     """Return the number of seeds, the means of FORCE and of Hybrid with changes, and of their paired differences."""
     found = [
@@ -235,7 +275,7 @@ def beyond() -> Iterator[list[str]]:
 TABLES = {
     "accuracy": accuracy, "paper": paper, "full": full, "controls": controls, "empty-channels": empty_channels,
     "hybrid": hybrid, "variants": variants, "effective": effective, "scales": scales, "scored": scored,
-    "beyond": beyond, "recommended": recommended,
+    "beyond": beyond, "recommended": recommended, "parts": parts,
 }  # fmt: skip
 
 
@@ -254,4 +294,5 @@ PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if BLOCK.search(path
 if __name__ == "__main__":
     for path in PAGES:
         path.write_text(filled(path.read_text("utf-8")), "utf-8")
+    draw_scope(ROOT / "docs/figures/scope.png")
     FIGURES.write_text(json.dumps(listed(), indent=1) + "\n", "utf-8")

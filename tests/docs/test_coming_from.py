@@ -62,4 +62,4 @@ def test_our_code_runs(tool):
 
 
 def test_every_tool_has_a_row():
-    assert len(SECTIONS) == len(re.findall(r"^\| (?!tool|---)", PAGE, re.MULTILINE)) == 7
+    assert len(SECTIONS) == len(re.findall(r"^\|(?!tool|---)", PAGE, re.MULTILINE)) == 7
