@@ -67,6 +67,10 @@ def figure(
             show_default="sparsity",
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the figure accuracy: runs with this setting, such as method=force,hybrid; repeatable."),
+    ] = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -88,14 +92,14 @@ def figure(
 
     if name is None:
         raise ValueError("name a figure; run `barebones figure --list` to see all figures")
-    if name != accuracy.NAME and x is not None:
-        raise ValueError(f"--x is an option of `barebones figure {accuracy.NAME}`; leave it out")
+    if name != accuracy.NAME and (x or only):
+        raise ValueError(f"--{'x' if x else 'only'} is an option of `barebones figure {accuracy.NAME}`; leave it out")
     check_folder(out)
     _, run_options = split(options)
     if name == accuracy.NAME:
         if scale is not None:
             raise ValueError(f"the figure {accuracy.NAME} draws the runs that there are; leave out --scale")
-        written, left_out = accuracy.write(source or run_options.runs, x or "sparsity", out)
+        written, left_out = accuracy.write(source or run_options.runs, x or "sparsity", out, only or ())
         for line in (*map(str, written), *(f"left out: {sentence}" for sentence in left_out)):
             say(line)
         if left_out:

@@ -199,6 +199,11 @@ def test_the_command_writes_pictures_and_tables(x: str, runs: Path, command):
     for name in names:
         assert Path("again", name).read_bytes() == Path("out", name).read_bytes(), name
 
+    for source in ("runs", "out"):
+        only = "sparsity=0.9", "method=SNIP", "revive-empty=true", "seed=1", "evolve=none"
+        assert command("figure", "accuracy", "--from", source, *(w for o in only for w in ("--only", o))).code == 0
+        assert [row["seed"] for row in tables.read(Path("figures/accuracy.csv"))] == [1]
+
 
 def test_one_run_is_drawn_by_its_folder(tmp_path: Path, command):
     run(tmp_path, BASE)
@@ -232,6 +237,9 @@ def test_runs_that_cannot_be_drawn_are_named(runs: Path, command):
         ("accuracy --x accuracy", "there is no axis 'accuracy'; choose one of sparsity, effective, flops, time"),
         ("accuracy --scale smoke", "draws the runs that there are; leave out --scale"),
         ("layers --x flops", "--x is an option of `barebones figure accuracy`"),
+        ("layers --only seed=1", "--only is an option of `barebones figure accuracy`"),
+        ("accuracy --from unknown --only sead=1", "there is no setting 'sead'; did you mean 'seed'?"),
+        ("accuracy --from unknown --only seed=0 --only method=force", "no run has method=force; there are snip"),
         ("acuracy", "there is no figure 'acuracy'; did you mean 'accuracy'?"),
     ],
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """The figure "accuracy": accuracy of any runs, against sparsity, effective sparsity, FLOPs left or pruning time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
@@ -66,12 +66,12 @@ AXES = {
 }
 
 
-def write(folder: Path, x: str, out: Path) -> tuple[list[Path], list[str]]:
-    """Draw the runs of a folder, or of its accuracy.csv, into `out`; return what was written, and what was left out."""
+def write(folder: Path, x: str, out: Path, only: Sequence[str] = ()) -> tuple[list[Path], list[str]]:
+    """Draw the `chosen` runs of a folder, or of its accuracy.csv; return what was written, and what was left out."""
     if x not in AXES:
         raise ValueError(unknown("axis", x, AXES))
     plots.require_matplotlib()
-    rows, left_out = _read(folder, AXES[x])
+    rows, left_out = _read(folder, AXES[x], only)
     shown, panels = arranged(rows, AXES[x])
     out.mkdir(parents=True, exist_ok=True)
     written = []
@@ -82,15 +82,15 @@ def write(folder: Path, x: str, out: Path) -> tuple[list[Path], list[str]]:
     return [*written, out / f"{NAME}.csv"], left_out
 
 
-def _read(folder: Path, axis: Axis) -> tuple[Rows, list[str]]:
+def _read(folder: Path, axis: Axis, only: Sequence[str]) -> tuple[Rows, list[str]]:
     """Return the rows of a folder that can be drawn, and a sentence about each other run."""
     alone = records.record(folder) if (folder / EXPERIMENT).exists() else None
-    found = records.records(folder) if alone is None else [alone]
+    found = chosen(records.records(folder) if alone is None else [alone], only)
     left_out = [f"{row['folder']} is {row['status']}: {row['reason']}" for row in found if row["status"] != DONE]
     rows = [row for row in found if row["status"] == DONE]
     if not rows and (path := folder / f"{NAME}.csv").exists():
         table = tables.read(path, NEEDED)
-        rows = records.arranged({name: row.get(name) for name in records.COLUMNS} for row in table)
+        rows = chosen(records.arranged({name: row.get(name) for name in records.COLUMNS} for row in table), only)
     if not rows:
         raise ValueError(f"{folder} holds no finished run; barebones run and barebones sweep make some")
     known = []
@@ -103,6 +103,28 @@ def _read(folder: Path, axis: Axis) -> tuple[Rows, list[str]]:
     if not known:
         raise ValueError(f"no run in {folder} can be drawn: {left_out[-1]}; choose another --x")
     return known, left_out
+
+
+def chosen(rows: Rows, only: Sequence[str]) -> Rows:
+    """Return the rows with these settings, each like method=force,hybrid.
+
+    >>> chosen([{"seed": 0, "method": "snip"}, {"seed": 1, "method": "snip"}], ["seed=1", "method=snip"])
+    [{'seed': 1, 'method': 'snip'}]
+    """
+    for condition in only:
+        name, _, values = condition.partition("=")
+        if (column := name.replace("-", "_")) not in SETTINGS:
+            raise ValueError(unknown("setting", name, SETTINGS))
+        there = {_plain(row[column]) for row in rows}
+        wanted = set(values.lower().split(","))
+        if rows and (missing := wanted - there):
+            raise ValueError(f"no run has {name}={min(missing)}; there are {', '.join(sorted(there))}")
+        rows = [row for row in rows if _plain(row[column]) in wanted]
+    return rows
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 # Runs are grouped by what differs between them: into panels, lines and points
