@@ -47,6 +47,15 @@ def test_a_grid_of_several_methods_leaves_out_what_one_of_them_does_not_take():
     assert [(e.method, e.resolved().pruning().revive_empty) for e in revived] == [("iter-snip", False), ("snip", False)]
 
 
+def test_a_grid_may_take_the_recommended_settings():
+    grid = {"sparsity": [0.99, 0.995], "lr_schedule": "milestones"}
+    moved = Experiment(method="hybrid", sparsity=0.995, evolve="set", shrink=True, lr_schedule="milestones")
+    assert list(recipes.crossed(grid | {"recommended": True}))[1] == moved
+    assert list(recipes.crossed(grid | {"recommended": False})) == list(recipes.crossed(grid))
+    with pytest.raises(ValueError, match="'recommended'"):
+        list(recipes.crossed(grid | {"recommended": "yes"}))
+
+
 RECIPE = """
 from barebones.lab.experiment.experiment import Experiment
 

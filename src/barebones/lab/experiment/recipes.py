@@ -13,6 +13,7 @@ from ... import imports
 from ...imports import check_trusted, is_code
 from ...messages import unknown
 from .experiment import DENSE, PRUNING, Experiment, method_named
+from .protocols import RECOMMENDED
 
 Recipe = Callable[[], Iterable[Experiment]]
 
@@ -98,11 +99,14 @@ def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
     """Yield one experiment for each combination of one value from every list.
 
     A grid of several methods may have settings that one of them does not take: `rounds` for a method of one round, or
-    a sparsity for dense. Such a method is run without them, once.
+    a sparsity for dense. Such a method is run without them, once. `recommended` is that of `barebones run`.
 
     >>> [(e.method, e.seed) for e in crossed({"method": ["snip", "force"], "seed": [0, 1], "epochs": 2})]
     [('snip', 0), ('snip', 1), ('force', 0), ('force', 1)]
     """
+    if (recommended := values.get("recommended")) in (True, False):
+        given = {name: value for name, value in values.items() if name != "recommended"}
+        values = RECOMMENDED | given if recommended else given
     lists = [value if isinstance(value, list) else [value] for value in values.values()]
     for name, choices in zip(values, lists, strict=True):
         if not choices:
