@@ -13,7 +13,7 @@ from .masks import Masks
 from .messages import unknown
 from .names import EVOLUTIONS
 from .pruning.selection import top_masks
-from .pruning.thickness import by_channels, from_channels
+from .pruning.thickness import by_channels, from_channels, inner
 from .running import digest
 from .running.precision import widest
 from .running.shards import count, is_sharded
@@ -68,7 +68,7 @@ class Evolution(AfterStep):
 
     def _moved(self) -> Masks:
         masks, inputs_first = self.held.state_dict(), transposed(self.held.model)
-        thinned = [name for name, p in parameters(self.held.model).items() if name in masks and p.dim() > 1][:-1]
+        thinned = inner({name: p for name, p in parameters(self.held.model).items() if name in masks})
         share = self.fraction / 2 * (1 + math.cos(math.pi * self.step / self.end))
         for name, weight, mask in matched(self.held.model, masks):
             if self._trains(weight):  # nothing below makes the host wait for a GPU, but ablation

@@ -96,11 +96,15 @@ def test_each_round_keeps_the_best_of_each_layer_and_continues_from_its_file(met
             prune(model, BATCHES, **options | other, after=Round.load(tmp_path / "round"))
 
 
-def test_a_network_of_one_layer_has_only_outputs_which_a_minimum_leaves_alone():
-    options = {"sparsity": 0.5, "method": "magnitude", "on_collapse": "ignore"}
-    layer = torch.nn.Linear(8, 3)
-    plain, least = (prune(layer, **options, min_per_channel=least).masks for least in (0, 2))
-    assert equal(plain, least)
+def test_a_minimum_leaves_the_outputs_alone_also_where_their_biases_are_pruned():
+    torch.manual_seed(0)
+    alone = torch.nn.Linear(8, 3)
+    deep = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 6))
+    options = {"sparsity": 0.8, "method": "magnitude", "scope": lambda name, p: True, "on_collapse": "ignore"}
+    for model, outputs in ((alone, "weight"), (deep, "2.weight")):
+        plain, least = (prune(model, **options, min_per_channel=least).masks for least in (0, 4))
+        assert torch.equal(plain[outputs], least[outputs])
+        assert equal(plain, least) == (model is alone)
 
 
 def plain_thickened(score, mask, least, among):

@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from references import equal
 from torch import nn
 
 from barebones import METHODS
@@ -35,8 +36,9 @@ def cubes(masks):
 
 @pytest.mark.parametrize(
     ("method", "sparsity"),
-    [("force", 0.5), ("force", 0.8), ("snip", 0.5), ("hybrid", 0.9), ("magnitude", 0.5), ("random", 0.6)],
-)
+    [("force", 0.5), ("force", 0.8), ("snip", 0.5), ("hybrid", 0.9), ("magnitude", 0.5), ("random", 0.6),
+     ("iter-snip", 0.5), ("hybrid", 0.5)],
+)  # fmt: skip
 def test_at_most_two_of_four_inputs_stay(method, sparsity):
     model = net()
     rounds = 5 if METHODS[method].rounds > 1 else None
@@ -53,6 +55,17 @@ def test_layers_with_fewer_inputs_keep_their_best_weights():
     model, x = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1)), torch.randn(8, 3, 2, 2)
     masks = prune(model, [(x, torch.randint(4, (8, 2, 2)))], 8 / 28, "magnitude", pattern="2:4").masks
     assert (int(masks["0.weight"].sum()), int(masks["2.weight"].sum())) == (12, 8)
+
+
+def test_pruned_weights_return_once_to_fill_the_groups_of_a_pattern_that_begins():
+    taken = []
+    options = dict(sparsity=0.7, method="iter-snip", rounds=6, pattern="2:4", on_collapse="ignore")
+    result = prune(net(), BATCHES, **options, on_round=taken.append)
+    begins = next(record.index for record in result.rounds if record.keep <= 224)
+    assert 0 < begins < 4
+    assert [record.recovered > 0 for record in result.rounds] == [index == begins for index in range(6)]
+    for step in taken[:-1]:
+        assert equal(prune(net(), BATCHES, **options, after=step).masks, result.masks)
 
 
 @pytest.mark.parametrize("method", ["force", "iter-snip", "hybrid", "random"])
@@ -110,7 +123,7 @@ def plain_best(text, rows, columns, flat):
         (dict(pattern="block:3x1"), "does not divide the 8 outputs and 4 inputs of 0.weight"),
         (dict(pattern="2:16"), "no layer has as many as 16 inputs"),
         (dict(pattern="2:4", sparsity=0.4), "keeps at most 224 of 448 weights; use sparsity=0.5"),
-        (dict(pattern="2:4", method="iter-snip"), "brings no weight back to fill its groups; use force"),
+        (dict(pattern="2:4", sparsity=0), "keeps at most 224 of 448 weights; use sparsity=0.5"),
         (dict(pattern="2:4", densities="uniform"), "pattern= and densities= (erk has them) exclude each other"),
         (dict(pattern="2:4", min_per_channel=2), "pattern= and min_per_channel= exclude each other"),
     ],

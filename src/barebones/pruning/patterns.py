@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -38,11 +38,14 @@ def counts(pattern: str, total: int, schedule: Sequence[int]) -> list[int]:
     return [max(1, round(keep / (a * b))) * a * b for keep in schedule] if blocks else list(schedule)
 
 
-def check(
-    pattern: str, shapes: Mapping[str, Sequence[int]], groups: Groups, counts: Sequence[int],
-    revives: Callable[[int], bool],
-) -> None:  # fmt: skip
-    """Raise a `ValueError` if a layer cannot be divided, or if the rounds cannot end in the pattern."""
+def beginning(pattern: str, shapes: Mapping[str, Sequence[int]], groups: Groups, counts: Sequence[int]) -> int:
+    """Return the first round that keeps no more than the pattern allows; blocks begin with the first round."""
+    a, b, blocks = parsed(pattern)
+    return next(index for index, keep in enumerate(counts) if blocks or keep <= _most(a, b, shapes, groups))
+
+
+def check(pattern: str, shapes: Mapping[str, Sequence[int]], groups: Groups, counts: Sequence[int]) -> None:
+    """Raise a `ValueError` if a layer cannot be divided, or if more weights stay than the pattern allows."""
     a, b, blocks = parsed(pattern)
     rows, columns = (a, b) if blocks else (1, b)
     sides = {name: _sides(shape, groups.get(name)) for name, shape in shapes.items()}
@@ -55,18 +58,10 @@ def check(
         what = f"{outputs} outputs and {inputs} inputs of {wrong[0]}"
         what += f", or those of {shortened(wrong[1:])}" * (len(wrong) > 1)
         raise ValueError(f"pattern={pattern!r} does not divide the {what}; choose another, or in Python use exclude=")
-    if blocks:
-        return
     total, most = sum(math.prod(shape) for shape in shapes.values()), _most(a, b, shapes, groups)
-    if counts[-1] > most:
+    if counts[-1] > most and not blocks:
         least = math.ceil(1e4 * (1 - most / total)) / 1e4
         raise ValueError(f"pattern={pattern!r} keeps at most {most:,} of {total:,} weights; use sparsity={least:g}")
-    first = next(index for index, keep in enumerate(counts) if keep <= most)
-    if first and not revives(first):
-        raise ValueError(
-            f"pattern={pattern!r} begins in round {first + 1}, in which this method brings no weight back to fill its "
-            "groups; use force, a higher sparsity or rounds=1"
-        )
 
 
 def _most(best: int, size: int, shapes: Mapping[str, Sequence[int]], groups: Groups) -> int:

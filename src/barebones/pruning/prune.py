@@ -23,7 +23,7 @@ from .methods import Method, resolved
 from .probe import Probe
 from .resuming import check_same_ranks, function_name, plan_of
 from .round import Record, Round
-from .rounds import run
+from .rounds import planned, run
 from .schedules import Schedule
 
 ON_COLLAPSE = ("warn", "raise", "ignore")
@@ -170,6 +170,7 @@ def prune(
     if keep == total and after is not None:
         raise ValueError("sparsity=0 removes nothing, so there is no run that after= could continue; leave one out")
     if keep == total:
+        planned(probe, row, keep)
         check_same_ranks(probe, row, plan_of(probe, row, [total]))
     taken: list[Round] = []
     last = after

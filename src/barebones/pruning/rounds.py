@@ -18,7 +18,7 @@ from .probe import Probe
 from .resuming import check_same_ranks, check_same_run, function_name, plan_of
 from .round import Round, by_channel, changes, not_finite, used_channels
 from .selection import top_masks
-from .thickness import by_channels, thickened
+from .thickness import by_channels, inner, thickened
 
 
 def rounds(probe: Probe, method: str | Method, keep: int, after: Round | None = None) -> Iterator[Round]:
@@ -46,6 +46,7 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
     numbers, or before the last round is yielded.
     """
     counts, in_layers = planned(probe, method, keep)
+    begins = method.pattern and patterns.beginning(method.pattern, probe.shapes, probe.transposed, counts)
     counts = [size(probe.parameters), *counts]
     plan = plan_of(probe, method, counts, in_layers[-1] if in_layers else None)
     check_same_ranks(probe, method, plan)
@@ -60,7 +61,8 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
         began = time.perf_counter()
         keep = counts[index + 1]
         before = None if kept_before == counts[0] else masks  # None: every weight is kept
-        returning = before if method.revives(index) else None  # the masks of a round whose pruned weights may return
+        revives = method.revives(index) or index == begins  # a pattern needs weights that fill its groups
+        returning = before if revives else None  # the masks of a round whose pruned weights may return
         shown = channels.masks(channels.staying(returning), reads_only=True) if channels and returning else before
         with probe.at(shown, index, keep, method.batches_per_round):
             scores = _checked(method.criterion(probe), probe.weights)
@@ -69,7 +71,7 @@ def run(probe: Probe, method: Method, keep: int, after: Round | None) -> Iterato
             if channels is None:
                 masks = _selected(probe, method, scores, in_layers[index] if in_layers else keep, before, returning)
             else:  # as near to the count as whole groups of channels allow
-                masks = channels.selected(scores, keep / counts[0], before, method.revives(index))
+                masks = channels.selected(scores, keep / counts[0], before, revives)
                 keep = kept(masks)
             del scores  # as large as the model: counting needs the memory
             changed = changes(returning, masks, kept_before, probe.transposed, probe.shards)
@@ -102,7 +104,7 @@ def planned(probe: Probe, method: Method, keep: int) -> tuple[list[int], list[di
     counts = list(method.schedule(total, keep, method.rounds))
     if method.pattern is not None:
         counts = patterns.counts(method.pattern, total, counts)
-        patterns.check(method.pattern, probe.shapes, probe.transposed, counts, method.revives)
+        patterns.check(method.pattern, probe.shapes, probe.transposed, counts)
     shrinking = all(later <= earlier for earlier, later in pairwise([total, *counts]))
     if len(counts) != method.rounds or counts[-1] != keep or not shrinking:
         wanted = f"{method.rounds} counts that never grow from {total} and end at {keep}"
@@ -111,7 +113,7 @@ def planned(probe: Probe, method: Method, keep: int) -> tuple[list[int], list[di
     if floor > keep:
         raise ValueError(f"at_least={method.at_least} asks for {floor} weights in all, but {keep} are kept; lower it")
     law, least = method.densities, method.min_per_channel
-    fans = (by_channels(w, probe.transposed.get(n)).shape[1] for n, w in list(probe.parameters.items())[:-1])
+    fans = (by_channels(probe.parameters[n], probe.transposed.get(n)).shape[1] for n in inner(probe.parameters))
     if least and least > (most := min(max(fans, default=keep), keep)):
         raise ValueError(f"min_per_channel={least} is more than the {most} weights that a channel can keep; lower it")
     return counts, None if law is None else layer_counts(law, probe.shapes, counts, method.at_least)
@@ -145,9 +147,11 @@ def _selected(
         top = top_masks if probe.shards is None else probe.shards.keep_top
         masks = top(scores, keep, returning, among, method.at_least)
     if method.min_per_channel:
-        for name, mask in list(masks.items())[:-1]:  # the last layer's channels are the network's outputs
+        for name in inner(scores):
             allowed = None if among is None else among[name]
-            masks[name] = thickened(scores[name], mask, method.min_per_channel, probe.transposed.get(name), allowed)
+            masks[name] = thickened(
+                scores[name], masks[name], method.min_per_channel, probe.transposed.get(name), allowed
+            )
     return masks
 
 

@@ -1,5 +1,7 @@
 """Thickness: output channels that keep few weights give them up to the other channels of their layer."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -43,6 +45,11 @@ def thickened(score: Tensor, mask: Tensor, least: int, groups: int | None, among
     result = torch.zeros_like(whole)
     result[live] = kept
     return from_channels(result, mask, groups)
+
+
+def inner(parameters: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of all weights but those of the last layer, whose output channels are the network's."""
+    return [name for name, parameter in parameters.items() if parameter.dim() > 1][:-1]
 
 
 def by_channels(tensor: Tensor, groups: int | None) -> Tensor:

@@ -15,7 +15,7 @@ from ...data import DATA, Data, Inputs, Normalization, TensorSplit
 from ...data import load as load_data
 from ...files.weights import dense_bytes
 from ...imports import is_code, source_digest
-from ...masks import Scores, size
+from ...masks import Scores
 from ...messages import shape_of, shortened
 from ...models import build, initialize, wanted
 from ...pruning.controls import reinitialized
@@ -138,8 +138,7 @@ def check_pruning(model: nn.Module, experiment: Experiment) -> None:
     """Raise a `ValueError` if the settings of pruning do not fit the shapes of the network."""
     if experiment.method != DENSE and experiment.mask is None:
         probe, method = Probe(model, scope=experiment.scope), experiment.pruning()
-        if (keep := count_kept(probe, method, experiment.sparsity)) < size(probe.parameters):
-            planned(probe, method, keep)
+        planned(probe, method, count_kept(probe, method, experiment.sparsity))
 
 
 def check_each(experiments: Iterable[Experiment]) -> None:
