@@ -2,15 +2,17 @@
 
 import itertools
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import zoo
 from references import Trace, few
 from torch import Tensor, nn
 
-from barebones import Masks, Probe, effective, prune
+from barebones import METHODS, Masks, Probe, effective, prune
 from barebones.masks import kept
 from barebones.scope import prunable
 
@@ -125,6 +127,68 @@ def test_other_biases_are_scored_as_they_are():
             before = [layer.bias.clone() for layer in layers_of(model)]
             probe.gradient()
             assert all(torch.equal(layer.bias, b) for layer, b in zip(layers_of(model), before, strict=True))
+
+
+def gated(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.norm(net.a(x) + net.b(x) * net.c(x).sigmoid()))
+
+
+def three(**parts: nn.Module) -> dict[str, nn.Module]:
+    return {"a": nn.Linear(6, 8), "b": nn.Linear(6, 8), "c": nn.Linear(6, 8), "head": nn.Linear(8, 3)} | parts
+
+
+SHARING = lambda net, x: F.linear(x, net.a.weight + torch.cat([net.b.weight, net.c.weight]))
+FIRST = lambda net, x: net.head(net.norm(net.a(x)))
+NORM = {"norm": nn.BatchNorm1d(8)}
+HALVES = {name: nn.Linear(6, 4) for name in "bc"}
+# A forward pass, its layers, options, the layers that lose half of their channels, and those whose biases count as zero
+SCORED: dict[str, tuple[Any, ...]] = {
+    "gradients that share memory": (SHARING, HALVES, {}, "", ""),
+    "a layer between": (lambda net, x: net.head(net.norm(net.mix(net.a(x)).tanh())), {"mix": nn.Linear(8, 8)} | NORM,
+                        {"exclude": "mix.*"}, "a", ""),
+    "a product of signals": (gated, NORM, {}, "abc", "a"),
+    "norms in scope": (FIRST, NORM, {"scope": "*.weight"}, "a", "a"),
+    "all in scope": (FIRST, NORM, {"scope": "all"}, "a", "a"),
+    "a batch that is changed": (lambda net, x: net.head(net.norm(net.a(x.mul_(3)))), NORM, {}, "a", "a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_scores_are_those_at_the_masked_weights(name):
+    forward, parts, options, emptied, silent = SCORED[name]
+    torch.manual_seed(0)
+    net = zoo.Net(forward, **three(**parts)).double()
+    batch = torch.randn(16, 6, dtype=torch.float64), torch.randint(3, (16,))
+    probe, before = Probe(net, [batch], **options), deepcopy(net.state_dict())
+    masks = {n: torch.ones_like(p) > 0 for n, p in probe.parameters.items()}
+    masks |= {f"{layer}.weight": masks[f"{layer}.weight"] & (torch.arange(8) > 3)[:, None] for layer in emptied}
+    if "a.bias" in masks:
+        masks["a.bias"][-1] = False
+    with probe.at(masks, 0, 10):
+        found = [{n: g.clone() for n, g in METHODS["force"].criterion(probe).items()} for _ in range(2)]
+    assert all(torch.equal(value, before[n]) for n, value in net.state_dict().items() if "running" not in n)
+    with torch.no_grad():
+        for n, mask in masks.items():
+            net.get_parameter(n).mul_(mask)
+        for layer in silent:
+            net.get_parameter(f"{layer}.bias")[:4] = 0
+    loss = F.cross_entropy(net(batch[0].clone()), batch[1])
+    expected = torch.autograd.grad(loss, list(probe.parameters.values()), allow_unused=True, materialize_grads=True)
+    for n, gradient in zip(masks, expected, strict=True):
+        assert all(torch.equal(each[n], (before[n] * gradient).abs()) for each in found), n
+
+
+def test_the_biases_of_layers_with_one_weight_count_as_zero():
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    net = nn.Sequential(first, nn.BatchNorm1d(6), nn.ReLU(), second, nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    nn.init.uniform_(first.bias, 0.3, 1)
+    nn.init.uniform_(second.bias, 0.3, 1)
+    probe = Probe(net, [(torch.randn(37, 6), torch.randint(3, (37,)))])
+    masks = {n: torch.ones_like(p) > 0 for n, p in probe.parameters.items()}
+    masks["0.weight"][:3] = False
+    with probe.at(masks, 0, 1):
+        assert not probe.gradient()["0.weight"][:3].any()
 
 
 def test_biases_are_put_back_after_an_error_and_frozen_ones_stay_frozen():

@@ -50,7 +50,7 @@ class Gradients:
         self.precision, self.example = precision, example
         self._is_sharded = is_sharded(parameters[0])
         self._graphs: dict[Any, Captured] = {}  # by the form of a batch and the temperature
-        self._foreign: set[int] = set()  # addresses of tensors that belong to somebody else
+        self._foreign: set[int] = set()  # addresses of memory that belongs to somebody else
 
     def plain(self, batch: Any, temperature: float) -> tuple[Tensor, list[Tensor]]:
         """Return the loss and its gradients, in memory of their own."""
@@ -136,8 +136,9 @@ class Gradients:
 
     def value(self, batch: Any, temperature: float) -> Tensor:
         """Return the loss of a batch: a scalar that can be differentiated."""
+        batch = mapped(batch, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)  # a model may change it
         others = (*tensors(batch), *(() if self._is_sharded else self.model.parameters()), *self.model.buffers())
-        self._foreign = {t.data_ptr() for t in others if t.layout == torch.strided}
+        self._foreign = {t.untyped_storage().data_ptr() for t in others if t.layout == torch.strided and t.data_ptr()}
         autocast = torch.autocast(  # without a cache, which within another autocast would hold weights of earlier masks
             self.parameters[0].device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
         )
@@ -230,13 +231,14 @@ def _at_least_float(parameter: Tensor) -> torch.dtype:
 def _unshared(gradients: list[Tensor], foreign: set[int]) -> list[Tensor]:
     """Return tensors that may be changed in place, copied only where needed.
 
-    Autograd may return one tensor for two weights that are added, an expanded one, or one that a function saved.
+    Autograd may return one tensor for two weights that are added, a part of it, an expanded one, or one that a function
+    saved.
     """
-    addresses_in_use = set(foreign)
+    in_use = set(foreign)
     unshared = []
     for gradient in gradients:
-        if gradient.data_ptr() in addresses_in_use or 0 in gradient.stride():
+        if gradient.untyped_storage().data_ptr() in in_use or 0 in gradient.stride():
             gradient = gradient.clone(memory_format=torch.contiguous_format)
-        addresses_in_use.add(gradient.data_ptr())
+        in_use.add(gradient.untyped_storage().data_ptr())
         unshared.append(gradient)
     return unshared

@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
 
 from ..gpu.graphs import Captured
 from ..masks import Masks
 from ..running.backward import nodes
 from ..running.chunks import chunks
-from ..running.inputs import mapped
 from ..running.modes import trainable, uncompiled
 from ..running.rng import forked
 from ..running.shards import local, own_rows
@@ -49,11 +51,10 @@ class Masking:
         self._put: Callable[..., None] = Captured(put) if capture else put
         self._versions = self._current_versions()
         names = {id(parameter): name for name, parameter in parameters.items()}
-        owners = ((names.get(id(module._parameters.get("weight"))), module) for _, module in layers(model))
-        self._layers = {name: module for name, module in owners if name is not None}
-        biases = ((name, layer._parameters.get("bias")) for name, layer in self._layers.items())
-        self._biases = {name: bias for name, bias in biases if bias is not None}
-        self._normed: dict[str, int] | None = None  # how many channels each is normalized with; None: not known yet
+        self._layers = [m for _, m in layers(model) if any(map(_is_matrix, m._parameters.values()))]
+        weights = ((names.get(id(m._parameters.get("weight"))), m._parameters.get("bias"), m) for m in self._layers)
+        self._biases = {m: (name, bias) for name, bias, m in weights if name is not None and bias is not None}
+        self._normed: dict[nn.Module, int] | None = None  # channels that its bias is normalized with; None: unknown
         self._masks: Masks | None = None
         self._saved: list[tuple[Tensor, Tensor]] = []  # biases that are silenced, and their values
 
@@ -77,11 +78,11 @@ class Masking:
             yield
         finally:
             self._masks = None
-            weights = [local(parameter.data) for parameter in self.parameters.values()]
-            torch._foreach_copy_(weights, [self._dense[name] for name in self.parameters])
             for bias, value in self._saved:
                 bias.copy_(value)
             self._saved.clear()
+            weights = [local(parameter.data) for parameter in self.parameters.values()]  # after the biases among them
+            torch._foreach_copy_(weights, [self._dense[name] for name in self.parameters])
 
     def silence(self, evaluate: Callable[[], object]) -> None:
         """Zero the biases of channels without weights while the masks are on; `evaluate` runs the model once."""
@@ -89,48 +90,49 @@ class Masking:
             return
         if self._normed is None:
             self._normed = self._found(evaluate) if self._biases and any(map(_group, self.model.modules())) else {}
-        for name, group in self._normed.items():
-            bias = local(self._biases[name].data)
+        for layer, group in self._normed.items():
+            name, whole = self._biases[layer]
+            bias = local(whole.data)
             self._saved.append((bias, bias.clone()))
-            bias.masked_fill_(~self._used(name, self._masks[name], group), 0.0)
+            bias.masked_fill_(~self._used(name, whole, self._masks[name], group), 0.0)
 
-    def _found(self, evaluate: Callable[[], object]) -> dict[str, int]:
-        """Return the names of the biases that reach a norm, and how many channels it takes together."""
-        called = {id(self._layers[name]): name for name in self._biases}
-        biases: dict[int, tuple[str, Tensor]] = {}  # those that the layers are called with: FSDP2 has others outside
+    def _found(self, evaluate: Callable[[], object]) -> dict[nn.Module, int]:
+        """Return the layers whose biases reach a norm, and how many channels it takes together."""
+        biases: dict[int, nn.Module] = {}  # of those that the layers are called with: FSDP2 has others outside
         entered: list[tuple[int, Tensor]] = []  # what a norm was called with, and how many channels it takes together
 
         def cut(module: nn.Module, args: Any, kwargs: Any) -> Any:  # so that only its own bias is seen behind a layer
-            if id(module) in called:
-                biases[id(module.bias)] = called[id(module)], module.bias  # type: ignore[assignment]
-            return mapped((args, kwargs), lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
+            if module in self._biases:
+                biases[id(module.bias)] = module
+            return tree_map_only(Tensor, Tensor.detach, (args, kwargs))
 
         def note(norm: nn.Module, args: tuple[Any, ...]) -> None:
             entered.extend((_group(norm), arg) for arg in args if isinstance(arg, Tensor))
 
         with ExitStack() as stack:
-            stack.enter_context(forked(next(iter(self._biases.values())).device))
+            everything = [bias for _, bias in self._biases.values()]
+            stack.enter_context(forked(everything[0].device))
             stack.enter_context(uncompiled(self.model))
-            stack.enter_context(trainable(self._biases.values()))
-            for module in self._layers.values():
+            stack.enter_context(trainable(everything))
+            for module in self._layers:
                 stack.enter_context(module.register_forward_pre_hook(cut, with_kwargs=True))
             for norm in filter(_group, self.model.modules()):
                 stack.enter_context(norm.register_forward_pre_hook(note))
             evaluate()
-        found: dict[str, int] = {}
+        found: dict[nn.Module, int] = {}
         for group, tensor in entered:
-            for node in nodes([tensor]):
-                name, bias = biases.get(id(getattr(node, "variable", None)), ("", tensor))
-                if name and bias.numel() % group == 0:
-                    found[name] = max(group, found.get(name, 1))
+            for node in nodes([tensor], _keeps_sums):
+                layer = biases.get(id(getattr(node, "variable", None)))
+                if layer is not None and self._biases[layer][1].numel() % group == 0:
+                    found[layer] = max(group, found.get(layer, 1))
         return found
 
     def _current_versions(self) -> list[tuple[int, int]]:
         return [(parameter._version, local(parameter).data_ptr()) for parameter in self.parameters.values()]
 
-    def _used(self, name: str, mask: Tensor, group: int) -> Tensor:
+    def _used(self, name: str, whole: Tensor, mask: Tensor, group: int) -> Tensor:
         """Return which output channels, or channels normalized with them, keep a weight."""
-        used, whole = used_channels(mask, self.transposed.get(name), self.shards), self._biases[name]
+        used = used_channels(mask, self.transposed.get(name), self.shards)
         if self.shards is not None and group > 1 and name not in self.transposed:
             rows, used = used, torch.zeros(whole.shape, dtype=torch.bool, device=used.device)
             own_rows(used, whole).copy_(rows)
@@ -138,6 +140,16 @@ class Masking:
         if group > 1:
             used = used.view(-1, group).any(1).repeat_interleave(group)
         return own_rows(used, whole) if group > 1 or name in self.transposed else used
+
+
+def _is_matrix(parameter: Tensor | None) -> bool:
+    return parameter is not None and (is_lazy(parameter) or parameter.dim() > 1)
+
+
+def _keeps_sums(node: Node) -> bool:
+    """Return whether a constant in a function's input is one in its output: not in the product of two signals."""
+    signals = [following for following, _ in node.next_functions if following and not hasattr(following, "variable")]
+    return not (node.name().startswith("Glu") or (len(signals) > 1 and node.name().startswith(("Mul", "Div", "Bmm"))))
 
 
 def _multiply(parameters: Mapping[str, nn.Parameter], dense: Mapping[str, Tensor], *masks: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Backward passes: their graph, and a guard for one of which torch would end the process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -38,12 +38,13 @@ class _Guard(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def nodes(ends: Sequence[Tensor]) -> set[Node]:
+def nodes(ends: Sequence[Tensor], beyond: Callable[[Node], bool] = lambda node: True) -> set[Node]:
+    """Return the functions that these tensors come from, but nothing in front of one for which `beyond` is false."""
     found: set[Node] = set()
     waiting = [end.grad_fn for end in ends]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in found:
             found.add(node)
-            waiting += [following for following, _ in node.next_functions]
+            waiting += [following for following, _ in node.next_functions if beyond(node)]
     return found
