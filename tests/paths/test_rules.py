@@ -349,3 +349,44 @@ def test_parts_of_a_weight_that_are_all_used_stay_exact() -> None:
     net = Net(forward, w=nn.Parameter(torch.randn(6, 4)))
     mask = torch.rand(6, 4) > 0.5
     assert effective(net, {"w": mask}, torch.ones(3, 4))["w"].equal(mask)
+
+
+def assigned(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[h < 0.5] = 0
+    h[h > 2] = h[h > 2] / 2
+    return h
+
+
+def routed(h: Tensor) -> Tensor:
+    share, expert = h.softmax(-1).topk(1)
+    out = torch.zeros_like(h)
+    for k in range(3):
+        rows = (expert[:, 0] == k).nonzero()[:, 0]
+        out.index_add_(0, rows, h[rows] * share[rows])
+    return out
+
+
+DECISIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "comparison": lambda h: h * (h > 1),
+    "comparisons": lambda h: h * (h > 0.5).float() * ~(h > 2),
+    "constant": lambda h: torch.where(h > 0.5, h, 0.1),
+    "count": lambda h: h / (h > 0).sum(-1, keepdim=True),
+    "branch": lambda h: h if not h.isnan().any() else h.detach(),
+    "integers": lambda h: h * h.argmax(-1, keepdim=True),
+    "places": lambda h: h * torch.zeros_like(h).scatter(-1, h.topk(3).indices, 1.0),
+    "places in place": lambda h: h * torch.zeros_like(h).scatter_(-1, h.topk(3).indices, 1.0),
+    "index": lambda h: h * h.gather(1, (h.argmax(1, keepdim=True) * 0).add_(3)),
+    "assignment": assigned,
+    "experts": routed,
+    "unpooling": lambda h: F.max_unpool1d(*F.max_pool1d(h[None], 2, return_indices=True), 2)[0],
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_what_a_signal_decides_cuts_none(name: str) -> None:
+    net, masks = Net(lambda net, x: net.b(DECISIONS[name](net.a(x))), **linears()), {"a.weight": ~off, "b.weight": ~off}
+    assert all(kept.all() for kept in effective(net, masks, torch.randn(5, 4)).values())
+    if name in ("comparison", "comparisons", "constant", "count", "branch", "integers"):
+        used = effective(net, masks | {"a.weight": half}, torch.randn(5, 4))["b.weight"]
+        assert used.equal(half.any(1).expand(4, 4))

@@ -69,13 +69,16 @@ PEEKS = frozenset("item tolist bool int float complex index numpy equal allclose
 COUNTS = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount".split())  # noqa: SIM905
 # Functions that number things, such as positions: other inputs may have more of them.
 LENGTHS = ("arange", "linspace", "one_hot")
+# Functions that write values to some places of their first argument.
+WRITES = frozenset("setitem index_put index_add index_copy index_fill scatter scatter_add masked_scatter".split())  # noqa: SIM905
 
 
 class Bits(TorchFunctionMode):
     """The mode, for a model whose parameters were replaced by `weights`; `uses` returns what was done with each.
 
-    Comparisons, and masks among the inputs, do not carry signals. In a `strict` mode they do: every value that is
-    computed with them counts as reached, and `peeked` is true if Python code has read a value.
+    Comparisons, and masks among the inputs, do not carry signals, nor cut any: a mask of a comparison counts as true,
+    an index as any. In a `strict` mode they carry signals: every value that is computed with them counts as reached,
+    and `peeked` is true if Python code has read a value.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], rules: Mapping[str, Rule], strict: bool = False) -> None:
@@ -89,6 +92,7 @@ class Bits(TorchFunctionMode):
         self.shares: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.stored: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # buffers, and views of them
         self.from_input: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # integers and bools from the input
+        self.decided: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()  # the same, from live tensors
         for name, weight in weights.items():
             self.weights[weight] = name
 
@@ -133,14 +137,30 @@ class Bits(TorchFunctionMode):
         if (found := selection(call)) and (result := self._selected(call, *found)) is not None:
             return result
         depends = call.name in LENGTHS or any(t in self.from_input for t in call.tensors)
+        if "dropout" in call.name:  # one that is on in eval mode makes noise of a constant
+            given = call.named("input", "p", "training")
+            depends = bool(given.get("p", 0.5) and given.get("training", call.name.startswith("dropout")))
         if self.strict and rule not in (skip, blank) and depends:
             return self._flooded(call)
+        if rule not in (skip, blank) and any(t in self.decided for t in call.tensors):
+            if not (call.inplace and call.args[0].is_floating_point()):
+                plain = call.plain()
+                if call.inplace or all(t.dtype == torch.bool for t in tree_leaves(plain) if isinstance(t, Tensor)):
+                    return tree_map(self._decide, plain)
+            call = self._either_way(call)
+            if not call.live:
+                return tree_map(self._decide, call.func(*call.args, **call.kwargs))
+            if call.name in WRITES:
+                if all(t is call.args[0] for t in call.live):
+                    return call.args[0] if call.inplace else call.args[0].clone()
+                rule = mixed
         if not call.live and rule not in (skip, blank):
             return tree_map(partial(self._constant, call), call.func(*call.args, **call.kwargs))
         if call.inplace and rule is pass_on:
             return call.args[0]
         if call.returns_integers:  # which autograd does not track
-            return self._note(call, call.plain()) if self.strict else call.plain()
+            shaped = call.name.startswith("new_") or call.name.endswith("_like")  # whatever the values are
+            return (partial(self._note, call) if self.strict or shaped else self._decide)(call.plain())
         if call.live and all(t in self.weights for t in call.live):
             call.weight = self.weights[call.live[0]]
         call.share = all(t in self.shares for t in call.live)
@@ -158,6 +178,22 @@ class Bits(TorchFunctionMode):
         self.peeked |= not isinstance(result, Tensor) and call.name in PEEKS
         selected = call.name == "getitem" and any(t.dtype == torch.bool for t in call.tensors)
         self.peeked |= selected or call.name in COUNTS
+        return result
+
+    def _either_way(self, call: Call) -> Call:
+        """Return the call with masks that signals decide as true, so that a product or a choice keeps every value."""
+
+        masks = {id(t) for t in call.tensors if t.dtype == torch.bool and t in self.decided}
+        true = partial(tree_map, lambda value: torch.ones_like(value) if id(value) in masks else value)
+        return Call(call.func, true(call.args), true(call.kwargs))
+
+    def _decide(self, result: Any) -> Any:
+        """Record integers and bools that live tensors decide; floats that are computed of them alone are not zero."""
+        if not isinstance(result, Tensor):
+            return result
+        if result.is_floating_point():
+            return result.fill_(1)
+        self.decided[result] = True
         return result
 
     def _selected(self, call: Call, table: Tensor, dims: tuple[int, ...]) -> Tensor | None:
@@ -214,7 +250,7 @@ class Bits(TorchFunctionMode):
     def _live(self, call: Call, rule: Rule, result: Any) -> Any:
         """Return the bits of a rule's result, as a new tensor unless it is a view, and record a weight or a share."""
         if not isinstance(result, Tensor) or not result.requires_grad:
-            return result
+            return self._decide(result) if not self.strict and not _is_float(result) else result
         if any(result is t for t in call.tensors):
             if rule is as_it_is:
                 return result
@@ -257,7 +293,7 @@ class Bits(TorchFunctionMode):
                 return t
             if i in signals:
                 return torch.ones_like(t)
-            return silent(t) + 1 if i in moving else (t != 0).float()
+            return silent(t) + 1 if i in moving else ((t != 0) | (operands[i] in self.decided)).float()
 
         result = reduce(torch.add, [f(*(factor(i, s) for i in range(len(operands)))) for s in signals or [-1]])
         for weight in [operands[i] for i in weights] if signals else []:
@@ -290,6 +326,10 @@ class Bits(TorchFunctionMode):
 def with_table(call: Call, table: Tensor, other: Tensor) -> Tensor:
     args, kwargs = tree_map(lambda a: other if a is table else a, (call.args, call.kwargs))
     return call.func(*args, **kwargs)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _reached(like: Tensor) -> Tensor:
@@ -327,21 +367,18 @@ def as_it_is(bits: Bits, call: Call) -> Any:
 def mixed(bits: Bits, call: Call) -> Any:
     """Let every output value depend on every input value. Functions that are not in the table get this rule."""
 
-    def numbers(value: Any) -> bool:
-        return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
     def single(value: Any) -> Any:  # bits are float32, and constants of a float64 model are not
         return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
     args, kwargs = tree_map(single, (call.args, call.kwargs))
     result = call.args[0] if call.inplace else call.func(*args, **kwargs)
-    if not any(map(numbers, tree_leaves(result))):
+    if not any(map(_is_float, tree_leaves(result))):
         return result
     signals = [bits.quiet(call, t.real if t.is_complex() else t).float().mean() for t in call.live]
     anything = alive(reduce(torch.add, [signal.to(call.live[0].device) for signal in signals]))
 
     def depending(value: Any) -> Any:
-        if not numbers(value):
+        if not _is_float(value):
             return value
         every = anything.to(value.device).expand(value.shape)
         return every.to(torch.cfloat) if value.is_complex() else every

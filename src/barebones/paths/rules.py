@@ -103,8 +103,11 @@ def slope(bits: Bits, call: Call) -> Tensor:
 
 
 def lookup(bits: Bits, call: Call) -> Any:
-    """What integers of the input look up is a signal, from any row of the table; other indices only move values."""
-    if not any(t in bits.from_input for t in call.tensors):
+    """What integers of the input look up is a signal, from any row of the table; other indices only move values.
+
+    An index that signals decide may move any of the values.
+    """
+    if not any(t in bits.from_input or (t in bits.decided and call.weight is None) for t in call.tensors):
         return as_it_is(bits, call)
     call.weight = None
     found = selection(call)
@@ -167,6 +170,12 @@ def window(bits: Bits, call: Call) -> Any:
             pooled = pooled.narrow(dim, 0, size)
         pooled = pooled.reshape(values.shape).contiguous()  # the model may take a view of it
     return pooled if values is like else (pooled, *like[1:])
+
+
+def unpool(bits: Bits, call: Call) -> Tensor:
+    """The place of a value depends on the values: it may be any in its channel."""
+    x = call.live[0]
+    return x.mean(tuple(range(-int(call.name[-2]), 0)), keepdim=True).expand(call.plain().shape)
 
 
 def pad(bits: Bits, call: Call) -> Tensor:
@@ -276,12 +285,12 @@ TABLE: dict[Rule, str] = {
         narrow index_put index_add index_copy index_fill scatter scatter_add masked_select masked_scatter select_scatter
         slice_scatter diagonal diag diag_embed tril triu as_strided unfold fold copy fill zero sum mean nansum nanmean
         cumsum trace avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-        interpolate upsample pixel_shuffle pixel_unshuffle channel_shuffle max_unpool1d max_unpool2d max_unpool3d
+        interpolate upsample pixel_shuffle pixel_unshuffle channel_shuffle
         ones_like zeros_like full_like rand_like randn_like new_zeros new_ones new_full new_tensor normal uniform
         pack_padded_sequence pad_packed_sequence""",
     pass_on: f"{ELEMENTWISE} weight_norm masked_fill detach data.__get__ fake_quantize_per_channel_affine",
     add: """add radd sub rsub subtract where maximum minimum fmax fmin lerp pow rpow float_power logaddexp addcmul
-        addcdiv""",
+        addcdiv clamp clip clamp_min clamp_max""",
     multiply: """mul rmul multiply div rdiv rtruediv truediv divide true_divide floor_divide floordiv rfloordiv
         remainder fmod mod rmod""",
     contract: "matmul rmatmul mm bmm mv dot inner outer einsum tensordot",
@@ -294,6 +303,7 @@ TABLE: dict[Rule, str] = {
     quotient: "normalize local_response_norm",
     reduction: "max min amax amin topk logsumexp std var norm linalg_norm linalg_vector_norm",
     window: MAX_POOLS,
+    unpool: "max_unpool1d max_unpool2d max_unpool3d",
     pad: "pad constant_pad_nd",
     halves: "glu",
     attention: "scaled_dot_product_attention",
