@@ -67,17 +67,18 @@ class Evolution(AfterStep):
         self.step = state["step"]
 
     def _moved(self) -> Masks:
-        masks, inputs_first = self.held.state_dict(), transposed(self.held.model)
-        thinned = inner({name: p for name, p in parameters(self.held.model).items() if name in masks})
+        masks, model = self.held.state_dict(), self.held.model
+        inputs_first = transposed(model) if self.ablate else {}
+        thinned = inner({name: p for name, p in parameters(model).items() if name in masks}) if self.ablate else ()
         share = self.fraction / 2 * (1 + math.cos(math.pi * self.step / self.end))
-        for name, weight, mask in matched(self.held.model, masks):
+        for name, weight, mask in matched(model, masks):
             if self._trains(weight):  # nothing below makes the host wait for a GPU, but ablation
                 kept, may = mask.count_nonzero(), ~mask & self.among.get(name, ~mask)
                 moving = (share * kept.to(widest(kept.device))).long().minimum(may.count_nonzero())
                 stays = mask & ~_smallest(_finite(weight), mask, moving)
                 unwanted = -self._wanted(name, weight)
                 masks[name] = stays | _smallest(unwanted, may, moving)
-                if self.ablate and name in thinned:
+                if name in thinned:
                     left = unablated(mask, stays | may, masks[name], self.ablate, inputs_first.get(name))
                     stays = stays & left
                     masks[name] = stays | _smallest(unwanted, may & left, kept - stays.count_nonzero())

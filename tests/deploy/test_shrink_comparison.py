@@ -332,3 +332,10 @@ def test_a_network_that_runs_on_the_example_alone_is_refused_in_a_sentence(forwa
     model.state = None
     with pytest.raises(ValueError, match="Net cannot be shrunk: it runs on the example but not on random values"):
         bb.shrink(model, {"first.weight": torch.arange(24).view(6, 4) < 12}, torch.ones(example))
+
+
+def test_a_constant_that_is_dropped_at_random_is_not_folded() -> None:
+    net = Net(lambda net, x: net.b(F.dropout(net.a(x), 0.05)), a=nn.Linear(6, 8), b=nn.Linear(8, 3))
+    masks = keep_all(net)
+    masks["a.weight"][:4] = False
+    assert bb.shrink(net, masks, torch.randn(2, 6)).module.a.out_features == 8

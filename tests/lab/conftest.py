@@ -70,7 +70,7 @@ def staged(networks, tmp_path_factory) -> Callable[..., dict[str, Path]]:
         if experiment not in folders:
             root = tmp_path_factory.mktemp("staged")
             options, folders[experiment] = RunOptions(root / "run", save_every=0), {}
-            for stage, stop in {"pretrain": 3, "prune": 5, "train": 4, "done": None}.items():
+            for stage, stop in {"pretrain": 3, "prune": 4, "train": 4, "done": None}.items():
                 if stop is None:
                     run(experiment, options)
                 else:

@@ -52,8 +52,9 @@ def test_a_grid_may_take_the_recommended_settings():
     moved = Experiment(method="hybrid", sparsity=0.995, evolve="set", shrink=True, lr_schedule="milestones")
     assert list(recipes.crossed(grid | {"recommended": True}))[1] == moved
     assert list(recipes.crossed(grid | {"recommended": False})) == list(recipes.crossed(grid))
-    with pytest.raises(ValueError, match="'recommended'"):
-        list(recipes.crossed(grid | {"recommended": "yes"}))
+    for wrong in ({"recommended": "yes"}, {"recommended": [True, False]}, {"mask": "0" * 64}):
+        with pytest.raises(ValueError, match="change it in the recipe"):
+            list(recipes.crossed(grid | wrong))
 
 
 RECIPE = """

@@ -51,6 +51,11 @@ def test_a_run_that_was_stopped_ends_the_same(settings, stops, options, undistur
     assert_same_run(options.folder(experiment), undisturbed(experiment))
 
 
+def test_a_stop_in_the_last_round_keeps_the_masks(options):
+    interrupted(tiny(method="snip"), options, 0)
+    assert (options.folder(tiny(method="snip")) / "mask.safetensors").exists()
+
+
 @pytest.mark.parametrize("rewind", [False, True])
 def test_early_pruning_goes_on_from_the_weights_it_pruned_or_from_the_initial_ones(rewind, options):
     experiment = tiny(**EARLY | {"epochs": 0, "rewind": rewind})

@@ -215,7 +215,7 @@ def sweep(
         for experiment in experiments:
             try:
                 say(f"{experiment.folder}: {progress(run_options.folder(experiment))}")
-            except ValueError as error:  # a damaged file of one run does not hide the others
+            except (ValueError, OSError) as error:  # a damaged file of one run does not hide the others
                 say(f"{experiment.folder}: {error}")
         say(f"{counted(len(experiments), 'experiment')} in {run_options.runs}")
         return

@@ -80,7 +80,8 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             os.unlink(temporary)
         if isinstance(error, OSError) and error.filename is None:  # for example a full disk: the error names no file
-            raise OSError(error.errno, f"cannot write ({error.strerror}); the old file is unchanged", name) from None
+            old = "; the old file is unchanged" * os.path.exists(target)
+            raise OSError(error.errno, f"cannot write ({error.strerror}){old}", name) from None
         raise
     with suppress(OSError):  # not every system can open and sync a folder
         descriptor = os.open(folder, os.O_RDONLY)

@@ -107,6 +107,8 @@ def crossed(values: Mapping[str, Any]) -> Iterator[Experiment]:
     if (recommended := values.get("recommended")) in (True, False):
         given = {name: value for name, value in values.items() if name != "recommended"}
         values = RECOMMENDED | given if recommended else given
+    elif recommended is not None or "mask" in values:
+        raise ValueError("recommended is true or false, and mask is for barebones train; change it in the recipe")
     lists = [value if isinstance(value, list) else [value] for value in values.values()]
     for name, choices in zip(values, lists, strict=True):
         if not choices:
@@ -152,7 +154,7 @@ def _from_file(path: Path, named: Collection[str], trust: bool) -> Iterator[Expe
         raise ValueError(f"the recipe {path} cannot be read ({error.strerror}); check its name") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the recipe {path} is not valid {path.suffix[1:].upper()}: {error}") from None
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not content:
         raise ValueError(f"the recipe {path} has no fields of an experiment; write a name and a value for each")
     grids = content.pop("grid", [{}])
     if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):

@@ -21,7 +21,7 @@ from . import connectivity
 from .folder import finished, progress, recorded
 from .heartbeat import heartbeat
 from .metrics import COUNTED, Line
-from .network import built, check_pruning, data_of, known_inputs
+from .network import built, check_micro_batch, check_pruning, data_of, known_inputs
 from .options import RunOptions
 
 PREPARING = "reading the data and building the network"
@@ -104,6 +104,7 @@ def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] |
     inputs = known_inputs(experiment) or data_of(experiment, options).inputs
     network = built(experiment.model, inputs)
     check_pruning(network, experiment)
+    check_micro_batch(network, experiment, options, "train")
     yield settings(experiment, requested, given)
     weights = sum(p.numel() for p in prunable(network, experiment.scope).values())
     keep = round((1 - experiment.sparsity) * weights)

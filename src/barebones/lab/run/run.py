@@ -194,8 +194,8 @@ class Stages:
             if step.index + 1 < method.rounds and (stop or self._due()):
                 flush()  # first: a resumed run does not write the lines of rounds before its checkpoint
                 self._save(files.ROUND, step.save)
-            if stop:
-                raise Stopped
+                if stop:
+                    raise Stopped  # after the last round, training stops at once, and the masks are saved
 
         with deterministic():
             result = pruned(self.network, self.experiment, self.options, on_round, after)

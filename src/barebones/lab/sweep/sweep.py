@@ -206,7 +206,7 @@ def _sentences(jobs: Jobs, result: SweepResult, why: str) -> Iterator[str]:
             yield f"failed: {jobs.runs / job.experiment.folder}: {job.reason}"
     before = f", {result.skipped} done before or by another process" if result.skipped else ""
     yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - jobs.began)}."
-    if result.failed:
+    if any((jobs.runs / job.experiment.folder / FAILURE).exists() for job in jobs.all.values()):
         yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."
     yield f"Records: {', '.join(map(str, result.tables))}"
     if result.stopped:
