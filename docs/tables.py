@@ -272,10 +272,21 @@ def beyond() -> Iterator[list[str]]:
         yield [label, *("disconnected" if v is None else f"{100 * v:.2f}" for cell in cells for v in cell)]
 
 
+def channels() -> Iterator[list[str]]:
+    """Yield the accuracies of VGG-19 after whole channels were pruned, by the FLOPs that are left."""
+    searched = [row for row in read(ROOT / "results" / "beyond.csv") if row["target"] == "flops"]
+    yield ["FLOPs left", *(look(method).label for method in ("force", "iter-snip", "synflow"))]
+    for sparsity in (0.5, 0.75, 0.9, 0.95):
+        found = [row for row in searched if row["sparsity"] == sparsity]
+        for method in ("iter-snip", "synflow"):
+            found += runs("vgg19", method, sparsity, unit="channel", target="flops")
+        yield [f"{100 * (1 - sparsity):.0f} %", *(f"{100 * row['top1']:.2f}" for row in found)]
+
+
 TABLES = {
     "accuracy": accuracy, "paper": paper, "full": full, "controls": controls, "empty-channels": empty_channels,
     "hybrid": hybrid, "variants": variants, "effective": effective, "scales": scales, "scored": scored,
-    "beyond": beyond, "recommended": recommended, "parts": parts,
+    "beyond": beyond, "recommended": recommended, "parts": parts, "channels": channels,
 }  # fmt: skip
 
 
