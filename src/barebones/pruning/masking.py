@@ -1,12 +1,11 @@
 """Masking: what is on the model while masks are on, and is taken off again.
 
-The prunable weights are theta * c, and the bias of a channel that keeps no weight counts as zero in front of a norm.
-Such a channel is the constant b. A batch-norm subtracts its mean and leaves rounding errors. Where these are positive,
-the next ReLU is open, and the norm multiplies the gradient by 1/sqrt(eps), about 316: weights that lead nowhere would
-have the highest scores of all. With b = 0 the rounding errors are exactly zero.
+The prunable weights are theta * c, and the bias of a channel that keeps no weight counts as zero in front of a norm of
+single channels, such as a batch-norm. Such a channel is the constant b, and the norm that subtracts its mean leaves
+rounding errors. Where these are positive, the next ReLU is open, and the norm multiplies the gradient by 1/sqrt(eps),
+about 316: weights that lead nowhere would have the highest scores of all. With b = 0 the errors are exactly zero.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -54,7 +53,7 @@ class Masking:
         self._layers = [m for _, m in layers(model) if any(map(_is_matrix, m._parameters.values()))]
         weights = ((names.get(id(m._parameters.get("weight"))), m._parameters.get("bias"), m) for m in self._layers)
         self._biases = {m: (name, bias) for name, bias, m in weights if name is not None and bias is not None}
-        self._normed: dict[nn.Module, int] | None = None  # channels that its bias is normalized with; None: unknown
+        self._normed: list[nn.Module] | None = None  # layers whose biases reach a norm; None: not known yet
         self._masks: Masks | None = None
         self._saved: list[tuple[Tensor, Tensor]] = []  # biases that are silenced, and their values
 
@@ -89,17 +88,17 @@ class Masking:
         if self._masks is None or self._saved:
             return
         if self._normed is None:
-            self._normed = self._found(evaluate) if self._biases and any(map(_group, self.model.modules())) else {}
-        for layer, group in self._normed.items():
+            self._normed = self._found(evaluate) if self._biases and any(map(_is_norm, self.model.modules())) else []
+        for layer in self._normed:
             name, whole = self._biases[layer]
-            bias = local(whole.data)
+            bias, used = local(whole.data), used_channels(self._masks[name], self.transposed.get(name), self.shards)
             self._saved.append((bias, bias.clone()))
-            bias.masked_fill_(~self._used(name, whole, self._masks[name], group), 0.0)
+            bias.masked_fill_(~(own_rows(used, whole) if name in self.transposed else used), 0.0)
 
-    def _found(self, evaluate: Callable[[], object]) -> dict[nn.Module, int]:
-        """Return the layers whose biases reach a norm, and how many channels it takes together."""
+    def _found(self, evaluate: Callable[[], object]) -> list[nn.Module]:
+        """Return the layers whose biases reach a norm."""
         biases: dict[int, nn.Module] = {}  # of those that the layers are called with: FSDP2 has others outside
-        entered: list[tuple[int, Tensor]] = []  # what a norm was called with, and how many channels it takes together
+        entered: list[Tensor] = []  # what norms were called with
 
         def cut(module: nn.Module, args: Any, kwargs: Any) -> Any:  # so that only its own bias is seen behind a layer
             if module in self._biases:
@@ -107,7 +106,7 @@ class Masking:
             return tree_map_only(Tensor, Tensor.detach, (args, kwargs))
 
         def note(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            entered.extend((_group(norm), arg) for arg in args if isinstance(arg, Tensor))
+            entered.extend(arg for arg in args if isinstance(arg, Tensor))
 
         with ExitStack() as stack:
             everything = [bias for _, bias in self._biases.values()]
@@ -116,30 +115,14 @@ class Masking:
             stack.enter_context(trainable(everything))
             for module in self._layers:
                 stack.enter_context(module.register_forward_pre_hook(cut, with_kwargs=True))
-            for norm in filter(_group, self.model.modules()):
+            for norm in filter(_is_norm, self.model.modules()):
                 stack.enter_context(norm.register_forward_pre_hook(note))
             evaluate()
-        found: dict[nn.Module, int] = {}
-        for group, tensor in entered:
-            for node in nodes([tensor], _keeps_sums):
-                layer = biases.get(id(getattr(node, "variable", None)))
-                if layer is not None and self._biases[layer][1].numel() % group == 0:
-                    found[layer] = max(group, found.get(layer, 1))
-        return found
+        reached = {id(getattr(node, "variable", None)) for node in nodes(entered, _keeps_sums)}
+        return [layer for key, layer in biases.items() if key in reached]
 
     def _current_versions(self) -> list[tuple[int, int]]:
         return [(parameter._version, local(parameter).data_ptr()) for parameter in self.parameters.values()]
-
-    def _used(self, name: str, whole: Tensor, mask: Tensor, group: int) -> Tensor:
-        """Return which output channels, or channels normalized with them, keep a weight."""
-        used = used_channels(mask, self.transposed.get(name), self.shards)
-        if self.shards is not None and group > 1 and name not in self.transposed:
-            rows, used = used, torch.zeros(whole.shape, dtype=torch.bool, device=used.device)
-            own_rows(used, whole).copy_(rows)
-            used = self.shards.any_rank(used)
-        if group > 1:
-            used = used.view(-1, group).any(1).repeat_interleave(group)
-        return own_rows(used, whole) if group > 1 or name in self.transposed else used
 
 
 def _is_matrix(parameter: Tensor | None) -> bool:
@@ -159,10 +142,8 @@ def _multiply(parameters: Mapping[str, nn.Parameter], dense: Mapping[str, Tensor
             torch.mul(weight, mask.to(weight.dtype) if on_cpu else mask, out=masked)
 
 
-def _group(module: nn.Module) -> int:
-    """Return how many channels a norm takes together, if it subtracts the mean of its input; 0 for other modules."""
+def _is_norm(module: nn.Module) -> bool:
+    """Return whether a module subtracts the mean of each channel of its input."""
     if isinstance(module, _NormBase):  # batch- and instance-norms
-        return int(module.training or module.running_mean is None)
-    if isinstance(module, nn.GroupNorm):
-        return module.num_channels // module.num_groups
-    return math.prod(module.normalized_shape) if isinstance(module, nn.LayerNorm) else 0
+        return module.training or module.running_mean is None
+    return isinstance(module, nn.GroupNorm) and module.num_channels == module.num_groups
