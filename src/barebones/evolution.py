@@ -2,13 +2,14 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .holding import ELEMENTWISE, Hold
+from .holding import ELEMENTWISE, Hold, Masked
 from .masks import Masks
 from .messages import unknown
 from .names import EVOLUTIONS
@@ -19,6 +20,8 @@ from .running.precision import widest
 from .running.shards import count, is_sharded
 from .scope import matched, parameters, transposed
 from .training import AfterStep
+
+TOGETHER = 2**24  # weights that are sorted at once, about; it takes some 80 bytes for each
 
 
 class Evolution(AfterStep):
@@ -52,9 +55,7 @@ class Evolution(AfterStep):
             return False
         self.step += 1
         if self.moves(self.step):
-            masks = self._moved()
-            self.held.apply()  # what grows has an empty state, also where the optimizer kept one of pruned weights
-            self.held.load_state_dict(masks)
+            self.held.exchange(self._moved())
         return self.moves(self.step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,17 +72,21 @@ class Evolution(AfterStep):
         inputs_first = transposed(model) if self.ablate else {}
         thinned = inner({name: p for name, p in parameters(model).items() if name in masks}) if self.ablate else ()
         share = self.fraction / 2 * (1 + math.cos(math.pi * self.step / self.end))
-        for name, weight, mask in matched(model, masks):
-            if self._trains(weight):  # nothing below makes the host wait for a GPU, but ablation
-                kept, may = mask.count_nonzero(), ~mask & self.among.get(name, ~mask)
-                moving = (share * kept.to(widest(kept.device))).long().minimum(may.count_nonzero())
-                stays = mask & ~_smallest(_finite(weight), mask, moving)
-                unwanted = -self._wanted(name, weight)
-                masks[name] = stays | _smallest(unwanted, may, moving)
+        for layers in _together([layer for layer in matched(model, masks) if self._trains(layer[1])]):
+            names, weights, kept = zip(*layers, strict=True)  # nothing below makes the host wait, but ablation
+            may = [~mask & self.among[name] if name in self.among else ~mask for name, _, mask in layers]
+            counts, room = (torch.stack([m.count_nonzero() for m in each]) for each in (kept, may))
+            moving = (share * counts.to(widest(counts.device))).long().minimum(room)
+            dropped, wanted = chosen(weights, kept, moving), list(map(self._wanted, names, weights))
+            grown = chosen(wanted, may, moving, largest=True)
+            for i, (name, _, mask) in enumerate(layers):
+                stays = mask & ~dropped[i]
+                masks[name] = stays | grown[i]
                 if name in thinned:
-                    left = unablated(mask, stays | may, masks[name], self.ablate, inputs_first.get(name))
-                    stays = stays & left
-                    masks[name] = stays | _smallest(unwanted, may & left, kept - stays.count_nonzero())
+                    left = unablated(mask, stays | may[i], masks[name], self.ablate, inputs_first.get(name))
+                    stays &= left
+                    more = counts[i : i + 1] - stays.count_nonzero()
+                    masks[name] = stays | chosen(wanted[i : i + 1], [may[i] & left], more, largest=True)[0]
         return masks
 
     def _trains(self, weight: Tensor) -> bool:
@@ -91,7 +96,7 @@ class Evolution(AfterStep):
         """Return what makes a pruned weight grow: the size of its gradient, or a random number."""
         if self.method == "rigl":
             assert weight.grad is not None
-            return _finite(weight.grad.to_dense())
+            return weight.grad.to_dense()
         generator = torch.Generator(weight.device).manual_seed(digest.text(self.seed, "evolve", self.step, name))
         return torch.rand(weight.shape, generator=generator, dtype=torch.float32, device=weight.device)
 
@@ -111,21 +116,34 @@ def unablated(mask: Tensor, places: Tensor, salient: Tensor, share: float, group
     return from_channels(left, mask, groups)
 
 
-def _finite(tensor: Tensor) -> Tensor:
-    return tensor.detach().abs().nan_to_num(0.0)
+def _together(layers: list[Masked]) -> Iterator[list[Masked]]:
+    """Yield the layers in groups that are sorted at once: on one device, and not too large."""
+    ends = accumulate(mask.numel() for *_, mask in layers)
+    for _, group in groupby(zip(ends, layers, strict=True), lambda pair: (pair[1][2].device, pair[0] // TOGETHER)):
+        yield [layer for _, layer in group]
 
 
-def _smallest(values: Tensor, among: Tensor, many: Tensor) -> Tensor:
-    """Return the mask of this many of the smallest values, the first of equal ones."""
-    if values.device.type == "cpu":  # where nobody waits, and this is several times faster than sorting
-        return top_masks({"": -values}, int(many), among={"": among})[""]
-    return by_sorting(values, among, many)
+def chosen(values: Sequence[Tensor], among: Sequence[Tensor], many: Tensor, largest: bool = False) -> list[Tensor]:
+    """Return the masks of this many of each tensor's smallest (or largest) absolute values, the first of equal ones."""
+    if many.device.type != "cpu":
+        return by_sorting(values, among, many, largest)
+    keys = ((1 if largest else -1) * v.detach().abs().nan_to_num(0.0) for v in values)  # faster than sorting on a CPU
+    chosen = (top_masks({"": k}, int(n), among={"": m}) for k, n, m in zip(keys, many, among, strict=True))
+    return [mask[""] for mask in chosen]
 
 
-def by_sorting(values: Tensor, among: Tensor, many: Tensor) -> Tensor:
-    order = values.masked_fill(~among, torch.inf).flatten().argsort(stable=True)
-    chosen = torch.arange(len(order), device=order.device) < many
-    return torch.empty_like(chosen).scatter_(0, order, chosen).view(values.shape)
+def by_sorting(values: Sequence[Tensor], among: Sequence[Tensor], many: Tensor, largest: bool) -> list[Tensor]:
+    """Return the same on a GPU, with few calls: all are sorted at once, by value and then by tensor."""
+    sizes, device = [v.numel() for v in values], values[0].device
+    keys = torch.cat([v.detach().flatten() for v in values]).abs().nan_to_num_(0.0)
+    keys = (keys.neg_() if largest else keys).masked_fill_(~torch.cat([m.flatten() for m in among]), torch.inf)
+    counts, ends = torch.tensor([sizes, list(accumulate(sizes))], device="cpu").to(device, non_blocking=True)
+    owner = torch.repeat_interleave(counts, output_size=len(keys)).int()
+    order = keys.argsort(stable=True)
+    order = order[owner[order].argsort(stable=True)]  # now each tensor's places are together, the smallest first
+    found = torch.arange(len(order), device=device) < (ends - counts + many)[owner]
+    masks = torch.empty_like(found).scatter_(0, order, found).split(sizes)
+    return [mask.view(v.shape) for mask, v in zip(masks, values, strict=True)]
 
 
 def evolve(

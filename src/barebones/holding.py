@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +43,9 @@ class Hold:
         self.model, self.optimizers, self.gradients = model, optimizers, gradients
         self._hooks: list[RemovableHandle] = []
         self._bits: dict[nn.Parameter, Tensor] = {}  # integers of the parameter's width: -1 keeps, 0 prunes
-        self._clearing: tuple[Any, list[nn.Parameter], Clearing] | None = None
+        self._clearings: dict[Any, tuple[list[nn.Parameter], Clearing]] = {}  # by the layout of the weights
         self._take(masked)
+        self.apply()
         self._register()
         for optimizer in optimizers:
             for half in filter(partial(hasattr, optimizer), HALVES):
@@ -59,11 +60,10 @@ class Hold:
                 if bits is None or bits.is_inference():  # the layout of the weight is three times faster than another
                     bits = torch.empty_like(local(p), dtype=INTEGER[p.element_size()])
                 self._bits[p] = bits.copy_(local(mask)).neg_()
-        if self._clearing is not None and before.keys() == self._bits.keys():
-            self._clearing[2].keep(self._kept(self._clearing[1]))
-        else:
-            self._clearing = None
-        self.apply()
+        if before.keys() != self._bits.keys():
+            self._clearings.clear()
+        for held, clearing in self._clearings.values():
+            clearing.keep(self._kept(held))
 
     def _register(self) -> None:
         for optimizer in self.optimizers:
@@ -92,9 +92,14 @@ class Hold:
         for optimizer in self.optimizers:
             self._clear_state(optimizer)
 
-    def clear(self, parameter: Tensor, tensor: Tensor) -> None:
-        """Zero what belongs to pruned weights in a tensor of the parameter's shape."""
-        if parameter in self._bits:
+    def clear(self, parameters: Sequence[nn.Parameter], tensors: Sequence[Tensor]) -> None:
+        """Zero what belongs to pruned weights in tensors of these parameters' shapes, with one launch if possible."""
+        held = [(p, t) for p, t in zip(parameters, tensors, strict=True) if p in self._bits]
+        alike = all((p.dtype, p.device, p.stride()) == (t.dtype, t.device, t.stride()) for p, t in held)
+        if held and alike and (clearing := self._in_one_launch([p for p, _ in held])) is not None:
+            clearing([t for _, t in held])
+            return
+        for parameter, tensor in held:
             _clear(tensor, self._bits_for(parameter))
 
     @property
@@ -130,6 +135,18 @@ class Hold:
         masked = matched(self.model, masks)
         if differing := sorted(masks.keys() ^ self._named.keys()):
             raise ValueError(f"the masks are of other weights ({shortened(differing)}); call hold with them instead")
+        self._take(masked)
+        self.apply()
+
+    def exchange(self, masks: Masks) -> None:
+        """Hold these masks from now on; weights that only one of both masks keeps are zero, and their state is empty.
+
+        An optimizer may have a state of pruned weights, which those that grow must not take over.
+        """
+        masked = [(name, p, masks[name]) for name, p in self._named.items()]
+        bits, self._bits = self._bits, {p: self._bits_for(p) * mask for _, p, mask in masked if p in self._bits}
+        self.apply()
+        self._bits = bits
         self._take(masked)
 
     def __enter__(self) -> Hold:
@@ -183,11 +200,7 @@ class Hold:
 
     def _clear_weights(self, optimizer: Optimizer) -> None:
         held = list(self._held_by(optimizer))
-        if held and (clearing := self._in_one_launch(held)) is not None:
-            clearing(held)
-            return
-        for parameter in held:
-            _clear(parameter, self._bits_for(parameter))
+        self.clear(held, held)
 
     def _in_one_launch(self, held: list[nn.Parameter]) -> Clearing | None:
         """Return the kernel that clears all these weights, or None if it cannot be used."""
@@ -196,18 +209,19 @@ class Hold:
             return None
         from .gpu import clearing  # here, because loading Triton takes a while
 
-        layout = [(id(p), p.device, p.dtype, p.stride()) for p in held]
-        if self._clearing is None or self._clearing[0] != layout:
+        layout = tuple((id(p), p.device, p.dtype, p.stride()) for p in held)
+        if layout not in self._clearings:
             if any((p.device, p.element_size()) != (first.device, first.element_size()) for p in held):
                 return None
             if clearing.triton is None or first.element_size() < 2 or not all(map(clearing.dense, held)):
                 return None
-            self._clearing = layout, held, clearing.Clearing(held, self._kept(held))
-        return self._clearing[2]
+            self._clearings[layout] = held, clearing.Clearing(held, self._kept(held))
+        return self._clearings[layout][1]
 
     def _kept(self, held: list[nn.Parameter]) -> list[Tensor]:
-        """Return masks with the memory layouts of their weights."""
-        return [torch.empty_like(p, dtype=torch.bool).copy_(self._bits_for(p) != 0) for p in held]
+        """Return the bits with the memory layouts of their weights."""
+        found = ((p, self._bits_for(p)) for p in held)
+        return [b if b.stride() == p.stride() else torch.empty_like(p, dtype=b.dtype).copy_(b) for p, b in found]
 
     def _clear_gradients(self, optimizer: Optimizer) -> None:
         for parameter in self._held_by(optimizer):
@@ -218,8 +232,8 @@ class Hold:
         if gradient is not None and gradient.is_sparse and parameter in self._bits:  # the gradient of an embedding
             parameter.grad = gradient = gradient.coalesce()
             _clear(gradient.values(), self._bits_for(parameter)[tuple(gradient.indices())])
-        elif gradient is not None:
-            self.clear(parameter, gradient)
+        elif gradient is not None and parameter in self._bits:
+            _clear(gradient, self._bits_for(parameter))
 
     def _clear_state(self, optimizer: Optimizer) -> None:
         """Clear state tensors of their parameter's shape, and reset L-BFGS if it would move pruned weights."""

@@ -53,9 +53,8 @@ def ham(optimizer: Optimizer, alpha: float = 200.0, beta: float = 1e-3) -> After
             if chosen := [p for p in group["params"] if p.dim() > 1 and p.grad is not None]:
                 weights = [local(p) for p in chosen]
                 exponents = torch._foreach_mul(torch._foreach_sign(weights), [local(p.grad).to_dense() for p in chosen])
-                torch._foreach_mul_(exponents, alpha if group.get("maximize") else -alpha)
-                torch._foreach_sub_(exponents, beta)
-                torch._foreach_mul_(exponents, group["lr"])
+                torch._foreach_mul_(exponents, group["lr"] * (alpha if group.get("maximize") else -alpha))
+                torch._foreach_add_(exponents, group["lr"] * -beta)
                 torch._foreach_clamp_min_(exponents, -MOST)
                 torch._foreach_clamp_max_(exponents, MOST)
                 torch._foreach_exp_(exponents)
@@ -100,8 +99,7 @@ class Sam(AfterStep):
         if trained:  # the same memory each time, as a CUDA graph needs
             torch._foreach_copy_([local(g) for g in previous], [local(p.grad.to_dense()) for p in trained])
         for held in holds(optimizer):
-            for p, gradient in zip(trained, previous, strict=True):
-                held.clear(p, gradient)
+            held.clear(trained, previous)
 
 
 def sam(optimizer: Optimizer, rho: float = 0.05) -> Sam:

@@ -227,6 +227,10 @@ def test_held_weights_are_cleared_with_one_launch(layout, dtype):
             p.fill_(1.0)
     handle._clear_weights(optimizer)
     bb.audit(model, masks)
+    held = [model.get_parameter(name) for name in masks]
+    others = [torch.ones_like(p) for p in held]  # such as gradients, in the layout of their weights
+    handle.clear(held, others)
+    assert all(torch.equal(t != 0, mask) for t, mask in zip(others, masks.values(), strict=True))
 
 
 def small_data(device="cuda"):

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import Counter
+from unittest.mock import patch
 
 import held
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn, optim
 
 import barebones as bb
-from barebones.evolution import by_sorting
+from barebones.evolution import by_sorting, chosen
 from barebones.holding import ELEMENTWISE
 from barebones.scope import matched
 
@@ -122,11 +123,11 @@ CHANNELS = {name: channels_of(*case) for name, case in LAYERS.items()}
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from([*LAYERS]), st.sampled_from(["rigl", "set"]), st.integers(0, 9999), st.booleans(),
+    st.sampled_from([*LAYERS]), st.sampled_from(["rigl", "set"]), st.integers(0, 9999), st.booleans(), st.booleans(),
     *(st.sampled_from([0.05, 0.3, 0.5, 0.9, 1.0]) for _ in range(3)),
 )  # fmt: skip
 def test_channels_with_few_salient_weights_give_them_to_the_others(
-    name, method, seed, limited, density, fraction, ablate
+    name, method, seed, limited, together, density, fraction, ablate
 ):
     layer, channels = LAYERS[name][0], torch.tensor(CHANNELS[name])
     generator = torch.Generator().manual_seed(seed)
@@ -139,7 +140,8 @@ def test_channels_with_few_salient_weights_give_them_to_the_others(
     handle = bb.hold(model, masks, optim.SGD(model.parameters(), lr=0.0))
     places = {name: uniform[3] < 0.6 for name in masks if limited}
     evolution = bb.evolve(handle, 8, every=1, method=method, fraction=fraction, until=1.0, ablate=ablate, among=places)
-    evolution.advance()
+    with patch("barebones.evolution.TOGETHER", 1 + 99 * together):
+        evolution.advance()
     share = fraction / 2 * (1 + math.cos(math.pi / 8))
     ends = handle.state_dict()
     for weight, less in (("0.weight", ablate), ("1.weight", 0.0)):  # the last layer keeps its channels
@@ -156,13 +158,16 @@ def test_channels_with_few_salient_weights_give_them_to_the_others(
         assert all(count == 0 or count >= bound for count in counts.tolist()) or (counts > 0).sum() == 1
 
 
-@given(st.data(), st.integers(1, 9))
-def test_sorting_chooses_what_selection_chooses(data, size):
-    values, among = (torch.tensor(data.draw(st.lists(each, min_size=size, max_size=size)))
-                     for each in (st.sampled_from([0.0, 1.0, 2.0, 3e38]), st.booleans()))  # fmt: skip
-    many = data.draw(st.integers(0, int(among.sum())))
-    expected = bb.keep_top({"": -values}, many, among={"": among})[""]
-    assert torch.equal(by_sorting(values, among, torch.tensor(many)), expected)
+@given(st.data(), st.lists(st.integers(0, 6), min_size=1, max_size=4), st.booleans())
+def test_all_layers_sorted_at_once_are_chosen_as_one_by_one(data, sizes, largest):
+    parts = (st.sampled_from([0.0, -1.0, 2.0, 3e38, math.nan]), torch.float32), (st.booleans(), torch.bool)
+    values, among = (
+        [torch.tensor(data.draw(st.lists(each, min_size=n, max_size=n)), dtype=kind) for n in sizes]
+        for each, kind in parts
+    )
+    many = torch.tensor([data.draw(st.integers(0, int(each.sum()))) for each in among])
+    pairs = zip(*(each(values, among, many, largest) for each in (chosen, by_sorting)), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_set_grows_other_weights_with_another_seed_and_any_optimizer(masks):

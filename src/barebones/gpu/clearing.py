@@ -15,6 +15,7 @@ except ImportError:  # pragma: no cover (a machine without a GPU has no Triton, 
     triton = tl = None
 
 BLOCK = 2048  # weights that one program processes together
+PLACES = 16  # sets of addresses that are remembered
 
 if triton is not None:
 
@@ -48,7 +49,7 @@ class Clearing:
     """Zero the pruned entries of many tensors of one element size with one launch, wherever the tensors are now."""
 
     def __init__(self, tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
-        # `kept` has the memory layout of its tensor
+        # `kept` has the memory layout of its tensor, and is 0 or False where it is pruned
         self.device, self.width = tensors[0].device, tensors[0].element_size()
         sizes = [t.numel() for t in tensors]
         blocks = [triton.cdiv(size, BLOCK) for size in sizes]
@@ -58,21 +59,23 @@ class Clearing:
         self.sizes = torch.tensor(sizes, device=self.device)
         self.kept = torch.ones(sum(blocks) * BLOCK, dtype=torch.int8, device=self.device)
         self.keep(kept)
-        self.places: tuple[int, ...] = ()
+        self.addresses: dict[tuple[int, ...], Tensor] = {}  # those in use, as a CUDA graph goes on to read them
 
     def keep(self, kept: Sequence[Tensor]) -> None:
         """Take other masks, in the same memory: a CUDA graph goes on with them."""
         place = 0
         for mask in kept:
             size = mask.numel()
-            self.kept[place : place + size] = mask.as_strided((size,), (1,)) != 0  # in memory order
+            self.kept[place : place + size] = mask.as_strided((size,), (1,))  # in memory order
             place += triton.cdiv(size, BLOCK) * BLOCK
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         places = tuple(t.data_ptr() for t in tensors)
-        if places != self.places:  # they may have moved
-            self.places, self.addresses = places, torch.tensor(places, device=self.device)
+        if places not in self.addresses:
+            if len(self.addresses) == PLACES:  # somebody moves them again and again
+                self.addresses.pop(next(iter(self.addresses)))
+            self.addresses[places] = torch.tensor(places, device=self.device)
         with torch.cuda.device_of(self.kept):
             _clear[(self.owners.numel(),)](
-                self.addresses, self.owners, self.starts, self.sizes, self.kept, WIDTH=self.width, BLOCK=BLOCK
+                self.addresses[places], self.owners, self.starts, self.sizes, self.kept, WIDTH=self.width, BLOCK=BLOCK
             )
