@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import barebones as bb
 from barebones import Probe, rounds
 from barebones.files.masks import pack
+from barebones.integrations.source import masks_for
 from barebones.masks import kept, size
 from barebones.pruning import selection
 from barebones.running.shards import full, local
@@ -333,8 +334,15 @@ def evolved(kind: str) -> dict[str, Tensors]:
     return results | {"before": dict(masks), "after": dict(handle.state_dict())}
 
 
+def sourced(kind: str) -> dict[str, Tensors]:
+    """Ask for masks as the integrations do: the first rank prunes its network, and all take its masks."""
+    torch.manual_seed(dist.get_rank())
+    return {"masks": dict(masks_for(nn.Linear(40, 3), lambda model: {"weight": model.weight > 0}))}
+
+
 JOBS: dict[str, Callable[[str], dict[str, Tensors]]] = {
-    job.__name__: job for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, shared, own, evolved)
+    job.__name__: job
+    for job in (pruned, chosen, held, refused, evaluated, tensor_parallel, shared, own, evolved, sourced)
 }
 
 
@@ -401,6 +409,11 @@ def test_a_model_that_has_just_run_gives_the_same_masks(two):
 
 def test_tensor_parallel_layers_give_the_same_masks(two):
     assert equal(two["tensor_parallel", "plain"]["masks"], tensor_parallel("plain", shard=False)["masks"])
+
+
+def test_all_processes_take_the_masks_of_the_first(two):
+    torch.manual_seed(0)
+    assert equal(two["sourced", "plain"]["masks"], {"weight": nn.Linear(40, 3).weight > 0})
 
 
 def test_ranks_that_share_the_batches_find_the_masks_of_one_process(two, tmp_path, forks):
