@@ -72,11 +72,6 @@ def test_any_gaps_come_back(gaps: list[int]) -> None:
     assert data.numel() == min(w * sum(1 + g // (256**w - 1) for g in gaps) for w in (1, 2))
 
 
-def test_masks_must_be_bool() -> None:
-    with pytest.raises(ValueError, match="masks must be a dict from parameter names to bool tensors"):
-        save_masks({"w": torch.ones(2)}, "not written")
-
-
 # Files.
 
 

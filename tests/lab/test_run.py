@@ -173,13 +173,6 @@ def test_masks_that_changed_or_are_not_there_are_refused(short, options, tmp_pat
         run(experiment, replace(options, mask=path))
 
 
-def test_the_same_masks_in_two_files_are_one_experiment(short, tmp_path):
-    masks = {"w": torch.eye(2) > 0}
-    save_masks(masks, tmp_path / "a", seconds=1.0)
-    save_masks(masks, tmp_path / "b", seconds=2.0)
-    assert trained_from(tmp_path / "a", short).id == trained_from(tmp_path / "b", short).id
-
-
 def test_a_network_that_cannot_be_saved_or_split_is_refused_before_any_work(short, options, monkeypatch):
     with pytest.raises(ValueError, match=r"--micro-batch splits batches, but layers of nets_for_runs:tiny .*\(1, 5\)"):
         run(short, replace(options, micro_batch=40))

@@ -1,6 +1,5 @@
 """Whole channels: coupled groups stay or go, as a plain implementation chooses them, and shrunk networks are dense."""
 
-import re
 from functools import partial
 from itertools import pairwise
 
@@ -175,28 +174,3 @@ def test_every_layer_keeps_a_channel_and_layers_that_are_not_pruned_keep_all_of_
 def test_large_counts_are_exact():
     rank = torch.arange(n := 4097)  # n * n is no float32
     assert Channels(None, {"w": (rank, rank)}, {"w": n * n}, n).amounts(rank)[-1] == n * n
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (dict(unit="chanel"), "unit='chanel': choose weight or channel"),
-        (dict(target="params"), "target='params': choose weights or flops"),
-        (dict(unit="weight", target="flops"), "target='flops' counts those of whole channels; add unit='channel'"),
-        (dict(method="erk"), "unit='channel' and densities= (erk has them) exclude each other"),
-        (dict(min_per_channel=2), "unit='channel' and min_per_channel= exclude each other"),
-        (dict(pattern="2:4"), "unit='channel' and pattern= exclude each other"),
-        (dict(at_least=1), "unit='channel' and at_least= exclude each other"),
-        (dict(revive_empty=False), "unit='channel' and revive_empty=False exclude each other"),
-        (dict(sparsity=0.9), "keeps at least 21.93% of the weights of Sequential: one channel of each layer stays"),
-        (dict(sparsity=0.1, exclude="[07]*"), "keeps at least 100.00% of the weights"),
-        (dict(example=None), "unit='channel' follows an input through the model; pass example="),
-    ],
-)
-def test_what_does_not_fit_is_said_before_the_first_round(options, words):
-    def never(model, batch):
-        raise AssertionError("the model is read")
-
-    default = dict(sparsity=0.5, method="force", example=BATCHES[0][0], unit="channel")
-    with pytest.raises(ValueError, match=re.escape(words)):
-        prune(tiny(), BATCHES, objective=never, **default | options)

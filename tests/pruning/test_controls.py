@@ -48,7 +48,7 @@ def test_a_shuffle_depends_on_the_seed_and_the_name_and_on_nothing_else():
 
 @pytest.mark.parametrize("wrong", [None, [torch.ones(2) > 0], {"w": torch.ones(2)}, {"w": [True]}])
 def test_what_is_no_mask_is_a_sentence(wrong):
-    for control in (bb.shuffled, lambda masks: bb.inverted(masks, {})):
+    for control in (bb.shuffled, lambda masks: bb.inverted(masks, {}), lambda masks: bb.save_masks(masks, "unwritten")):
         with pytest.raises(ValueError, match="masks must be a dict"):
             control(wrong)
 

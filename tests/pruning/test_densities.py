@@ -162,25 +162,3 @@ def test_rows_are_output_channels(shape, groups):
             out = torch.nn.functional.conv_transpose2d if len(shape) == 4 else torch.nn.functional.conv_transpose1d
             alive = out(torch.ones(1, shape[0], *[3] * (len(shape) - 2)), weight, groups=groups)
             assert alive.flatten(2).any(2).nonzero()[:, 1].tolist() == [channel]
-
-
-UNIFORM = dict.fromkeys(weights_of(tiny()), 0.5)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (dict(densities="erg"), "no law of densities 'erg'; did you mean 'erk'?"),
-        (dict(densities=0.5), "densities=0.5: choose uniform or erk, or pass masks or a dict"),
-        (dict(densities={"0.weight": 0.5}), "must name every prunable layer"),
-        (dict(densities=UNIFORM | {"0.weight": 1.5}), "from 0 to 1; check 0.weight"),
-        (dict(densities=UNIFORM), "keep 57 of 114 weights, but the sparsity keeps 11; pass sparsity=0.5"),
-        (dict(min_per_channel=-1), "min_per_channel=-1: it must be a whole number, at least 0"),
-    ],
-)
-def test_what_does_not_fit_is_said_before_the_first_round(options, words):
-    def never(model, batch):
-        raise AssertionError("the model is read")
-
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
-        prune(tiny(), BATCHES, objective=never, **options)

@@ -1,5 +1,6 @@
 """Bad input gets an error that says what to do, before a mask leaves and without a trace."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pruning_runs import BATCHES, FORCE
-from references import Trace, few, tiny
+from references import Trace, few, tiny, weights_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import prune as torch_prune
@@ -23,6 +24,10 @@ TOKENS = dict(method="synflow", batches=None, example=torch.tensor([[1, 2]]))
 def without_gradients(model: nn.Module, batch: Any) -> Tensor:
     with torch.no_grad():
         return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def never(model: nn.Module, batch: Any) -> Tensor:
+    raise AssertionError("the model is read")
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -83,6 +88,40 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     *(("dict from names to tensors", dict(method=Method(lambda _, s=s: s))) for s in (None, [], {"0.weight": [1.0]})),
     *(("must score every prunable", dict(method=Method(lambda _, s=s: s))) for s in ({}, {"0.weight": torch.ones(1)})),
 ]
+
+
+UNIFORM = dict.fromkeys(weights_of(tiny()), 0.5)
+CHANNELS = dict(unit="channel", sparsity=0.5, example=IMAGES)
+EARLY: list[tuple[str, dict[str, Any]]] = [  # what is said before the model is read
+    ("no law of densities 'erg'; did you mean 'erk'?", dict(densities="erg")),
+    ("densities=0.5: choose uniform or erk, or pass masks or a dict", dict(densities=0.5)),
+    ("must name every prunable layer", dict(densities={"0.weight": 0.5})),
+    ("from 0 to 1; check 0.weight", dict(densities=UNIFORM | {"0.weight": 1.5})),
+    ("keep 57 of 114 weights, but the sparsity keeps 11; pass sparsity=0.5", dict(densities=UNIFORM)),
+    ("min_per_channel=-1: it must be a whole number, at least 0", dict(min_per_channel=-1)),
+    ("pattern='4:2': name N:M, such as 2:4, or block:RxC", dict(pattern="4:2")),
+    ("name N:M", dict(pattern="block:2:4")),
+    ("pattern=2: name N:M", dict(pattern=2)),
+    ("7.weight; choose another, or in Python use exclude=", dict(pattern="2:3")),
+    ("does not divide the 3 outputs and 1 inputs of 0.weight", dict(pattern="block:2x1")),
+    ("no layer has as many as 16 inputs", dict(pattern="2:16")),
+    ("keeps at most 102 of 114 weights; use sparsity=0.105", dict(pattern="2:4", sparsity=0.1)),
+    ("keeps at most 102 of 114 weights; use sparsity=0.105", dict(pattern="2:4", sparsity=0)),
+    ("pattern= and densities= (erk has them) exclude each other", dict(pattern="2:4", densities="uniform")),
+    ("pattern= and min_per_channel= exclude each other", dict(pattern="2:4", min_per_channel=2)),
+    ("unit='chanel': choose weight or channel", dict(unit="chanel")),
+    ("target='params': choose weights or flops", CHANNELS | dict(target="params")),
+    ("target='flops' counts those of whole channels; add unit='channel'", dict(target="flops")),
+    ("unit='channel' and densities= (erk has them) exclude each other", CHANNELS | dict(method="erk")),
+    ("unit='channel' and min_per_channel= exclude each other", CHANNELS | dict(min_per_channel=2)),
+    ("unit='channel' and pattern= exclude each other", CHANNELS | dict(pattern="2:4")),
+    ("unit='channel' and at_least= exclude each other", CHANNELS | dict(at_least=1)),
+    ("unit='channel' and revive_empty=False exclude each other", CHANNELS | dict(revive_empty=False)),
+    ("keeps at least 21.93% of the weights of Sequential: one channel of", CHANNELS | dict(sparsity=0.9)),
+    ("keeps at least 100.00% of the weights", CHANNELS | dict(sparsity=0.1, exclude="[07]*")),
+    ("unit='channel' follows an input through the model; pass example=", CHANNELS | dict(example=None)),
+]
+REFUSED += [(re.escape(words), dict(method="force", objective=never) | options) for words, options in EARLY]
 
 
 @pytest.mark.parametrize(("match", "options"), REFUSED, ids=range(len(REFUSED)))

@@ -12,7 +12,7 @@ import torch
 import zoo
 from hypothesis import example, given, settings
 from pruning_runs import BATCHES, FORCE, KEEP, run, same, steps_of
-from references import Trace, assert_top, equal, few, of_round, tiny, weights_of
+from references import Trace, equal, few, tiny, weights_of
 from torch import nn
 
 from barebones import METHODS, SCHEDULES, Method, Probe, Round, exponential, linear, prune, rounds, settle
@@ -76,26 +76,6 @@ class TestEveryMethod:
             assert equal(step.masks, expected.masks)
             for mask in step.masks.values():
                 mask.logical_not_()
-
-
-def test_hybrid_is_force_and_then_iterative_snip():
-    """10 rounds of which 9 revive: the first 9 are FORCE's, the last one is Iterative SNIP's from there."""
-    hybrid, force = (run(name, changes=dict(rounds=10)) for name in ("hybrid", "force"))
-    assert all(equal(a.masks, b.masks) for a, b in zip(hybrid[:9], force[:9], strict=True))
-    assert any(s.recovered for s in force)
-    scores = references.snip(tiny(), hybrid[8].masks, of_round(BATCHES, 9, 1))
-    assert_top(hybrid[9].masks, {n: s.where(hybrid[8].masks[n], -torch.inf) for n, s in scores.items()}, KEEP)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "other"),
-    [
-        ("force", dict(revive_until=0.0), "iter-snip"),
-        *((name, dict(rounds=1), "snip") for name in ("force", "iter-snip", "hybrid")),
-    ],
-)
-def test_a_method_with_other_settings_is_another_method(name, changes, other):
-    assert equal(run(name, changes=changes)[-1].masks, steps_of(other)[-1].masks)
 
 
 def test_sparsity_zero_is_dense():

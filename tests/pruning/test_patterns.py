@@ -1,6 +1,5 @@
 """Patterns: N of M along the inputs, and blocks; exact counts, and the best that a plain search finds."""
 
-import re
 from itertools import product
 
 import hypothesis.strategies as st
@@ -111,26 +110,3 @@ def plain_best(text, rows, columns, flat):
             found[before + count] = max(found.get(before + count, 0.0), score + sum(values[:count]))
         best = found
     return best
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (dict(pattern="4:2"), "pattern='4:2': name N:M, such as 2:4, or block:RxC"),
-        (dict(pattern="block:2:4"), "name N:M"),
-        (dict(pattern=2), "pattern=2: name N:M"),
-        (dict(pattern="2:3"), "6.weight; choose another, or in Python use exclude="),
-        (dict(pattern="block:3x1"), "does not divide the 8 outputs and 4 inputs of 0.weight"),
-        (dict(pattern="2:16"), "no layer has as many as 16 inputs"),
-        (dict(pattern="2:4", sparsity=0.4), "keeps at most 224 of 448 weights; use sparsity=0.5"),
-        (dict(pattern="2:4", sparsity=0), "keeps at most 224 of 448 weights; use sparsity=0.5"),
-        (dict(pattern="2:4", densities="uniform"), "pattern= and densities= (erk has them) exclude each other"),
-        (dict(pattern="2:4", min_per_channel=2), "pattern= and min_per_channel= exclude each other"),
-    ],
-)
-def test_what_does_not_fit_is_said_before_the_first_round(options, words):
-    def never(model, batch):
-        raise AssertionError("the model is read")
-
-    with pytest.raises(ValueError, match=re.escape(words)):
-        prune(net(), BATCHES, objective=never, **dict(sparsity=0.5, method="force", rounds=3) | options)
