@@ -49,17 +49,6 @@ def tiny(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     return model.to(dtype)
 
 
-class Pooled(nn.Module):
-    """A body, then a mean over everything but batch and channels, then three classes."""
-
-    def __init__(self, body: nn.Module, width: int) -> None:
-        super().__init__()
-        self.body, self.head = body, nn.Linear(width, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x).flatten(2).mean(2))
-
-
 def pairs(count: int, seed: int = 1, size: int = 8, dtype: torch.dtype = torch.float64) -> Pairs:
     """Batches for `tiny`."""
     generator = torch.Generator().manual_seed(seed)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from references import Pooled, tiny
+from references import tiny
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -71,6 +71,11 @@ def conv(i: int, o: int, k: int = 3, **options: Any) -> list[nn.Module]:
 def inverted(i: int, hidden: int) -> nn.Module:
     """Return an inverted residual block."""
     return Residual(*conv(i, hidden, 1), *conv(hidden, hidden, groups=hidden), *conv(hidden, i, 1)[:2])
+
+
+def pooled(body: nn.Module, width: int) -> nn.Module:
+    """Return a body, then a mean over everything but batch and channels, then three classes."""
+    return Net(lambda net, x: net.head(net.body(x).flatten(2).mean(2)), body=body, head=nn.Linear(width, 3))
 
 
 def between(*middle: nn.Module) -> nn.Module:
@@ -142,7 +147,7 @@ def conv1d() -> nn.Module:
 
 def conv3d() -> nn.Module:
     body = [nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Conv3d(4, 5, 3, stride=2)]
-    return Pooled(nn.Sequential(*body), 5)
+    return pooled(nn.Sequential(*body), 5)
 
 
 def flat() -> nn.Module:
@@ -294,7 +299,7 @@ ZOO: dict[str, Entry] = {
     "cnn": Entry(lambda: tiny(dtype=torch.float32), (4, 1, 6, 6), exact_paths=False),
     "vgg": Entry(lambda: SmallVGG(3, width=2), (4, 1, 8, 8)),
     "resnet": Entry(lambda: SmallResNet(3, width=2), (4, 1, 8, 8)),
-    "mobile": Entry(lambda: Pooled(nn.Sequential(*conv(2, 4), inverted(4, 8), *conv(4, 8, stride=2),
+    "mobile": Entry(lambda: pooled(nn.Sequential(*conv(2, 4), inverted(4, 8), *conv(4, 8, stride=2),
                                                  inverted(8, 8)), 8), IMAGE),
     "unet": Entry(unet, IMAGE),
     "unet-groups": Entry(lambda: unet(2), IMAGE),

@@ -1,16 +1,15 @@
-"""What networks that others wrote must pass; each check takes a model, an example and an empty folder.
+"""What networks that others wrote must pass; each check takes a model and an example.
 
 The example is a dict of arguments, or a tensor. Models must not draw random numbers: their dropout is zero.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import zoo
-from references import assert_top, equal
+from references import assert_top
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
@@ -33,7 +32,7 @@ def draw_masks(model: nn.Module) -> dict[str, Tensor]:
     return zoo.random_masks(model, 0.5, names=prunable(model))
 
 
-def check_scores(model: nn.Module, example: Any, folder: Path) -> None:
+def check_scores(model: nn.Module, example: Any) -> None:
     """Compare the masks of every round with the scores of the equations."""
     weights = {name: parameter.detach().clone() for name, parameter in prunable(model).items()}
     total = sum(weight.numel() for weight in weights.values())
@@ -54,7 +53,7 @@ def check_scores(model: nn.Module, example: Any, folder: Path) -> None:
             before = step.masks
 
 
-def check_second_derivatives(model: nn.Module, example: Any, folder: Path) -> None:
+def check_second_derivatives(model: nn.Module, example: Any) -> None:
     """Compare a mask of GraSP with theta * Hg, which it must be highest in."""
     if isinstance(example, Tensor):
         return  # GraSP divides an output that is a tensor by its temperature
@@ -71,7 +70,7 @@ def check_second_derivatives(model: nn.Module, example: Any, folder: Path) -> No
     assert_top(result.masks, scores, keep, close=1e-6)
 
 
-def check_account(model: nn.Module, example: Any, folder: Path) -> None:
+def check_account(model: nn.Module, example: Any) -> None:
     """Count the kept weights, and those that are on a path; all of them are if nothing is pruned."""
     masks = draw_masks(model)
     account = bb.account(model, masks, example)
@@ -83,7 +82,7 @@ def check_account(model: nn.Module, example: Any, folder: Path) -> None:
     assert not account.collapsed
 
 
-def check_training(model: nn.Module, example: Any, folder: Path) -> None:
+def check_training(model: nn.Module, example: Any) -> None:
     """Train for a step with held masks."""
     masks = draw_masks(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -95,7 +94,7 @@ def check_training(model: nn.Module, example: Any, folder: Path) -> None:
     assert any(bool((weight != before[name])[masks[name]].any()) for name, weight in prunable(model).items())
 
 
-def check_shrink(model: nn.Module, example: Any, folder: Path) -> None:
+def check_shrink(model: nn.Module, example: Any) -> None:
     """Compare the shrunk network with the masked one and, after a step of training, with the expanded one."""
     masks = draw_masks(model)
     small = bb.shrink(model.eval(), masks, example)
@@ -112,16 +111,6 @@ def check_shrink(model: nn.Module, example: Any, folder: Path) -> None:
     assert difference(outputs(large, example), outputs(small.module, example)) < 1e-5
 
 
-def check_files(model: nn.Module, example: Any, folder: Path) -> None:
-    """Save and load the masks, and the masked weights."""
-    masks = draw_masks(model)
-    bb.save_masks(masks, folder / "masks")
-    assert equal(bb.load_masks(folder / "masks", model), masks)
-    bb.save_weights(model, masks, folder / "weights")
-    state, expected = bb.load_weights(folder / "weights").state, masked_copy(model, masks).state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
-
-
-CHECKS: dict[str, Callable[[nn.Module, Any, Path], None]] = {
+CHECKS: dict[str, Callable[[nn.Module, Any], None]] = {
     name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
 }

@@ -1,7 +1,6 @@
 """Small networks of a dozen families of timm, with random weights and without downloads."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 @pytest.mark.filterwarnings("ignore")  # timm's own
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family(name: str, check: str, tmp_path: Path):
+def test_a_family(name: str, check: str):
     torch.manual_seed(0)
     build, example = FAMILIES[name]
-    CHECKS[check](build(), example, tmp_path)
+    CHECKS[check](build(), example)

@@ -64,11 +64,3 @@ def test_mixed_precision_and_mask_files(tmp_path):
 def test_the_audit_at_the_end_raises(tmp_path):
     with pytest.raises(ValueError, match=r"pruned weights are not zero: layers\.0\.weight"):
         trained(tmp_path, found, act=lambda epoch, model: epoch == 3 and model.layers[0].weight.data.fill_(1.0))
-
-
-def test_hold_unwraps_the_prepared_optimizer():
-    model = Classifier()
-    masks, optimizer = found(model), torch.optim.SGD(model.parameters(), lr=0.1)
-    accelerator = Accelerator(cpu=True)
-    bb.hold(model, masks, accelerator.prepare(optimizer))
-    assert optimizer._optimizer_step_post_hooks

@@ -68,23 +68,6 @@ def test_masks_found_on_other_weights_are_those_of_the_reinitialized_network(sho
     assert not finished(folder)["found_for_these_weights"]
 
 
-@pytest.mark.parametrize(
-    ("setting", "argument"),
-    [({"revive_empty": False}, {"revive_empty": False}), ({"scoring_bn": "eval"}, {"bn": "eval"})],
-    ids=["no-revive-empty", "scoring-bn"],
-)
-def test_settings_of_scoring_are_those_of_prune(setting, argument, short, undisturbed):
-    other = replace(short, **setting, model="small-resnet", sparsity=0.99, rounds=6, epochs=0)
-    network = Network(other, RunOptions(), torch.device("cpu"))
-    batches = network.data.train.scoring(other.plan().batch_size, other.seed)
-    numbers = {"rounds": other.rounds, "seed": other.seed, "on_collapse": "ignore"}
-    expected = prune(network.model, batches, 0.99, other.method, other.loss, **argument, **numbers).masks
-    plain = prune(network.model, batches, 0.99, other.method, other.loss, **numbers).masks
-    found = masks_of(undisturbed(other))
-    assert all(torch.equal(found[name], mask) for name, mask in expected.items())
-    assert not all(torch.equal(plain[name], mask) for name, mask in expected.items())
-
-
 def test_the_mask_file_of_a_control_is_trained_as_it_is(short, undisturbed):
     for control in CHANGED:
         folder = undisturbed(replace(short, control=control))

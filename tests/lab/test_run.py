@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,18 +72,20 @@ def test_a_run_leaves_its_files_and_a_result_that_is_right(changes, short, optio
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"scope": "all"}, {"densities": "erk", "min_per_channel": 2}, {"pattern": "1:2"}, {"unit": "channel"}],
-)
+    [{}, {"scope": "all"}, {"densities": "erk", "min_per_channel": 2}, {"pattern": "1:2"}, {"unit": "channel"},
+     {"sparsity": 0.97, "revive_empty": False}, {"scoring_bn": "eval"}],
+)  # fmt: skip
 def test_the_masks_are_those_of_the_library_and_training_goes_on_from_them(changes, short, options, undisturbed):
     short = replace(short, **changes)
     run(short, options, until="prune")
     folder = options.folder(short)
     assert {p.name for p in folder.iterdir()} == ALWAYS - {"weights.safetensors", "result.json"}
     network = Network(short, options, CPU)
-    expected = bb.prune(
-        network.model, network.data.train.scoring(128, 1), 0.7, "force", rounds=4, seed=1, on_collapse="ignore",
-        **changes,
-    )  # fmt: skip
+    options_of_prune = {name.replace("scoring_", ""): value for name, value in ({"sparsity": 0.7} | changes).items()}
+    prune = partial(bb.prune, network.model, network.data.train.scoring(128, 1), method="force", rounds=4, seed=1)
+    expected = prune(**options_of_prune, on_collapse="ignore")
+    if changes.keys() & {"revive_empty", "scoring_bn"}:
+        assert float(bb.agreement(prune(sparsity=short.sparsity, on_collapse="ignore").masks, expected.masks)) < 1
     masks = load_masks(folder / "mask.safetensors")
     assert all(torch.equal(masks[name], mask) for name, mask in expected.masks.items())
     assert masks.about["weights"] == expected.about["weights"]

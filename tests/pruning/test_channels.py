@@ -117,18 +117,10 @@ def grouped():
     return nn.Sequential(*body, nn.Linear(12 * 64, 3)), torch.randn(zoo.IMAGE)
 
 
-class Gate(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gate = nn.Parameter(torch.rand(width, 1, 1) + 0.1)
-
-    def forward(self, x):
-        return x * self.gate
-
-
 def gated():
     """A parameter without a layer has a value for each channel."""
-    body = *zoo.conv(2, 8), Gate(8), *zoo.conv(8, 6), nn.Flatten()
+    gate = zoo.Net(lambda net, x: x * net.gate, gate=nn.Parameter(torch.rand(8, 1, 1) + 0.1))
+    body = *zoo.conv(2, 8), gate, *zoo.conv(8, 6), nn.Flatten()
     return nn.Sequential(*body, nn.Linear(6 * 64, 3)), torch.randn(zoo.IMAGE)
 
 

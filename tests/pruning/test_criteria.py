@@ -13,7 +13,6 @@ import zoo
 from pruning_runs import BATCHES, KEEP, run, same, steps_of
 from references import Trace, assert_top, equal, few, of_round, ones, pairs, tiny, weights_of
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -118,17 +117,6 @@ def test_checkpoints_do_not_change_the_scores(name, reentrant, first):
         for how in (None, reentrant)
     )
     assert equal(masks, expected)
-
-
-def test_checkpoint_wrappers_do_not_change_the_scores():
-    data = [(torch.randn(16, 4), torch.arange(16) % 3)]
-    for name in ("snip", "grasp", "synflow"):
-        model, wrapped = checkpointed(None, False), checkpointed(None, False)
-        wrapped.b = checkpoint_wrapper(wrapped.b, checkpoint_impl=CheckpointImpl.REENTRANT)
-        wrapped.a = checkpoint_wrapper(wrapped.a)
-        with Trace(wrapped):
-            masks = prune(wrapped, data, 0.5, name).masks
-        assert equal(masks, prune(model, data, 0.5, name).masks)
 
 
 def test_negative_log_likelihood_of_raw_outputs_is_another_criterion():

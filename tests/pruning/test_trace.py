@@ -1,11 +1,11 @@
 """Pruning leaves no trace: over many models, between rounds, when it is interrupted, and on torch's settings."""
 
-import functools
 import itertools
 import random
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import zoo
 from references import Trace, equal, few, pairs, tiny
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.data import DataLoader, Dataset
 
 from barebones import METHODS, Method, Probe, prune, rounds
@@ -69,7 +70,7 @@ def compiled_in_place() -> nn.Module:
     return model
 
 
-compiled = functools.partial(torch.compile, backend="eager")
+compiled = partial(torch.compile, backend="eager")
 IMAGES = pairs(2, dtype=torch.float32)
 CASES: dict[str, tuple[Callable[[], nn.Module], list[tuple[Tensor, Tensor]]]] = {
     "batch-norm": (lambda: tiny(dtype=torch.float32), IMAGES),
@@ -85,6 +86,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[tuple[Tensor, Tensor]]]] = 
     "compiled inside": (lambda: mlp(compiled), inputs()),
     "data parallel": (lambda: nn.DataParallel(mlp()), inputs()),
     "data parallel inside": (lambda: mlp(nn.DataParallel), inputs()),
+    "checkpoint": (lambda: mlp(checkpoint_wrapper), inputs()),
+    "old checkpoint": (lambda: mlp(partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.REENTRANT)), inputs()),
 }
 
 
@@ -102,7 +105,7 @@ def check_pruning(method: Method, model: nn.Module, batches: list[Any], **option
     with Trace(model) as trace:
         result = prune(model, batches, 0.7, method, **options, on_collapse="ignore", on_round=lambda _: trace.check())
     assert kept(result.masks) == result.rounds[-1].keep == round((1 - 0.7) * size(result.masks))
-    assert not any("module." in name or "_orig_mod" in name for name in result.masks)
+    assert not any(part in name for name in result.masks for part in ("module.", "_orig_mod", "_checkpoint"))
 
 
 @pytest.mark.parametrize("method", ["force", "grasp-mb", "grasp-taylor", "synflow", "snip-mb"])
@@ -132,7 +135,7 @@ def test_the_same_twice_and_under_no_grad(name):
         assert equal(first.masks, prune(model, batches, 0.7, FORCE, on_collapse="ignore").masks)
 
 
-@pytest.mark.parametrize("name", ["compiled", "compiled ahead", "compiled in place", "data parallel"])
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("compiled", "data", "checkpoint", "old"))])
 @pytest.mark.parametrize("method", ["force", "grasp"])
 def test_wrapped_models_get_the_masks_of_bare_ones(name, method):
     wrapped, batches = built(name)
