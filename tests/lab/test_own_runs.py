@@ -38,7 +38,7 @@ def experiment(data: str = "mydata.py:blobs", model: str = "mynet.py:mlp", **set
     return Experiment(model, data, "force", 0.8, rounds=3, epochs=2, batch_size=128, **settings).resolved()
 
 
-@pytest.mark.parametrize("data", ["mydata.py:blobs", "mydata:blobs", "noisy.py:noisy_blobs"])
+@pytest.mark.parametrize("data", ["mydata:blobs", "noisy.py:noisy_blobs"])
 def test_the_examples_of_the_page_learn(data, page, command):
     words = ["--model", "mynet.py:mlp", "--sparsity", 0.8, "--rounds", 10, "--epochs", 5, "--device", "cpu"]
     done = command("run", "--data", data, *words)
