@@ -88,16 +88,12 @@ def test_under_torchrun_a_command_says_what_to_do_instead(name, mistake, monkeyp
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("run --spar", "--sparsity"),
-        ("run --method iter", "iter-snip iter-grasp"),
-        ("run --model small", "small-vgg small-resnet"),
-        ("prune --data tiny", "tiny-imagenet"),
-        ("run --schedule lin", "linear"),
-        ("sweep early", "early-pruning"),
-        ("figure acc", "accuracy accuracy-vs-rounds"),
+        ("run --spar", "--sparsity"), ("run --method iter", "iter-snip iter-grasp"), ("run --schedule lin", "linear"),
+        ("run --model small", "small-vgg small-resnet"), ("prune --data tiny", "tiny-imagenet"),
+        ("sweep early", "early-pruning"), ("figure acc", "accuracy accuracy-vs-rounds"),
         ("", "complete -o default -F _barebones_completion barebones"),  # the end of the script for the shell
     ],
-)
+)  # fmt: skip
 def test_the_shell_completes(typed, expected, command, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__package__", "", raising=False)  # as for an installed command
     monkeypatch.setenv("_BAREBONES_COMPLETE", "complete_bash" if typed else "source_bash")

@@ -50,14 +50,10 @@ def ran() -> bool:
 
 
 COMMANDS = [
-    "shrink mask",
-    "shrink RUN --json",
-    "export mask -o out.safetensors",
-    "export RUN -o out.safetensors",
-    "train --mask mask --dry-run --device cpu",
-    "train --mask mask --epochs 0 --device cpu",
+    "shrink mask", "shrink RUN --json", "export mask -o out.safetensors", "export RUN -o out.safetensors",
+    "train --mask mask --dry-run --device cpu", "train --mask mask --epochs 0 --device cpu",
     "sweep grid.toml --dry-run --device cpu",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", COMMANDS)

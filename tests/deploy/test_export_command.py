@@ -9,6 +9,7 @@ import pytest
 import torch
 import zoo
 
+import barebones as bb
 from barebones.files.masks import save_masks
 from barebones.files.weights import load_weights
 from barebones.lab.run import loading
@@ -76,6 +77,11 @@ def test_a_mask_file_is_exported_with_its_initial_weights(finished, command):
     model = Network(loading.trained(finished)[0], lab.RunOptions(), torch.device("cpu")).model
     state, masks, _ = load_weights("network.safetensors")
     assert all(torch.equal(state[n], t) for n, t in zoo.masked(model, masks).state_dict().items())
+    torch.nn.init.ones_(next(model.parameters()))  # as weights that somebody sets by hand
+    bb.prune(model, [(torch.ones(2, 1, 8, 8), torch.ones(2))], 0.9, "magnitude").save("theirs")
+    for words in (("export", "-o", "network.safetensors"), ("shrink", "--json")):
+        done = command(*words, "theirs", "--model", "small-vgg", "--data", "digits")
+        assert (done.code, done.err[:62]) == (0, "warning: these masks were found for other weights than the ini")
 
 
 def test_a_mask_file_of_unknown_origin_needs_a_network(command, mistake, tmp_path):

@@ -30,6 +30,7 @@ from ..masks import Masks
 from .options import RUN_OPTIONS, Source, SourceData, SourceModel, Trust, check_output, import_from_working_folder
 from .terminal import say
 
+OTHER = "warning: these masks were found for other weights than the initial ones used here; for yours, call bb.to_onnx"
 BATCH, CALIBRATION = 64, 8  # images that are read at once; batches of training images that find the ranges of int8
 
 
@@ -136,8 +137,7 @@ def export(
     say(f"{out}: {written:,} bytes, {smaller} the dense checkpoint ({dense:,}).")
     if chosen != "sparse":
         checked = "In onnxruntime" if chosen == "onnx" else "Loaded again"
-        gap = f"{exported.difference:.2g} times the largest output"
-        say(f"{checked}, the largest difference of the outputs is {gap}.")
+        say(f"{checked}, the largest difference of the outputs is {exported.difference:.2g} times the largest output.")
     if not source.is_dir():
         say("This is the network before training; name the folder of a run for a trained one.")
 
@@ -172,10 +172,13 @@ def _to_hub_folder(source: Path, folder: Path, replace: bool, model: str | None,
     about = {name: value for name, value in about.items() if name not in left}
     to_hub_folder(network, masks, folder, config, text, replace=replace, **about)
     say(f"{folder} holds {', '.join(FILES)}; read and complete {CARD}, for example with a license.")
-    name = experiment.folder.rpartition("-")[0]
-    say(f"To upload it: hf upload YOUR-NAME/{shlex.quote(name)} {shlex.quote(str(folder))}")
+    repository = f"YOUR-NAME/{shlex.quote(experiment.folder.rpartition('-')[0])}"
+    say(f"To upload it: hf upload {repository} {shlex.quote(str(folder))}")
 
 
 def _load(source: Path, model: str | None, data: str | None, trust: bool) -> tuple[Experiment, nn.Module, Masks]:
     import_from_working_folder(model, data, trust=trust)
-    return loading.load(source, model, data, trust)
+    experiment, network, masks = loading.load(source, model, data, trust)
+    if source.is_file() and "weights" in masks.about and not loading.found_for(masks, network):
+        typer.echo(OTHER, err=True)
+    return experiment, network, masks

@@ -13,7 +13,8 @@ from ...files.weights import load_weights
 from ...imports import check_trusted
 from ...masks import Masks
 from ...messages import printable
-from ...names import NONE
+from ...names import NONE, STATISTICS
+from ...pruning.probe import Probe
 from ...running import digest
 from ..experiment.experiment import DENSE, FILE, FINDING, SETTLED, Experiment
 from ..experiment.styles import remember
@@ -103,6 +104,12 @@ def inputs_of(experiment: Experiment, source: Path, named: Collection[str | None
         return Inputs(**found | {"shape": tuple(found["shape"])})
     check_trusted(experiment.data, source, named, trust, "--data")
     return data_of(experiment, RunOptions()).inputs
+
+
+def found_for(masks: Masks, network: nn.Module) -> bool:
+    """Return whether the masks were found for these weights; with bn="eval", their digest counts statistics, too."""
+    digests = (int(Probe(network, bn=bn).weights_digest()) % 2**64 for bn in STATISTICS)
+    return masks.about.get("weights") in [f"{digest:016x}" for digest in digests]
 
 
 def check_unchanged(folder: Path, experiment: Experiment, options: RunOptions) -> None:

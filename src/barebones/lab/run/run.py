@@ -21,7 +21,6 @@ from ...holding import audit
 from ...masks import Masks, empty, everything, kept
 from ...pruning.controls import inverted, shuffled
 from ...pruning.methods import METHODS
-from ...pruning.probe import Probe
 from ...pruning.round import Round
 from ...running import digest
 from ...scope import prunable
@@ -30,7 +29,7 @@ from ..experiment.plan import TrainingPlan
 from ..experiment.styles import look
 from . import connectivity
 from . import folder as files
-from .loading import check_unchanged
+from .loading import check_unchanged, found_for
 from .metrics import COUNTED, METRICS, Line, Mark, Metrics
 from .network import Network, check_micro_batch, check_pruning, deterministic, pruned, scores
 from .options import SKIP, RunOptions, environment, made
@@ -158,8 +157,7 @@ class Stages:
             numbers, about["collapsed"] = _account(self.model, masks, self.data)
             about |= numbers
         if experiment.mask is not None:  # training other initial weights is allowed, but reported
-            weights = int(Probe(self.model).weights_digest()) % 2**64
-            about["found_for_these_weights"] = about.get("weights") == f"{weights:016x}"
+            about["found_for_these_weights"] = found_for(masks, self.model)
         connectivity.check(about, self.options.on_collapse)
         if self.options.on_collapse == SKIP and about.get("collapsed"):
             self.plan, self.skipped = replace(self.plan, epochs=0), True
