@@ -135,26 +135,12 @@ def made_up_result(experiment: Experiment, top1: float = 0.9, **changes) -> dict
         "experiment": experiment.to_dict(),
         "test": {"top1": top1, "top5": None, "loss": 0.3},
         "best_validation": {"epoch": 12, "validation": 0.92, "test": 0.89},
-        "prunable": 1000,
-        "kept": 100,
-        "effective": 50,
-        "sparsity": 0.9,
-        "effective_sparsity": 0.95,
-        "flops_dense": 2000,
-        "flops_effective": 300,
-        "collapsed": [],
-        "empty": [],
-        "layers": 3,
-        "disconnected_outputs": 0,
-        "outputs": 10,
-        "plan": {"epochs": experiment.epochs},
-        "found_for_these_weights": True,
-        "seconds": {"pretrain": 0, "prune": 1.5, "train": 20.0},
-        "shrunk": None,
-        "weights": "0" * 16,
-        "metrics": None,
-        "environment": {},
-    } | changes
+        "prunable": 1000, "kept": 100, "effective": 50, "sparsity": 0.9, "effective_sparsity": 0.95,
+        "flops_dense": 2000, "flops_effective": 300, "shrunk": None, "disconnected_outputs": 0, "outputs": 10,
+        "collapsed": [], "empty": [], "layers": 3, "plan": {"epochs": experiment.epochs},
+        "found_for_these_weights": True, "seconds": {"pretrain": 0, "prune": 1.5, "train": 20.0},
+        "weights": "0" * 16, "metrics": None, "environment": {},
+    } | changes  # fmt: skip
 
 
 def write_file(folder: Path, experiment: Experiment, name: str, content: dict) -> Path:

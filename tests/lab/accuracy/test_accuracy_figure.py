@@ -14,6 +14,7 @@ from barebones.lab.figures.accuracy import AXES, arranged, draw
 from barebones.lab.records import records, tables
 
 BASE = Experiment("small-vgg", "digits", "snip", 0.9, epochs=2)
+DAMAGED = f"{BASE.resolved().folder} is unreadable: result.json is damaged"
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.825, 0.875, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)
 
 
@@ -232,6 +233,8 @@ def test_runs_that_cannot_be_drawn_are_named(runs: Path, command):
     [
         ("accuracy --from nowhere", "there is no folder nowhere; name the one that holds the run folders"),
         ("accuracy --from empty", "empty holds no finished run"),
+        ("accuracy --from damaged", f"damaged holds no finished run; {DAMAGED}"),
+        ("cifar10 --from damaged", f"damaged holds no finished run of the figure cifar10 ({DAMAGED}"),
         ("accuracy --from foreign", "is not the table of this figure: it has no column data"),
         ("accuracy --from unknown --x effective", "has no number of effective sparsity; choose another --x"),
         ("accuracy --x accuracy", "there is no axis 'accuracy'; choose one of sparsity, effective, flops, time"),
@@ -246,7 +249,9 @@ def test_runs_that_cannot_be_drawn_are_named(runs: Path, command):
 def test_mistakes_are_one_line(words: str, problem: str, tmp_path: Path, mistake):
     for name in ("empty", "foreign"):
         (tmp_path / name).mkdir()
-    run(tmp_path / "unknown", BASE, effective_sparsity=None)
+    for folder in ("unknown", "damaged"):
+        run(tmp_path / folder, BASE, effective_sparsity=None)
+    (tmp_path / "damaged" / BASE.resolved().folder / "result.json").write_text("{")
     (tmp_path / "foreign" / "accuracy.csv").write_text("a,b\n1,2\n")
     mistake(problem, "figure", *words.split())
     assert not (tmp_path / "figures").exists()

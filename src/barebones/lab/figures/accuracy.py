@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from ...messages import counted, printable, unknown
+from ...messages import counted, printable, shortened, unknown
 from ...names import NONE
 from ..experiment.experiment import DENSE, FINDING, Experiment, with_role
 from ..experiment.styles import look, titled
@@ -86,13 +86,14 @@ def _read(folder: Path, axis: Axis, only: Sequence[str]) -> tuple[Rows, list[str
     """Return the rows of a folder that can be drawn, and a sentence about each other run."""
     alone = records.record(folder) if (folder / EXPERIMENT).exists() else None
     found = chosen(records.records(folder) if alone is None else [alone], only)
-    left_out = [f"{row['folder']} is {row['status']}: {row['reason']}" for row in found if row["status"] != DONE]
+    left_out = records.lost(found)
     rows = [row for row in found if row["status"] == DONE]
     if not rows and (path := folder / f"{NAME}.csv").exists():
         table = tables.read(path, NEEDED)
         rows = chosen(records.arranged({name: row.get(name) for name in records.COLUMNS} for row in table), only)
     if not rows:
-        raise ValueError(f"{folder} holds no finished run; barebones run and barebones sweep make some")
+        why = shortened(left_out, most=2) or "barebones run and barebones sweep make some"
+        raise ValueError(f"{folder} holds no finished run; {why}")
     known = []
     for row in rows:
         needed = ("top1",) if row["method"] == DENSE else ("top1", axis.column)

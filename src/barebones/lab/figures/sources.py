@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ...messages import counted
+from ...messages import counted, shortened
 from ..experiment.experiment import DENSE, Experiment, with_role
 from ..records import records, tables
 from ..records.tables import Row, Rows
@@ -62,13 +62,9 @@ class Runs:
         options = context.options.for_smoke() if scale == "smoke" else context.options
         options = replace(options, runs=self._folder(options.runs))
         outcome = sweep(
-            listed,
-            options,
-            jobs=self.jobs or context.jobs,
-            retry_failed=context.retry_failed,
-            console=context.console,
-            stopping=context.stopping,
-        )
+            listed, options, jobs=self.jobs or context.jobs, retry_failed=context.retry_failed,
+            console=context.console, stopping=context.stopping,
+        )  # fmt: skip
         if context.stopping() or outcome.stopped:
             raise Stopped
         if outcome.failed:
@@ -76,14 +72,15 @@ class Runs:
         wanted = {experiment.folder: experiment.to_dict() for experiment in listed}
         rows = records.records(options.runs)
         stored = [row for row in rows if row["folder"] in wanted and wanted[row["folder"]].items() <= row.items()]
-        return self._finished_rows(name, stored, options.runs)
+        return self._finished_rows(name, stored, options.runs, rows)
 
     def load(self, name: str, scale: str, folder: Path, context: FigureContext) -> Rows:
         """Return the rows of the figure's runs that are in a folder. Nothing is run; failed runs are reported."""
         folder = self._folder(folder) if self._folder(folder).is_dir() else folder
         identities = {_identity(each.resolved().to_dict(), self.free) for each in self.experiments(scale)}
-        stored = [row for row in records.records(folder) if row["method"] and _identity(row, self.free) in identities]
-        rows = self._finished_rows(name, _usual_first(stored), folder)
+        found = records.records(folder)
+        stored = [row for row in found if row["method"] and _identity(row, self.free) in identities]
+        rows = self._finished_rows(name, _usual_first(stored), folder, found)
         finished = {_identity(row) for row in stored if row["status"] == records.DONE}
         if any(_identity(row) not in finished for row in stored):
             context.failed.append(name)
@@ -93,10 +90,11 @@ class Runs:
         """Return the folder of its runs. Runs whose time is measured run alone, and have a folder of their own."""
         return runs / ALONE if self.jobs == 1 else runs
 
-    def _finished_rows(self, name: str, stored: Sequence[Row], folder: Path) -> Rows:
+    def _finished_rows(self, name: str, stored: Sequence[Row], folder: Path, found: Sequence[Row]) -> Rows:
         finished = [row for row in stored if row["status"] == records.DONE]
         if not finished:
-            raise ValueError(f"{folder} holds no finished run of the figure {name}")
+            why = f" ({shortened(lost, most=2)})" if (lost := records.lost(found)) else ""
+            raise ValueError(f"{folder} holds no finished run of the figure {name}{why}")
         return self.rows(finished)
 
 

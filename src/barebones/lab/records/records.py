@@ -104,6 +104,11 @@ def record(folder: Path, experiment: Experiment | None = None) -> Row | None:
     return None
 
 
+def lost(rows: Iterable[Row]) -> list[str]:
+    """Return why each run that is not done is not."""
+    return [f"{row['folder']} is {row['status']}: {row['reason']}" for row in rows if row["status"] != DONE]
+
+
 def with_statistics(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with `seeds`, `top1_mean` and `top1_std` over the finished runs of their groups.
 
