@@ -94,11 +94,13 @@ def printable(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message that is not empty; the error's class if there is none.
+    """Return the first line of an error's message that is not empty, without numbers; the class if there is none.
 
     >>> first_line(ValueError("no such file\\nat line 3")), first_line(StopIteration())
     ('no such file', 'StopIteration')
     """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

@@ -121,9 +121,12 @@ def test_trouble_is_one_line(prepare, words, expected, mistake, tiny, monkeypatc
     assert not list(tiny.rglob("result.json"))
 
 
-@pytest.mark.parametrize(("numbers", "code"), [((2, 0, 0, 1), 0), ((2, 1, 0, 0), 1), ((2, 0, 1, 0), 1)])
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [((2, 0, 0, 1, ["t"]), 0), ((2, 1, 0, 0, ["t"]), 1), ((2, 0, 1, 0, ["t"]), 1), ((2, 0, 0, 0, []), 1)],
+)
 def test_a_sweep_with_failed_or_unfinished_runs_says_so_by_its_exit_code(numbers, code, command, monkeypatch):
-    monkeypatch.setattr("barebones.lab.sweep.sweep.sweep", lambda *args, **options: SweepResult(*numbers, tables=[]))
+    monkeypatch.setattr("barebones.lab.sweep.sweep.sweep", lambda *args, **options: SweepResult(*numbers))
     assert command("sweep", "smoke", "--device", "cpu").code == code
 
 

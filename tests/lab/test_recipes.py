@@ -86,23 +86,17 @@ def test_a_recipe_may_be_a_function(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("recipe", "content", "words"),
     [
-        ("smok", None, "did you mean 'smoke'"),
-        ("none.toml", None, "cannot be read"),
-        ("none.py", None, "name a file.py:function"),
-        ("none.py:go", None, "there is no file none.py for the recipe"),
-        ("no.such.module:go", None, "No module named 'no'"),
-        ("a.toml", "seed = ", "not valid TOML"),
-        ("a.json", "{", "not valid JSON"),
-        ("a.json", "[1]", "no fields of an experiment"),
-        ("a.toml", "sead = 1", "did you mean 'seed'"),
-        ("a.toml", "seed = []", "seed is an empty list"),
-        ("a.toml", "seed = 'one'", "not a whole number"),
-        ("a.toml", "grid = 3", "not a list of tables"),
+        ("smok", None, "did you mean 'smoke'"), ("none.toml", None, "cannot be read"),
+        ("none.py", None, "name a file.py:function"), ("none.py:go", None, "there is no file none.py for the recipe"),
+        ("no.such.module:go", None, "No module named 'no'"), ("a.toml", "seed = ", "not valid TOML"),
+        ("a.json", "{", "not valid JSON"), ("a.json", "[1]", "no fields of an experiment"),
+        ("a.toml", "sead = 1", "did you mean 'seed'"), ("a.toml", "seed = []", "seed is an empty list"),
+        ("a.toml", "seed = 'one'", "not a whole number"), ("a.toml", "grid = 3", "not a list of tables"),
         ("a.toml", "grid = []", "is empty"),
         ("a.json", '{"seed": ' + 10**5 * "[", "not valid JSON"),
         ("a.toml", "".join(f"{n} = {[*range(1, 99)]}\n" for n in ("seed", "rounds", "epochs")), "941,192 combinations"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_with_a_recipe_is_said(tmp_path, monkeypatch, recipe, content, words):
     monkeypatch.chdir(tmp_path)
     if content is not None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -135,6 +136,16 @@ def test_the_table_holds_runs_that_end_while_it_is_written(tmp_path, monkeypatch
     rows, tables = records.update(tmp_path)
     assert [row["seed"] for row in rows] == [0, 1]
     assert len(tables[0].read_text().splitlines()) == 3
+
+
+def test_a_full_disk_hides_no_summary(tmp_path, monkeypatch):
+    done = short().resolved()
+    write_file(tmp_path / done.folder, done, "result.json", made_up_result(done))
+    monkeypatch.setattr(records, "write", Mock(side_effect=OSError(28, "No space left on device", "records.csv")))
+    result, text = swept([done], RunOptions(tmp_path))
+    assert (counts(result), result.tables) == ((0, 0, 0, 1), [])
+    assert "0 done, 1 done before or by another process, 0 failed" in text
+    assert "Records: No space left on device: records.csv; solve that, and run the same command again." in text
 
 
 ALL = [short(), short("odd_models:fails"), short("odd_models:kills"), short("odd_models:kills_once"), short()]

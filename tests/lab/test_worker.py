@@ -109,11 +109,11 @@ def test_an_error_ends_its_run_alone_and_lack_of_memory_is_tried_again(sweep, mo
 
 def test_a_failure_that_cannot_be_written_does_not_end_the_worker(sweep, monkeypatch):
     def full(path, value, owner):
-        raise OSError(28, "No space left on device")
+        raise OSError(28, "No space left on device", path.name)
 
     monkeypatch.setattr(worker, "write_json", full)
     first, second = worked(sweep, monkeypatch, raises(ValueError("do this")), 2)
-    assert "No space left" in first["reason"]
+    assert first["reason"] == "do this; No space left on device: failure.json"
     assert second["state"] == "failed"
 
 

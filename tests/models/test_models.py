@@ -258,14 +258,10 @@ def nets(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("factory", "inputs", "outputs"),
     [
-        ("plain", 4, 2),
-        ("named", 3, 10),
-        ("one", 4, 10),
+        ("plain", 4, 2), ("named", 3, 10), ("one", 4, 10), ("Net", 4, 10), ("Net.narrow", 1, 10),
         ("width", 3, 2),  # an optional argument of another name is not the number of classes
-        ("Net", 4, 10),
-        ("Net.narrow", 1, 10),
     ],
-)
+)  # fmt: skip
 def test_a_factory_of_the_user(factory, inputs, outputs):
     model = build(f"mynets.nets:{factory}", 10, 32)
     assert (model.in_features, model.out_features) == (inputs, outputs)

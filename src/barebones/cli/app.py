@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from ..messages import printable
+from .. import messages
 from ..running import interrupts
 from ..version import __version__
 
@@ -125,7 +125,7 @@ def main() -> None:
     except (ValueError, ImportError, OSError, FloatingPointError, RuntimeError) as error:
         if "--debug" in sys.argv or (isinstance(error, RuntimeError) and not _out_of_memory(error)):
             raise
-        sentence = escape(printable(_sentence(error)))
+        sentence = escape(messages.printable(_sentence(error)))
         Console(stderr=True, soft_wrap=True).print("[red]error:[/red]", sentence, highlight=False)
         sys.exit(2)
 
@@ -133,9 +133,7 @@ def main() -> None:
 def _sentence(error: BaseException) -> str:
     if _out_of_memory(error):
         return "the device has too little memory; use --micro-batch, a smaller --batch-size or another --device"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return str(error)
+    return messages.first_line(error) if isinstance(error, OSError) else str(error)
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -227,7 +227,7 @@ def sweep(
         )  # fmt: skip
         if stopping():
             raise typer.Exit(stopping.code)
-    if outcome.failed or outcome.stopped:
+    if outcome.failed or outcome.stopped or not outcome.tables:
         raise typer.Exit(1)
 
 

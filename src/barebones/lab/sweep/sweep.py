@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ...data import DATA, load
 from ...imports import is_code
-from ...messages import unknown
+from ...messages import first_line, unknown
 from ...models import MODELS, check_name, wanted
 from ...running.devices import check_here
 from ..experiment.experiment import Experiment
@@ -132,7 +132,10 @@ def sweep(
             starter.end(min(patience, max(end - monotonic(), 0.0)))
             show(board.read(folder))
             show(board.stop())
-    _, tables = records.update(options.runs)
+    try:
+        tables, problem = records.update(options.runs)[1], ""
+    except OSError as error:  # for example a full disk
+        tables, problem = [], f"Records: {first_line(error)}; solve that, and run the same command again."
     rows = [job.look(options.runs) for job in listed]  # also of what another process has ended
     unfinished = board.count(QUEUED, RUNNING, STOPPED)
     result = SweepResult(board.count(DONE), board.count(FAILED), unfinished, board.count(SKIPPED), tables)
@@ -140,7 +143,7 @@ def sweep(
         if swept := [row for row in rows if row is not None]:
             console.print(records.summary(records.arranged(swept)))
         why = f"The {time_limit:g} minutes are over. " if monotonic() >= end - pause else ""
-        for text in _sentences(board, result, why):
+        for text in _sentences(board, result, why, problem):
             say(text)
     return result
 
@@ -199,8 +202,8 @@ def _check(experiments: Sequence[Experiment], options: RunOptions, here: bool) -
         load(data, options.data_root, download=options.download, **form)  # downloads once, not in each process
 
 
-def _sentences(jobs: Jobs, result: SweepResult, why: str) -> Iterator[str]:
-    """Yield the results of the sweep in sentences; `why` says why runs are unfinished."""
+def _sentences(jobs: Jobs, result: SweepResult, why: str, problem: str) -> Iterator[str]:
+    """Yield the results of the sweep in sentences; `why` says why runs are unfinished, `problem` why no tables."""
     for job in jobs.all.values():
         if job.state == FAILED:
             yield f"failed: {jobs.runs / job.experiment.folder}: {job.reason}"
@@ -208,6 +211,6 @@ def _sentences(jobs: Jobs, result: SweepResult, why: str) -> Iterator[str]:
     yield f"{result.done} done{before}, {result.failed} failed, in {clock(monotonic() - jobs.began)}."
     if any((jobs.runs / job.experiment.folder / FAILURE).exists() for job in jobs.all.values()):
         yield f"Each failed run has its traceback in {FAILURE}; --retry-failed runs it again."
-    yield f"Records: {', '.join(map(str, result.tables))}"
+    yield problem or f"Records: {', '.join(map(str, result.tables))}"
     if result.stopped:
         yield f"{why}{result.stopped} unfinished; run the same command again to resume."

@@ -79,7 +79,7 @@ class Round:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(path, {**failure, "attempts": 1 + self.alone}, experiment.folder)
             except OSError as error:
-                reason += f" (and {path} cannot be written: {error.strerror})"
+                reason += f"; {first_line(error)}"
         with suppress(OSError):
             self.file(experiment, "left").touch()
             self.file(experiment, "run").unlink(missing_ok=True)

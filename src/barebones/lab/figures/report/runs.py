@@ -190,13 +190,10 @@ def _mask(folder: Path, owner: str | None, settings: Row | None, effective: bool
         counted |= {"effective": on_path, "effective_sparsity": (total - on_path) / max(total, 1)}
     stated = masks.about.get("account") or {}
     return {
-        "stated": stated,
-        "counted": counted,
-        "collapsed": masks.about.get("collapsed"),
-        "seconds": masks.about.get("seconds"),
-        "note": note or stated.get("not_followed"),
+        "stated": stated, "counted": counted, "note": note or stated.get("not_followed"),
+        "collapsed": masks.about.get("collapsed"), "seconds": masks.about.get("seconds"),
         "layers": [[la.name, list(la.shape), la.total, la.kept, la.effective] for la in layers],
-    }
+    }  # fmt: skip
 
 
 def _effective_layers(masks: Masks, settings: Row) -> list[LayerAccount]:
