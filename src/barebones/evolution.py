@@ -181,8 +181,9 @@ def evolve(
         raise ValueError(f"evolve moves the masks that hold holds, not {what}; pass what hold returns")
     if method not in EVOLUTIONS:
         raise ValueError(unknown("evolution", method, EVOLUTIONS))
-    if min(steps, every) < 1 or not all(0 <= share <= 1 for share in (fraction, until, ablate)):
-        raise ValueError("steps and every must be at least 1, and fraction, until and ablate from 0 to 1; change them")
+    if any(n < 1 or n % 1 for n in (steps, every)) or not all(0 <= share <= 1 for share in (fraction, until, ablate)):
+        whole = "steps and every must be whole numbers of at least 1"
+        raise ValueError(f"{whole}, and fraction, until and ablate from 0 to 1; change them")
     clears = held.gradients or any(type(optimizer) not in ELEMENTWISE for optimizer in held.optimizers)
     if method == "rigl" and clears:
         why = "gradients=True" if held.gradients else "this optimizer"

@@ -47,6 +47,8 @@ def ham(optimizer: Optimizer, alpha: float = 200.0, beta: float = 1e-3) -> After
     After each step, weights θ of two or more dimensions are multiplied by exp(-lr (α sign(θ) g + β)), where the
     exponent is limited to -5 and 5, and g is the gradient. Call it before or after `hold`.
     """
+    if not (alpha >= 0 and beta >= 0):
+        raise ValueError(f"alpha={alpha} and beta={beta} of ham must be at least 0; change them")
 
     def multiply(optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -113,4 +115,6 @@ def sam(optimizer: Optimizer, rho: float = 0.05) -> Sam:
     >>> with sharpness.perturbed():
     ...     layer(torch.ones(1, 2)).sum().backward()
     """
+    if not rho >= 0:
+        raise ValueError(f"rho={rho}: it must be at least 0; change it")
     return Sam(unwrapped(optimizer), rho)

@@ -142,6 +142,11 @@ def test_parts_of_a_batch_and_checkpoints_change_nothing(kind, masks):
 
 def test_what_would_go_wrong_unseen_gets_a_sentence(model):
     optimizer = optim.SGD(model.parameters(), lr=0.1, fused=True)
+    for wrong in ({"alpha": -1}, {"beta": -1e-3}, {"alpha": float("nan")}):
+        with pytest.raises(ValueError, match="of ham must be at least 0; change them"):
+            bb.ham(optimizer, **wrong)
+    with pytest.raises(ValueError, match="rho=-1: it must be at least 0; change it"):
+        bb.sam(optimizer, rho=-1)
     sharpness = bb.sam(optimizer)
     held.train(model, optimizer, 1)
     before = [p.detach().clone() for p in model.parameters()]
