@@ -142,11 +142,17 @@ def test_a_dry_run_of_a_sweep_names_a_damaged_file_and_goes_on(command):
     assert command(*words).out.count("not begun") == len(names) - 2
 
 
-@pytest.mark.parametrize("words", [["run", *FORCE, "--pattern", "2:5"], ["sweep", "grid.toml", "--device", "cpu"]])
+CHANNEL = ["--unit", "channel", "--sparsity", "0.99", "--pretrain", "1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run", *FORCE, "--pattern", "2:5"], ["sweep", "grid.toml", "--device", "cpu"], ["run", *FORCE, *CHANNEL]],
+)
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
 def test_settings_that_do_not_fit_the_network_are_refused_before_anything_starts(words, dry, mistake, command, tiny):
     (tiny / "grid.toml").write_text('model = "small-vgg"\ndata = "digits"\npattern = ["1:2", "2:5"]\n')
-    mistake("pattern='2:5' does not divide the", *words, *dry)
+    mistake("unit='channel' keeps at least" if "channel" in words else "pattern='2:5' does not divide", *words, *dry)
     assert "begins" not in command(*words, *dry).err
     assert not list(tiny.glob("*runs/*"))
 

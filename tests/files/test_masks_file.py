@@ -159,16 +159,11 @@ def test_a_header_that_does_not_fit_its_masks_is_refused(read: Any, change: dict
     [
         (net(4, 5, 7), ["1 of the parameters differ: 1.weight (6×5 in the file, 7×5 in the model)"]),
         (net(4, 5, 6, 7), ["1 of", "2.weight (not in the file); if only some weights have masks, pass scope="]),
-        (
-            nn.ModuleDict({"x": net(4, 5, 6)}),
-            ["4 of", "x.0.weight (not in the file)", "0.weight (not in the model), 1.weight (not in"],
-        ),
-        (
-            net(*[3] * 20),
-            ["19 of", "0.weight (5×4 in the file, 3×3 in the model)", "4.weight (not in", " and 14 more;"],
-        ),
+        (nn.ModuleDict({"x": net(4, 5, 6)}),
+         ["4 of", "x.0.weight (not in the file)", "0.weight (not in the model), 1.weight (not in"]),
+        (net(*[3] * 20), ["19 of", "0.weight (5×4 in the file, 3×3 in the model)", "4.weight (not in", " and 14 more"]),
     ],
-)
+)  # fmt: skip
 def test_a_model_that_does_not_match_is_told_where(path: Path, model: nn.Module, messages: list[str]) -> None:
     save_masks(zoo.keep_all(net(4, 5, 6)), path)
     with pytest.raises(ValueError, match="m does not match the model; ") as caught:

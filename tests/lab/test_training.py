@@ -54,13 +54,9 @@ def data(train: int = 37, validation: int = 11, classes: int = 10) -> Data:
 def network(dropout: float = 0.0, classes: int = 10, width: int = 4) -> nn.Module:
     with forked(CPU, seed=0):
         return nn.Sequential(
-            nn.Conv2d(1, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Flatten(),
-            nn.Linear(16 * width, classes),
-        )
+            nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(dropout),
+            nn.Flatten(), nn.Linear(16 * width, classes),
+        )  # fmt: skip
 
 
 def half(model: nn.Module) -> dict[str, Tensor]:

@@ -41,14 +41,10 @@ def _ask(*options: str, order: str = "") -> str | None:
     reads = subprocess.PIPE if order else subprocess.DEVNULL  # the service itself would keep a pipe open
     try:
         asked = subprocess.run(
-            [CONTROL, *options],
-            input=order + "\n",
-            stdout=reads,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            timeout=PATIENCE,
+            [CONTROL, *options], input=order + "\n", text=True, timeout=PATIENCE,
+            stdout=reads, stderr=subprocess.DEVNULL,
             env={name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"},  # for clients
-        )
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
     return (asked.stdout or "").strip() if asked.returncode == 0 else None

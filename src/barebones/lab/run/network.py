@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ...data import DATA, Data, Inputs, Normalization, TensorSplit
 from ...data import load as load_data
 from ...files.weights import dense_bytes
 from ...imports import is_code, source_digest
-from ...masks import Scores
+from ...masks import Scores, size
 from ...messages import shape_of, shortened
 from ...models import build, initialize, wanted
+from ...pruning.channels import find_channels
 from ...pruning.controls import reinitialized
 from ...pruning.methods import METHODS
 from ...pruning.probe import Probe
@@ -130,11 +131,13 @@ def check_micro_batch(model: nn.Module, experiment: Experiment, options: RunOpti
         )
 
 
-def check_pruning(model: nn.Module, experiment: Experiment) -> None:
-    """Raise a `ValueError` if the settings of pruning do not fit the shapes of the network."""
+def check_pruning(model: nn.Module, experiment: Experiment, example: Tensor | None = None) -> None:
+    """Raise a `ValueError` if the settings of pruning do not fit the network; with an example, also its channels."""
     if experiment.method != DENSE and experiment.mask is None:
-        probe, method = Probe(model, scope=experiment.scope), experiment.pruning()
-        planned(probe, method, count_kept(probe, method, experiment.sparsity))
+        probe, method = Probe(model, scope=experiment.scope, example=example), experiment.pruning()
+        planned(probe, method, keep := count_kept(probe, method, experiment.sparsity))
+        if example is not None and method.unit == "channel":
+            find_channels(probe, method.target, keep / size(probe.parameters))
 
 
 def check_each(experiments: Iterable[Experiment]) -> None:

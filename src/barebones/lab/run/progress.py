@@ -103,7 +103,7 @@ def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] |
     experiment = requested.resolved(options.device)
     inputs = known_inputs(experiment) or data_of(experiment, options).inputs
     network = built(experiment.model, inputs)
-    check_pruning(network, experiment)
+    check_pruning(network, experiment, inputs.example(1))
     check_micro_batch(network, experiment, options, "train")
     yield settings(experiment, requested, given)
     weights = sum(p.numel() for p in prunable(network, experiment.scope).values())

@@ -77,7 +77,8 @@ def run(
     unread = until == "prune" and free and experiment.data in DATA and not (experiment.pretrain or options.download)
     network = Network(experiment, options, torch.device(options.device), unread)
     check_micro_batch(network.model, experiment, options, until)
-    check_pruning(network.model, experiment)
+    example = network.data.inputs.example(1).to(network.device) if experiment.pretrain else None
+    check_pruning(network.model, experiment, example)  # without pretraining, the first round checks the channels
     with files.reserved(path, experiment, network.digest) as folder, ExitStack() as stack:
         if (ending := _ending(path, experiment, until)) is not None:  # another process has finished it meanwhile
             return ending
