@@ -226,5 +226,5 @@ def test_the_first_signal_asks_and_the_second_insists(capfd, monkeypatch):
         assert stopping.code == 143
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert "saving, then stopping; press Ctrl-C again to stop at once" in capfd.readouterr().err
+    assert "saving after this round or step, then stopping; press Ctrl-C again to stop" in capfd.readouterr().err
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -30,7 +30,8 @@ class Stopping:
         if self.code:
             raise KeyboardInterrupt
         self.code = 128 + number
-        os.write(2, b"saving, then stopping; press Ctrl-C again to stop at once\n")  # rich may be what is interrupted
+        how = b"saving after this round or step, then stopping; press Ctrl-C again to stop at once\n"
+        os.write(2, how)  # rich may be what is interrupted
 
 
 @contextmanager
