@@ -174,7 +174,6 @@ def adversaries() -> Layers:
 @pytest.mark.parametrize("name", list(adversaries()))
 def test_masks_are_exact_whatever_the_sample_shows(name, monkeypatch):
     monkeypatch.setattr(selection, "SAMPLE", 2048)  # large enough for a bracket to leave something out
-    monkeypatch.setattr(selection, "CHUNK", 1000)
     scores = dict(zip("abcd", adversaries()[name].split([5000, 1, 0, 6999]), strict=True))
     preferred = {layer: torch.arange(s.numel()) % 3 == 1 for layer, s in scores.items()}
     for keep, prefer in [(1, preferred), (7, None), (3100, preferred), (6000, None), (11998, preferred)]:

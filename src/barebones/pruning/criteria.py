@@ -9,7 +9,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..masks import Scores
 from ..running.backward import guarded
-from ..running.chunks import chunks
 from ..running.inputs import call, mapped, tensors
 from ..running.precision import widest
 from ..scope import bare
@@ -19,13 +18,8 @@ from .probe import Probe
 def saliency(probe: Probe) -> Scores:
     """Return |theta * dL/dtheta| at theta * c (eqs. 2 and 5): SNIP at c = 1, FORCE and Iterative SNIP at any mask."""
     weights, scores = probe.weights, probe.gradient()
-    if probe.device.type == "cuda":  # a few launches for all layers
-        torch._foreach_mul_(list(scores.values()), [weights[name] for name in scores])
-        torch._foreach_abs_(list(scores.values()))
-        return scores
-    for name, score in scores.items():
-        for chunk, weight in chunks(score, weights[name]):
-            chunk.mul_(weight).abs_()
+    torch._foreach_mul_(list(scores.values()), [weights[name] for name in scores])  # on a GPU, a few launches for all
+    torch._foreach_abs_(list(scores.values()))
     return scores
 
 

@@ -18,7 +18,6 @@ from ..masks import Masks, Scores, row
 from ..messages import shortened
 from ..running.shards import refuse_shards
 
-CHUNK = 1 << 20  # scores that the CPU takes at a time, so that they stay in its cache; a multiple of 8
 SAMPLE = 1 << 16  # scores that are sorted to bracket the threshold
 BLOCK = 1 << 10  # equal scores are counted in blocks of this size
 
@@ -150,46 +149,22 @@ def _first(mask: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
 def _by_bracket(scores: Flat, keep: int, preferred: Flat | None, allowed: Flat | None) -> Flat | None:
     """Keep all scores above the bracket, and look at those inside; None if the bracket is of no use."""
     low, high = _bracket(scores, keep, allowed)
-    most_inside = max(SAMPLE, sum(score.numel() for score in scores) // 8)
-    masks, room, inside_so_far = [], keep, 0
-    indices: Flat = []  # of the scores inside the bracket, within their layer
-    values: Flat = []
-    ends: list[int] = []  # how many there are up to the end of each layer
-    for layer, score in enumerate(scores):
-        mask = torch.empty(score.shape, dtype=torch.bool, device=score.device)
-        for offset in range(0, score.numel(), CHUNK):
-            chunk = slice(offset, offset + CHUNK)
-            inside = torch.ge(score[chunk], low, out=mask[chunk])
-            if allowed is not None:
-                inside.logical_and_(allowed[layer][chunk])
-            if high < math.inf:
-                above = score[chunk] > high
-                if allowed is not None:
-                    above.logical_and_(allowed[layer][chunk])
-                room -= int(above.count_nonzero())
-                inside = above.logical_xor_(inside)
-            here = _true_indices(inside)
-            inside_so_far += here.numel()
-            if room <= 0 or inside_so_far > most_inside:
-                return None
-            values.append(score[chunk][here])
-            indices.append(here.add_(offset))
-        masks.append(mask)
-        ends.append(inside_so_far)
-    if inside_so_far < room:
+    masks = [score > high for score in scores]
+    inside = [(score >= low).logical_xor_(mask) for score, mask in zip(scores, masks, strict=True)]
+    if allowed is not None:
+        for mask, may in zip(masks + inside, allowed + allowed, strict=True):
+            mask.logical_and_(may)
+    above, found = (sum(int(mask.count_nonzero()) for mask in each) for each in (masks, inside))
+    if not 0 < keep - above <= found <= max(SAMPLE, sum(map(len, scores)) // 8):
         return None
-    index, value = torch.cat(indices), torch.cat(values)
-    threshold = value.kthvalue(value.numel() - room + 1).values
-    tied = (value == threshold).nonzero().flatten()
-    surplus = tied.numel() - (room - int((value > threshold).count_nonzero()))  # ties that must go
-    spans = list(zip([0, *ends], ends, strict=False))  # where the scores of each layer are among those inside
-    if preferred is not None and surplus:
-        is_preferred = torch.cat([p[index[start:end]] for p, (start, end) in zip(preferred, spans, strict=True)])[tied]
-        tied = torch.cat([tied[is_preferred], tied[~is_preferred]])
-    loses = value < threshold
-    loses[tied[tied.numel() - surplus :]] = True
-    for mask, (start, end) in zip(masks, spans, strict=True):
-        mask[index[start:end][loses[start:end]]] = False
+    places = [_true_indices(mask) for mask in inside]
+
+    def candidates(values: Flat) -> Tensor:
+        return torch.cat([value[place] for value, place in zip(values, places, strict=True)])
+
+    stays = _by_threshold(candidates(scores), keep - above, None if preferred is None else candidates(preferred), None)
+    for mask, place, part in zip(masks, places, stays.split(list(map(len, places))), strict=True):
+        mask[place] = part
     return masks
 
 
