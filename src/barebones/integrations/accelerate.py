@@ -33,11 +33,10 @@ def keep_sparse(accelerator: Accelerator, model: nn.Module, masks: Source, optim
     def load(models: list[nn.Module], folder: str) -> None:
         handle.load_state_dict(load_masks(Path(folder, MASKS)))  # before the weights and the optimizer's state
 
-    with hold(model, masks_for(model, masks), optimizer, gradients=True) as handle:
-        hooks = [accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)]
-        try:
-            yield handle
-        finally:
-            for hook in hooks:
-                hook.remove()
+    with (
+        hold(model, masks_for(model, masks), optimizer, gradients=True) as handle,
+        accelerator.register_save_state_pre_hook(save),
+        accelerator.register_load_state_pre_hook(load),
+    ):
+        yield handle
     audit(model, handle.state_dict())

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,22 +99,17 @@ def _watched(labels: Labels, model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         for parameter in module._parameters.values():
             owners[id(parameter)] = owners.get(id(parameter), 0) + (parameter is not None)
-    handles = []
-    for name, module in model.named_modules():
-        shared = any(owners[id(p)] > 1 for p in module._parameters.values())
-        computed = "weight" not in module._parameters
-        if isinstance(module, LAYERS) and not shared and not computed:
 
-            def enter(module: nn.Module, args: Any, name: str = name) -> None:
-                labels.running.append((name, module))
+    def enter(name: str, module: nn.Module, args: Any) -> None:
+        labels.running.append((name, module))
 
-            def leave(module: nn.Module, args: Any, output: Any) -> None:
-                labels.running.pop()
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        labels.running.pop()
 
-            handles.append(module.register_forward_pre_hook(enter))
-            handles.append(module.register_forward_hook(leave, prepend=True))
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            shared = any(owners[id(p)] > 1 for p in module._parameters.values())
+            if isinstance(module, LAYERS) and not shared and "weight" in module._parameters:  # else it is computed
+                hooks.enter_context(module.register_forward_pre_hook(partial(enter, name)))
+                hooks.enter_context(module.register_forward_hook(leave, prepend=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

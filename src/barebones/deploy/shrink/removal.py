@@ -11,8 +11,9 @@ made of biases and shifts alone, the same for every input and at every position.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,21 +119,16 @@ def constants(model: nn.Module, runs: list[tuple[bool, Any]], layers: Mapping[st
 @contextmanager
 def _watched(layers: Mapping[str, nn.Module], watch: Watch) -> Iterator[None]:
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
-                x = (args[0] if args else kwargs["input"]).detach()
-                dim = -1 if isinstance(module, nn.Linear) else x.dim() - len(module.kernel_size) - 1  # type: ignore[arg-type]
-                watch(name, x.movedim(dim, 0).unsqueeze(-1).flatten(1).cpu())  # a single vector has one value each
+    def look(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            x = (args[0] if args else kwargs["input"]).detach()
+            dim = -1 if isinstance(module, nn.Linear) else x.dim() - len(module.kernel_size) - 1
+            watch(name, x.movedim(dim, 0).unsqueeze(-1).flatten(1).cpu())  # a single vector has one value each
 
-        return look
-
-    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(look, name), with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def readers(
