@@ -1,4 +1,4 @@
-"""Code of the user's own, by its name: package.module:function, or path/to/file.py:function."""
+"""Code by its name: the user's own (package.module:function, path/to/file.py:function), and optional packages."""
 
 import importlib
 import importlib.util
@@ -45,6 +45,14 @@ def sized(name: str) -> tuple[str, int | None]:
 def imported(source: str) -> ModuleType:
     """Import a module by its name, or a Python file by its path; each once in a process."""
     return _from_file(Path(source).resolve()) if source.endswith(".py") else importlib.import_module(source)
+
+
+def optional(module: str, needed: str, extra: str) -> Any:
+    """Import a module of a package that may be missing; the error says what it is needed for, and how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{needed}: pip install 'barebones[{extra}]'") from error
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -2,6 +2,7 @@
 
 import torch
 
+from ..imports import optional
 from .dataset import Data, Request, in_memory
 from .split import held_out
 
@@ -12,11 +13,7 @@ MEAN, STD = (0.3057,), (0.3760,)  # of the pixels that are not in the test split
 
 def load(request: Request) -> Data:
     """Load the digits: always the same 20 % of each class are for testing, and 10 % of the rest for validation."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError("the data set digits needs scikit-learn: pip install 'barebones[demo]'") from error
-    arrays = load_digits()
+    arrays = optional("sklearn.datasets", "the data set digits needs scikit-learn", "demo").load_digits()
     images = torch.as_tensor(arrays.images, dtype=torch.uint8).unsqueeze(1)
     labels = torch.as_tensor(arrays.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

@@ -48,8 +48,7 @@ def load(request: Request) -> Data:
 
 def _crop(item: tuple[str, int], index: int, key: int | None, size: int) -> tuple[Tensor, int]:
     path, label = item
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns about damaged metadata, which is not used here
+    with warnings.catch_warnings(action="ignore"):  # Pillow warns about damaged metadata, which is not used here
         image = open_rgb(path)
     image = center_crop(image, size) if key is None else random_crop(image, size, Random(digest.text(key, index)))
     return to_tensor([image])[0], label

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..imports import sized
+from ..imports import optional, sized
 from ..running import digest
 from .dataset import Data, Request, in_memory
 from .split import Normalization, TensorSplit, statistics
@@ -60,10 +60,7 @@ def load(name: str, request: Request) -> Data:
 
 
 def require_pillow() -> None:
-    try:
-        import PIL  # noqa: F401
-    except ImportError as error:
-        raise ImportError("reading image files needs Pillow: pip install 'barebones[data]'") from error
+    optional("PIL", "reading image files needs Pillow", "data")
 
 
 def open_rgb(path: str | Path) -> Image.Image:
@@ -107,8 +104,8 @@ def decoded(
             images.append(image)
         return to_tensor(images)
 
-    with warnings.catch_warnings(), ThreadPoolExecutor(max(1, threads)) as pool:
-        warnings.simplefilter("ignore")  # Pillow warns about damaged metadata, which is not used here
+    # Pillow warns about damaged metadata, which is not used here
+    with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(max(1, threads)) as pool:
         return torch.cat(list(pool.map(read, range(0, len(paths), CHUNK))))
 
 

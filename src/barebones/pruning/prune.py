@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..files import masks as maskfile
+from ..imports import optional
 from ..masks import Masks, empty, everything, kept, size
 from ..messages import disconnected_outputs, empty_layers, html_bars, shortened
 from ..paths import losses, trace
@@ -63,10 +64,7 @@ class Pruned:
 
     def plot(self) -> Any:
         """Draw what each layer keeps and each round changed; `plot()[0].figure.savefig("layers.png")` writes it."""
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as error:
-            raise ImportError("plot draws with matplotlib: pip install 'barebones[figures]'") from error
+        plt = optional("matplotlib.pyplot", "plot draws with matplotlib", "figures")
         several = len(self.rounds) > 1
         figure = plt.figure(figsize=(4 * (1 + several), 2.6), layout="constrained")
         layers, *others = grid = figure.subplots(1, 1 + several, squeeze=False)[0]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...data import DATA
 from ...files.container import atomically
+from ...imports import optional
 from ...models import MODELS
 from ..experiment.experiment import DENSE
 from ..experiment.styles import looks
@@ -78,10 +79,7 @@ def percent(share: float) -> str:
 
 
 def require_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("figures are drawn with matplotlib: pip install 'barebones[figures]'") from error
+    optional("matplotlib", "figures are drawn with matplotlib", "figures")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from ...imports import optional
 from ...messages import first_line
 from ..experiment import recipes
 from ..experiment.experiment import Experiment
@@ -22,11 +23,7 @@ from .worker import GO
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers about a cluster that it starts
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")  # Ray would print 20 lines of its own about a node that dies
-try:
-    import ray
-    from ray import exceptions
-except ImportError:
-    raise ImportError("--engine ray needs Ray: pip install 'barebones[ray]'") from None
+ray = optional("ray", "--engine ray needs Ray", "ray")
 
 WANTED = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # options of a task: Ray would wait for ever
 RETRIES = 20  # how often Ray starts a task anew whose process or node has died
@@ -84,8 +81,8 @@ class Tasks:
             self.calls.remove(call)
             try:
                 ray.get(call)
-            except exceptions.RayError as error:
-                if goes_on and isinstance(error, exceptions.RayTaskError):
+            except ray.exceptions.RayError as error:
+                if goes_on and isinstance(error, ray.exceptions.RayTaskError):
                     raise error.cause from error
                 if goes_on and not self.calls:
                     died = f"the Ray workers have died ({type(error).__name__})"
@@ -131,7 +128,7 @@ class Tasks:
             while monotonic() < until and any(self.folder.glob("*/*.run")) and self.attend():
                 pass
         for call in self.calls:
-            with suppress(exceptions.RayError):
+            with suppress(ray.exceptions.RayError):
                 ray.cancel(call, force=True)
 
 
@@ -150,7 +147,7 @@ def joined(settings: dict[str, Any], *about: Any) -> Iterator[Tasks]:
     try:
         knock(str(address))  # Ray itself would wait for minutes
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
-    except (OSError, RuntimeError, ValueError, exceptions.RayError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         why = f"the Ray cluster {address or 'here'} cannot be reached ({first_line(error).partition('. ')[0]})"
         raise ValueError(f"{why}; check RAY_ADDRESS, and RAY_AUTH_MODE=token if it has a token") from error
     finally:

@@ -3,7 +3,6 @@
 import base64
 import gzip
 import html
-import importlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from ....files.container import atomically
-from ....imports import is_code
+from ....imports import is_code, optional
 from ....version import __version__
 from ...experiment.experiment import DENSE
 from ...experiment.styles import look, looks
@@ -92,10 +91,7 @@ def page(content: Mapping[str, Any], refresh: int | None = None) -> str:
 @cache
 def _plotly() -> tuple[str, str]:
     """Return the hash of Plotly's JavaScript, and the JavaScript itself, packed."""
-    try:
-        source = importlib.import_module("plotly.offline").get_plotlyjs()
-    except ImportError:
-        raise ImportError("the report's charts are drawn with Plotly: pip install 'barebones[report]'") from None
+    source = optional("plotly.offline", "the report's charts are drawn with Plotly", "report").get_plotlyjs()
     return _hash(source), _packed(source)
 
 
