@@ -11,13 +11,16 @@ from statistics import fmean, stdev
 
 import matplotlib.pyplot as plt
 
+from barebones import names
 from barebones.lab.experiment.protocols import RECOMMENDED, protocol
 from barebones.lab.experiment.styles import look
+from barebones.lab.figures import accuracy as own_runs
+from barebones.lab.figures.sources import Runs
 from barebones.lab.records.records import records
 from barebones.lab.records.tables import Row, Rows, read
 from barebones.masks import size
 from barebones.models import NORM_SCALES, build
-from barebones.paper.figures import listed
+from barebones.paper import figures
 from barebones.paper.numbers import ABOUT, ABOVE, ACCURACIES
 from barebones.scope import prunable
 
@@ -298,6 +301,19 @@ def filled(page: str) -> str:
         return block[1] + "".join(f"|{'|'.join(line)}|\n" for line in [head, ["---"] * len(head), *lines]) + block[3]
 
     return BLOCK.sub(table, page)
+
+
+def listed() -> dict[str, tuple[str, str]]:
+    """Return what each figure, and `accuracy`, shows and costs."""
+    found = {own_runs.NAME: (own_runs.ABOUT, "any runs: 3 s")}
+    for name, figure in figures.FIGURES.items():
+        costs = []
+        for scale, cost in zip(names.SCALES, figure.costs, strict=True):
+            source = figure.source
+            runs = f"{len(set(source.experiments(scale)))} runs, " if isinstance(source, Runs) else ""
+            costs.append(f"{scale}: {runs}{cost}")
+        found[name] = figure.about, "; ".join(costs)
+    return found
 
 
 PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if BLOCK.search(path.read_text("utf-8"))]

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from figure_rows import PAIR, TINY_FIGURES, context, touched
 
-from barebones.lab.figures import analyses, plots, sources
+from barebones.lab.figures import plots, sources
 from barebones.lab.figures.registry import write
 from barebones.lab.records import records, tables
 from barebones.lab.run.options import RunOptions
 from barebones.models import MODELS, SmallResNet, SmallVGG
+from barebones.paper.figures import layers
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,4 +57,4 @@ def stored(monkeypatch):
 @pytest.fixture(scope="module")
 def network(_fast) -> Any:
     """Return the network of the tiny analyses at its initial weights."""
-    return next(analyses.networks(PAIR, RunOptions()))
+    return next(layers.networks(PAIR, RunOptions()))

@@ -32,7 +32,7 @@ TINY: dict[str, dict[str, Any]] = {  # settings of the analyses that take about 
         **PAIR, "seeds": [0, 1], "one_shot": ["grasp", "snip"], "densities": [0.5, 0.05],
         "iterated": ["grasp-taylor", "iter-snip"], "rounds": 8, "to": 0.01, "iterated_seed": 0,
     },
-    "parameters": {"pairs": [(shares.data, shares.model) for shares in numbers.PARAMETERS]},
+    "parameters": {"pairs": list(numbers.PARAMETERS)},
 }  # fmt: skip
 TINY_FIGURES = {
     name: replace(FIGURES[name], source=replace(ANALYSES[name], settings={"smoke": settings}))

@@ -9,10 +9,9 @@ import pytest
 import torch
 from figure_rows import context, drawn
 
-from barebones.lab.figures import analyses, sources
-from barebones.lab.figures.sources import Analysis
+from barebones.lab.figures import sources
 from barebones.lab.records import tables
-from barebones.lab.records.statistics import spread
+from barebones.lab.records.tables import spread
 from barebones.lab.run.run import Stopped
 from barebones.models import build, parameter_table
 from barebones.paper.figures import FIGURES
@@ -21,7 +20,7 @@ from barebones.pruning.prune import prune
 from barebones.pruning.saliency import saliency
 
 
-def counting(seeds: list[int], asked: list[Any]) -> Analysis:
+def counting(seeds: list[int], asked: list[Any]) -> sources.Analysis:
     """Return an analysis of made-up numbers that notes the networks it was asked for."""
 
     def analyse(settings: Mapping[str, Any], options: Any) -> Any:
@@ -30,7 +29,7 @@ def counting(seeds: list[int], asked: list[Any]) -> Analysis:
             yield from ({"data": data, "model": model, "seed": seed, "value": 10 * seed + i} for i in range(3))
 
     settings = {"pairs": [("digits", "a"), ("digits", "b")], "seeds": seeds}
-    return Analysis(analyse, {"short": settings}, ("value", "sum"), lambda rows: [
+    return sources.Analysis(analyse, {"short": settings}, ("value", "sum"), lambda rows: [
         row | {"sum": sum(each["value"] for each in rows)} for row in rows
     ])  # fmt: skip
 
@@ -69,7 +68,7 @@ def test_other_settings_are_computed_anew(tmp_path):
 def test_analyses_use_deterministic_algorithms(tmp_path, monkeypatch):
     cudnn = torch.backends.cudnn
     monkeypatch.setattr(cudnn, "benchmark", True)  # as training on a GPU sets it
-    analysis = Analysis(
+    analysis = sources.Analysis(
         lambda settings, options: iter([{"value": int(cudnn.deterministic and not cudnn.benchmark)}]),
         {"short": {}}, ("value",),
     )  # fmt: skip
@@ -81,7 +80,7 @@ def test_analyses_use_deterministic_algorithms(tmp_path, monkeypatch):
 
 def test_saliency_against_rounds_is_that_of_the_masks(rows_of, network):
     rows, start = rows_of("saliency-vs-rounds"), network
-    batches = analyses.evaluation_batches(start, 2)
+    batches = saliencies.evaluation_batches(start, 2)
     scoring = start.data.train.scoring(64, 0)
     direct = {
         (method, rounds): saliency(
@@ -131,7 +130,7 @@ def test_both_saliencies(rows_of, network):
     rows, start = rows_of("saliency-scatter"), network
     assert all(row["pruned"] <= row["sparsified"] for row in rows)
     masks = prune(start.model, start.data.train.scoring(64, 0), 0.5, "force", rounds=2).masks
-    batches = analyses.evaluation_batches(start, 2)
+    batches = saliencies.evaluation_batches(start, 2)
     assert rows[0]["pruned"] == saliency(start.model, masks, batches)
     assert rows[0]["sparsified"] == saliency(start.model, masks, batches, over="all")
 

@@ -13,10 +13,13 @@ from .init import NORM_SCALES, SCHEMES, initialize
 from .mobilenet import MobileNetV2
 from .resnet import ResNet
 from .small import SmallResNet, SmallVGG
-from .table import parameter_table
+from .table import ParameterTable, parameter_table
 from .vgg import VGG
 
-__all__ = ["MODELS", "NORM_SCALES", "SCHEMES", "SmallResNet", "SmallVGG", "build", "initialize", "parameter_table"]
+__all__ = [
+    "MODELS", "NORM_SCALES", "SCHEMES", "ParameterTable", "SmallResNet", "SmallVGG", "build", "initialize",
+    "parameter_table",
+]  # fmt: skip
 
 IMAGENET_SIZE = 128  # smaller images get the variant for CIFAR and Tiny-ImageNet, others the one for ImageNet
 

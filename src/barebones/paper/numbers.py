@@ -7,6 +7,8 @@ GRASP and SNIP on the larger data sets read T x B batches, so they are our "-mb"
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..models import ParameterTable
+
 EXACT, ABOUT, ABOVE = "exact", "about", "above"  # "above" is a lower bound
 
 
@@ -19,31 +21,17 @@ class Reference(NamedTuple):
     sparsity: float
     top1: float
     top5: float | None = None
-    seconds: float | None = None  # to the mask, on a Tesla K40m
+    prune_seconds: float | None = None  # to the mask, on a Tesla K40m
     rounds: int | None = None
     batches_per_round: int | None = None
     says: str = EXACT
     where: str = ""
 
 
-class Shares(NamedTuple):
-    """A row of the paper's table of weights per layer type, in percent, with the parameters in millions."""
-
-    data: str
-    model: str
-    conv: float
-    fully_connected: float
-    batchnorm: float
-    bias: float
-    prunable: float
-    millions: float
-
-
 TEXT, COST = "section 5.1", "figure 4, right"
 
 
 def _cifar10() -> Iterable[Reference]:
-    """Yield the numbers in the text about CIFAR-10."""
     for model in ("resnet50", "vgg19"):
         yield Reference("cifar10", model, "snip", 0.99, 0.10, says=ABOUT, where=TEXT)
         yield Reference("cifar10", model, "snip-mb", 0.99, 0.90, says=ABOUT, where=TEXT)  # "almost 90 %"
@@ -92,13 +80,13 @@ BELOW_RANDOM = ("snip", "grasp")  # with one batch; the table of costs prints th
 ACCURACIES: tuple[Reference, ...] = (*_cifar10(), *_cost(), *_imagenet())
 
 
-PARAMETERS: tuple[Shares, ...] = (  # appendix A, table 2; "bias" includes that of batch-norm
-    Shares("cifar10", "resnet50", 99.69, 0.09, 0.11, 0.11, 99.78, 23.52),
-    Shares("cifar10", "vgg19", 99.92, 0.03, 0.03, 0.03, 99.95, 20.04),
-    Shares("cifar100", "resnet50", 98.91, 0.86, 0.11, 0.11, 99.78, 23.71),
-    Shares("cifar100", "vgg19", 99.69, 0.25, 0.03, 0.03, 99.94, 20.08),
-    Shares("tiny-imagenet", "resnet50", 98.06, 1.71, 0.11, 0.11, 99.78, 23.91),
-    Shares("tiny-imagenet", "vgg19", 99.44, 0.51, 0.03, 0.03, 99.94, 20.13),
-    Shares("imagenet", "resnet50", 91.77, 8.01, 0.10, 0.11, 99.79, 25.56),
-    Shares("imagenet", "vgg19", 13.93, 86.05, 0.01, 0.01, 99.98, 143.68),
-)
+PARAMETERS = {  # appendix A, table 2, by data set and network; "bias" includes that of batch-norm
+    ("cifar10", "resnet50"): ParameterTable(99.69, 0.09, 0.11, 0.11, 99.78, 23_520_000),
+    ("cifar10", "vgg19"): ParameterTable(99.92, 0.03, 0.03, 0.03, 99.95, 20_040_000),
+    ("cifar100", "resnet50"): ParameterTable(98.91, 0.86, 0.11, 0.11, 99.78, 23_710_000),
+    ("cifar100", "vgg19"): ParameterTable(99.69, 0.25, 0.03, 0.03, 99.94, 20_080_000),
+    ("tiny-imagenet", "resnet50"): ParameterTable(98.06, 1.71, 0.11, 0.11, 99.78, 23_910_000),
+    ("tiny-imagenet", "vgg19"): ParameterTable(99.44, 0.51, 0.03, 0.03, 99.94, 20_130_000),
+    ("imagenet", "resnet50"): ParameterTable(91.77, 8.01, 0.10, 0.11, 99.79, 25_560_000),
+    ("imagenet", "vgg19"): ParameterTable(13.93, 86.05, 0.01, 0.01, 99.98, 143_680_000),
+}

@@ -13,8 +13,7 @@ from ..experiment.experiment import DENSE, FINDING, Experiment, with_role
 from ..experiment.styles import look, titled
 from ..records import records, tables
 from ..records.records import DONE, KEY, SETTINGS
-from ..records.statistics import over_seeds
-from ..records.tables import Row, Rows, grouped
+from ..records.tables import Row, Rows, grouped, over_seeds
 from ..run.folder import EXPERIMENT
 from . import plots
 from .plots import Axes, Canvas

@@ -18,8 +18,7 @@ from ..experiment.experiment import TYPES, Experiment, with_role
 from ..experiment.styles import titled
 from ..run.folder import failed, finished, recorded
 from . import tables
-from .statistics import over_seeds
-from .tables import Row
+from .tables import Row, over_seeds
 
 CSV, PARQUET = "records.csv", "records.parquet"
 DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"

@@ -4,12 +4,11 @@ from pathlib import Path
 
 from ...lab.figures import accuracy as runs
 from ...lab.figures.registry import Figure, write
-from ...lab.figures.sources import FigureContext, Runs
+from ...lab.figures.sources import FigureContext
 from ...messages import did_you_mean
-from ...names import SCALES
 from . import accuracy, layers, saliency, tables
 
-__all__ = ["FIGURES", "FigureContext", "figure", "listed", "named"]
+__all__ = ["FIGURES", "FigureContext", "figure", "named"]
 
 FIGURES: dict[str, Figure] = accuracy.FIGURES | saliency.FIGURES | layers.FIGURES | tables.FIGURES
 
@@ -30,16 +29,3 @@ def named(name: str) -> Figure:
 def figure(name: str, scale: str | None, out: Path, context: FigureContext, source: Path | None = None) -> list[Path]:
     """Write a figure of the paper into the folder `out`; see `registry.write`."""
     return write(name, named(name), scale, out, context, source)
-
-
-def listed() -> dict[str, tuple[str, str]]:
-    """Return what each figure, and `accuracy`, shows and costs."""
-    found = {runs.NAME: (runs.ABOUT, "any runs: 3 s")}
-    for name, figure in FIGURES.items():
-        costs = (f"{s}: {_runs(figure, s)}{cost}" for s, cost in zip(SCALES, figure.costs, strict=True))
-        found[name] = figure.about, "; ".join(costs)
-    return found
-
-
-def _runs(figure: Figure, scale: str) -> str:
-    return f"{len(set(figure.source.experiments(scale)))} runs, " if isinstance(figure.source, Runs) else ""

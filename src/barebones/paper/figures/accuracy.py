@@ -14,8 +14,7 @@ from ...lab.figures import plots
 from ...lab.figures.plots import Axes, Canvas
 from ...lab.figures.registry import Figure
 from ...lab.figures.sources import COLUMNS, Runs
-from ...lab.records.statistics import over_seeds
-from ...lab.records.tables import Row, Rows, grouped
+from ...lab.records.tables import Row, Rows, grouped, over_seeds
 from ...messages import counted
 from ...names import CONTROLS, NONE
 from ...pruning.methods import METHODS
@@ -79,10 +78,7 @@ def references(records: Sequence[Row], accepts: Callable[[Reference], bool]) -> 
     """Return the paper's numbers for the data sets, networks and methods of the records."""
     measured = {(run["data"], run["model"], run["method"]) for run in records}
     return [
-        {"source": PAPER}
-        | dict.fromkeys(COLUMNS)
-        | {name: value for name, value in each._asdict().items() if name in COLUMNS}
-        | {"prune_seconds": each.seconds, "mean": each.top1, "std": None, "says": each.says, "where": each.where}
+        {"source": PAPER, **dict.fromkeys(COLUMNS), **each._asdict(), "mean": each.top1, "std": None}
         for each in ACCURACIES
         if (each.data, each.model, each.method) in measured and accepts(each)
     ]

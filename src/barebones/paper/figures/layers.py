@@ -1,25 +1,57 @@
 """Figures 8, 9 and 13: what masks leave of each layer, and what each round prunes and recovers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
+
+import torch
 
 from ...lab.experiment.experiment import Experiment
 from ...lab.experiment.styles import look
 from ...lab.figures import plots
-from ...lab.figures.analyses import experiment_on, identified, layer_rows, networks, pruned
 from ...lab.figures.plots import Axes, Canvas
 from ...lab.figures.registry import Figure
 from ...lab.figures.sources import Analysis, Settings
-from ...lab.records.statistics import spread
-from ...lab.records.tables import Row, Rows, grouped
-from ...lab.run.network import Network
+from ...lab.records.tables import Row, Rows, grouped, spread
+from ...lab.run.network import Network, pruned
 from ...lab.run.options import RunOptions
 from ...pruning.round import Record, Round
 from ...scope import prunable
 
 DIGITS = [("digits", "small-vgg")]
 CIFAR10 = [("cifar10", "resnet50"), ("cifar10", "vgg19")]
+
+# What analyses share: networks at their initial weights, and rows about their masks
+
+
+def networks(settings: Mapping[str, Any], options: RunOptions) -> Iterator[Network]:
+    """Yield each network at its initial weights, as a run has it: all `pairs` of data and model, with all `seeds`."""
+    for (data, model), seed in product(settings["pairs"], settings["seeds"]):
+        experiment = Experiment(model, data, seed=seed).resolved(options.device)
+        yield Network(experiment, options, torch.device(options.device))
+
+
+def experiment_on(network: Network, method: str, sparsity: float, **changes: Any) -> Experiment:
+    """Return the experiment of a run with this network; an analysis only prunes, and does not train."""
+    base = network.experiment
+    return Experiment(base.model, base.data, method, sparsity, base.seed, **changes).resolved(network.device.type)
+
+
+def identified(experiment: Experiment) -> Row:
+    """Return the columns with which every row of an analysis begins."""
+    return {name: getattr(experiment, name) for name in ("data", "model", "method", "sparsity", "seed")}
+
+
+def layer_rows(sizes: Mapping[str, int], kept: Mapping[str, int]) -> Iterator[Row]:
+    """Yield a row for each layer, from the input to the output.
+
+    >>> list(layer_rows({"conv.weight": 8}, {"conv.weight": 2}))
+    [{'layer': 1, 'name': 'conv', 'total': 8, 'kept': 2, 'density': 0.25}]
+    """
+    for number, (name, size) in enumerate(sizes.items(), 1):
+        about = {"layer": number, "name": name.removesuffix(".weight")}
+        yield about | {"total": size, "kept": kept[name], "density": kept[name] / size}
+
 
 # Figure 8: how many weights each method keeps in each layer
 
@@ -46,12 +78,11 @@ STRIP = 0.07  # height of one row of crosses, as a fraction of the zoomed axis
 def layers(settings: Settings, options: RunOptions) -> Iterator[Row]:
     """Count how many weights each method keeps in each layer."""
     for network in networks(settings, options):
+        sizes = {name: weight.numel() for name, weight in prunable(network.model).items()}
         for method in settings["methods"]:
             changes = settings["changes"].get(method, {})
             experiment = experiment_on(network, method, settings["sparsity"], **changes)
-            masks = pruned(network, experiment, options).masks
-            sizes = {name: mask.numel() for name, mask in masks.items()}
-            kept = {name: int(mask.count_nonzero()) for name, mask in masks.items()}
+            kept = pruned(network, experiment, options).rounds[-1].layers
             yield from (identified(experiment) | row for row in layer_rows(sizes, kept))
 
 

@@ -1,22 +1,32 @@
 """Figures 4 (left), 6 and 7: the FORCE saliency that T rounds reach, and that of the sparsified network."""
 
 from collections.abc import Iterator, Mapping
-from itertools import product
+from itertools import islice, product
 from math import log, nan
 from operator import itemgetter
 from statistics import correlation, fmean
 from typing import Any
 
+from ...data import Batch
 from ...lab.experiment.styles import look
 from ...lab.figures import plots
-from ...lab.figures.analyses import evaluation_batches, experiment_on, identified, networks, pruned
 from ...lab.figures.plots import Axes, Canvas
 from ...lab.figures.registry import Figure
 from ...lab.figures.sources import Analysis, Settings
 from ...lab.records.tables import Row, Rows, grouped
+from ...lab.run.network import Network, pruned
 from ...lab.run.options import RunOptions
 from ...pruning.saliency import saliency
-from .layers import CIFAR10, DIGITS
+from .layers import CIFAR10, DIGITS, experiment_on, identified, networks
+
+EVALUATION_SEED = 10_000  # masks are compared on batches of this seed: other batches of the same training images
+
+
+def evaluation_batches(network: Network, count: int) -> list[Batch]:
+    """Return the batches on which all masks of a network are compared."""
+    size, seed = network.experiment.plan().batch_size, network.experiment.seed
+    return list(islice(network.data.train.epoch(size, EVALUATION_SEED, seed, shuffle=True, augment=True), count))
+
 
 # The saliency of the pruned network against the number of rounds
 

@@ -12,8 +12,7 @@ from ...lab.experiment.styles import look, looks
 from ...lab.figures import plots
 from ...lab.figures.registry import Figure
 from ...lab.figures.sources import Analysis, Runs, Settings
-from ...lab.records.statistics import spread
-from ...lab.records.tables import Row, Rows, grouped, markdown
+from ...lab.records.tables import Row, Rows, grouped, markdown, spread
 from ...lab.run.network import built
 from ...lab.run.options import RunOptions
 from ...messages import counted
@@ -61,7 +60,6 @@ def _kind(row: Row) -> tuple[str, int, int]:
 
 
 def _name(method: str, rounds: int, batches: int) -> str:
-    """Return the method with its number of rounds or batches."""
     if method == RANDOM:
         return look(method).label
     number = counted(rounds, "round") if rounds > 1 else counted(batches, "batch", "es")
@@ -130,29 +128,22 @@ def shares(settings: Settings, options: RunOptions) -> Iterator[Row]:
     for data, model in settings["pairs"]:
         with torch.device("meta"):
             table = parameter_table(built(model, DATA[data].inputs))
-        yield {"source": OURS, "data": data, "model": model, **table._asdict()}
-
-
-def with_paper(rows: Rows) -> Rows:
-    printed = [each._asdict() for each in PARAMETERS]
-    return [*rows, *({"source": PAPER} | row | {"total": round(1e6 * row.pop("millions"))} for row in printed)]
+        for source, numbers in ((OURS, table), (PAPER, PARAMETERS[data, model])):
+            yield {"source": source, "data": data, "model": model, **numbers._asdict()}
 
 
 def draw_parameters(rows: Rows) -> str:
     """Return the percentages of all parameters, ours and the paper's; bold where they differ by more than rounding."""
     body = []
     for (data, model), both in grouped(rows, "data", "model").items():
-        by_source = {row["source"]: [_text(row, name) for name in (*SHARES, "total")] for row in both}
+        numbers = {row["source"]: [*(row[name] for name in SHARES), row["total"] / 1e6] for row in both}
+        by_source = {source: [f"{number:.2f}" for number in each] for source, each in numbers.items()}
         ours, paper = by_source[OURS], by_source[PAPER]
         marked = [text if text == theirs else f"**{text}**" for text, theirs in zip(ours, paper, strict=True)]
         body += [[f"{plots.title(data, model)}: {OURS}", *marked], [f"{plots.title(data, model)}: {PAPER}", *paper]]
     head = ["", "conv", "linear", "norm", "bias", "prunable", "total"]
     note = "In % of the total, and the total in millions; “bias” includes that of batch-norm. "
     return markdown(head, body, note + "Bold: differs from the paper in the last digit that it prints, or more.")
-
-
-def _text(row: Row, name: str) -> str:
-    return f"{row['total'] / 1e6:.2f}" if name == "total" else f"{row[name]:.2f}"
 
 
 FIGURES = {
@@ -172,9 +163,8 @@ FIGURES = {
         "Weights per layer type and the prunable share, for all eight pairs of network and data set.",
         Analysis(
             shares,
-            {scale: {"pairs": [(each.data, each.model) for each in PARAMETERS]} for scale in SCALES},
+            {scale: {"pairs": list(PARAMETERS)} for scale in SCALES},
             ("source", "data", "model", *SHARES, "total"),
-            with_paper,
         ),
         draw_parameters, ("1 s", "1 s", "1 s"), is_table=True,
     ),
