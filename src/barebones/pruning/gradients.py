@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -28,6 +29,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class Gradients:
     """Differentiates the loss of one batch at the model's present weights; a temperature divides its output first.
 
@@ -35,20 +37,15 @@ class Gradients:
     derivatives.
     """
 
+    model: nn.Module
+    parameters: list[nn.Parameter]
+    loss: Loss
+    objective: Objective | None
+    precision: str
     example: Any  # what the model is called with, an input or (args, kwargs); noted at the first call if it is None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        parameters: list[nn.Parameter],
-        loss: Loss,
-        objective: Objective | None,
-        precision: str,
-        example: Any = None,
-    ) -> None:
-        self.model, self.parameters, self.loss, self.objective = model, parameters, loss, objective
-        self.precision, self.example = precision, example
-        self._is_sharded = is_sharded(parameters[0])
+    def __post_init__(self) -> None:
+        self._is_sharded = is_sharded(self.parameters[0])
         self._graphs: dict[Any, Captured] = {}  # by the form of a batch and the temperature
         self._foreign: set[int] = set()  # addresses of memory that belongs to somebody else
 

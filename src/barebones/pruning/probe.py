@@ -17,7 +17,7 @@ from ..names import SCORING_PRECISIONS, STATISTICS
 from ..running import digest
 from ..running.chunks import chunks
 from ..running.inputs import first_sample, samples, tensors
-from ..running.modes import batch_norms, by_kind, restored, set_training, trainable, uncheckpointed, uncompiled
+from ..running.modes import batch_norms, by_kind, restored, trainable, uncheckpointed, uncompiled
 from ..running.precision import computing, widest
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
@@ -303,7 +303,7 @@ class Probe:
     def _as_configured(self) -> Iterator[None]:
         with restored(self.user_model), trainable(self.parameters.values()):
             for norm in self._norms:
-                set_training(norm, self.bn == "batch")
+                norm.training = self.bn == "batch"
             with torch.enable_grad(), uncheckpointed(), computing(self.device, self.precision):
                 yield
 

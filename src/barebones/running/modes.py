@@ -36,7 +36,8 @@ def restored(model: nn.Module) -> Iterator[None]:
         for parameter, gradient in gradients:
             parameter.grad = gradient
         for module, flag in zip(modules, flags, strict=True):
-            set_training(module, flag)
+            if module.training != flag:  # to set it takes longer
+                module.training = flag
         for table, buffers in tables:
             if list(map(id, table.values())) != list(map(id, buffers.values())):
                 table.clear()
@@ -97,12 +98,6 @@ class _PlainCall:
     @staticmethod
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
         return function(*args)
-
-
-def set_training(module: nn.Module, flag: bool) -> None:
-    """Set the train flag of one module, not of its children."""
-    if module.training != flag:
-        module.training = flag
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:

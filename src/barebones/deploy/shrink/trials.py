@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -29,26 +29,24 @@ class Trial:
     telling: bool  # whether the outputs with random values were finite and not all the same
 
 
+@dataclass
 class Trials:
     """The search for the smallest network that passes the comparison."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        masks: Masks,
-        coupling: Coupling,
-        reading: list[ChannelReader],
-        comparison: Comparison,
-        multiple_of: int,
-    ) -> None:
-        self.model, self.masks, self.coupling, self.reading = model, masks, coupling, reading
-        self.comparison, self.multiple_of = comparison, multiple_of
-        self.versions = [("", model, comparison)]  # as it is, and with each flag flipped
-        for flag in flags(model):
+    model: nn.Module
+    masks: Masks
+    coupling: Coupling
+    reading: list[ChannelReader]
+    comparison: Comparison
+    multiple_of: int
+    left: dict[str, str] = field(default_factory=dict)  # by layer: why channels without a signal are kept
+
+    def __post_init__(self) -> None:
+        self.versions = [("", self.model, self.comparison)]  # as it is, and with each flag flipped
+        for flag in flags(self.model):
             with suppress(Exception):  # it may not run with the other value
-                other = flipped(model, flag)
-                self.versions.append((flag, other, Comparison.for_network(other, comparison.inputs[0])))
-        self.left: dict[str, str] = {}  # by layer: why channels without a signal are kept
+                other = flipped(self.model, flag)
+                self.versions.append((flag, other, Comparison.for_network(other, self.comparison.inputs[0])))
 
     def best(self) -> Trial:
         """Return the trial that removes the most channels and still passes the comparison.

@@ -6,7 +6,7 @@ Each stage writes a file. A stage whose file exists is skipped, and an interrupt
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -107,20 +107,18 @@ def _ending(path: Path, experiment: Experiment, until: str) -> dict[str, Any] | 
     return result
 
 
+@dataclass
 class Stages:
     """The stages of one run, in the folder that it has locked."""
 
-    def __init__(
-        self,
-        options: RunOptions,
-        folder: files.Folder,
-        network: Network,
-        metrics: Metrics,
-        stopping: Callable[[], bool],
-    ) -> None:
-        self.experiment, self.options, self.folder, self.network = network.experiment, options, folder, network
-        self.metrics, self.report, self.stopping = metrics, metrics.report, stopping
-        self.model, self.data = network.model, network.data
+    options: RunOptions
+    folder: files.Folder
+    network: Network
+    metrics: Metrics
+    stopping: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self.experiment, self.model, self.data = self.network.experiment, self.network.model, self.network.data
         self.mark: Mark | None = None  # of the last finished stage: the metrics up to its end
         self.saved_at, self.saving_took = monotonic(), 0.0  # of the last checkpoint
         self.told_at = 0.0  # when progress was reported
@@ -165,7 +163,7 @@ class Stages:
         if found := list(connectivity.findings(about, self.skipped)):
             sentences, phrases = zip(*found, strict=True)
             told = {"warning": " ".join(sentences), "short": ", ".join(filter(None, phrases))}
-            self.report({"stage": "prune"} | told)
+            self.metrics.report({"stage": "prune"} | told)
         return masks, about
 
     def _prune(self, after: Round | None) -> None:
@@ -217,7 +215,6 @@ class Stages:
             maskfile.save_masks(masks, self.folder.path / files.MASK, **about, **stamp)
 
     def _copy_mask(self, source: Path | None) -> None:
-        """Take the masks of a file as those of this run."""
         if source is None:
             raise ValueError("the run has no masks yet; name their file with --mask FILE")
         masks = maskfile.load_masks(source, self.model)  # raises if they do not match the model
@@ -323,7 +320,7 @@ class Stages:
             return
         self.told_at, unit = monotonic(), COUNTED[stage]
         line = {"stage": stage, unit: finished + 1, unit + "s": total, "part": part}
-        self.report(line if resumed is None else line | {"resumed": resumed})
+        self.metrics.report(line if resumed is None else line | {"resumed": resumed})
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[dict[str, Any]]:
