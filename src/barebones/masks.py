@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import accumulate
@@ -64,12 +64,12 @@ class Masks(dict[str, Tensor]):
         return OrderedDict, (), None, None, iter(self.items())
 
 
-def _unflatten(tensors: Iterable[Any], names: Any) -> Masks:
-    return Masks(zip(names, tensors, strict=True))
-
-
 # torch's tree functions look into subclasses of dict only if they are registered
-register_pytree_node(Masks, lambda masks: (list(masks.values()), list(masks)), _unflatten)
+register_pytree_node(
+    Masks,
+    lambda masks: (list(masks.values()), list(masks)),
+    lambda tensors, names: Masks(zip(names, tensors, strict=True)),
+)
 
 
 def row(masks: Sequence[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..messages import counted
 from ..names import AXES, SCALES
-from .options import Jobs, RetryFailed, check_folder, check_output, split, with_options
+from .options import Jobs, RetryFailed, check_folder, check_output, completion, split, with_options
 from .terminal import say, stoppable
 
 
@@ -32,14 +32,13 @@ def _list(asked: bool) -> None:
     raise typer.Exit
 
 
-def _complete(incomplete: str) -> list[str]:
-    return [name for name in (*listed(), "all") if name.startswith(incomplete)]
-
-
 @with_options(experiment=False)
 def figure(
     name: Annotated[
-        str | None, typer.Argument(help="The name of a figure (see --list), or all.", autocompletion=_complete)
+        str | None,
+        typer.Argument(
+            help="The name of a figure (see --list), or all.", autocompletion=completion([*listed(), "all"])
+        ),
     ] = None,
     list_all: Annotated[
         bool,

@@ -25,7 +25,6 @@ UNKNOWN = 2**31  # the number of classes, until it is known
 
 
 def load(name: str, request: Request) -> Data:
-    """Load the data that the factory of this name returns."""
     given = _given(name, made(name, "data set", {"root": request.root}, RECIPE))
     if not isinstance(workers := given.get("workers", 0), int) or workers < 0:
         raise ValueError(f"workers of {name} is {workers!r:.40}; it must be a number of processes, 0 or more")

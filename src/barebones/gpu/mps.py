@@ -38,13 +38,13 @@ def service() -> Iterator[bool]:
 
 def _ask(*options: str, order: str = "") -> str | None:
     """Call the program that controls the service, and return what it prints; None if it fails."""
+    env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}  # which is for clients
     reads = subprocess.PIPE if order else subprocess.DEVNULL  # the service itself would keep a pipe open
+    command, order = [CONTROL, *options], order + "\n"
     try:
         asked = subprocess.run(
-            [CONTROL, *options], input=order + "\n", text=True, timeout=PATIENCE,
-            stdout=reads, stderr=subprocess.DEVNULL,
-            env={name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"},  # for clients
-        )  # fmt: skip
+            command, input=order, stdout=reads, stderr=subprocess.DEVNULL, text=True, timeout=PATIENCE, env=env
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return (asked.stdout or "").strip() if asked.returncode == 0 else None

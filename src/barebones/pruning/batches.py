@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..messages import shortened
 from ..running import digest
 from ..running.inputs import cut, on_device, samples
-from ..running.rng import forked
+from ..running.rng import forked, put_back
 
 Source = Iterable[Any] | Callable[[int], Iterable[Any]]
 END = object()
@@ -103,14 +103,14 @@ class Batches:
     @contextmanager
     def _fetching(self, *where: object) -> Iterator[None]:
         """Seed the global generators for this place of the stream, and continue the source's own; restore them all."""
-        outside = [g.get_state() for g in self._generators]
-        _set_states(self._generators, self._states)
-        try:
-            with forked(self.device, seed=digest.text(self.seed, *where)):
-                yield
-        finally:
-            self._states = [g.get_state() for g in self._generators]
-            _set_states(self._generators, outside)
+        with put_back(self._generators):
+            for generator, state in zip(self._generators, self._states, strict=True):
+                generator.set_state(state)
+            try:
+                with forked(self.device, seed=digest.text(self.seed, *where)):
+                    yield
+            finally:
+                self._states = [g.get_state() for g in self._generators]
 
 
 def _generators_of(source: object) -> list[torch.Generator]:
@@ -118,11 +118,6 @@ def _generators_of(source: object) -> list[torch.Generator]:
     holders = (source, getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     generators = [getattr(holder, "generator", None) for holder in holders]
     return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
-
-
-def _set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)
 
 
 def micro_batches(

@@ -104,14 +104,9 @@ def patterned(
     return Masks({name: _spread(best[name], scores[name], a, b, groups.get(name)) for name in scores})
 
 
-def _cube(tensor: Tensor, groups: int | None) -> Tensor:
-    """Return a tensor of outputs, inputs and places of the kernel."""
-    return by_channels(tensor, groups).view(*_sides(tensor.shape, groups), -1)
-
-
 def _blocks(tensor: Tensor, rows: int, columns: int, groups: int | None) -> Tensor:
-    cube = _cube(tensor, groups)
-    return cube.reshape(cube.shape[0] // rows, rows, cube.shape[1] // columns, columns, cube.shape[2])
+    outputs, inputs = _sides(tensor.shape, groups)
+    return by_channels(tensor, groups).reshape(outputs // rows, rows, inputs // columns, columns, -1)
 
 
 def _spread(best: Tensor, like: Tensor, rows: int, columns: int, groups: int | None) -> Tensor:

@@ -30,7 +30,7 @@ def forked(device: torch.device, seed: int | None = None) -> Iterator[None]:
     >>> bool((torch.get_rng_state() == before).all())
     True
     """
-    with _put_back([*generators(device), random, *_numpy_random()]):
+    with put_back([*generators(device), random, *_numpy_random()]):
         if seed is not None:
             reseed(device, seed)
         yield
@@ -50,11 +50,12 @@ def own_generators(modules: Iterable[nn.Module]) -> AbstractContextManager[None]
     kinds = [torch.Generator, random.Random]
     for numpy in _numpy_random():
         kinds += [numpy.RandomState, numpy.Generator]
-    return _put_back(value for module in modules for value in vars(module).values() if type(value) in kinds)
+    return put_back(value for module in modules for value in vars(module).values() if type(value) in kinds)
 
 
 @contextmanager
-def _put_back(generators: Iterable[Any]) -> Iterator[None]:
+def put_back(generators: Iterable[Any]) -> Iterator[None]:
+    """Put generators of torch, Python and NumPy back at the end."""
     states = [(write, read()) for read, write in map(_access, generators)]
     try:
         yield

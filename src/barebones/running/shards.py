@@ -5,6 +5,7 @@ Nothing here imports torch's distributed package unless a tensor is sharded.
 
 from collections.abc import Callable, Iterable, Mapping
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,20 +75,14 @@ def own_rows(whole: Tensor, like: Tensor) -> Tensor:
     return whole.view(like.shape)[start : start + local(like).shape[0]] if like.dim() else whole
 
 
-def sharded_like(rows: Tensor, like: Tensor) -> Tensor:
+def sharded_like(rows: Tensor, like: Any) -> Tensor:
     """Return a DTensor of these rows, with the shape and placements of another; for a plain tensor, the rows."""
     if not is_sharded(like):
         return rows
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
-        rows,
-        like.device_mesh,  # type: ignore[attr-defined]
-        like.placements,  # type: ignore[attr-defined]
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
+    about = {"shape": like.shape, "stride": like.stride()}
+    return DTensor.from_local(rows, like.device_mesh, like.placements, run_check=False, **about)
 
 
 def reshard(model: nn.Module) -> None:

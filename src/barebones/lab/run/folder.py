@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,22 +126,20 @@ def emptied(path: Path) -> None:
 
 def finished(folder: Path, experiment: Experiment | None = None) -> dict[str, Any] | None:
     """Return the result of a finished run, which must be whole and of this run; None if the run is not finished."""
-    return _ending(folder / RESULT, experiment)
+    return _ending(folder, RESULT, experiment.folder if experiment is not None else None)
 
 
 def failed(folder: Path) -> dict[str, Any] | None:
     """Return why a sweep could not finish the run; None if it did not fail."""
-    return _ending(folder / FAILURE, None)
+    return _ending(folder, FAILURE)
 
 
-def _ending(path: Path, experiment: Experiment | None) -> dict[str, Any] | None:
-    run = experiment.folder if experiment is not None else None
-    if run is None and (path.parent / EXPERIMENT).exists():  # a run may fail before it is written
-        run = recorded(path.parent)[1]
-    try:
-        return read_json(path, run)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def _ending(folder: Path, name: str, run: str | None = None) -> dict[str, Any] | None:
+    if run is None and (folder / EXPERIMENT).exists():  # a run may fail before it is written
+        run = recorded(folder)[1]
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return read_json(folder / name, run)
+    return None
 
 
 def recorded(folder: Path) -> tuple[dict[str, Any], str]:

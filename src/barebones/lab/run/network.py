@@ -18,6 +18,7 @@ from ...imports import is_code, source_digest
 from ...masks import Scores, size
 from ...messages import shape_of, shortened
 from ...models import build, initialize, wanted
+from ...models.from_timm import Wanted
 from ...pruning.channels import find_channels
 from ...pruning.controls import reinitialized
 from ...pruning.methods import METHODS
@@ -170,7 +171,6 @@ def initial(experiment: Experiment, inputs: Inputs | None = None) -> nn.Module:
 
 
 def built(name: str, inputs: Inputs) -> nn.Module:
-    """Build the network of this name for such inputs."""
     if not inputs.size and not is_code(name):
         shape = shape_of(inputs.shape)
         raise ValueError(
@@ -216,13 +216,10 @@ def _unread(experiment: Experiment, device: torch.device) -> Data:
 
 def data_of(experiment: Experiment, options: RunOptions) -> Data:
     """Load the experiment's data in the form that its network wants, once in a process however many runs use it."""
-    return cached_data(
-        experiment.data, options.data_root, options.device, options.download, *(wanted(experiment.model) or ())
-    )
+    return cached_data(experiment.data, options.data_root, options.device, options.download, wanted(experiment.model))
 
 
 @lru_cache(maxsize=2)
-def cached_data(name: str, root: Path | None, device: str, download: bool, *wish: Any) -> Data:
-    """Load a data set; `wish` has the size, the mean and the standard deviation that a network wants."""
-    form = dict(zip(("size", "mean", "std"), wish, strict=False))
+def cached_data(name: str, root: Path | None, device: str, download: bool, wish: Wanted | None) -> Data:
+    form = wish._asdict() if wish else {}
     return load_data(name, root, device, download, channels_last=device.startswith("cuda"), **form)

@@ -150,11 +150,9 @@ REMEDIES = {
 }
 
 
-def _numbers(line: Line, prefix: str = "") -> list[tuple[str, float]]:
-    numbers: list[tuple[str, float]] = []
+def _numbers(line: Line, prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in line.items():
-        if isinstance(value, dict):
-            numbers += [] if name == "layers" else _numbers(value, f"{prefix}{name}/")
+        if isinstance(value, dict) and name != "layers":
+            yield from _numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            numbers.append((prefix + name, float(value)))
-    return numbers
+            yield prefix + name, float(value)

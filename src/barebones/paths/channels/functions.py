@@ -138,12 +138,11 @@ def view(labels: Labels, call: Call) -> Tensor:
     given = _given(call, x, result)
     varying = [d for d in range(result.dim()) if varies(result, d)]
     bound = [d for d in varying if given[d]]
-    if bound and len(bound) < len(varying):
-        for d in bound:
-            labels.couple(result, result.amax(d, keepdim=True))
-    elif bound and len(varying) > sum(varies(groups, d) for d in range(groups.dim())):  # one dimension became several
-        for d in varying[:-1]:
-            labels.couple(result, result.amax(d, keepdim=True))
+    if len(bound) == len(varying):
+        divided = len(varying) > sum(varies(groups, d) for d in range(groups.dim()))  # one dimension became several
+        bound = varying[:-1] if divided else []
+    for d in bound:
+        labels.couple(result, result.amax(d, keepdim=True))
     return call.func(*call.args, **call.kwargs)
 
 

@@ -50,7 +50,6 @@ def convolution(labels: Labels, call: Call) -> Tensor:
 
 
 def embedding(labels: Labels, call: Call) -> Tensor:
-    """Embeddings write the columns of their table."""
     arguments = call.named("input", "weight")
     layer = labels.layer(nn.Embedding, arguments["weight"])
     if layer is None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....accounting import LayerAccount, account
+from ....accounting import Account, LayerAccount, account
 from ....data import DATA
 from ....files.masks import NUMBERS, load_masks
 from ....masks import Masks
@@ -183,11 +183,10 @@ def _mask(folder: Path, owner: str | None, settings: Row | None, effective: bool
             layers = _effective_layers(masks, settings)
         except UNREADABLE_ERRORS as error:
             note = str(error).splitlines()[0][:300]
-    total, kept = sum(layer.total for layer in layers), sum(layer.kept for layer in layers)
-    counted: Row = {"prunable": total, "kept": kept, "sparsity": (total - kept) / max(total, 1)}
-    if layers and all(layer.effective is not None for layer in layers):
-        on_path = sum(layer.effective or 0 for layer in layers)
-        counted |= {"effective": on_path, "effective_sparsity": (total - on_path) / max(total, 1)}
+    sums = Account(layers, 0, 0, 0)
+    counted: Row = {"prunable": sums.total, "kept": sums.kept, "sparsity": sums.sparsity}
+    if layers and sums.effective is not None:
+        counted |= {"effective": sums.effective, "effective_sparsity": sums.effective_sparsity}
     stated = masks.about.get("account") or {}
     return {
         "stated": stated, "counted": counted, "note": note or stated.get("not_followed"),
