@@ -44,11 +44,15 @@ def load(name: str, request: Request) -> Data:
     normalization = _normalization(name, given, split("train"), inputs, request)
     splits = {part: split(part, normalization) for part in PARTS if part in given}
     return Data(
-        name, classes, normalization.shape(*inputs.shape),
-        train=splits["train"], validation=splits.get("validation"), test=splits["test"],
+        name,
+        classes,
+        normalization.shape(*inputs.shape),
+        train=splits["train"],
+        validation=splits.get("validation"),
+        test=splits["test"],
         dtype="float32" if normalization.normalizes else inputs.dtype,
         digest=digest.hexadecimal(tensor for each in splits.values() for tensor in _content(each)),
-    )  # fmt: skip
+    )
 
 
 def _given(name: str, returned: Any) -> Mapping[str, Any]:

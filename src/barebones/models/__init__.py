@@ -17,9 +17,16 @@ from .table import ParameterTable, parameter_table
 from .vgg import VGG
 
 __all__ = [
-    "MODELS", "NORM_SCALES", "SCHEMES", "ParameterTable", "SmallResNet", "SmallVGG", "build", "initialize",
+    "MODELS",
+    "NORM_SCALES",
+    "SCHEMES",
+    "ParameterTable",
+    "SmallResNet",
+    "SmallVGG",
+    "build",
+    "initialize",
     "parameter_table",
-]  # fmt: skip
+]
 
 IMAGENET_SIZE = 128  # smaller images get the variant for CIFAR and Tiny-ImageNet, others the one for ImageNet
 

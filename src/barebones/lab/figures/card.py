@@ -34,11 +34,17 @@ bb.audit(model, masks)  # raises an error if a pruned weight is not zero"""
 def config(experiment: Experiment, network: nn.Module, counts: Account, inputs: Inputs) -> dict[str, Any]:
     """Return the content of config.json: everything needed to build the network again, and its sparsity."""
     return {
-        "model_type": "barebones", "architectures": [type(network).__name__], "barebones_version": __version__,
-        "model": experiment.model, "num_classes": inputs.classes, "input_shape": list(inputs.shape),
-        "input_dtype": inputs.dtype, "sparsity": counts.sparsity, "effective_sparsity": counts.effective_sparsity,
+        "model_type": "barebones",
+        "architectures": [type(network).__name__],
+        "barebones_version": __version__,
+        "model": experiment.model,
+        "num_classes": inputs.classes,
+        "input_shape": list(inputs.shape),
+        "input_dtype": inputs.dtype,
+        "sparsity": counts.sparsity,
+        "effective_sparsity": counts.effective_sparsity,
         "experiment": experiment.to_dict(),
-    }  # fmt: skip
+    }
 
 
 def card(

@@ -62,9 +62,13 @@ class Runs:
         options = context.options.for_smoke() if scale == "smoke" else context.options
         options = replace(options, runs=self._folder(options.runs))
         outcome = sweep(
-            listed, options, jobs=self.jobs or context.jobs, retry_failed=context.retry_failed,
-            console=context.console, stopping=context.stopping,
-        )  # fmt: skip
+            listed,
+            options,
+            jobs=self.jobs or context.jobs,
+            retry_failed=context.retry_failed,
+            console=context.console,
+            stopping=context.stopping,
+        )
         if context.stopping() or outcome.stopped:
             raise Stopped
         if outcome.failed:

@@ -113,9 +113,13 @@ def _scoring(network: Network, experiment: Experiment, options: RunOptions) -> d
     return {
         "model": network.initial(experiment.scoring_init) if experiment.scoring_init else network.model,
         "batches": network.data.train.scoring(experiment.plan().batch_size, experiment.seed),
-        "loss": experiment.loss, "scope": experiment.scope, "bn": experiment.scoring_bn, "seed": experiment.seed,
-        "precision": experiment.scoring_precision or "fp32", "micro_batch": options.micro_batch,
-    }  # fmt: skip
+        "loss": experiment.loss,
+        "scope": experiment.scope,
+        "bn": experiment.scoring_bn,
+        "seed": experiment.seed,
+        "precision": experiment.scoring_precision or "fp32",
+        "micro_batch": options.micro_batch,
+    }
 
 
 def check_micro_batch(model: nn.Module, experiment: Experiment, options: RunOptions, until: str) -> None:

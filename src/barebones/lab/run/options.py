@@ -71,11 +71,15 @@ def environment(options: RunOptions, epochs: int) -> dict[str, Any]:
     if device.type not in ("cpu", "cuda"):
         processor = f"{device.type} of {processor}"
     return {
-        "barebones": __version__, "torch": torch.__version__, "python": platform.python_version(),
+        "barebones": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
-        "threads": torch.get_num_threads(), "compiled": options.compiles(epochs),
-        "captured": options.captured and device.type == "cuda", "micro_batch": options.micro_batch,
-    }  # fmt: skip
+        "threads": torch.get_num_threads(),
+        "compiled": options.compiles(epochs),
+        "captured": options.captured and device.type == "cuda",
+        "micro_batch": options.micro_batch,
+    }
 
 
 def made() -> dict[str, Any]:

@@ -189,10 +189,13 @@ def _mask(folder: Path, owner: str | None, settings: Row | None, effective: bool
         counted |= {"effective": sums.effective, "effective_sparsity": sums.effective_sparsity}
     stated = masks.about.get("account") or {}
     return {
-        "stated": stated, "counted": counted, "note": note or stated.get("not_followed"),
-        "collapsed": masks.about.get("collapsed"), "seconds": masks.about.get("seconds"),
+        "stated": stated,
+        "counted": counted,
+        "note": note or stated.get("not_followed"),
+        "collapsed": masks.about.get("collapsed"),
+        "seconds": masks.about.get("seconds"),
         "layers": [[la.name, list(la.shape), la.total, la.kept, la.effective] for la in layers],
-    }  # fmt: skip
+    }
 
 
 def _effective_layers(masks: Masks, settings: Row) -> list[LayerAccount]:
