@@ -12,11 +12,12 @@ from measuring import start
 import barebones as bb
 from barebones.cli.options import check_device, check_output
 from barebones.lab.figures import plots
-from barebones.lab.figures.analyses import evaluation_batches, experiment_on, identified, networks
 from barebones.lab.records import tables
 from barebones.lab.run.network import deterministic
 from barebones.lab.run.options import RunOptions
 from barebones.masks import size
+from barebones.paper.figures.layers import experiment_on, identified, networks
+from barebones.paper.figures.saliency import evaluation_batches
 
 SETTINGS: dict[str, dict[str, Any]] = {  # by scale; the networks have neither grouped nor transposed convolutions
     "smoke": {"pairs": [("digits", "small-vgg")], "seeds": [0], "sparsity": 0.98, "rounds": 40},
