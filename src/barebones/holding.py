@@ -60,8 +60,8 @@ class Hold:
                 if bits is None or bits.is_inference():  # the layout of the weight is three times faster than another
                     bits = torch.empty_like(local(p), dtype=INTEGER[p.element_size()])
                 self._bits[p] = bits.copy_(local(mask)).neg_()
-        if before.keys() != self._bits.keys():
-            self._clearings.clear()
+        same = before.keys() == self._bits.keys()  # and no weight lies elsewhere in memory, as in another layout
+        self._clearings = {key: each for key, each in self._clearings.items() if same and key == _layout(each[0])}
         for held, clearing in self._clearings.values():
             clearing.keep(self._kept(held))
 
@@ -145,8 +145,10 @@ class Hold:
         """
         masked = [(name, p, masks[name]) for name, p in self._named.items()]
         bits, self._bits = self._bits, {p: self._bits_for(p) * mask for _, p, mask in masked if p in self._bits}
-        self.apply()
-        self._bits = bits
+        try:
+            self.apply()
+        finally:
+            self._bits = bits
         self._take(masked)
 
     def __enter__(self) -> Hold:
@@ -209,7 +211,7 @@ class Hold:
             return None
         from .gpu import clearing  # here, because loading Triton takes a while
 
-        layout = tuple((id(p), p.device, p.dtype, p.stride()) for p in held)
+        layout = _layout(held)
         if layout not in self._clearings:
             if any((p.device, p.element_size()) != (first.device, first.element_size()) for p in held):
                 return None
@@ -333,6 +335,10 @@ def audit(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
         layers = [f"{name} ({n} of {mask.numel() - count(mask)})" for name, _, mask in masked if (n := nonzero[name])]
         weights = "1 pruned weight is" if total == 1 else f"{total} pruned weights are"
         raise ValueError(f"{weights} not zero: {shortened(layers)}; hold the masks during training, or call apply()")
+
+
+def _layout(held: Sequence[nn.Parameter]) -> tuple[Any, ...]:
+    return tuple((id(p), p.device, p.dtype, p.stride()) for p in held)
 
 
 def _clear(tensor: Tensor, bits: Tensor) -> None:

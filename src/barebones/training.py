@@ -75,8 +75,7 @@ class Sam(AfterStep):
     @contextmanager
     def perturbed(self) -> Iterator[None]:
         """Add ρ g / ‖g‖ to the weights within the block, and put them back; g is the gradient of the last step."""
-        state = self._optimizer.state
-        chosen = [p for group in self._optimizer.param_groups for p in group["params"] if PREVIOUS in state.get(p, ())]
+        state, chosen = self._optimizer.state, _remembered(self._optimizer)
         weights = [local(p).detach() for p in chosen]
         copies = [torch.empty_like(weight) for weight in weights]
         if chosen:
@@ -100,8 +99,13 @@ class Sam(AfterStep):
         previous = [optimizer.state[p].setdefault(PREVIOUS, torch.empty_like(p)) for p in trained]
         if trained:  # the same memory each time, as a CUDA graph needs
             torch._foreach_copy_([local(g) for g in previous], [local(p.grad.to_dense()) for p in trained])
+        remembered = _remembered(optimizer)  # more than those trained in this step, if a layer is left out now and then
         for held in holds(optimizer):
-            held.clear(trained, previous)
+            held.clear(remembered, [optimizer.state[p][PREVIOUS] for p in remembered])
+
+
+def _remembered(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"] if PREVIOUS in optimizer.state.get(p, ())]
 
 
 def sam(optimizer: Optimizer, rho: float = 0.05) -> Sam:

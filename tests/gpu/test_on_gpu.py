@@ -227,6 +227,13 @@ def test_held_weights_are_cleared_with_one_launch(layout, dtype):
             p.fill_(1.0)
     handle._clear_weights(optimizer)
     bb.audit(model, masks)
+    masks = {name: torch.rand(m.shape, device="cuda") < 0.3 for name, m in masks.items()}
+    handle.load_state_dict(masks)
+    with torch.no_grad():
+        for p in model.to(memory_format=torch.contiguous_format).parameters():
+            p.fill_(1.0)
+    handle._clear_weights(optimizer)
+    assert all(torch.equal(model.get_parameter(name) != 0, mask) for name, mask in masks.items())
     held = [model.get_parameter(name) for name in masks]
     others = [torch.ones_like(p) for p in held]  # such as gradients, in the layout of their weights
     handle.clear(held, others)

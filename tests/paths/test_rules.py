@@ -367,8 +367,42 @@ def routed(h: Tensor) -> Tensor:
     return out
 
 
+def spiking(h: Tensor) -> Tensor:
+    left = torch.zeros_like(h)
+    for _ in range(2):
+        left = left + h
+        left = left * (1 - (left > 1).float())
+    return left
+
+
+def experts_by_place(h: Tensor) -> Tensor:
+    share, expert = h.softmax(-1).topk(2)
+    chosen, out = F.one_hot(expert, h.shape[1]).permute(2, 1, 0), torch.zeros_like(h)
+    for each in chosen:
+        place, row = torch.where(each)
+        out.index_add_(0, row, h[row] * share[row, place, None])
+    return out
+
+
+def winners(kind: torch.dtype) -> Callable[[Tensor], Tensor]:
+    def forward(h: Tensor) -> Tensor:
+        mask = torch.zeros_like(h, dtype=kind)
+        mask[torch.arange(len(h))[:, None], h.topk(2).indices] = 1
+        return h * mask
+
+    return forward
+
+
 DECISIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "comparison": lambda h: h * (h > 1),
+    "the other way": lambda h: h * (1 - (h > 1).type_as(h)),
+    "the mask of a mask": lambda h: h * ((h > 1).float() == 0),
+    "spikes": spiking,
+    "winners": winners(torch.bool),
+    "shares of winners": winners(torch.float),
+    "bools in place": lambda h: h * torch.zeros_like(h).bool().scatter_(-1, h.topk(2).indices, True),
+    "experts by place": experts_by_place,
+    "limits in place": lambda h: h.unbind(1)[0].clamp_(0, 6)[:, None] + h.clone().clamp_(-1, 1),
     "comparisons": lambda h: h * (h > 0.5).float() * ~(h > 2),
     "constant": lambda h: torch.where(h > 0.5, h, 0.1),
     "count": lambda h: h / (h > 0).sum(-1, keepdim=True),

@@ -138,6 +138,32 @@ def three(**parts: nn.Module) -> dict[str, nn.Module]:
     return {"a": nn.Linear(6, 8), "b": nn.Linear(6, 8), "c": nn.Linear(6, 8), "head": nn.Linear(8, 3)} | parts
 
 
+class Scaled(nn.Module):
+    """A norm of scaled values, which fills a list that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.norm = nn.Parameter(torch.rand(8, 1) + 1), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor, outputs: list[Tensor]) -> None:
+        outputs.append(self.norm(x * self.scale.view(8)))
+
+
+def scaled(net: Any, x: Tensor) -> Tensor:
+    outputs: list[Tensor] = []
+    net.block(net.a(x), outputs)
+    return net.head(outputs[0])
+
+
+class InputsFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
 SHARING = lambda net, x: F.linear(x, net.a.weight + torch.cat([net.b.weight, net.c.weight]))
 FIRST = lambda net, x: net.head(net.norm(net.a(x)))
 NORM = {"norm": nn.BatchNorm1d(8)}
@@ -150,6 +176,8 @@ SCORED: dict[str, tuple[Any, ...]] = {
     "a product of signals": (gated, NORM, {}, "abc", "a"),
     "norms in scope": (FIRST, NORM, {"scope": "*.weight"}, "a", "a"),
     "all in scope": (FIRST, NORM, {"scope": "all"}, "a", "a"),
+    "scales in another shape": (scaled, {"block": Scaled()}, {}, "a", "a"),
+    "inputs first": (FIRST, {"a": InputsFirst()} | NORM, {"scope": "*.weight"}, "", ""),
     "a batch that is changed": (lambda net, x: net.head(net.norm(net.a(x.mul_(3)))), NORM, {}, "a", "a"),
 }  # fmt: skip
 

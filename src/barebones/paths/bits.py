@@ -71,6 +71,7 @@ COUNTS = frozenset("nonzero argwhere masked_select unique unique_consecutive bin
 LENGTHS = ("arange", "linspace", "one_hot")
 # Functions that write values to some places of their first argument.
 WRITES = frozenset("setitem index_put index_add index_copy index_fill scatter scatter_add masked_scatter".split())  # noqa: SIM905
+CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
 
 
 class Bits(TorchFunctionMode):
@@ -143,24 +144,37 @@ class Bits(TorchFunctionMode):
         if self.strict and rule not in (skip, blank) and depends:
             return self._flooded(call)
         if rule not in (skip, blank) and any(t in self.decided for t in call.tensors):
-            if not (call.inplace and call.args[0].is_floating_point()):
-                plain = call.plain()
-                if call.inplace or all(t.dtype == torch.bool for t in tree_leaves(plain) if isinstance(t, Tensor)):
-                    return tree_map(self._decide, plain)
-            call = self._either_way(call)
-            if not call.live:
-                return tree_map(self._decide, call.func(*call.args, **call.kwargs))
-            if call.name in WRITES:
-                if all(t is call.args[0] for t in call.live):
-                    return call.args[0] if call.inplace else call.args[0].clone()
-                rule = mixed
+            return self._decision(call, rule)
+        return self._followed(call, rule)
+
+    def _decision(self, call: Call, rule: Rule) -> Any:
+        """Follow a call that takes something that signals decide: a mask counts as true, and cuts nothing."""
+        written = call.args[: call.inplace]  # the tensor that an operation in place changes
+        if call.name in ("to", "type_as") and call.live and call.args[0] in self.decided:
+            return self._decide(call.args[0].to(call.live[0].dtype))
+        if not (written and written[0].is_floating_point()):
+            plain = call.plain()
+            if written or all(t.dtype == torch.bool for t in tree_leaves(plain) if isinstance(t, Tensor)):
+                return tree_map(self._decide, (plain, *written))[0]
+        call = self._either_way(call)
+        if not call.live:
+            return tree_map(self._decide, (call.func(*call.args, **call.kwargs), *written))[0]
+        if call.name not in WRITES:
+            return self._followed(call, rule)
+        if all(t is call.args[0] for t in call.live):
+            return call.args[0] if call.inplace else call.args[0].clone()
+        return self._followed(call, mixed)
+
+    def _followed(self, call: Call, rule: Rule) -> Any:
         if not call.live and rule not in (skip, blank):
             return tree_map(partial(self._constant, call), call.func(*call.args, **call.kwargs))
-        if call.inplace and rule is pass_on:
+        if call.inplace and (rule is pass_on or (call.name in CLAMPS and all(t is call.args[0] for t in call.live))):
             return call.args[0]
         if call.returns_integers:  # which autograd does not track
-            shaped = call.name.startswith("new_") or call.name.endswith("_like")  # whatever the values are
-            return (partial(self._note, call) if self.strict or shaped else self._decide)(call.plain())
+            plain = call.plain()
+            if self.strict or call.name.startswith("new_") or call.name.endswith("_like"):  # whatever the values are
+                return self._note(call, plain)
+            return self._decide(plain)
         if call.live and all(t in self.weights for t in call.live):
             call.weight = self.weights[call.live[0]]
         call.share = all(t in self.shares for t in call.live)
@@ -183,17 +197,16 @@ class Bits(TorchFunctionMode):
     def _either_way(self, call: Call) -> Call:
         """Return the call with masks that signals decide as true, so that a product or a choice keeps every value."""
 
-        masks = {id(t) for t in call.tensors if t.dtype == torch.bool and t in self.decided}
+        counts = call.name in COUNTS or (call.name == "where" and len(call.tensors) == 1)
+        masks = {id(t) for t in call.tensors if (counts or t.dtype == torch.bool) and t in self.decided}
         true = partial(tree_map, lambda value: torch.ones_like(value) if id(value) in masks else value)
         return Call(call.func, true(call.args), true(call.kwargs))
 
     def _decide(self, result: Any) -> Any:
-        """Record integers and bools that live tensors decide; floats that are computed of them alone are not zero."""
+        """Record what live tensors decide: integers, bools, and floats of these alone, which are filled with 1."""
         if not isinstance(result, Tensor):
             return result
-        if result.is_floating_point():
-            return result.fill_(1)
-        self.decided[result] = True
+        self.decided[result.fill_(1) if result.is_floating_point() else result] = True
         return result
 
     def _selected(self, call: Call, table: Tensor, dims: tuple[int, ...]) -> Tensor | None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
 
 from ..gpu.graphs import Captured
 from ..masks import Masks
@@ -50,9 +49,11 @@ class Masking:
         self._put: Callable[..., None] = Captured(put) if capture else put
         self._versions = self._current_versions()
         names = {id(parameter): name for name, parameter in parameters.items()}
-        self._layers = [m for _, m in layers(model) if any(map(_is_matrix, m._parameters.values()))]
-        weights = ((names.get(id(m._parameters.get("weight"))), m._parameters.get("bias"), m) for m in self._layers)
-        self._biases = {m: (name, bias) for name, bias, m in weights if name is not None and bias is not None}
+        own = ((m, m._parameters.get("weight"), m._parameters.get("bias")) for _, m in layers(model))
+        found = [(m, names[id(w)], bias) for m, w, bias in own if w is not None and id(w) in names and w.dim() > 1]
+        self._biases = {m: (name, bias) for m, name, bias in found if bias is not None}
+        mixing = (m for _, m in layers(model) if any(map(_is_matrix, m._parameters.values())))
+        self._layers = {*mixing, *(m for m, *_ in found)}  # those that mix channels
         self._normed: list[nn.Module] | None = None  # layers whose biases reach a norm; None: not known yet
         self._masks: Masks | None = None
         self._saved: list[tuple[Tensor, Tensor]] = []  # biases that are silenced, and their values
@@ -92,8 +93,10 @@ class Masking:
         for layer in self._normed:
             name, whole = self._biases[layer]
             bias, used = local(whole.data), used_channels(self._masks[name], self.transposed.get(name), self.shards)
-            self._saved.append((bias, bias.clone()))
-            bias.masked_fill_(~(own_rows(used, whole) if name in self.transposed else used), 0.0)
+            used = own_rows(used, whole) if name in self.transposed else used
+            if used.shape == bias.shape:  # not in a layer of the user's own whose inputs come first
+                self._saved.append((bias, bias.clone()))
+                bias.masked_fill_(~used, 0.0)
 
     def _found(self, evaluate: Callable[[], object]) -> list[nn.Module]:
         """Return the layers whose biases reach a norm."""
@@ -103,7 +106,7 @@ class Masking:
         def cut(module: nn.Module, args: Any, kwargs: Any) -> Any:  # so that only its own bias is seen behind a layer
             if module in self._biases:
                 biases[id(module.bias)] = module
-            return tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+            return tuple(map(_cut, args)), {key: _cut(value) for key, value in kwargs.items()}
 
         def note(norm: nn.Module, args: tuple[Any, ...]) -> None:
             entered.extend(arg for arg in args if isinstance(arg, Tensor))
@@ -125,14 +128,25 @@ class Masking:
         return [(parameter._version, local(parameter).data_ptr()) for parameter in self.parameters.values()]
 
 
+def _cut(value: Any) -> Any:  # a list stays the list that the caller may go on with
+    return value.detach() if isinstance(value, Tensor) else value
+
+
 def _is_matrix(parameter: Tensor | None) -> bool:
-    return parameter is not None and (is_lazy(parameter) or parameter.dim() > 1)
+    return parameter is not None and (is_lazy(parameter) or sum(n > 1 for n in parameter.shape) > 1)
 
 
 def _keeps_sums(node: Node) -> bool:
     """Return whether a constant in a function's input is one in its output: not in the product of two signals."""
-    signals = [following for following, _ in node.next_functions if following and not hasattr(following, "variable")]
+    signals = [following for following, _ in node.next_functions if following and not _is_parameter(following)]
     return not (node.name().startswith("Glu") or (len(signals) > 1 and node.name().startswith(("Mul", "Div", "Bmm"))))
+
+
+def _is_parameter(node: Node) -> bool:
+    """Return whether a node is a parameter, perhaps in another shape."""
+    while len(node.next_functions) == 1 and node.next_functions[0][0]:
+        node = node.next_functions[0][0]
+    return hasattr(node, "variable")
 
 
 def _multiply(parameters: Mapping[str, nn.Parameter], dense: Mapping[str, Tensor], *masks: Tensor) -> None:
