@@ -104,7 +104,10 @@ def scaled(name: str) -> Callable[..., Tensor]:
 
     def norm(*args: object, **kwargs: object) -> Tensor:
         given = arguments.bind(*args, **kwargs).arguments
-        y = stand_in(given["input"])
+        x = given["input"]
+        y = stand_in(x)
+        if name == "instance_norm":  # it takes the positions of a channel together
+            y = y + x.flatten(2).mean(2).view(*x.shape[:2], *[1] * (x.dim() - 2))
         last = [] if name in ("layer_norm", "rms_norm") else [1] * (y.dim() - 2)  # dimensions behind the channels
         scale, shift = (None if (t := given.get(part)) is None else t.view(-1, *last) for part in ("weight", "bias"))
         y = y if scale is None else y * scale
