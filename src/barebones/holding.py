@@ -139,9 +139,9 @@ class Hold:
         self.apply()
 
     def exchange(self, masks: Masks) -> None:
-        """Hold these masks from now on; weights that only one of both masks keeps are zero, and their state is empty.
+        """Hold these masks from now on. What they prune, and what they newly keep, becomes zero, with its state.
 
-        An optimizer may have a state of pruned weights, which those that grow must not take over.
+        An optimizer may have a state of pruned weights, too, which they must not begin with.
         """
         masked = [(name, p, masks[name]) for name, p in self._named.items()]
         bits, self._bits = self._bits, {p: self._bits_for(p) * mask for _, p, mask in masked if p in self._bits}

@@ -94,7 +94,7 @@ def printable(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message that is not empty, without numbers; the class if there is none.
+    """Return the first line of an error's message that is not empty, or its class; of an OSError without the number.
 
     >>> first_line(ValueError("no such file\\nat line 3")), first_line(StopIteration())
     ('no such file', 'StopIteration')

@@ -120,5 +120,5 @@ def sam(optimizer: Optimizer, rho: float = 0.05) -> Sam:
     ...     layer(torch.ones(1, 2)).sum().backward()
     """
     if not rho >= 0:
-        raise ValueError(f"rho={rho}: it must be at least 0; change it")
+        raise ValueError(f"rho={rho} of sam must be at least 0; change it")
     return Sam(unwrapped(optimizer), rho)

@@ -145,7 +145,7 @@ def test_what_would_go_wrong_unseen_gets_a_sentence(model):
     for wrong in ({"alpha": -1}, {"beta": -1e-3}, {"alpha": float("nan")}):
         with pytest.raises(ValueError, match="of ham must be at least 0; change them"):
             bb.ham(optimizer, **wrong)
-    with pytest.raises(ValueError, match="rho=-1: it must be at least 0; change it"):
+    with pytest.raises(ValueError, match="rho=-1 of sam must be at least 0; change it"):
         bb.sam(optimizer, rho=-1)
     sharpness = bb.sam(optimizer)
     held.train(model, optimizer, 1)

@@ -30,7 +30,8 @@ from ..masks import Masks
 from .options import RUN_OPTIONS, Source, SourceData, SourceModel, Trust, check_output, import_from_working_folder
 from .terminal import say
 
-OTHER = "warning: these masks were found for other weights than the initial ones used here; for yours, call bb.to_onnx"
+OTHER = """warning: these masks were found for other weights, but the network here has its initial ones.
+For weights of your own, call bb.shrink or bb.to_onnx in Python."""
 BATCH, CALIBRATION = 64, 8  # images that are read at once; batches of training images that find the ranges of int8
 
 

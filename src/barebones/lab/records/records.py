@@ -104,7 +104,7 @@ def record(folder: Path, experiment: Experiment | None = None) -> Row | None:
 
 
 def lost(rows: Iterable[Row]) -> list[str]:
-    """Return why each run that is not done is not."""
+    """Return a sentence about each run that is not done."""
     return [f"{row['folder']} is {row['status']}: {row['reason']}" for row in rows if row["status"] != DONE]
 
 
