@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .holding import holds, unwrapped
@@ -56,7 +56,8 @@ def ham(optimizer: Optimizer, alpha: float = 200.0, beta: float = 1e-3) -> After
                 weights = [local(p) for p in chosen]
                 exponents = torch._foreach_mul(torch._foreach_sign(weights), [local(p.grad).to_dense() for p in chosen])
                 torch._foreach_mul_(exponents, group["lr"] * (alpha if group.get("maximize") else -alpha))
-                torch._foreach_add_(exponents, group["lr"] * -beta)
+                shift = group["lr"] * -beta  # without alpha, torch would wait for the value of a tensor
+                torch._foreach_add_(exponents, shift, **({"alpha": 1} if isinstance(shift, Tensor) else {}))
                 torch._foreach_clamp_min_(exponents, -MOST)
                 torch._foreach_clamp_max_(exponents, MOST)
                 torch._foreach_exp_(exponents)

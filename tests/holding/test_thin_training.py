@@ -8,6 +8,7 @@ import pytest
 import torch
 from held import CASES, X, Y, backward, by_hand, network
 from torch import nn, optim
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import barebones as bb
 from barebones.holding import ELEMENTWISE
@@ -92,6 +93,25 @@ def test_the_exponent_of_ham_is_limited():
     optimizer.step()
     assert layer.weight[0, 1].item() == pytest.approx(-3 * math.exp(5) - 1)
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_ham_does_not_wait_for_the_value_of_a_learning_rate():
+    class Still(optim.SGD):
+        def step(self): ...
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            names.append(str(operation))
+            return operation(*args, **(kwargs or {}))
+
+    names, weight = [], nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.ones(2, 2)
+    optimizer = Still([weight], lr=torch.tensor(0.1))
+    bb.ham(optimizer)
+    with Seen():
+        optimizer.step()
+    assert "aten._foreach_exp_.default" in names
+    assert "aten._local_scalar_dense.default" not in names
 
 
 def test_gradients_may_be_sparse_as_those_of_an_embedding():
