@@ -32,15 +32,14 @@ def widths(model: nn.Module, path: str) -> tuple[int, int]:
 
 def fit(
     module: nn.Module, masks: dict[str, Tensor], x: Any, steps: int = 4, decay: float = 0.01, lr: float = 0.1
-) -> list[float]:
-    """Train for some steps with held masks and SGD, and return the losses."""
+) -> None:
+    """Train for some steps with held masks and SGD."""
     trainable = [p for p in module.parameters() if p.requires_grad]
     if not trainable:
-        return []
+        return
     optimizer = torch.optim.SGD(trainable, lr=lr, momentum=0.9, weight_decay=decay)
     hold = bb.hold(module, masks, optimizer) if masks else None
     module.train()
-    losses = []
     for _ in range(steps):
         args, kwargs = tree_map(torch.clone, call(x))
         out = next(t for t in tensors(module(*args, **kwargs)) if t.is_floating_point())
@@ -48,10 +47,8 @@ def fit(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
     if hold is not None:
         hold.remove()
-    return losses
 
 
 def assert_alike(

@@ -1,5 +1,6 @@
-"""Suites: which files `make quick` and `make test` leave out."""
+"""Suites: which files `make quick` and `make test` leave out, and how many cases their fuzzers try."""
 
+import os
 from pathlib import Path
 
 # Files of one suite. The smaller suites do not import them: the packages behind them take seconds to load.
@@ -18,3 +19,8 @@ FILES = {"nightly": NIGHTLY.split(), "slow": SLOW.split()}
 
 def in_suite(path: Path, suite: str) -> bool:
     return any(map(path.match, FILES[suite]))
+
+
+def cases(default: int) -> int:
+    """Return $BAREBONES_FUZZ, or the default if it is not set."""
+    return int(os.environ.get("BAREBONES_FUZZ") or default)

@@ -15,9 +15,9 @@ import references
 import torch
 import torch.nn.functional as F
 import zoo
-from fuzzing import cases
 from generator import Network, no_dropout, randomize
 from shrinking import assert_keeps_paths, assert_sound, fit
+from suites import cases
 from torch import Tensor, nn
 
 import barebones as bb

@@ -127,6 +127,16 @@ def bilinear() -> nn.Module:
                both=nn.Bilinear(3, 4, 4), **matrices)  # fmt: skip
 
 
+# Two linear layers of four units, masks for them, and an input.
+eye, off = torch.eye(4, dtype=torch.bool), torch.zeros(4, 4, dtype=torch.bool)
+half = eye & torch.tensor([True, True, False, False])
+x4 = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+
+
+def linears(**more: Any) -> dict[str, Any]:
+    return {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), **more}
+
+
 # ---- convolutional networks ----
 
 

@@ -1,5 +1,7 @@
 """What the tests of holding share: a small network, optimizers, and masking by hand to compare with."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -129,6 +131,13 @@ def by_hand(model, masks, *optimizers, gradients=True):
         for t in [p.data, *([p.grad] if gradients and p.grad is not None else []), *state]:
             if t.shape == p.shape:
                 t[~mask] = 0.0
+
+
+def spoiled(model, masks):
+    """Give pruned weights huge, infinite and NaN gradients."""
+    for _, p, mask in matched(model, masks):
+        poison = torch.tensor([1e30, -1e30, math.inf, -math.inf, math.nan, -1.0]).repeat(p.numel())
+        p.grad[~mask] = poison[: int((~mask).count_nonzero())].to(p)
 
 
 def twins(kind, options, dense_steps=3):

@@ -6,22 +6,14 @@ from unittest.mock import Mock
 import held
 import pytest
 import torch
-from held import CASES, X, Y, backward, by_hand, network
+from held import CASES, X, Y, backward, by_hand, network, spoiled
 from torch import nn, optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import barebones as bb
 from barebones.holding import ELEMENTWISE
-from barebones.scope import matched
 
 ALPHA, BETA, RHO = 30.0, 0.01, 0.5
-
-
-def spoiled(model, masks):
-    """Give pruned weights huge, infinite and NaN gradients."""
-    for _, p, mask in matched(model, masks):
-        poison = torch.tensor([1e30, math.inf, -math.inf, math.nan]).repeat(p.numel())
-        p.grad[~mask] = poison[: int((~mask).count_nonzero())].to(p)
 
 
 def by_the_equations(model, masks, optimizer, previous, spoil):

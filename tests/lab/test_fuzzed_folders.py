@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzzing import cases
 from lab_runs import timeless
+from suites import cases
 
 from barebones.files.masks import masks_digest
 from barebones.lab.experiment.experiment import Experiment

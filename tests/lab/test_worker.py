@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fuzzing import cases
+from suites import cases
 
 from barebones.gpu import mps
 from barebones.lab.experiment.experiment import Experiment

@@ -10,10 +10,9 @@ import references
 import torch
 import torch.nn.functional as F
 import zoo
-from pair import eye, half, linears, off, x4
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from zoo import Net, keep_all
+from zoo import Net, eye, half, keep_all, linears, off, x4
 
 from barebones.accounting import account
 from barebones.paths import effective

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pair import eye, half, linears, off, x4
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from zoo import LOOKUPS, Net, keep_all, masked
+from zoo import LOOKUPS, Net, eye, half, keep_all, linears, masked, off, x4
 
 from barebones import METHODS, prune, shrink
 from barebones.accounting import account
@@ -65,6 +64,12 @@ def counted(net: Any, x: Tensor) -> Tensor:
     return net.b(h) + ends[:, None]
 
 
+PASSING = (
+    nn.CELU(), nn.ELU(), nn.GELU(), nn.Hardshrink(), nn.Hardsigmoid(), nn.Hardswish(), nn.Hardtanh(),
+    nn.LeakyReLU(), nn.LogSigmoid(), nn.Mish(), nn.PReLU(), nn.RReLU(), nn.ReLU(inplace=True), nn.ReLU6(),
+    nn.SELU(), nn.Sigmoid(), nn.SiLU(), nn.Softplus(), nn.Softshrink(), nn.Softsign(), nn.Tanh(), nn.Tanhshrink(),
+    nn.Threshold(0.1, 1.0), nn.Dropout(), nn.AlphaDropout(), nn.BatchNorm1d(4), nn.GroupNorm(2, 4),
+)  # fmt: skip
 HALVED: dict[str, Net] = {  # where layer a lets two of four inputs through, two columns of b are reached
     "plain": Net(lambda net, x: net.b(net.a(x)), **linears()),
     "a position": Net(lambda net, x: net.b(net.a(x) + net.p), p=nn.Parameter(torch.randn(4)), **linears()),
@@ -85,6 +90,7 @@ HALVED: dict[str, Net] = {  # where layer a lets two of four inputs through, two
     "padding": Net(lambda net, x: net.b(F.pad(net.a(x)[:, :2], (0, 2), value=1.0)), **linears()),
     "a straight-through sign": Net(lambda net, x: net.b((h := net.a(x)) + (h.sign() - h).detach()), **linears()),
     "a clamped gradient": Net(lambda net, x: net.b(clamped(net.a(x))), **linears()),
+    **{type(layer).__name__: Net(lambda net, x: net.b(net.c(net.a(x))), **linears(c=layer)) for layer in PASSING},
 }  # fmt: skip
 
 
@@ -96,23 +102,6 @@ def test_what_reaches_a_layer(name: str) -> None:
     assert on_paths["b.weight"].equal(torch.tensor([[True, True, False, False]]).expand(4, 4))
     if name != "a mask in a buffer":
         assert on_paths["a.weight"].equal(half)
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.CELU(), nn.ELU(), nn.GELU(), nn.Hardshrink(), nn.Hardsigmoid(), nn.Hardswish(), nn.Hardtanh(),
-        nn.LeakyReLU(), nn.LogSigmoid(), nn.Mish(), nn.PReLU(), nn.RReLU(), nn.ReLU(inplace=True), nn.ReLU6(),
-        nn.SELU(), nn.Sigmoid(), nn.SiLU(), nn.Softplus(), nn.Softshrink(), nn.Softsign(), nn.Tanh(), nn.Tanhshrink(),
-        nn.Threshold(0.1, 1.0), nn.Dropout(), nn.AlphaDropout(), nn.BatchNorm1d(4), nn.GroupNorm(2, 4),
-    ],
-    ids=lambda layer: type(layer).__name__,
-)  # fmt: skip
-def test_layers_that_pass_each_value_on(layer: nn.Module) -> None:
-    net = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4))
-    on_paths = effective(net, {"0.weight": half, "2.weight": ~off}, x4)
-    assert on_paths["0.weight"].equal(half)
-    assert on_paths["2.weight"].any(0).tolist() == [True, True, False, False]
 
 
 # An operator that autograd cannot look into, as compiled extensions have them.
