@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import Dataset
 
 from barebones import METHODS, Method
 
@@ -58,6 +59,19 @@ def pairs(count: int, seed: int = 1, size: int = 8, dtype: torch.dtype = torch.f
         return images.to(dtype), torch.randint(3, (size,), generator=generator)
 
     return [batch() for _ in range(count)]
+
+
+class Items(Dataset):
+    """A data set of so many items, which a function returns by their indices."""
+
+    def __init__(self, count: int, item: Callable[[int], Any]) -> None:
+        self.count, self.item = count, item
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.item(index)
 
 
 def few(name: str, rounds: int = 4, batches: int = 3) -> Method:

@@ -50,7 +50,7 @@ def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
     assert not told.keys() & {"revive_empty", "scoring_bn", "rounds"}  # how the masks were found is not set here
 
 
-def test_recommended_settings_give_way_to_those_of_the_user(command, tiny):
+def test_recommended_settings_give_way_to_those_of_the_user(command, mistake, tiny):
     for words, expected in {
         (): ["hybrid", "set", "cosine", "True"],
         ("--method", "force", "--lr-schedule", "milestones"): ["force", "set", "milestones", "True"],
@@ -59,11 +59,8 @@ def test_recommended_settings_give_way_to_those_of_the_user(command, tiny):
         told = command("run", *TINY, "--recommended", *words, "--dry-run").out
         rows = {row[1].strip(): row[2].strip() for line in told.splitlines() if len(row := line.split("│")) > 3}
         assert [rows.get(name) for name in ("method", "evolve", "lr_schedule", "shrink")] == expected
-    failed = command("run", *TINY, "--recommended", "--method", "dense")
-    assert (
-        failed.code,
-        "--recommended moves single weights, so it takes no method dense; leave one" in failed.err,
-    ) == (2, True)
+    problem = "--recommended moves single weights, so it takes no method dense; leave one"
+    mistake(problem, "run", *TINY, "--recommended", "--method", "dense")
 
 
 @pytest.mark.parametrize(

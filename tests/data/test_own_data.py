@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from references import Trace
+from references import Items, Trace
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from barebones import data
 from barebones.data import custom
@@ -22,19 +22,12 @@ GOOD, IMAGES = (FLOATS, TARGETS), (PIXELS, TARGETS)
 
 
 def items(*values):
-    """A Dataset of these items."""
-    kind = type("Items", (Dataset,), {"__len__": lambda self: len(values), "__getitem__": lambda self, i: values[i]})
-    return kind()
+    return Items(len(values), values.__getitem__)
 
 
-class Random(Dataset):
-    """Items that use all random generators."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.tensor([random.random(), np.random.rand(), float(torch.rand(())), index]), index % 4
+def drawn(index: int) -> tuple[Tensor, int]:
+    """Return an item that all random generators have a part in."""
+    return torch.tensor([random.random(), np.random.rand(), float(torch.rand(())), index]), index % 4
 
 
 @pytest.fixture
@@ -109,7 +102,8 @@ def test_words_stay_integers(loaded):
 
 @FORKS
 def test_random_items_depend_on_the_epoch_and_the_index_only(loaded):
-    read = loaded({"train": Random(), "test": Random(), "classes": 4})
+    parts = {"train": Items(40, drawn), "test": Items(40, drawn), "classes": 4}
+    read = loaded(parts)
     epochs = [everything(read.train, 7, seed=1, number=n, augment=True, shuffle=True) for n in (0, 1, 0)]
     torch.rand(5), random.random(), np.random.rand()
     rest = everything(read.train, 7, seed=1, number=0, augment=True, shuffle=True, skip=3)[0]
@@ -117,7 +111,7 @@ def test_random_items_depend_on_the_epoch_and_the_index_only(loaded):
     assert torch.equal(epochs[0][0], epochs[2][0])
     assert not torch.equal(epochs[0][0].sort(0).values[:, :3], epochs[1][0].sort(0).values[:, :3])
     assert torch.equal(everything(read.test)[0], everything(read.test, 3)[0])
-    with_workers = loaded({"train": Random(), "test": Random(), "classes": 4, "workers": 2})
+    with_workers = loaded(parts | {"workers": 2})
     assert torch.equal(everything(with_workers.train, 7, seed=1, number=0, augment=True, shuffle=True)[0], epochs[0][0])
     with Trace(nn.Identity()):
         everything(read.train, augment=True)
@@ -167,10 +161,7 @@ WRONG = {
     "workers of mine:data is '2'; it must be a number of processes": {"train": GOOD, "test": GOOD, "workers": "2"},
     "std of mine:data need one number for each of 3": {"train": IMAGES, "test": IMAGES, "mean": 1, "std": [1]},
     "item 0 of the train of mine:data is of type Tensor; it must be a pair": {"train": FLOATS, "test": GOOD},
-    "item 1 of the train of mine:data raised KeyError: 1": (
-        type("Broken", (Dataset,), {"__len__": lambda s: 3, "__getitem__": lambda s, i: {0: (FLOATS[0], 1)}[i]})(),
-        GOOD,
-    ),
+    "item 1 of the train of mine:data raised KeyError: 1": (Items(3, {0: (FLOATS[0], 1)}.__getitem__), GOOD),
     "of type Image, which is no tensor; add a transform": (items((Image(), 0)), GOOD),
     "item 0 of the train of mine:data has inputs of 1×7 and targets of 1 float32": (items((FLOATS[0], 0.5)), GOOD),
     "item 0 of the train of mine:data has 'cat' of type str, which is no tensor": (items((FLOATS[0], "cat")), GOOD),

@@ -242,22 +242,21 @@ def noise_of_its_own(net: Any, x: Tensor) -> Tensor:
     return x + 1e-3 * float(noise)
 
 
-def with_noise(kind: str) -> nn.Module:
-    if kind == "dropout":
-        return nn.Identity()
-    if kind == "of the caller":
-        return zoo.Net(noise_of_the_caller)
+def with_its_own() -> nn.Module:
     own = {"noise": torch.Generator(), "python": random.Random(0), "older": numpy.random.RandomState(0)}
     return zoo.Net(noise_of_its_own, numpy=numpy.random.default_rng(0), **own)
 
 
+NOISES = {"dropout": nn.Identity, "of the caller": lambda: zoo.Net(noise_of_the_caller), "of its own": with_its_own}
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("noise", ["dropout", "of the caller", "of its own"])
+@pytest.mark.parametrize("noise", NOISES)
 def test_random_numbers_of_the_caller_and_of_the_network_stay(name, noise, tmp_path, request):
     if name.startswith("to_onnx"):
         request.getfixturevalue("onnx_packages")
-    noisy = with_noise(noise)
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), noisy, nn.Dropout(0.5), nn.Linear(6, 2))
+    body = [nn.BatchNorm1d(6), nn.ReLU(), NOISES[noise](), nn.Dropout(0.5)]
+    model = nn.Sequential(nn.Linear(4, 6), *body, nn.Linear(6, 2))
     masks, x = zoo.random_masks(model, 0.5), torch.randn(3, 4)
     levels = [logging.getLogger(name).level for name in export.CHATTY]
     # Some refuse a network that draws so, or cannot export it; they must not have moved its numbers either.

@@ -122,33 +122,6 @@ def test_masks_of_a_file_are_exported_and_named(command, tmp_path):
     assert all(torch.equal(loaded[name], mask) for name, mask in masks.items())
 
 
-OWN = """
-import torch
-from torch import nn
-
-def data():
-    inputs, labels = torch.linspace(-1, 1, 64 * 12).view(64, 12), torch.arange(64) % 3
-    return (inputs, labels), (inputs, labels)
-
-def net():
-    return nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
-"""
-
-
-def test_a_network_and_data_of_the_users_own(command, tmp_path, monkeypatch):
-    (tmp_path / "own_for_hub.py").write_text(OWN)
-    words = ["--model", "own_for_hub.py:net", "--data", "own_for_hub.py:data"]
-    done = command("run", *words, "--method", "snip", "--sparsity", 0.5, "--epochs", 1, "--batch-size", 16)
-    assert done.code == 0, done.err
-    [folder] = Path("runs").iterdir()
-    done = command("export", folder, "--to-hub-folder", "hub", *words)
-    assert (done.code, done.err) == (0, "")
-    text = Path("hub/README.md").read_text()
-    assert "The code of the network is not part of this folder." in text
-    assert "barebones run --data own_for_hub.py:data --model own_for_hub.py:net --method snip --sparsity 0.5" in text
-    assert json.loads(Path("hub/config.json").read_text())["input_shape"] == [12]
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -101,8 +102,11 @@ def test_about_and_the_state_come_back(tmp_path):
     assert (tmp_path / "again").read_bytes() == (tmp_path / "weights").read_bytes()
 
 
-def test_it_is_read_with_numpy_alone(tmp_path):
-    """As docs/export.md says."""
+PAGE = Path(__file__).parents[2] / "docs" / "export.md"
+(READING,) = re.findall(r"```python\n(# shape and encoding.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_it_is_read_with_numpy_alone_by_the_code_of_the_page(tmp_path):
     model = nn.ModuleList([nn.Linear(500, 40), nn.Linear(5000, 300), nn.Linear(8, 5)])
     masks = {
         f"{i}.weight": zoo.random_masks(model, density)[f"{i}.weight"] for i, density in enumerate((0.01, 0.001, 0.5))
@@ -113,14 +117,12 @@ def test_it_is_read_with_numpy_alone(tmp_path):
         assert {entry["encoding"] for entry in layout.values()} == {"bits", "gaps8", "gaps16"}
         for name, entry in layout.items():
             mask, values = file.get_tensor(f"mask {name}"), file.get_tensor(f"values {name}")
-            weight = np.zeros(math.prod(entry["shape"]), values.dtype)
             if entry["encoding"] == "bits":
+                weight = np.zeros(math.prod(entry["shape"]), values.dtype)
                 weight[np.unpackbits(mask, bitorder="little")[: weight.size] == 1] = values
             else:
-                top = {"gaps8": 255, "gaps16": 65535}[entry["encoding"]]
-                units = mask.view("<u2" if entry["encoding"] == "gaps16" else "u1").astype(np.int64)
-                ends = units != top
-                weight[np.cumsum(units + ends)[ends] - 1] = values
+                exec(READING, known := {"np": np, "math": math, "mask": mask, "values": values, **entry})
+                weight = known["weight"]
             expected = cleared(model.get_parameter(name), masks[name])
             assert np.array_equal(weight.reshape(entry["shape"]), expected.numpy())
         assert np.array_equal(file.get_tensor("whole 0.bias"), model[0].bias.detach().numpy())

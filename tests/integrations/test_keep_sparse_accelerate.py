@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from training_runs import Classifier, Rows, assert_resumed, found
+from training_runs import ROWS, Classifier, assert_resumed, found
 
 import barebones as bb
 
@@ -28,7 +28,7 @@ def trained(folder, masks, seed=1, resume=None, act=lambda epoch, model: None, *
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **options)
     model = Classifier(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(Rows(), batch_size=8))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(ROWS, batch_size=8))
     with keep_sparse(accelerator, model, masks, optimizer):
         if resume:
             accelerator.load_state(str(resume))

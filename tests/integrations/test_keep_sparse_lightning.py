@@ -6,7 +6,7 @@ import pytest
 import torch
 from references import equal
 from torch.utils.data import DataLoader
-from training_runs import Classifier, Rows, assert_resumed, found
+from training_runs import ROWS, Classifier, assert_resumed, found
 
 import barebones as bb
 
@@ -41,7 +41,7 @@ def fit(module, *callbacks, resume=None, **options) -> Module:
     plain = {"accelerator": "cpu", "devices": 1, "logger": False, "max_epochs": 1}
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(callbacks=list(callbacks), **{**plain, **quiet, **options})
-    trainer.fit(module, DataLoader(Rows(), batch_size=8), ckpt_path=resume)
+    trainer.fit(module, DataLoader(ROWS, batch_size=8), ckpt_path=resume)
     return module
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from references import equal
-from training_runs import Classifier, Rows, assert_resumed, found
+from training_runs import ROWS, Classifier, assert_resumed, found
 
 import barebones as bb
 
@@ -32,7 +32,7 @@ def trainer(folder, masks, *callbacks, model=None, **options) -> Trainer:
     quiet = {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
     arguments = TrainingArguments(str(folder), learning_rate=0.05, **{**steps, **quiet, **options})
     callbacks = [masks if isinstance(masks, KeepSparse) else KeepSparse(masks), *callbacks]
-    return Trainer(model or Classifier(), arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=callbacks)
+    return Trainer(model or Classifier(), arguments, train_dataset=ROWS, eval_dataset=ROWS, callbacks=callbacks)
 
 
 def trained(*args, seed=1, resume=None, **options) -> Classifier:

@@ -1,9 +1,8 @@
 """What the tests of the integrations share: a small network with its data."""
 
 import torch
-from references import equal
+from references import Items, equal
 from torch import nn
-from torch.utils.data import Dataset
 
 import barebones as bb
 
@@ -25,14 +24,7 @@ class Classifier(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-class Rows(Dataset):
-    """Rows as dicts, which a DataLoader collates to batches of dicts."""
-
-    def __len__(self) -> int:
-        return len(X)
-
-    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        return {"x": X[row], "labels": Y[row]}
+ROWS = Items(len(X), lambda row: {"x": X[row], "labels": Y[row]})  # which a DataLoader collates to batches of dicts
 
 
 def found(model: nn.Module) -> bb.Masks:

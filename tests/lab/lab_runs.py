@@ -4,7 +4,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,14 @@ def command(argv: list[str], printed: Path, die: tuple[int, bool] | None = None)
     main()
 
 
+def until(true: Callable[[], object], seconds: float = 90.0) -> None:
+    """Wait for it."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.01)
+
+
 def swept(experiments: Sequence[Experiment], options: RunOptions, **settings) -> tuple[SweepResult, str]:
     """Run a sweep; return its result and what it printed."""
     console = Console(file=io.StringIO(), width=500)
@@ -101,6 +110,10 @@ def swept(experiments: Sequence[Experiment], options: RunOptions, **settings) ->
 
 def counts(result: SweepResult) -> tuple[int, int, int, int]:
     return result.done, result.failed, result.stopped, result.skipped
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def tensors(path: Path) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_runs import timeless
+from lab_runs import names, timeless
 from suites import cases
 
 from barebones.files.masks import masks_digest
@@ -66,10 +66,6 @@ def mutated(draw: random.Random, folder: Path, others: list[Path]) -> str:
     name = taken if draw.random() < 0.7 else draw.choice(names(folder))
     shutil.copy(source / taken, folder / name)
     return f"{name} replaced by {source.parent.name}/{source.name}/{taken}"
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def exported(folder: Path) -> Any:

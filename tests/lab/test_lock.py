@@ -9,16 +9,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from lab_runs import names, until
 
 from barebones.files import container
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run import lock as locks
 from barebones.lab.run.folder import TRACKED, reserved
 from barebones.lab.run.lock import Busy, Lock, locked
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_folder_has_one_owner_and_nothing_stays_behind(tmp_path):
@@ -68,10 +65,7 @@ def test_a_lock_is_renewed_while_its_process_works(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "RENEWED_EVERY", 0.01)
     with locked(tmp_path) as mine:
         os.utime(mine.path, (0, 0))
-        deadline = time.monotonic() + 20
-        while mine.path.stat().st_mtime == 0 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert mine.path.stat().st_mtime > 0
+        until(lambda: mine.path.stat().st_mtime > 0)
 
 
 def test_containers_of_one_node_are_like_nodes(tmp_path, monkeypatch):

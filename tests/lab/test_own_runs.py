@@ -1,5 +1,6 @@
 """Runs with networks and data of the user's own: files, resuming, changes that are noticed, trust, and the docs."""
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -39,13 +40,19 @@ def experiment(data: str = "mydata.py:blobs", model: str = "mynet.py:mlp", **set
 
 
 @pytest.mark.parametrize("data", ["mydata:blobs", "noisy.py:noisy_blobs"])
-def test_the_examples_of_the_page_learn(data, page, command):
+def test_the_examples_of_the_page_learn_and_can_be_exported(data, page, command):
     words = ["--model", "mynet.py:mlp", "--sparsity", 0.8, "--rounds", 10, "--epochs", 5, "--device", "cpu"]
     done = command("run", "--data", data, *words)
     assert done.code == 0, done.err
     assert float(re.search(r"last epoch: ([\d.]+)%", done.out)[1]) > 70
     (folder,) = (path for path in Path("runs").iterdir() if path.is_dir())
     assert folder.name.startswith(f"{data.replace(':', '-')}-mynet.py-mlp-force-80-s0-")
+    done = command("export", folder, "--to-hub-folder", "hub", "--data", data, "--model", "mynet.py:mlp")
+    assert (done.code, done.err) == (0, "")
+    text = Path("hub/README.md").read_text()
+    assert "The code of the network is not part of this folder." in text
+    assert f"barebones run --data {data} --model mynet.py:mlp --method force --sparsity 0.8" in text
+    assert json.loads(Path("hub/config.json").read_text())["input_shape"] == [8]
 
 
 @pytest.mark.parametrize("stop", [None, 5], ids=["finished", "unfinished"])

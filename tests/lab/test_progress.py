@@ -4,7 +4,7 @@ import io
 import time
 
 import pytest
-from lab_runs import interrupted
+from lab_runs import interrupted, until
 from rich.console import Console
 
 from barebones.lab.run import heartbeat
@@ -76,17 +76,10 @@ def test_a_resumed_run_says_where(short, options, terminal, stop, reached, place
 def test_silence_is_broken(monkeypatch):
     monkeypatch.setattr(heartbeat, "QUIET", 0.0)
     console = Console(file=io.StringIO(), width=100)
-
-    def waits_for(text: str) -> None:
-        until = time.monotonic() + 20
-        while text not in console.file.getvalue() and time.monotonic() < until:
-            time.sleep(0.01)
-        assert text in console.file.getvalue()
-
     with watching(console) as watch:
-        waits_for("reading the data and building the network, 0:00 so far")
+        until(lambda: "reading the data and building the network, 0:00 so far" in console.file.getvalue())
         watch({"stage": "train", "epoch": 3, "epochs": 40, "part": 0.25})
-        waits_for("train: epoch 3 of 40, 25% of it, 0:00 so far")
+        until(lambda: "train: epoch 3 of 40, 25% of it, 0:00 so far" in console.file.getvalue())
     before = console.file.getvalue()
     time.sleep(0.05)
     assert console.file.getvalue() == before  # nothing comes after the end

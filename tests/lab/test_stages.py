@@ -2,14 +2,13 @@
 
 import os
 import signal
-import time
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
-from lab_runs import assert_same_run, interrupted, tensors, tiny
+from lab_runs import assert_same_run, interrupted, tensors, tiny, until
 
 import barebones as bb
 from barebones.files.masks import load_masks
@@ -155,10 +154,7 @@ def test_a_signal_saves_says_how_to_resume_and_leaves_with_its_code(number, expe
     argv = words(runs, "endless", save_every=1000)  # so that it is the signal that saves
     argv += {"pretrain": ["--pretrain", "100000"], "prune": ["--rounds", "100000"], "train": []}[stage]
     process = start(argv)
-    end = time.monotonic() + 90
-    while not any(line["stage"] == stage for path in runs.glob("*/metrics.jsonl") for line in read(path)):
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.01)
+    until(lambda: any(line["stage"] == stage for path in runs.glob("*/metrics.jsonl") for line in read(path)))
     os.kill(process.pid, number)
     ending, printed = code(process), (tmp_path / "printed").read_text()
     assert ending == expected, printed

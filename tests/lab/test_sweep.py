@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from lab_runs import counts, made_up_result, swept, write_file
+from lab_runs import counts, made_up_result, swept, until, write_file
 from rich.console import Console
 
 from barebones.lab.experiment import recipes
@@ -286,13 +286,6 @@ def test_the_first_interrupt_waits_for_checkpoints_and_the_second_kills(asked, p
 
 def trains(place: Path) -> bool:
     return (place / "metrics.jsonl").exists() and '"stage": "train"' in (place / "metrics.jsonl").read_text()
-
-
-def until(condition, seconds: float = 90.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.05)
 
 
 def alive(pid: str) -> bool:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from pruning_runs import BATCHES, FORCE, run, same, without_norms
-from references import Trace, equal, few, pairs, tiny
+from references import Items, Trace, equal, few, pairs, tiny
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -27,15 +27,13 @@ DATA = TensorDataset(torch.cat([x for x, _ in BATCHES]), torch.cat([y for _, y i
 GRASP = replace(METHODS["grasp-mb"], rounds=2, batches_per_round=2)  # it reads the batches of a round twice
 
 
-class Noisy(Dataset):
-    """Draws from torch's, Python's and NumPy's generators for every sample."""
+def noisy(index: int) -> tuple[Tensor, Tensor]:
+    """Draw from torch's, Python's and NumPy's generators for a sample."""
+    x, y = DATA[index]
+    return x + torch.rand(()) + random.random() + numpy.random.rand(), y
 
-    def __len__(self) -> int:
-        return len(DATA)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = DATA[index]
-        return x + torch.rand(()) + random.random() + numpy.random.rand(), y
+NOISY = Items(len(DATA), noisy)
 
 
 class Drawing(Sequence):
@@ -56,7 +54,7 @@ def shuffling(data: Dataset = DATA, **options: Any) -> DataLoader:
 SOURCES = {
     "shuffling": shuffling,
     "own generator": lambda: shuffling(generator=torch.Generator().manual_seed(5)),
-    "noisy": lambda: shuffling(Noisy()),
+    "noisy": lambda: shuffling(NOISY),
     "list": lambda: list(BATCHES),
     "random sequence": Drawing,
     "callable": lambda: lambda index: BATCHES[index : index + 2],
@@ -82,7 +80,7 @@ def test_the_seed_decides_the_batches_whatever_the_caller_drew(name, method):
 
 
 def test_worker_processes():
-    loader = shuffling(Noisy(), num_workers=1)
+    loader = shuffling(NOISY, num_workers=1)
     assert same(*(run(batches=loader, changes=dict(rounds=2)) for _ in range(2)))
 
 
@@ -150,7 +148,7 @@ EMPTY = r"batches is empty|returned no batch"
         (iter(BATCHES), FORCE, "one-shot iterator cannot"),
         (Fickle(), GRASP, "second reading of the batches returned other values"),
         *((empty, FORCE, EMPTY) for empty in ([], (), lambda index: [], DataLoader(DATA[:0][0]))),
-        *((wrong, FORCE, "batches") for wrong in (3, object(), Noisy())),  # a data set has items, but no batches
+        *((wrong, FORCE, "batches") for wrong in (3, object(), NOISY)),  # a data set has items, but no batches
         (lambda index: None, FORCE, r"batches\(0\) must return"),
         (None, FORCE, "needs data"),
         (None, few("synflow"), "example="),

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from references import Trace, equal, few, pairs, tiny
+from references import Items, Trace, equal, few, pairs, tiny
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from barebones import METHODS, Method, Probe, prune, rounds
 from barebones.masks import kept, size
@@ -291,15 +291,9 @@ def stops(error: type[BaseException], at: int) -> Callable[..., Any]:
     return stop
 
 
-class Items(Dataset):
-    def __init__(self, stop: Callable[..., Any]) -> None:
-        self.stop = stop
-
-    def __len__(self) -> int:
-        return len(BATCHES)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.stop(BATCHES[index])
+def loader(stop: Callable[..., Any]) -> DataLoader:
+    items = Items(len(BATCHES), lambda index: stop(BATCHES[index]))
+    return DataLoader(items, batch_size=None, shuffle=True, generator=GENERATOR)
 
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -310,7 +304,7 @@ PLACES: dict[str, Callable[..., dict[str, Any]]] = {  # options of `prune` that 
     "model": lambda stop: dict(objective=lambda m, b: F.cross_entropy(m[4:](stop(m[:4](b[0]))), b[1])),
     "criterion": lambda stop: dict(method=Method(lambda probe: stop(METHODS["force"].criterion(probe)), rounds=4)),
     "callable": lambda stop: dict(batches=lambda index: stop(BATCHES[:2])),
-    "loader": lambda stop: dict(batches=DataLoader(Items(stop), batch_size=None, shuffle=True, generator=GENERATOR)),
+    "loader": lambda stop: dict(batches=loader(stop)),
 }
 
 

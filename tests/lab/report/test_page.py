@@ -3,10 +3,10 @@
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from lab_runs import until  # Playwright's own way is to evaluate text, which the page forbids
 from report_runs import HOSTILE, SHAPES, run_with, write_run
 
 from barebones.lab.figures import report
@@ -71,14 +71,6 @@ def column(page: Any, name: str) -> list[str]:
     )
     at = rows[0].index(name)
     return [row[at] for row in rows[1:] if len(row) == len(rows[0])]
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for it; Playwright's own way is to evaluate text, which the page forbids."""
-    end = monotonic() + 10
-    while not true():
-        assert monotonic() < end, "it did not come true"
-        sleep(0.02)
 
 
 def shown_at(opened: Opened, tmp_path: Path, **options: Any) -> Any:
