@@ -103,7 +103,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "cos": torch.cos, **IN_PLACE,
 }  # fmt: skip
 
-
 MODULES: dict[str, Callable[[int], nn.Module]] = {
     "ReLU": lambda channels: nn.ReLU(), "ReLU(True)": lambda channels: nn.ReLU(True),
     "ReLU6(True)": lambda channels: nn.ReLU6(True), "Hardswish(True)": lambda channels: nn.Hardswish(True),

@@ -29,18 +29,9 @@ def tiny(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """A convolutional network of 114 prunable weights with batch-norm: inputs are 1 x 6 x 6, classes are 3."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = nn.Sequential(
-            nn.Conv2d(1, 3, 3, bias=False),
-            nn.BatchNorm2d(3),
-            nn.Tanh(),
-            nn.Conv2d(3, 2, 3),
-            nn.BatchNorm2d(2),
-            nn.Softplus(),
-            nn.Flatten(),
-            nn.Linear(8, 3),
-            nn.Tanh(),
-            nn.Linear(3, 3, bias=False),
-        )
+        convs = [nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2)]
+        last = [nn.Softplus(), nn.Flatten(), nn.Linear(8, 3), nn.Tanh(), nn.Linear(3, 3, bias=False)]
+        model = nn.Sequential(*convs, *last)
         for module in model:
             if isinstance(module, nn.BatchNorm2d):
                 nn.init.uniform_(module.weight, 0.5, 1.5)

@@ -1,6 +1,5 @@
 """The commands for experiments: dry runs do nothing, and prune, train, run and inspect fit together."""
 
-import importlib
 import io
 import json
 import re
@@ -203,19 +202,6 @@ def test_a_run_is_shown_at_every_stage_and_does_nothing_twice(command, tiny):
 
     assert "119 of 594 prunable weights are left" in command("prune", *FORCE, "-o", "mask").out
     assert Path("mask").read_bytes() == (folder / "mask.safetensors").read_bytes()
-
-
-def test_the_result_of_a_network_that_has_changed_is_not_given_as_a_new_one(command, mistake, tiny):
-    network, words = tiny / "changing_net.py", ("run", "--model", "changing_net:tiny", *FORCE[2:])
-    network.write_text((tiny / "nets_for_cli.py").read_text())
-    assert command(*words).code == 0
-    network.write_text(network.read_text().replace("3, 2, bias=False)", "3, 2)"))  # the bias has initial values, too
-    sys.modules.pop("changing_net")
-    importlib.invalidate_caches()
-    mistake("was written; delete that folder, or pass --overwrite", *words)
-    assert "finished before" not in command(*words, "--overwrite").out
-    assert "finished before" in command(*words).out
-    sys.modules.pop("changing_net")
 
 
 @pytest.fixture

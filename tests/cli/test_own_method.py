@@ -68,21 +68,15 @@ def test_the_commands_of_the_page_prune_by_the_file_of_the_page(file, command):
     assert found == {"taylor.py:squared": 5, NAME: 60, "taylor:iterated": 60}  # 60: the protocol of digits
 
 
-COMMANDS = """
-inspect RUN
-inspect mask
-shrink RUN
-shrink mask
-export RUN -o out.safetensors
-export RUN --to-hub-folder hub
-export mask --to-hub-folder hub --replace
-train --mask mask --epochs 0 --device cpu
-train --mask RUN/mask.safetensors --dry-run
-"""
+COMMANDS = [
+    "inspect RUN", "inspect mask", "shrink RUN", "shrink mask", "export RUN -o out.safetensors",
+    "export RUN --to-hub-folder hub", "export mask --to-hub-folder hub --replace",
+    "train --mask mask --epochs 0 --device cpu", "train --mask RUN/mask.safetensors --dry-run",
+]  # fmt: skip
 
 
 def test_a_finished_run_needs_no_code(run, command):
-    for words in COMMANDS.strip().splitlines():
+    for words in COMMANDS:
         done = command(*words.replace("RUN", str(run)).split())
         assert done.code == 0, (words, done.err)
 

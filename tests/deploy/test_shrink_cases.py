@@ -136,7 +136,6 @@ GATES: dict[str, Callable[..., Tensor]] = {
 }
 FAR = (1000 * torch.randn(4, 5), torch.randn(4, 5) - 100)
 
-
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda h: h.sum((2, 3)),
     "mean of padded windows": lambda h: F.avg_pool2d(h, 3, 2, 1).mean((2, 3)),

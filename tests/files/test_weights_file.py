@@ -45,21 +45,14 @@ def cleared(tensor: Tensor, mask: Tensor | None) -> Tensor:
     return tensor.detach().clone() if mask is None else tensor.detach().masked_fill(~mask, 0.0)
 
 
+SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple) | st.integers(200, 3000).map(lambda n: (n,))
+KINDS, DENSITIES = [*FLOATS, torch.int64, torch.uint8], [None, 0.0, 0.005, 0.1, 0.5, 1.0]
+FORMS = st.tuples(SHAPES, st.sampled_from(KINDS), st.sampled_from(DENSITIES))
+
+
 @pytest.mark.slow
 @settings(max_examples=50)
-@given(
-    forms=st.lists(
-        st.tuples(
-            st.lists(st.integers(0, 6), max_size=4).map(tuple) | st.integers(200, 3000).map(lambda n: (n,)),
-            st.sampled_from([*FLOATS, torch.int64, torch.uint8]),
-            st.sampled_from([None, 0.0, 0.005, 0.1, 0.5, 1.0]),
-        ),
-        min_size=1,
-        max_size=5,
-    ),
-    seed=st.integers(0, 2**31),
-    last=st.booleans(),
-)
+@given(st.lists(FORMS, min_size=1, max_size=5), st.integers(0, 2**31), st.booleans())
 def test_any_network_comes_back_bit_for_bit(tmp_path_factory, forms, seed, last):
     """Networks of any tensors: floats are parameters, with a mask of some density or without; others are buffers."""
 

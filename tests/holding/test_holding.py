@@ -71,7 +71,6 @@ def test_sparse_gradients(kind, gradients):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_masks_follow_a_model_to_the_gpu(model, masks):
     optimizer = optim.AdamW(model.parameters(), lr=0.01, fused=True)
     hold(model, masks, optimizer, gradients=True)

@@ -11,6 +11,7 @@ from rich.console import Console
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.sweep import jobs
 from barebones.lab.sweep.jobs import Job, Jobs, live_table, sentence, status, table
+from barebones.messages import plain_text
 
 LINE = {"stage": "train", "epoch": 2, "epochs": 10, "accuracy": 0.6, "validation": {"top1": 0.7}}
 STARTED = {"state": "running", "began": 5.0, "reason": "", "warning": ""}
@@ -94,9 +95,7 @@ def test_the_table_shows_counts_times_running_finished_and_failed_jobs(tmp_path)
             each.hear(tmp_path, {"line": LINE})
     jobs = Jobs(listed, tmp_path)
     jobs.began = 100.0
-    console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(table(jobs, 120.0))
-    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    lines = plain_text(table(jobs, 120.0)).splitlines()
     assert lines[:2] == ["10 queued, 10 running, 10 done, 10 failed", "0:20 elapsed, about 0:40 left"]
     assert [line.split()[0] for line in lines[2:]] == ["failed"] * 5 + ["running"] * 10 + ["done"] * 5
     assert lines[2] == f"failed   {listed[39].label}: too [bold]large[/bold]"

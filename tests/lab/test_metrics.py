@@ -23,7 +23,6 @@ LINES = [
     *(line("train", n, loss=n / 7, test={"top1": n / 9, "top5": None}) for n in range(1, 5)),
 ]
 
-
 OWNER = "digits-tiny-snip-90-s0-0123456789"
 
 

@@ -61,7 +61,7 @@ def test_the_examples_of_the_page_learn_and_can_be_exported(data, page, command)
     [
         ("mydata.py", "2 * torch", "3 * torch", r"mydata.py:blobs has changed since .*--overwrite"),
         ("mydata.py", "500", "400", r"mydata.py:blobs has changed since"),
-        ("mynet.py", "64", "65", r"mynet.py:mlp has changed since .*--overwrite"),
+        ("mynet.py", "64", "65", r"mynet.py:mlp has changed since .* was written; delete that folder, .*--overwrite"),
     ],
 )
 def test_changed_data_and_networks_are_noticed(stop, file, before, after, message, page):

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from lab_runs import made_up_result as result
 from lab_runs import write_file
-from rich.console import Console
 
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.records import records, tables
 from barebones.lab.run.folder import FAILURE
+from barebones.messages import plain_text
 
 SMALL = Experiment("small-vgg", "digits", "snip", 0.9, epochs=1).resolved()
 
@@ -126,9 +126,8 @@ def test_the_parquet_file_is_the_same_table_with_types(tmp_path):
 
 
 def shown(rows: list[dict]) -> list[str]:
-    console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(records.summary(rows))
-    return [" ".join(line.split()) for line in console.export_text().splitlines() if line.startswith("│")]
+    lines = plain_text(records.summary(rows)).splitlines()
+    return [" ".join(line.split()) for line in lines if line.startswith("│")]
 
 
 def test_the_summary_has_a_line_for_each_group(tmp_path):
@@ -146,9 +145,8 @@ def test_the_summary_has_a_line_for_each_group(tmp_path):
 
 def test_no_name_in_the_summary_controls_the_terminal(tmp_path):
     row = dict.fromkeys(records.COLUMNS) | Experiment(model="a\x1b[2J[/]:b\r").resolved().to_dict() | {"status": "done"}
-    console = Console(width=200, file=io.StringIO())
-    console.print(records.summary(records.with_statistics([row | {"folder": "x", "top1": 0.5}])))
-    assert r"a\x1b[2J[/]:b\r" in console.file.getvalue()
+    printed = plain_text(records.summary(records.with_statistics([row | {"folder": "x", "top1": 0.5}])))
+    assert r"a\x1b[2J[/]:b\r" in printed
 
 
 def test_a_number_that_is_too_large_makes_a_run_unreadable(tmp_path, monkeypatch):

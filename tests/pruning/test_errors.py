@@ -89,7 +89,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     *(("must score every prunable", dict(method=Method(lambda _, s=s: s))) for s in ({}, {"0.weight": torch.ones(1)})),
 ]
 
-
 UNIFORM = dict.fromkeys(weights_of(tiny()), 0.5)
 CHANNELS = dict(unit="channel", sparsity=0.5, example=IMAGES)
 EARLY: list[tuple[str, dict[str, Any]]] = [  # what is said before the model is read

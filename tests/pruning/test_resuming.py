@@ -56,7 +56,6 @@ SHIFTED = changed(lambda m: m[1].running_mean.add_(1))
 SMOOTH = [partial(F.cross_entropy, label_smoothing=amount) for amount in (0.1, 0.2)]
 MODULES = [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.5)]
 
-
 Pair = make_dataclass("Pair", ["x", "y"])
 PAIRS: dict[str, Any] = dict(
     batches=[Pair(x, y) for x, y in BATCHES], objective=lambda m, b: F.cross_entropy(m(b.x), b.y)

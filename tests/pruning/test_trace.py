@@ -214,7 +214,6 @@ torch.backends.fp32_precision = "tf32"
 check("new switch of all")
 """
 
-
 RANDOM_NUMBERS = """
 import random, numpy.random, torch
 import barebones as bb

@@ -21,7 +21,6 @@ from barebones.scope import prunable
 HOSTILE = "</script><script>document.title='broken in'</script><img src=x onerror=alert(1)>"
 ROUNDS, EPOCHS = 6, 5
 
-
 SHAPES = {name: weight.shape for name, weight in prunable(build("small-vgg", 10, 8, 1)).items()}
 
 
