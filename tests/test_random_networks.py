@@ -84,9 +84,6 @@ def check_shrink(network: Network) -> None:
     assert_same(small.module, small.expand(), example)
 
 
-# ---- effective weights, by perturbation ----
-
-
 def stand_in(x: Tensor, *_: object, **__: object) -> Tensor:
     """A function of each value by itself, and 0 at 0."""
     return x + 0.3 * torch.sin(x)

@@ -17,8 +17,6 @@ from barebones.files.masks import save_masks
 from barebones.lab.experiment.experiment import Experiment
 from barebones.lab.run.run import Stopped
 
-# help
-
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_explains_itself(name, command):
@@ -103,8 +101,6 @@ def test_the_shell_completes(typed, expected, command, monkeypatch):
     assert command().out.split()[-len(words) if not typed else 0 :] == words
 
 
-# mistakes
-
 RUN = "run --model nets_for_cli:tiny --data digits --batch-size 256 --device cpu"
 PRUNE = RUN.replace("run", "prune")
 SWEEP = "sweep smoke --device cpu"
@@ -182,9 +178,6 @@ def test_debug_shows_the_whole_error(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["barebones", "--debug", "inspect", "nowhere"])
     with pytest.raises(ValueError, match="there is no file or folder nowhere"):
         cli.main()
-
-
-# brackets and signals
 
 
 @pytest.mark.parametrize("name", ["[red]here", "[/]", "[bold"])

@@ -26,9 +26,6 @@ TINY = ["--model", "nets_for_cli:tiny", "--data", "digits", "--batch-size", "256
 FORCE = [*TINY, "--method", "force", "--sparsity", "0.8", "--rounds", "3", "--epochs", "1"]
 
 
-# dry runs
-
-
 def origins(out: str) -> dict[str, str]:
     """Return where a dry run says that the value of each setting comes from."""
     rows = [line.split("│") for line in out.splitlines() if line.startswith("│")]
@@ -90,9 +87,6 @@ def test_images_that_are_resized_for_a_network_are_told(size, command, tiny, mon
         done = command(*words, "--data", "digits", "--model", "small-vgg", "--device", "cpu")
         assert done.code == 0
         assert done.out.count("The images of digits, 8 x 8, are resized to 16 x 16 for small-vgg.\n") == (size == 16)
-
-
-# trouble
 
 
 @pytest.mark.parametrize(
@@ -169,9 +163,6 @@ def test_prune_checks_where_it_will_write_before_its_rounds(mistake, tiny, monke
     }.items():
         mistake(expected, "prune", *FORCE, "-o", out)
     assert not Path("runs").exists()
-
-
-# what the commands do
 
 
 def test_a_run_is_shown_at_every_stage_and_does_nothing_twice(command, tiny):

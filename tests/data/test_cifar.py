@@ -135,9 +135,6 @@ def test_a_damaged_file_is_named(cifar10):
         cifar10.load()
 
 
-# Downloads
-
-
 def test_an_archive_is_downloaded_and_unpacked(cifar10, tmp_path, capfd):
     root = tmp_path / "deep" / "root"
     assert cifar10.is_test_of(cifar10.load(root, download=True))

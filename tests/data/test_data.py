@@ -43,9 +43,6 @@ def equal(first: data.Batch, second: data.Batch) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-# Splits
-
-
 def test_augmentation_equals_a_plain_loop():
     images = noise(20, 3, 6, 6)
     draws = [noise(20, seed=seed).long() % limit for seed, limit in ((1, 5), (2, 5), (3, 2))]
@@ -126,9 +123,6 @@ def test_a_gpu_gets_the_same_batches():
     torch.testing.assert_close([tensor.cpu() for tensor in batches], list(expected))
 
 
-# The table
-
-
 def test_an_unknown_name_suggests_the_closest():
     with pytest.raises(ValueError, match=r"no data set 'CIFAR-10'; did you mean 'cifar10'\? Choose one of cifar10,"):
         data.load("CIFAR-10")
@@ -151,9 +145,6 @@ def test_digits():
     assert len(everything.unique(dim=0)) == 1797  # no image is in two splits
     assert abs(float(train.mean())) < 0.01
     assert abs(float(train.std()) - 1) < 0.01
-
-
-# Tiny-ImageNet
 
 
 def color(name: str) -> tuple[int, int, int]:
@@ -218,9 +209,6 @@ def test_tiny_imagenet_names_the_damaged_file(spoil, error, message, tiny):
     spoil(tiny)
     with pytest.raises(error, match=message):
         data.load("tiny-imagenet", tiny)
-
-
-# ImageNet
 
 
 @pytest.fixture

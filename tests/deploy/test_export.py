@@ -62,9 +62,6 @@ def test_a_file_computes_what_the_masked_network_does_for_any_batch_size(fixture
     assert exported.ratio == exported.bytes_dense / len(content)
 
 
-# torch.export
-
-
 @pytest.mark.parametrize("name", [*zoo.names(exportable=True, recurrent=False), "recurrent"])
 def test_a_program_of_the_zoo(name, tmp_path):
     assert to_program(*built(name), tmp_path / "network.pt2").difference < 1e-5
@@ -124,9 +121,6 @@ def test_a_difference_leaves_the_file_as_it_was(tmp_path, monkeypatch):
         to_program(*built("mlp"), path)
     assert [p.name for p in tmp_path.iterdir()] == ["network.pt2"]
     assert path.read_text() == "what was there"
-
-
-# ONNX
 
 
 @pytest.mark.usefixtures("onnx_packages")
@@ -215,9 +209,6 @@ def test_weights_that_are_too_large_for_onnx_are_an_error(pretended, tmp_path, m
     monkeypatch.setattr(export, "ONNX_BYTES", 100)
     with pytest.raises(ValueError, match="an ONNX file holds at most 2 GB"):
         to_onnx(*built("mlp"), tmp_path / "network.onnx")
-
-
-# Neither export nor anything else moves random numbers.
 
 
 BATCHES = [(torch.randn(4, 4), torch.tensor([0, 1, 0, 1]))]

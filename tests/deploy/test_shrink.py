@@ -38,9 +38,6 @@ def modes(name: str) -> tuple[bool, ...]:
     return (False,) if zoo.ZOO[name].dropout_stays else BOTH
 
 
-# ---- every network of the zoo ----
-
-
 @pytest.mark.parametrize(
     ("name", "density"),
     [
@@ -92,9 +89,6 @@ def test_widths_are_multiples_and_trained_weights_go_back_into_the_original(name
     assert_alike(example, small.module, other, modes=modes(name))
 
 
-# ---- the smallest network ----
-
-
 def linear(i: int, o: int) -> nn.Module:
     return nn.Linear(i, o, bias=False)
 
@@ -135,9 +129,6 @@ def test_without_biases_a_channel_stays_if_and_only_if_it_is_on_a_path(make, fir
         read[1::2] = [torch.stack(read[1::2]).any(0)] * len(read[1::2])
     assert [widths(small.module, layer)[0] for layer in layers[:-1]] == [int(channels.sum()) for channels in read[1:]]
     assert_trains_and_expands(small, x)
-
-
-# ---- training, precision, wrappers, storing ----
 
 
 def test_the_precision_the_modes_and_the_frozen_are_as_they_were():
@@ -181,9 +172,6 @@ def test_switches_and_wrappers_do_not_matter(capfd):
         assert equal(dict(other.module.state_dict()), dict(small.module.state_dict()))
     fit(other.module, other.masks, example)
     assert capfd.readouterr() == ("", "")
-
-
-# ---- errors ----
 
 
 def refused(message: str, model: nn.Module, masks: Any, example: Any, **options: Any) -> None:

@@ -50,9 +50,6 @@ class Case:
         return model, masks, example
 
 
-# ---- networks ----
-
-
 def mlp(*sizes: int, bias: bool = True) -> nn.Sequential:
     """Linear layers 0, 2, 4, ... with ReLU between."""
     layers = [[nn.Linear(i, o, bias=bias), nn.ReLU()] for i, o in itertools.pairwise(sizes)]
@@ -178,8 +175,6 @@ def refusing(net: Any, x: Tensor) -> Tensor:
 def two_layers(forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
     return lambda: Net(forward, first=nn.Linear(4, 6, bias=False), second=nn.Linear(6, 2))
 
-
-# ---- the table ----
 
 UNWRITTEN_HEAD = [4, 5, 6, 7, 16, 17, 18, 19, 28, 29, 30, 31]  # in queries, keys and values of a fused projection
 CASES: dict[str, Case] = {

@@ -25,9 +25,6 @@ from barebones.scope import matched
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# ---- parts that are zero at first ----
-
-
 def zero_head() -> nn.Module:
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     nn.init.zeros_(net[2].weight)
@@ -112,9 +109,6 @@ def test_inputs_for_which_a_network_overflows_are_left_out():
     assert not small.plan.unchecked
 
 
-# ---- flags ----
-
-
 FLAGS = {  # buffer, and how Python code reads it
     "a bool": (torch.tensor(False), lambda flag: flag),
     "a number": (torch.tensor(1), lambda flag: flag.item() == 0),
@@ -145,9 +139,6 @@ def test_a_flag_that_python_reads_is_compared_with_its_other_value(name, branch)
             expected = large(torch.ones(1, 4))
         with Replayed(seed=0):
             torch.testing.assert_close(small.module(torch.ones(1, 4)), expected)
-
-
-# ---- random numbers ----
 
 
 def noise_per_channel(net: Any, h: Tensor) -> Tensor:
@@ -208,8 +199,6 @@ def test_what_cannot_be_compared_in_train_mode_is_not_cut(chance):
     assert ("every layer" in small.plan.left) == (chance is counted)
 
 
-# ---- group-norms ----
-
 GROUP_NORMS: dict[str, str] = {
     "behind a dead convolution": """
         model = nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False),
@@ -247,9 +236,6 @@ def test_no_group_norm_ends_the_process():
         lines += [f"print({name!r}, flush=True)", textwrap.dedent(code)]
     result = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, ""), result.stdout
-
-
-# ---- embeddings and tables ----
 
 
 LOOKUPS = zoo.LOOKUPS | {

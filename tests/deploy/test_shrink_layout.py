@@ -64,9 +64,6 @@ def test_an_expanded_network_has_the_order_of_the_original(name, every, last):
     assert strides(large) == strides(model)
 
 
-# ---- networks that need one order ----
-
-
 class _ViewedBackward(torch.autograd.Function):
     """In the backward pass, look at the gradient as rows."""
 

@@ -72,9 +72,6 @@ def test_any_gaps_come_back(gaps: list[int]) -> None:
     assert data.numel() == min(w * sum(1 + g // (256**w - 1) for g in gaps) for w in (1, 2))
 
 
-# Files.
-
-
 TEXT = st.text('aW.0é–\\"/\x1f \n', max_size=8)
 EYE = {"w": torch.eye(3) > 0}
 

@@ -61,9 +61,6 @@ def test_after_a_failed_recording_garbage_is_collected_again():
     assert gc.isenabled()
 
 
-# The kernel, in Triton's interpreter.
-
-
 CHECK = """
 import torch
 from barebones.gpu import clearing

@@ -90,9 +90,6 @@ def test_classes_that_no_signal_reaches_are_told_and_do_not_stop_a_run(silent):
     assert "outputs, at most" in plain_text(records.summary(records.arranged([row])))
 
 
-# --on-collapse skip
-
-
 @pytest.fixture
 def skip(options) -> RunOptions:
     return replace(options, on_collapse="skip")

@@ -157,8 +157,6 @@ def test_a_number_that_is_too_large_makes_a_run_unreadable(tmp_path, monkeypatch
     assert "too large" in row["reason"]
 
 
-# CSV files
-
 FORMULAS = ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "=cmd|' /C calc'!A0", "-x", "＝1+1", " =1", "'=1", "''@x", "=", "-"]
 FORMULAS += ["\tx", "\rx", "\nx", "\r=1", "\t=1", '="a,b"', "\u2028=1"]
 NAMES = ["a\rb", "a\nb", "a\r\nb", "b\r", 'a "b", c', '"', "\x1b[2J", "1;=1", "'", "'a"]

@@ -105,8 +105,6 @@ def test_a_round_is_not_saved_before_its_lines_are_written(short, options, monke
     assert all(lines == list(range(1, index + 2)) for index, lines in saved)
 
 
-# in processes that are killed or signalled
-
 KINDS = {
     "force": "--method force --rounds 6 --epochs 2",
     "rewound": "--method iter-snip --rounds 3 --pretrain 1 --rewind --epochs 1",

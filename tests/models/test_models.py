@@ -46,9 +46,6 @@ def digest(model):
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-# The paper's table
-
-
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row[0]}-{row[1]}")
 def test_the_table_of_the_paper(row):
     model = sketch(*row)
@@ -72,9 +69,6 @@ def test_tied_parameters_count_once_and_unknown_ones_in_the_total_only():
     assert table.total == 6 + 3 + 9 + 3 + 20
     assert [round(share * table.total / 100) for share in table[:5]] == [6, 9, 0, 6, 15]
     assert parameter_table(nn.ReLU()) == (0, 0, 0, 0, 0, 0)
-
-
-# Networks
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -125,9 +119,6 @@ def test_a_torchvision_checkpoint_gives_the_same_outputs():
     x = torch.randn(1, 3, 96, 96)
     with torch.no_grad():
         torch.testing.assert_close(ours.eval()(x), reference.eval()(x))
-
-
-# Initialization
 
 
 VARIANCE = {
@@ -204,9 +195,6 @@ def test_errors_of_initialize():
         initialize(nn.Linear(2, 2), norm_scale="random")
     with pytest.raises(ValueError, match="1 is lazy and has no weights yet"):
         initialize(nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
-
-
-# Models by name
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vgg19"])

@@ -29,8 +29,6 @@ from barebones.paper.figures import FIGURES, accuracy, figure
 from barebones.paper.figures import tables as paper_tables
 from barebones.pruning.methods import METHODS
 
-# What is run
-
 
 @pytest.mark.parametrize("name", RUNS)
 def test_experiments_of_each_scale(name):
@@ -61,9 +59,6 @@ def test_the_paper_scale_is_the_papers_protocol():
     assert (force.rounds, force.batches_per_round) == (300, 1)
     early = RUNS["early-pruning"].experiments("paper")
     assert {(each.method, each.pretrain) for each in early} >= {("magnitude", 1), ("force", 0)}
-
-
-# From runs to rows to pictures
 
 
 def kinds(name: str) -> tuple[str, ...]:
@@ -235,9 +230,6 @@ def test_a_stopped_sweep_draws_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("runs/*.csv"))
 
 
-# Everything at once
-
-
 @pytest.mark.nightly
 def test_every_figure_at_smoke_scale(computed, tmp_path, monkeypatch):
     """The runs are made here, one after the other, because workers take longer to start than these runs take."""
@@ -265,9 +257,6 @@ def test_every_figure_at_smoke_scale(computed, tmp_path, monkeypatch):
     assert written == {f"{name}.{kind}" for name in FIGURES for kind in kinds(name)}
 
 
-# Numbers of the paper, and how methods are shown
-
-
 def test_numbers_of_the_paper_are_of_methods_that_can_be_told_apart():
     by_key = {(n.data, n.model, n.method, n.sparsity, n.rounds): n for n in numbers.ACCURACIES}
     assert len(by_key) == len(numbers.ACCURACIES)
@@ -288,9 +277,6 @@ def test_the_users_own_settings_change_nothing(tmp_path):
     for first, second in zip(*files, strict=True):
         assert first.read_bytes() == second.read_bytes()
         assert b"<dc:date>" not in first.read_bytes()
-
-
-# Mistakes, and the command line
 
 
 def test_unknown_names_and_folders(tmp_path):

@@ -82,9 +82,6 @@ def test_everything_is_effective_in_a_dense_transformer() -> None:
         assert all(mask.all() for mask in on_paths.values())
 
 
-# ---- collapse ----
-
-
 def around(net: Any, x: Tensor) -> Tensor:
     x = net.stem(x)
     return net.head(net.down(x) + net.two(net.one(x)))
@@ -138,9 +135,6 @@ def test_where_the_signal_ends_without_an_empty_layer() -> None:
     assert not any(mask.any() for mask in effective(net, masks, x4).values())
 
 
-# ---- silent outputs ----
-
-
 def silent(model: nn.Module, masks: Masks, example: Any) -> tuple[int | None, int | None]:
     counts = account(model, masks, example)
     return counts.disconnected_outputs, counts.outputs
@@ -171,9 +165,6 @@ def test_the_classifier_alone_can_disconnect_classes() -> None:
     assert (counts.disconnected_outputs, counts.outputs, counts.collapsed, counts.empty) == (1, 2, [], [])
     assert "\nNo signal reaches 1 of 2 outputs." in str(counts)
     assert (counts.to_dict()["disconnected_outputs"], counts.to_dict()["outputs"]) == (1, 2)
-
-
-# ---- no trace, wrappers, errors ----
 
 
 def busy(net: Any, x: Tensor) -> Tensor:

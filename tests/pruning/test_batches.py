@@ -159,9 +159,6 @@ def test_what_cannot_be_read_is_an_error_that_says_so(batches: Any, method: Meth
         run(method, batches=batches)
 
 
-# Micro-batches: the model sees no more samples at once, and the gradients are those of whole batches.
-
-
 def untracked() -> nn.Module:
     layers = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten()
     return nn.Sequential(*layers).double()

@@ -181,9 +181,6 @@ def test_a_channel_without_a_signal_gets_no_gradient_through_its_norm(bn):
         torch.testing.assert_close(signal[other], plain[other])
 
 
-# The FORCE objective S(theta, c).
-
-
 def some_masks(seed: int = 0, density: float = 0.5) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.rand(w.shape, generator=generator) < density for name, w in weights_of(tiny()).items()}
@@ -246,9 +243,6 @@ def test_agreement_is_the_share_that_both_keep():
     assert bb.agreement(a, b).layers == {"u": 0.5, "v": 1.0}
     assert float(bb.agreement(a, b)) == float(bb.agreement(b, a)) == pytest.approx(2 / 3)
     assert [float(bb.agreement(*both)) for both in ((a, a), (empty, empty), (a, empty))] == [1.0, 1.0, 0.0]
-
-
-# Captured gradients give the rounds of plain ones: on the CPU, with a stand-in for CUDA graphs.
 
 
 class Recorded:

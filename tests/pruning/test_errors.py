@@ -159,9 +159,6 @@ def test_likely_mistakes_get_a_sentence(match, call):
         call(tiny())
 
 
-# Numbers that are not finite.
-
-
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("at", [0, 2])
 def test_scores_that_are_not_finite_name_the_round_and_the_layer(value, at):
@@ -199,9 +196,6 @@ def test_weights_that_are_not_finite(method):
     model[7].weight.data[1, 2] = torch.nan
     with Trace(model), pytest.raises(ArithmeticError, match=r"round 1.*7\.weight"):
         prune(model, BATCHES, 0.5, method)
-
-
-# Weights that cannot be pruned.
 
 
 def weighted(tensor: Tensor) -> nn.Linear:

@@ -84,8 +84,6 @@ def test_sparsity_zero_is_dense():
     assert result.rounds == result.collapsed == []
 
 
-# Schedules.
-
 SIZES = st.integers(1, 10**9)
 ROUNDS = st.integers(1, 300)
 
@@ -122,9 +120,6 @@ def test_counts_are_the_equations_to_the_nearest_whole(size, times, at):
 def test_settle_must_prune_in_some_of_the_rounds(at):
     with pytest.raises(ValueError, match=r"settle\(at="):
         settle(at)
-
-
-# Criteria of one's own, and the rules of revival.
 
 
 def test_a_method_of_ones_own_is_a_function():

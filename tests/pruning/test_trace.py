@@ -270,9 +270,6 @@ def test_an_objective_may_call_backward():
     check_pruning(FORCE, tiny(), BATCHES, objective=objective)
 
 
-# Pruning that is interrupted, by an exception anywhere or by a change from outside.
-
-
 class Stop(BaseException):
     """Neither an Exception nor known to anybody."""
 

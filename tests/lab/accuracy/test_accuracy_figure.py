@@ -39,8 +39,6 @@ def drawn(experiments: list[Experiment], x: str = "sparsity", **changes: Any) ->
         return list(draw(arranged(rows(*experiments, **changes), AXES[x])[1], AXES[x]))
 
 
-# Grouping
-
 FORCE, UNPRUNED = replace(BASE, method="force"), replace(BASE, method=DENSE, sparsity=0.0)
 FIRST, SECOND = (replace(BASE, method="file", mask=digit * 64, seed=int(digit)) for digit in "12")
 ONE, TWO = "Digits, small VGG (2 epochs, 1 seed)", "Digits, small VGG (2 epochs, 2 seeds)"
@@ -92,8 +90,6 @@ def test_each_seed_counts_once_and_copies_do_not():
     assert line.points[0].std == pytest.approx(14.142, abs=1e-3)
     assert [(row["top1"], row["seeds"]) for row in shown] == [(0.5, 2), (0.7, 2)]
 
-
-# The picture
 
 CASES: dict[str, tuple[list[Experiment], str, dict[str, Any]]] = {
     "many sparsities": ([replace(BASE, sparsity=s) for s in SPARSITIES], "sparsity", {}),
@@ -168,9 +164,6 @@ def test_no_two_lines_look_alike():
     [page] = drawn([BASE, *experiments])
     looks = [(str(line.get_color()), line.get_marker()) for line in page.axes[0].lines]
     assert len(set(looks)) == len(looks) == 15
-
-
-# The command
 
 
 @pytest.fixture
