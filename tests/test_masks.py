@@ -7,7 +7,6 @@ import re
 import pytest
 import torch
 import zoo
-from torch import nn
 from torch.utils._pytree import tree_map
 
 import barebones as bb
@@ -15,13 +14,8 @@ from barebones.paths import effective
 from barebones.pruning.selection import keep_top
 
 
-@pytest.fixture
-def network() -> tuple[nn.Module, torch.Tensor]:
-    return zoo.build("mlp")
-
-
-def test_whatever_returns_masks_returns_this_kind(network, tmp_path):
-    model, example = network
+def test_whatever_returns_masks_returns_this_kind(tmp_path):
+    model, example = zoo.build("mlp")
     result = bb.prune(model, [], 0.5, "magnitude", example=example)
     masks = result.masks
     bb.save_masks(masks, tmp_path / "masks")

@@ -63,10 +63,6 @@ def test_the_outputs_are_those_of_the_masked_model(name, density):
         assert equal(dict(bb.shrink(model, {}, example).module.state_dict()), dict(model.state_dict()))
 
 
-# Their inputs are parts of outputs, or outputs of several layers.
-SEVERAL_INPUTS = ("unet", "unet-groups", "glu")
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_widths_are_multiples_and_trained_weights_go_back_into_the_original(name):
     model, example = zoo.build(name, trained=False)
@@ -76,7 +72,8 @@ def test_widths_are_multiples_and_trained_weights_go_back_into_the_original(name
     for path, layer in model.named_modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             now, before = widths(small.module, path), widths(model, path)
-            checked = slice(1) if name in SEVERAL_INPUTS else slice(2)
+            parts = name in ("unet", "unet-groups", "glu")  # inputs are parts of outputs, or outputs of several layers
+            checked = slice(1) if parts else slice(2)
             assert all(n % 4 == 0 or n == b for n, b in zip(now[checked], before[checked], strict=True)), path
     if not small.plan.shifts:
         assert_alike(example, zoo.masked(model, masks), small.module, modes=modes(name))

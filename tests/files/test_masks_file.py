@@ -21,10 +21,6 @@ from barebones.files.masks import KIND, VERSION, fingerprint, load_masks, masks_
 from barebones.pruning.round import Round
 
 
-def random_mask(shape: tuple[int, ...], density: float, seed: int = 0) -> Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < density
-
-
 def sizes(mask: Tensor) -> dict[str, int]:
     """Bytes of each encoding, counted one weight at a time."""
     count = {"bits": math.ceil(mask.numel() / 8), "gaps8": 0, "gaps16": 0}
@@ -55,7 +51,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     seed=st.integers(0, 1000),
 )
 def test_any_mask_comes_back_from_the_fewest_bytes(shape: tuple, density: float, layout: str, seed: int) -> None:
-    mask = LAYOUTS[layout](random_mask(shape, density, seed))
+    mask = LAYOUTS[layout](torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < density)
     encoding, data = files.encode(mask)
     assert data.dtype == torch.uint8
     assert torch.equal(files.decode(encoding, data, mask.shape), mask)

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,18 +46,6 @@ def report(folder: Path) -> None:
         raise ValueError(row["problems"][0])
 
 
-@pytest.fixture
-def copied(staged, tmp_path) -> Callable[..., Path]:
-    """A function that copies the folder of a run in some stage, and returns the copy."""
-
-    def copy(stage: str, **settings) -> Path:
-        folder = staged(**settings)[stage]
-        (tmp_path / "settings.json").write_text(json.dumps(recorded(folder)[0]))
-        return Path(shutil.copytree(folder, tmp_path / "runs" / folder.name))
-
-    return copy
-
-
 @pytest.mark.parametrize(
     ("stage", "name", "use", "remedy"),
     [
@@ -82,10 +69,12 @@ def copied(staged, tmp_path) -> Callable[..., Path]:
         ("done", "metrics.jsonl", report, "delete its folder and run the experiment again"),
     ],
 )
-def test_a_file_of_another_run_is_refused(stage, name, use, remedy, staged, copied):
+def test_a_file_of_another_run_is_refused(stage, name, use, remedy, staged, tmp_path):
     strangers = staged(seed=1)  # of the same shapes and counts
     there = next(f for f in (strangers[stage], *strangers.values()) if (f / name).exists())
-    folder = copied(stage)
+    own = staged()[stage]
+    (tmp_path / "settings.json").write_text(json.dumps(recorded(own)[0]))
+    folder = Path(shutil.copytree(own, tmp_path / "runs" / own.name))
     shutil.copy(there / name, folder / name)
     with pytest.raises(ValueError, match=re.escape(remedy)) as refused:
         use(folder)

@@ -66,21 +66,14 @@ def test_a_collapse_stops_a_run_before_the_first_epoch_if_asked(cut, options):
     assert finished(options.folder(cut)) is not None
 
 
-@pytest.fixture
-def silent(short, options, tmp_path) -> tuple[Experiment, RunOptions]:
-    """An experiment whose masks, from a file, keep weights in 4 of the 10 rows of the classifier."""
+def test_classes_that_no_signal_reaches_are_told_and_do_not_stop_a_run(short, options, tmp_path):
     masks = zoo.keep_all(Network(short, options, torch.device("cpu")).model)
     masks = {name: mask for name, mask in masks.items() if mask.dim() > 1}
-    masks["8.weight"][4:] = False
+    masks["8.weight"][4:] = False  # of the ten rows of the classifier
     save_masks(masks, path := tmp_path / "mask")
     settings = dict(method="file", mask=masks_digest(masks), rounds=None, batches_per_round=None, epochs=1)
-    return replace(short, **settings, sparsity=60 / 414).resolved(), replace(options, mask=path)
-
-
-def test_classes_that_no_signal_reaches_are_told_and_do_not_stop_a_run(silent):
-    experiment, options = silent
-    lines = []
-    result = run(experiment, replace(options, on_collapse="raise"), lines.append)
+    experiment, lines = replace(short, **settings, sparsity=60 / 414).resolved(), []
+    result = run(experiment, replace(options, mask=path, on_collapse="raise"), lines.append)
     (warning,) = [line for line in lines if "warning" in line]
     assert (warning["warning"], warning["short"]) == (SILENT, "6 of 10 outputs disconnected")
     assert (result["collapsed"], result["empty"], result["disconnected_outputs"], result["outputs"]) == ([], [], 6, 10)

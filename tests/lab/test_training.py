@@ -62,10 +62,8 @@ def network(dropout: float = 0.0, classes: int = 10, width: int = 4) -> nn.Modul
 def half(model: nn.Module) -> dict[str, Tensor]:
     """Masks that prune about half of the weights."""
     generator = torch.Generator().manual_seed(5)
-    return {name: torch.rand(model.get_parameter(name).shape, generator=generator) < 0.5 for name in MASKED}
-
-
-MASKED = ("0.weight", "5.weight")
+    weights = {name: model.get_parameter(name) for name in ("0.weight", "5.weight")}
+    return {name: torch.rand(weight.shape, generator=generator) < 0.5 for name, weight in weights.items()}
 
 
 def state(training: Training) -> dict[str, Tensor]:

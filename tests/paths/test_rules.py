@@ -125,16 +125,12 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def normed(norm: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
-    return lambda net, x: net.b(norm(net.a(x)))
-
-
 MIXED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # every value reaches every other
     "maximum": lambda net, x: net.b(net.a(x).max(1, keepdim=True)[0].expand(2, 4)),
     "top two": lambda net, x: net.b(net.a(x).topk(2)[0].repeat(1, 2)),
     "deviation": lambda net, x: net.b(x.detach() * 0 + net.a(x).std(dim=1, keepdim=True)),
     "norm": lambda net, x: net.b(net.a(x).norm(dim=1, keepdim=True).expand(2, 4)),
-    **{name: normed(norm) for name, norm in NORMS.items()},
+    **{name: lambda net, x, norm=norm: net.b(norm(net.a(x))) for name, norm in NORMS.items()},
     # functions without a rule of their own
     "Fourier": lambda net, x: net.b(torch.fft.fft(net.a(x)).real),
     "differences": lambda net, x: net.b(torch.diff(net.a(x), append=x[:, :1] * 0)),

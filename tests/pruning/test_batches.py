@@ -159,16 +159,6 @@ def test_what_cannot_be_read_is_an_error_that_says_so(batches: Any, method: Meth
         run(method, batches=batches)
 
 
-def untracked() -> nn.Module:
-    layers = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten()
-    return nn.Sequential(*layers).double()
-
-
-def averaged() -> nn.Module:
-    """The network's mean output: it has no samples."""
-    return nn.Sequential(without_norms(), zoo.Net(lambda _, x: x.mean(0)))
-
-
 def seen(model: nn.Module) -> list[int]:
     """Return a list that gets the size of every batch that the model sees."""
     sizes: list[int] = []
@@ -214,6 +204,8 @@ def test_batches_of_other_forms_are_split():
 
 
 NO_SCALAR = nn.CrossEntropyLoss(reduction="none")
+UNTRACKED = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten()).double()
+AVERAGED = nn.Sequential(without_norms(), zoo.Net(lambda _, x: x.mean(0)))  # without samples
 
 
 @pytest.mark.parametrize(
@@ -221,8 +213,8 @@ NO_SCALAR = nn.CrossEntropyLoss(reduction="none")
     [
         (tiny(), {}, r'batch-norms need the statistics of the whole \(1, 4\); use bn="eval"'),
         (tiny(), dict(micro_batch=1), "batch-norms need the statistics"),  # torch itself refuses a single sample
-        (untracked(), dict(bn="eval"), r"batch-norms need the statistics of the whole \(1\)"),
-        (averaged(), dict(loss=lambda output, _: output.sum()), r"split into samples.*objective="),
+        (UNTRACKED, dict(bn="eval"), r"batch-norms need the statistics of the whole \(1\)"),
+        (AVERAGED, dict(loss=lambda output, _: output.sum()), r"split into samples.*objective="),
         (
             without_norms(),
             dict(batches=[(*pairs(1)[0], torch.ones(2))], objective=lambda m, b: m(b[0])),

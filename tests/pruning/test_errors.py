@@ -130,10 +130,7 @@ def test_what_prune_refuses(match, options):
         prune(**options)
 
 
-def spoiling(probe: Probe) -> dict[str, Tensor]:
-    return {name: weight.zero_() for name, weight in probe.weights.items()}
-
-
+SPOILING = Method(lambda probe: {name: weight.zero_() for name, weight in probe.weights.items()})
 MISTAKES: list[tuple[str, Callable[[nn.Module], object]]] = [
     ("criterion='saliency': it must be a function", lambda m: Method("saliency")),
     ("color='red': it must be six hexadecimal digits", lambda m: Method(print, color="red")),
@@ -148,7 +145,7 @@ MISTAKES: list[tuple[str, Callable[[nn.Module], object]]] = [
     ("inference_mode", torch.inference_mode()(lambda m: prune(m, BATCHES, 0.5))),
     (  # the weights are looked at before a collapse
         "weights were changed while it was pruned",
-        lambda m: prune(m, BATCHES, 0.95, Method(spoiling), on_collapse="raise"),
+        lambda m: prune(m, BATCHES, 0.95, SPOILING, on_collapse="raise"),
     ),
 ]
 
@@ -209,11 +206,6 @@ def doubled(linear: nn.Linear) -> nn.Linear:
     return linear
 
 
-@torch.inference_mode()
-def inferred() -> nn.Linear:
-    return nn.Linear(4, 3)
-
-
 UNFIT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "parametrized": (lambda: doubled(nn.Linear(4, 3)), "remove that"),
     "weight norm": (lambda: parametrizations.weight_norm(nn.Linear(4, 3)), "remove that"),
@@ -224,7 +216,7 @@ UNFIT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "integer": (lambda: weighted(torch.ones(3, 4, dtype=torch.int8)), "quantized"),
     "quantized": (lambda: weighted(torch.quantize_per_tensor(torch.ones(3, 4), 0.1, 0, torch.qint8)), "quantized"),
     "sparse": (lambda: weighted(torch.eye(3, 4).to_sparse()), "layout|plain"),
-    "inference": (inferred, "inference"),
+    "inference": (torch.inference_mode()(lambda: nn.Linear(4, 3)), "inference"),
 }
 
 

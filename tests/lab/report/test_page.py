@@ -175,10 +175,6 @@ def test_a_run_opens_and_shows_its_masks(opened: Opened) -> None:
     assert "Weights by round of pruning" in one.inner_text()
 
 
-def tip(page: Any) -> str:
-    return " ".join(page.locator(".hoverlayer").all_text_contents())
-
-
 def test_names_are_text_in_charts_too(opened: Opened, tmp_path: Path) -> None:
     names = ['<a href="https://example.org">x</a>', "<b>bold</b>&lt;", "<img src=x onerror=alert(1)>"]
     for at, model in enumerate(names):
@@ -192,7 +188,7 @@ def test_names_are_text_in_charts_too(opened: Opened, tmp_path: Path) -> None:
     plot.hover()
     for at, name in enumerate(names):
         assert name in plot.locator(".legendtext").nth(at).text_content()
-        until(lambda name=name: name in tip(page))  # type: ignore[misc]
+        until(lambda name=name: name in " ".join(page.locator(".hoverlayer").all_text_contents()))  # type: ignore[misc]
     assert page.locator(".plot svg a, .plot img, .plot tspan[style]").count() == 0
 
 
