@@ -270,9 +270,8 @@ def residual(at: At) -> nn.Module:
         y = net.last(net.body(x))
         if zero in scales:
             y = y * net.scale
-        return net.activation(
-            add(x if x.shape == y.shape else pixels(F.interpolate(pixels(x), size=pixels(y).shape[2:])), y)
-        )
+        x = x if x.shape == y.shape else pixels(F.interpolate(pixels(x), size=pixels(y).shape[2:]))
+        return net.activation(add(x, y))
 
     return Net(forward, body=body, last=nn.Sequential(*last), activation=activation(at, c), **parts)
 

@@ -15,9 +15,8 @@ BUDGETS = {place: int(budget.replace(",", "")) for place, _, budget in ROWS}
 def size(place: str) -> int:
     """Return the lines of source in a folder or file; of the pages, the words."""
     if place == "pages":
-        return sum(
-            len(page.read_text(encoding="utf-8").split()) for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
-        )
+        pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+        return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
     path = ROOT / place if place in ("src", "tests", "benchmarks") else ROOT / "src" / "barebones" / place
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in SOURCE]
     return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)

@@ -29,11 +29,14 @@ def test_nothing_is_unpickled() -> None:
     assert not places, f"use safetensors or JSON, or torch.load(..., weights_only=True): {places}"
 
 
-SAFE = "torch.load(path, weights_only=True)", "numpy.load(path, allow_pickle=False)", "from torch import nn"
-SAFE += ("from safetensors.torch import load",)
-PICKLED = "import os, pickle", "from pickle import loads", "torch.serialization.pickle.loads(b'')"
-PICKLED += "from torch import load", "torch.load(path)", "torch.load(path, weights_only=False)"
-PICKLED += ("numpy.load(path,\n           allow_pickle=True)",)
+SAFE = [
+    "torch.load(path, weights_only=True)", "numpy.load(path, allow_pickle=False)", "from torch import nn",
+    "from safetensors.torch import load",
+]  # fmt: skip
+PICKLED = [
+    "import os, pickle", "from pickle import loads", "torch.serialization.pickle.loads(b'')", "from torch import load",
+    "torch.load(path)", "torch.load(path, weights_only=False)", "numpy.load(path,\n           allow_pickle=True)",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", SAFE + PICKLED)

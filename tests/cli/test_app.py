@@ -55,10 +55,8 @@ def test_what_needs_no_torch_does_not_wait_for_it(words):
 
 @pytest.mark.slow
 def test_the_public_names_are_those_of_their_modules():
-    program = (
-        "import sys, barebones as bb; print(bb.__version__, 'torch' in sys.modules); from barebones import *; prune"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    code = "import sys, barebones as bb; print(bb.__version__, 'torch' in sys.modules); from barebones import *; prune"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"{__version__} False\n", "")
     homes = [name for names in bb._HOMES.values() for name in names]
     assert sorted([*homes, "__version__"]) == sorted(bb.__all__)

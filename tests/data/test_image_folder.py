@@ -68,18 +68,14 @@ def test_a_folder_for_validation_is_used(pets):
 
 
 WRONG = {
-    "test is missing; create it, with one folder of images per class": lambda pets: (pets / "test").rename(
-        pets / "rest"
-    ),
-    "must have folders of the same names, but only one has cat": (
-        lambda pets: (pets / "test/cat").rename(pets / "test/cow")
-    ),
-    "has one class, cat": lambda pets: [shutil.rmtree(pets / part / "dog") for part in ("train", "test")],
-    "1.png cannot be read as an image": lambda pets: (pets / "train/dog/1.png").write_bytes(b"not an image"),
+    "test is missing; create it, with one folder of images per class": lambda at: (at / "test").rename(at / "rest"),
+    "must have folders of the same names, but only one has cat": lambda at: (at / "test/cat").rename(at / "test/cow"),
+    "has one class, cat": lambda at: [shutil.rmtree(at / part / "dog") for part in ("train", "test")],
+    "1.png cannot be read as an image": lambda at: (at / "train/dog/1.png").write_bytes(b"not an image"),
     "odd.png is 5 x 6 pixels, not 20 x 16; to resize all images, name a size, for example images:": (
-        lambda pets: Image.new("RGB", (5, 6)).save(pets / "test/dog/odd.png")
+        lambda at: Image.new("RGB", (5, 6)).save(at / "test/dog/odd.png")
     ),
-    "cat contains no images": lambda pets: [image.unlink() for image in (pets / "test/cat").iterdir()],
+    "cat contains no images": lambda at: [image.unlink() for image in (at / "test/cat").iterdir()],
 }
 
 

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from references import Items, Trace
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
@@ -133,11 +134,6 @@ class Numbers(IterableDataset):
         return iter(())
 
 
-class Image:
-    def convert(self, mode):
-        return self
-
-
 WRONG = {
     "returned NoneType; a factory must return (train, test), each": None,
     "returned 2 values": GOOD,
@@ -162,7 +158,7 @@ WRONG = {
     "std of mine:data need one number for each of 3": {"train": IMAGES, "test": IMAGES, "mean": 1, "std": [1]},
     "item 0 of the train of mine:data is of type Tensor; it must be a pair": {"train": FLOATS, "test": GOOD},
     "item 1 of the train of mine:data raised KeyError: 1": (Items(3, {0: (FLOATS[0], 1)}.__getitem__), GOOD),
-    "of type Image, which is no tensor; add a transform": (items((Image(), 0)), GOOD),
+    "of type Image, which is no tensor; add a transform": (items((Image.new("L", (1, 1)), 0)), GOOD),
     "item 0 of the train of mine:data has inputs of 1×7 and targets of 1 float32": (items((FLOATS[0], 0.5)), GOOD),
     "item 0 of the train of mine:data has 'cat' of type str, which is no tensor": (items((FLOATS[0], "cat")), GOOD),
 }

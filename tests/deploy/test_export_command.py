@@ -61,9 +61,8 @@ def test_a_run_is_exported_as_onnx_in_silence(finished, command):
 def test_a_run_is_exported_in_int8_with_its_accuracy_before_and_after(finished, command):
     done = command("export", finished, "-o", "network.onnx", "--shrink", "--int8")
     assert (done.code, done.err) == (0, "")
-    before, after = map(
-        float, re.search(r"accuracy in onnxruntime: ([\d.]+)% in float32, (.+)% in int8", done.out).groups()
-    )
+    found = re.search(r"accuracy in onnxruntime: ([\d.]+)% in float32, (.+)% in int8", done.out)
+    before, after = map(float, found.groups())
     assert before == pytest.approx(100 * json.loads((finished / "result.json").read_text())["test"]["top1"], abs=0.3)
     assert after == pytest.approx(before, abs=5)
     assert f"network.onnx: {Path('network.onnx').stat().st_size:,} bytes" in done.out

@@ -101,9 +101,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 
 def test_it_is_read_with_numpy_alone_by_the_code_of_the_page(tmp_path):
     model = nn.ModuleList([nn.Linear(500, 40), nn.Linear(5000, 300), nn.Linear(8, 5)])
-    masks = {
-        f"{i}.weight": zoo.random_masks(model, density)[f"{i}.weight"] for i, density in enumerate((0.01, 0.001, 0.5))
-    }
+    masks = {f"{i}.weight": zoo.random_masks(model, share)[f"{i}.weight"] for i, share in enumerate((0.01, 0.001, 0.5))}
     save_weights(model, masks, tmp_path / "weights")
     with safe_open(tmp_path / "weights", "numpy") as file:
         layout = json.loads(file.metadata()["about"])["layout"]

@@ -91,9 +91,8 @@ def test_counts_are_exact_whatever_weights_and_gradients_are(data, method, fract
         p.data, masks[name] = (torch.tensor(values).view(p.shape) for values in drawn)
         p.grad = torch.tensor(data.draw(st.lists(VALUES, min_size=p.numel(), max_size=p.numel()))).view(p.shape)
     handle = bb.hold(model, masks, optim.SGD(model.parameters(), lr=0.0))
-    expected = {
-        n: moved(p, p.grad, masks[n], fraction / 2 * (1 + math.cos(math.pi / 8))) for n, p in model.named_parameters()
-    }
+    share = fraction / 2 * (1 + math.cos(math.pi / 8))
+    expected = {n: moved(p, p.grad, masks[n], share) for n, p in model.named_parameters()}
     assert bb.evolve(handle, 8, every=1, method=method, fraction=fraction, until=1.0).advance()
     for name, mask in handle.state_dict().items():
         assert mask.count_nonzero() == masks[name].count_nonzero()

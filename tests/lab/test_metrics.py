@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -104,10 +105,8 @@ def test_a_run_has_a_line_for_every_round_and_epoch(tmp_path):
     result = run(experiment, options, reported.append)
     lines = read(folder / "metrics.jsonl")
     assert timeless(lines) == timeless(before + [line for line in reported if "part" not in line])
-    assert [(row["stage"], row.get("round", row.get("epoch"))) for row in lines] == [
-        *(("prune", n) for n in range(1, 5)),
-        *(("train", n) for n in range(1, 5)),
-    ]
+    told = [(row["stage"], row.get("round", row.get("epoch"))) for row in lines]
+    assert told == list(product(("prune", "train"), range(1, 5)))
     rounds, epochs = lines[:4], lines[4:]
     assert {row["rounds"] for row in rounds} == {row["epochs"] for row in epochs} == {4}
     kept = [result["prunable"], *(row["keep"] for row in rounds)]
@@ -123,8 +122,6 @@ def test_a_run_has_a_line_for_every_round_and_epoch(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_names_the_file(tmp_path):
     log, _ = metrics(tmp_path)
-    with (
-        open("/dev/full", "ab", buffering=0) as log.file,
-        pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl"),
-    ):
+    refused = pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl")
+    with open("/dev/full", "ab", buffering=0) as log.file, refused:
         log({"stage": "train", "epoch": 0, "epochs": 1})

@@ -109,8 +109,6 @@ def test_wrong_names_are_said_in_one_line(page, mistake):
     words = ["run", "--device", "cpu", "--model", "mynet.py:mlp", "--data"]
     mistake("there is no data set 'mydata'", *words, "mydata")
     mistake("there is no data set 'timm:blobs'", *words, "timm:blobs")
-    mistake(
-        "small-vgg takes images, but the inputs have the shape 8", *words, "mydata.py:blobs", "--model", "small-vgg"
-    )
+    mistake("small-vgg takes images, but the inputs have the shape 8", *words, "mydata.py:blobs", "--model=small-vgg")
     mistake("gives outputs of shape (2, 1, 8, 10) for 2 images of digits", *words, "digits")
     assert not Path("runs").exists()

@@ -27,9 +27,8 @@ def test_a_file_may_hold_several_grids(tmp_path):
     assert len(experiments) == 2 * 2 * 2 + 1
     assert (experiments[-1].method, experiments[-1].seed, experiments[-1].data) == ("dense", 7, "digits")
     (tmp_path / "two.json").write_text(json.dumps({"method": ["snip", "force"], "epochs": 3}))
-    assert recipes.experiments(str(tmp_path / "two.json")) == [
-        Experiment(method=m, epochs=3) for m in ("snip", "force")
-    ]
+    expected = [Experiment(method=method, epochs=3) for method in ("snip", "force")]
+    assert recipes.experiments(str(tmp_path / "two.json")) == expected
 
 
 def test_a_grid_of_several_methods_leaves_out_what_one_of_them_does_not_take():

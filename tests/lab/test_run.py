@@ -136,9 +136,7 @@ def test_a_strangers_masks_are_trained_and_accounted_for(short, options, tmp_pat
 
 
 @pytest.mark.parametrize("method", ["rigl", "set"])
-def test_evolved_masks_are_those_of_the_trained_network_and_the_mask_file_has_what_pruning_found(
-    method, short, options
-):
+def test_evolved_masks_are_those_of_the_trained_network_and_the_mask_file_has_those_of_pruning(method, short, options):
     short = replace(short, sparsity=0.9)
     moving = replace(short, evolve=method)
     result = run(moving, options)

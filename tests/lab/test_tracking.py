@@ -86,9 +86,7 @@ def mlflow(folder: Path) -> Points:
 READERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=pytest.mark.slow if name != "tensorboard" else ()) for name in TRACKERS]
-)
+@pytest.fixture(params=[pytest.param(n, marks=() if n == "tensorboard" else pytest.mark.slow) for n in TRACKERS])
 def tracker(request, tmp_path, monkeypatch):
     """The name of a tracker, set up to work offline in a folder of the test."""
     name = request.param
@@ -97,9 +95,8 @@ def tracker(request, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     if name == "mlflow":
         database = find_spec("sqlalchemy") is not None
-        monkeypatch.setenv(
-            "MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/m.db" if database else str(tmp_path / "mlruns")
-        )
+        address = f"sqlite:///{tmp_path}/m.db" if database else str(tmp_path / "mlruns")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         logging.getLogger("mlflow").setLevel(logging.ERROR)
     return name

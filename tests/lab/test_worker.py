@@ -298,9 +298,8 @@ def test_workers_that_cannot_start_end_the_sweep_in_a_sentence(sweep, monkeypatc
     (process,) = starter.processes
     process.exitcode = 1
     (starter.round.folder / f"{process.name}.log").write_text("ImportError: no luck\n")
-    with pytest.raises(
-        ValueError, match=r"the workers of the sweep cannot start: .* exit code 1\nImportError: no luck"
-    ):
+    problem = r"the workers of the sweep cannot start: .* exit code 1\nImportError: no luck"
+    with pytest.raises(ValueError, match=problem):
         starter.attend()
 
 

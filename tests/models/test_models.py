@@ -175,10 +175,8 @@ def test_random_numbers_come_from_the_generator(scheme):
 
 def test_scales_of_batch_norms_are_ones_or_uniform_and_the_weights_are_the_same_with_both():
     def network(**options):
-        model = nn.Sequential(
-            nn.Conv2d(1, 5000, 1), nn.BatchNorm2d(5000), nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)
-        )
-        return initialize(model, generator=torch.Generator().manual_seed(5), **options)
+        layers = [nn.Conv2d(1, 5000, 1), nn.BatchNorm2d(5000), nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)]
+        return initialize(nn.Sequential(*layers), generator=torch.Generator().manual_seed(5), **options)
 
     ones, uniform = network(), network(norm_scale="uniform")
     assert all(torch.equal(ones[i].weight, uniform[i].weight) for i in (0, 2))

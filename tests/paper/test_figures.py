@@ -69,10 +69,8 @@ def test_a_table_is_markdown_and_marks_what_is_below_random_masks():
     rows = RUNS["cost"].rows([made_up(each) for each in RUNS["cost"].experiments("paper")])
     for row in rows:
         row["mean"] -= 0.5 * (row["method"] == "snip")
-    lines = drawn("cost", rows).splitlines()
-    assert (
-        lines[0] == "| method | ours: time to mask | ours: accuracy (%) | paper: time to mask | paper: accuracy (%) |"
-    )
+    head, *lines = drawn("cost", rows).splitlines()
+    assert head == "| method | ours: time to mask | ours: accuracy (%) | paper: time to mask | paper: accuracy (%) |"
     assert [line.split(" | ")[2].startswith("**") for line in lines if "| SNIP (1 batch)" in line] == [True]
     assert "| FORCE (300 rounds) | 30 s | " in "\n".join(lines)
     assert lines[-1].endswith("Bold: below random masks. The paper's times are those of a Tesla K40m.")

@@ -46,9 +46,8 @@ def test_counts_never_grow_and_are_in_proportion_except_at_their_limits(shapes, 
         if sum(floors.values()) > totals[-1] or totals[-1] > min(totals):
             return
     before = sizes
-    for total, counts in zip(
-        totals, layer_counts(law if law in LAWS else shares, named, totals, at_least), strict=True
-    ):
+    found = layer_counts(law if law in LAWS else shares, named, totals, at_least)
+    for total, counts in zip(totals, found, strict=True):
         assert sum(counts.values()) == total
         assert all(floors[name] <= counts[name] <= before[name] for name in counts)
         free = [name for name in counts if floors[name] < counts[name] < before[name]]

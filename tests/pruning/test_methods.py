@@ -179,9 +179,7 @@ def test_an_output_channel_of_a_transposed_convolution_is_its_second_dimension()
 
 
 def test_revival_of_scalars_and_vectors():
-    model = zoo.Net(
-        lambda net, x: net.linear(x) * net.scale, scale=nn.Parameter(torch.ones(())), linear=nn.Linear(3, 2)
-    )
+    model = zoo.Net(lambda net, x: net.layer(x) * net.scale, scale=nn.Parameter(torch.ones(())), layer=nn.Linear(3, 2))
     batches = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
     for step in run(FORCE, 3, model, batches, scope="*", changes=dict(revive_empty=False)):
         assert kept(step.masks) == step.keep
@@ -200,11 +198,8 @@ def test_pruned_weights_stay_out_even_where_live_ones_are_dead():
     """The official "minimum saliency" ties with live weights of score 0."""
     method = scripted([0, 0, 5, 5, 5, 5], [0] * 6, [-3] * 6, counts=[4, 3, 2])
     steps = run(method, 2, nn.Linear(6, 1), None)
-    assert [s.masks["weight"].flatten().nonzero().flatten().tolist() for s in steps] == [
-        [2, 3, 4, 5],
-        [2, 3, 4],
-        [2, 3],
-    ]
+    stay = [step.masks["weight"].flatten().nonzero().flatten().tolist() for step in steps]
+    assert stay == [[2, 3, 4, 5], [2, 3, 4], [2, 3]]
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.needs_data])

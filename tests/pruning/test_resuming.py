@@ -57,9 +57,7 @@ SMOOTH = [partial(F.cross_entropy, label_smoothing=amount) for amount in (0.1, 0
 MODULES = [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.5)]
 
 Pair = make_dataclass("Pair", ["x", "y"])
-PAIRS: dict[str, Any] = dict(
-    batches=[Pair(x, y) for x, y in BATCHES], objective=lambda m, b: F.cross_entropy(m(b.x), b.y)
-)
+PAIRS = dict(batches=[Pair(x, y) for x, y in BATCHES], objective=lambda m, b: F.cross_entropy(m(b.x), b.y))
 
 
 @pytest.mark.parametrize(
@@ -94,9 +92,8 @@ def test_a_loss_is_known_by_name_and_not_by_address():
 @pytest.mark.parametrize("index", [-1, 1, 2, 3, 10**12])
 def test_a_round_with_another_index_is_not_continued(index):
     first = steps_of("force")[0]
-    with pytest.raises(
-        ValueError, match=f"this round keeps {first.keep} weights, but round {index + 1} of this run does not"
-    ):
+    problem = f"this round keeps {first.keep} weights, but round {index + 1} of this run does not"
+    with pytest.raises(ValueError, match=problem):
         run("force", after=replace(first, index=index))
 
 

@@ -104,12 +104,9 @@ def test_expanded_buffers_are_put_back():
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_a_network_with_a_sparse_buffer_is_pruned_and_counted(layout):
-    model = zoo.Net(
-        lambda net, x: net.last(torch.relu(net.first(torch.sparse.mm(net.graph, x.T).T))),
-        graph=torch.eye(4).to_sparse(layout=layout),
-        first=nn.Linear(4, 6),
-        last=nn.Linear(6, 2),
-    )
+    forward = lambda net, x: net.last(torch.relu(net.first(torch.sparse.mm(net.graph, x.T).T)))
+    graph = torch.eye(4).to_sparse(layout=layout)
+    model = zoo.Net(forward, graph=graph, first=nn.Linear(4, 6), last=nn.Linear(6, 2))
     batches = [(torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1]))]
     with restored(model):
         model.graph.values().mul_(2) if layout == torch.sparse_csr else model.graph.mul_(2)

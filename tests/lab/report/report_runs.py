@@ -79,14 +79,9 @@ def write_run(
     for line in metrics(experiment.rounds or 0 if method != DENSE else 0, reached, accuracy or 0, total):
         log(line | ({"epochs": experiment.epochs} if line["stage"] == "train" else {}))
     save_masks(masks, folder / files.MASK, run=stamp(owner, files.MASK), metrics=log.mark(), **about)
-    changes = {
-        **numbers,
-        "collapsed": collapsed,
-        "best_validation": {"epoch": 4, "validation": 0.93, "test": 0.91},
-        "seconds": {"pretrain": 0, "prune": 0.0 if method == DENSE else 0.5 + seed, "train": 60.0},
-        "environment": {"torch": "2"},
-        "metrics": log.mark(),
-    }
+    changes = numbers | {"collapsed": collapsed, "environment": {"torch": "2"}, "metrics": log.mark()}
+    changes |= {"best_validation": {"epoch": 4, "validation": 0.93, "test": 0.91}}
+    changes |= {"seconds": {"pretrain": 0, "prune": 0.0 if method == DENSE else 0.5 + seed, "train": 60.0}}
     log.close()
     if failed is not None:
         failure = {"experiment": experiment.to_dict(), "reason": failed, "traceback": "no"}
