@@ -218,9 +218,7 @@ CASES: dict[str, Case] = {
         zoo.separate, (2, 5, 6), [("out.weight", S[:, 2:4])], {"q": (4, 6), "k": (4, 6), "v": (4, 6), "out": (6, 4)}
     ),
     **{
-        f"{name}, {way}": Case(
-            zoo.ZOO[name].make, (2, 5, 6), [hole], {"project": (24, 6), "out": (6, 8)}, folded
-        )
+        f"{name}, {way}": Case(zoo.ZOO[name].make, (2, 5, 6), [hole], {"project": (24, 6), "out": (6, 8)}, folded)
         for name in ("fused", "sdpa")
         for way, hole, folded in (
             ("unread head", ("out.weight", S[:, 4:8]), {}),
@@ -302,14 +300,10 @@ CASES: dict[str, Case] = {
         for name, gate in GATES.items()
     },
     "a buffer of positions": Case(
-        lambda: Net(
-            with_waves, first=nn.Linear(5, 6), out=nn.Linear(6, 3), waves=torch.ones(12, 6).tril(-1)
-        ),
+        lambda: Net(with_waves, first=nn.Linear(5, 6), out=nn.Linear(6, 3), waves=torch.ones(12, 6).tril(-1)),
         (2, 1, 5), [("first.weight", S[:2])], {"first": (6, 5)}, more=(torch.randn(2, 2, 5), torch.randn(2, 8, 5)),
     ),
-    "an example without a batch": Case(
-        lambda: mlp(4, 6, 3), (4,), [("2.weight", S[:, :2])], {"0": (4, 4)},
-    ),
+    "an example without a batch": Case(lambda: mlp(4, 6, 3), (4,), [("2.weight", S[:, :2])], {"0": (4, 4)}),
     "a gate: a mask among the inputs": Case(
         lambda: gated(lambda h, x, c, keep: (h * keep[..., None]).mean(1)),
         (torch.randn(2, 6, 5), torch.ones(2, 6, dtype=torch.bool)), [("units.weight", S[:4])], {"units": (8, 5)},

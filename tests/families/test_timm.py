@@ -37,32 +37,22 @@ def efficient(kind: Callable[..., nn.Module], *blocks: str, **options: Any) -> C
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "resnet": (model("resnet18", layers=(1, 1, 1, 1), channels=(8, 8, 16, 16)), PIXELS),
     "skresnet": (model("skresnet18", layers=(1, 1, 1, 1), channels=(8, 16, 16, 16)), PIXELS),
-    "levit": (
-        model("levit_128s", img_size=64, embed_dim=(16, 24, 32), num_heads=(2, 2, 2), key_dim=8, depth=(1, 1, 1)),
-        LARGE,
-    ),
-    "ghostnet": (  # it calls F.dropout in its forward pass
-        lambda: GhostNet([[[3, 16, 16, 0, 1]], [[3, 48, 24, 0, 2]], [[5, 72, 40, 0.25, 2]]], width=0.5, **CLASSES),
-        PIXELS,
-    ),
+    "levit": (model("levit_128s", img_size=64, embed_dim=(16, 24, 32), num_heads=(2, 2, 2), key_dim=8,
+                    depth=(1, 1, 1)), LARGE),
+    "ghostnet": (lambda: GhostNet([[[3, 16, 16, 0, 1]], [[3, 48, 24, 0, 2]], [[5, 72, 40, 0.25, 2]]], width=0.5,
+                                  **CLASSES), PIXELS),  # it calls F.dropout in its forward pass
     "convnext": (model("convnext_atto", dims=(8, 12, 16, 16), depths=(1, 1, 1, 1)), PIXELS),
     "vit": (model("vit_tiny_patch16_224", img_size=32, embed_dim=16, depth=2, num_heads=2), PIXELS),
-    "mobilenetv4": (
-        efficient(MobileNetV3, "cn_r1_k3_s2_e1_c8", "uir_r1_a3_k5_s2_e2_c16", "uir_r2_a0_k3_s1_e2_c16"),
-        PIXELS,
-    ),
+    "mobilenetv4": (efficient(MobileNetV3, "cn_r1_k3_s2_e1_c8", "uir_r1_a3_k5_s2_e2_c16", "uir_r2_a0_k3_s1_e2_c16"),
+                    PIXELS),
     "mixer": (lambda: MlpMixer(img_size=64, patch_size=16, num_blocks=2, embed_dim=16, **CLASSES), LARGE),
-    "efficientnet": (
-        efficient(EfficientNet, "ds_r1_k3_s1_e1_c8_se0.25", "ir_r2_k3_s2_e2_c16_se0.25", "ir_r1_k5_s2_e2_c16_se0.25"),
-        PIXELS,
-    ),
+    "efficientnet": (efficient(EfficientNet, "ds_r1_k3_s1_e1_c8_se0.25", "ir_r2_k3_s2_e2_c16_se0.25",
+                               "ir_r1_k5_s2_e2_c16_se0.25"), PIXELS),
     "regnet": (lambda: RegNet(RegNetCfg(w0=8, wa=8, wm=1.5, group_size=4, depth=6, se_ratio=0.25), **CLASSES), PIXELS),
     "densenet": (model("densenet121", growth_rate=4, block_config=(2, 2)), PIXELS),
-    "swin": (
-        model("swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=8, depths=(2, 1), num_heads=(2, 2)),
-        PIXELS,
-    ),
-}
+    "swin": (model("swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=8, depths=(2, 1),
+                   num_heads=(2, 2)), PIXELS),
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # timm's own

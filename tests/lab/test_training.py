@@ -269,17 +269,14 @@ def test_a_checkpoint_holds_kept_weights_and_their_momentum_only(tmp_path):
     assert sizes[0.01] < sizes[1.0] / 10
 
 
+UNTRACKED = nn.BatchNorm2d(4, track_running_stats=False)
 BOTTOM_UP = {name: mask.flip(0) for name, mask in half(network()).items()}
 OTHERS: dict[str, tuple] = {  # a network, its masks, and its optimizer
     "wider": (network(width=5), {}, "sgd"),
     "nested": (nn.Sequential(network(), nn.Linear(10, 10)), {}, "sgd"),
     "no bias": (nn.Sequential(*network()[:5], nn.Linear(64, 10, bias=False)), {}, "sgd"),
     "one layer more": (nn.Sequential(*network(), nn.BatchNorm1d(10)), {}, "sgd"),
-    "fewer buffers": (
-        nn.Sequential(network()[0], nn.BatchNorm2d(4, track_running_stats=False), *network()[2:]),
-        {},
-        "sgd",
-    ),
+    "fewer buffers": (nn.Sequential(network()[0], UNTRACKED, *network()[2:]), {}, "sgd"),
     "another optimizer": (network(), {}, "adamw"),
     "other masks": (network(), BOTTOM_UP, "sgd"),
 }

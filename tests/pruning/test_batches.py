@@ -205,6 +205,7 @@ def test_batches_of_other_forms_are_split():
 
 NO_SCALAR = nn.CrossEntropyLoss(reduction="none")
 UNTRACKED = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten()).double()
+UNEVEN = *pairs(1)[0], torch.ones(2)
 AVERAGED = nn.Sequential(without_norms(), zoo.Net(lambda _, x: x.mean(0)))  # without samples
 
 
@@ -215,11 +216,7 @@ AVERAGED = nn.Sequential(without_norms(), zoo.Net(lambda _, x: x.mean(0)))  # wi
         (tiny(), dict(micro_batch=1), "batch-norms need the statistics"),  # torch itself refuses a single sample
         (UNTRACKED, dict(bn="eval"), r"batch-norms need the statistics of the whole \(1\)"),
         (AVERAGED, dict(loss=lambda output, _: output.sum()), r"split into samples.*objective="),
-        (
-            without_norms(),
-            dict(batches=[(*pairs(1)[0], torch.ones(2))], objective=lambda m, b: m(b[0])),
-            "cannot be split into",
-        ),
+        (without_norms(), dict(batches=[UNEVEN], objective=lambda m, b: m(b[0])), "cannot be split into"),
         *((without_norms(), dict(micro_batch=wrong), r"micro_batch=.*at least 1") for wrong in (0, -1, 2.5)),
         *((without_norms(), dict(batches=[(*pairs(1)[0], 1)], micro_batch=m), "a batch is a pair") for m in (None, 3)),
         *((without_norms(), dict(loss=NO_SCALAR, micro_batch=m), "a scalar tensor") for m in (None, 3)),

@@ -143,10 +143,8 @@ MISTAKES: list[tuple[str, Callable[[nn.Module], object]]] = [
     ("not the class Linear; make an object of it", lambda m: prune(nn.Linear, BATCHES, 0.5)),
     ("the scores of a are no tensors", lambda m: bb.keep_top({"a": numpy.ones(3)}, 1)),
     ("inference_mode", torch.inference_mode()(lambda m: prune(m, BATCHES, 0.5))),
-    (  # the weights are looked at before a collapse
-        "weights were changed while it was pruned",
-        lambda m: prune(m, BATCHES, 0.95, SPOILING, on_collapse="raise"),
-    ),
+    # the weights are looked at before a collapse
+    ("weights were changed while it was pruned", lambda m: prune(m, BATCHES, 0.95, SPOILING, on_collapse="raise")),
 ]
 
 
