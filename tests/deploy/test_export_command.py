@@ -106,6 +106,12 @@ def test_a_mask_file_of_unknown_origin_needs_a_network(command, mistake, tmp_pat
         ("text -o ../NAME/text", "text is what would be exported; name another file to write"),
         ("RUN -o RUN/mask.safetensors", "mask.safetensors is what would be exported"),
         ("RUN -o RUN/weights.safetensors", "weights.safetensors is what would be exported"),
+        ("RUN", "name the file to write with -o FILE, or a folder for the Hub with --to-hub-folder DIR"),
+        ("RUN --to-hub-folder hub -o x.onnx", "leave out --out, --format, --shrink"),
+        ("RUN --to-hub-folder full", "full is not empty; name another folder, or allow --replace"),
+        ("RUN --to-hub-folder full --replace", "full also holds notes.txt, which would be lost"),
+        ("RUN --to-hub-folder no/hub", "to write hub into; create it first"),
+        ("RUN -o x.onnx --replace", "--replace is for --to-hub-folder"),
         # a run that is not finished, or damaged: FILE is not there, or has this content
         ("COPY -o out.pt2 result.json", "is not finished (pruned; trained 1 of 1 epochs); finish it"),
         ("COPY -o out.pt2 result.json={", "result.json is damaged"),
@@ -116,6 +122,8 @@ def test_a_mask_file_of_unknown_origin_needs_a_network(command, mistake, tmp_pat
 )
 def test_mistakes_are_one_line(words, problem, finished, mistake, tmp_path):
     (tmp_path / "text").write_text("nothing of ours" * 10)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
     words = words.replace("RUN", str(finished)).replace("NAME", tmp_path.name).split()
     if words[0] == "COPY":
         shutil.copytree(finished, "COPY")
@@ -124,7 +132,8 @@ def test_mistakes_are_one_line(words, problem, finished, mistake, tmp_path):
         if "=" in damage:
             Path("COPY", name).write_text(content)
     mistake(problem, "export", *words)
-    assert {path.name for path in tmp_path.iterdir()} <= {"text", "COPY"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"text", "full", "COPY"}
+    assert [path.read_text() for path in (tmp_path / "full").iterdir()] == ["mine"]
 
 
 def test_shrink_shows_the_plan(finished, command, mistake):

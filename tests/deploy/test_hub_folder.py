@@ -122,25 +122,6 @@ def test_masks_of_a_file_are_exported_and_named(command, tmp_path):
     assert all(torch.equal(loaded[name], mask) for name, mask in masks.items())
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ("--to-hub-folder hub -o x.onnx", "leave out --out, --format, --shrink"),
-        ("--to-hub-folder full", "full is not empty; name another folder, or allow --replace"),
-        ("--to-hub-folder full --replace", "full also holds notes.txt, which would be lost"),
-        ("--to-hub-folder no/hub", "to write hub into; create it first"),
-        ("-o x.onnx --replace", "--replace is for --to-hub-folder"),
-        ("", "name the file to write with -o FILE, or a folder for the Hub with --to-hub-folder DIR"),
-    ],
-)
-def test_mistakes_are_one_line(words, problem, finished, mistake, tmp_path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes.txt").write_text("mine")
-    mistake(problem, "export", finished, *words.split())
-    assert sorted(os.listdir()) == ["full"]
-    assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
-
-
 def test_an_earlier_export_is_replaced_on_request(finished, command, tmp_path):
     (tmp_path / "hub").mkdir()  # an empty folder is fine
     assert command("export", finished, "--to-hub-folder", "hub").code == 0
