@@ -106,6 +106,24 @@ def test_a_minimum_leaves_the_outputs_alone_also_where_their_biases_are_pruned()
         assert equal(plain, least) == (model is alone)
 
 
+def test_a_channel_that_the_others_have_no_room_for_takes_from_them():
+    score = torch.tensor([[9.0, 8, 7, 6], [5, 1, 1, 1], [2, 1, 1, 1]])
+    assert thickened(score, score > 4, least=2, groups=None).sum(1).tolist() == [3, 2, 0]
+    score[0] = torch.tensor([9.0, 8, 1, 1])
+    among = torch.tensor([[True, True, False, False], [True, True, True, True], [False] * 4])
+    assert thickened(score, score > 4, 2, None, among).sum(1).tolist() == [2, 1, 0]  # three weights are too few
+
+
+@pytest.mark.parametrize("options", [{"min_per_channel": 2}, {"pattern": "block:2x2"}, {"pattern": "2:4"}])
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0)])
+def test_a_layer_without_weights_keeps_none(options, shape):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+    model[0].register_parameter("none", torch.nn.Parameter(torch.empty(shape)))
+    options |= {"scope": ["*.weight", "*.none"], "on_collapse": "ignore", "example": torch.ones(1, 8)}
+    masks = prune(model, sparsity=0.5, method="magnitude", **options).masks
+    assert sum(int(mask.sum()) for mask in masks.values()) == 48
+
+
 def plain_thickened(score, mask, least, among):
     """Do what `thickened` says, one weight at a time."""
     rows, wide, keep = score.flatten(1).tolist(), score[0].numel(), int(mask.sum())
@@ -122,6 +140,13 @@ def plain_thickened(score, mask, least, among):
                 break
             gone.append(channel)
         if not gone:
+            first = {c: sorted(may[c], key=lambda at: (-rows[c][at], at))[:least] for c in live}
+            if thin and sum(map(len, first.values())) <= keep:
+                rest = [(c, at) for c in live for at in may[c] if at not in first[c]]
+                rest.sort(key=lambda place: (-rows[place[0]][place[1]], place))
+                chosen = [(c, at) for c in live for at in first[c]]
+                chosen += rest[: keep - len(chosen)]
+                kept = [{at for channel, at in chosen if channel == number} for number in range(len(rows))]
             result = torch.zeros_like(mask).flatten(1)
             for channel, indices in enumerate(kept):
                 result[channel, list(indices)] = True

@@ -13,7 +13,8 @@ def thickened(score: Tensor, mask: Tensor, least: int, groups: int | None, among
 
     The weaker half of the channels below the minimum, those with the fewest weights, gives up; its weights go to the
     highest scores of the channels that are left; and so on, until no channel is below. Channels that kept nothing
-    stay empty. Channels stay below where the layer's count, or what is `among` the choice, leaves too little room.
+    stay empty. Where the others have no room for what a channel would give up, each keeps its best `least` weights
+    first. Channels stay below where that is more than the layer's count, or where less is `among` the choice.
     `groups` is None unless the layer's inputs come first.
 
     >>> score = torch.tensor([[9.0, 1, 1, 1], [8, 7, 2, 1], [6, 1, 1, 1]])
@@ -42,6 +43,10 @@ def thickened(score: Tensor, mask: Tensor, least: int, groups: int | None, among
         may[gone] = False
         kept = top_masks({"": values}, keep, among={"": may})[""]
         counts = kept.sum(1)
+    sizes = may.sum(1)
+    if order.numel() and int(sizes.clamp(max=least).sum()) <= keep:
+        rows, free = ({str(i): row for i, row in enumerate(each)} for each in (values, may))
+        kept = torch.stack(list(top_masks(rows, keep, None, free, least, sizes.tolist()).values()))
     result = torch.zeros_like(whole)
     result[live] = kept
     return from_channels(result, mask, groups)
@@ -55,7 +60,7 @@ def inner(parameters: Mapping[str, Tensor]) -> list[str]:
 def by_channels(tensor: Tensor, groups: int | None) -> Tensor:
     """Return a matrix with a row for each output channel; `groups` is None unless the layer's inputs come first."""
     if groups is None:
-        return tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)
+        return tensor.reshape(tensor.shape[0] if tensor.dim() else 1, tensor.shape[1:].numel())
     split = tensor.reshape(groups, tensor.shape[0] // groups, tensor.shape[1], -1)
     return split.transpose(1, 2).reshape(groups * tensor.shape[1], -1)
 
