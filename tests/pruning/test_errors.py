@@ -95,7 +95,10 @@ EARLY: list[tuple[str, dict[str, Any]]] = [  # what is said before the model is 
     ("no law of densities 'erg'; did you mean 'erk'?", dict(densities="erg")),
     ("densities=0.5: choose uniform or erk, or pass masks or a dict", dict(densities=0.5)),
     ("must name every prunable layer", dict(densities={"0.weight": 0.5})),
-    ("from 0 to 1; check 0.weight", dict(densities=UNIFORM | {"0.weight": 1.5})),
+    *(
+        ("from 0 to 1; check 0.weight", dict(densities=UNIFORM | {"0.weight": share}))
+        for share in (1.5, None, "half", torch.tensor(1.5))
+    ),
     ("keep 57 of 114 weights, but the sparsity keeps 11; pass sparsity=0.5", dict(densities=UNIFORM)),
     ("min_per_channel=-1: it must be a whole number, at least 0", dict(min_per_channel=-1)),
     ("pattern='4:2': name N:M, such as 2:4, or block:RxC", dict(pattern="4:2")),
@@ -103,6 +106,7 @@ EARLY: list[tuple[str, dict[str, Any]]] = [  # what is said before the model is 
     ("pattern=2: name N:M", dict(pattern=2)),
     ("7.weight; choose another, or in Python use exclude=", dict(pattern="2:3")),
     ("does not divide the 3 outputs and 1 inputs of 0.weight", dict(pattern="block:2x1")),
+    ("does not divide the 3 outputs", dict(pattern="block:100x100", sparsity=0.5)),
     ("no layer has as many as 16 inputs", dict(pattern="2:16")),
     ("keeps at most 102 of 114 weights; use sparsity=0.105", dict(pattern="2:4", sparsity=0.1)),
     ("keeps at most 102 of 114 weights; use sparsity=0.105", dict(pattern="2:4", sparsity=0)),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsFloat
 
 from torch import Tensor
 
@@ -60,10 +61,11 @@ def _given(densities: Mapping[str, float] | Mapping[str, Tensor], sizes: dict[st
     """Return what the user wants each layer to keep, if it adds up to `keep`."""
     if wrong := sorted(densities.keys() ^ sizes.keys()):
         raise ValueError(f"densities= must name every prunable layer and no other; check {shortened(wrong)}")
-    shares = {n: count(d) / max(d.numel(), 1) if isinstance(d, Tensor) else float(d) for n, d in densities.items()}
-    if wrong := [name for name, share in shares.items() if not 0 <= share <= 1]:
-        raise ValueError(f"densities= are shares of a layer's weights, from 0 to 1; check {shortened(wrong)}")
-    wanted = {name: shares[name] * size for name, size in sizes.items()}
+    masks = {n: d for n, d in densities.items() if isinstance(d, Tensor) and (d.dim() or not d.is_floating_point())}
+    shares: dict[str, Any] = {**densities, **{name: count(mask) / max(mask.numel(), 1) for name, mask in masks.items()}}
+    if wrong := [n for n, s in shares.items() if not isinstance(s, SupportsFloat) or not 0 <= float(s) <= 1]:
+        raise ValueError(f"densities= are masks, or shares of a layer's weights from 0 to 1; check {shortened(wrong)}")
+    wanted = {name: float(shares[name]) * size for name, size in sizes.items()}
     total, kept = sum(sizes.values()), sum(wanted.values())
     if abs(kept - keep) > len(sizes) / 2:
         raise ValueError(

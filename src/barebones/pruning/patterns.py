@@ -35,7 +35,7 @@ def counts(pattern: str, total: int, schedule: Sequence[int]) -> list[int]:
     ([48, 8, 4], [50, 10, 1])
     """
     a, b, blocks = parsed(pattern)
-    return [max(1, round(keep / (a * b))) * a * b for keep in schedule] if blocks else list(schedule)
+    return [min(max(1, round(keep / (a * b))) * a * b, total) for keep in schedule] if blocks else list(schedule)
 
 
 def beginning(pattern: str, shapes: Mapping[str, Sequence[int]], groups: Groups, counts: Sequence[int]) -> int:
@@ -106,12 +106,13 @@ def patterned(
 
 def _blocks(tensor: Tensor, rows: int, columns: int, groups: int | None) -> Tensor:
     outputs, inputs = _sides(tensor.shape, groups)
-    return by_channels(tensor, groups).reshape(outputs // rows, rows, inputs // columns, columns, -1)
+    kernel = tensor.shape[2:].numel()
+    return by_channels(tensor, groups).reshape(outputs // rows, rows, inputs // columns, columns, kernel)
 
 
 def _spread(best: Tensor, like: Tensor, rows: int, columns: int, groups: int | None) -> Tensor:
     whole = best.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    return from_channels(whole.reshape(whole.shape[0], -1), like, groups)
+    return from_channels(whole.flatten(1), like, groups)
 
 
 def _best_in_groups(score: Tensor, best: int, size: int, among: Tensor | None, groups: int | None) -> Tensor:
@@ -124,5 +125,5 @@ def _best_in_groups(score: Tensor, best: int, size: int, among: Tensor | None, g
     for other in range(size):
         one = parts[:, :, :, other : other + 1]
         rank += (one > parts) | ((one == parts) & (other < place))
-    eligible = from_channels((rank < best).reshape(parts.shape[0], -1), score, groups)
+    eligible = from_channels((rank < best).flatten(1), score, groups)
     return eligible if among is None else eligible & among
