@@ -64,11 +64,13 @@ def test_recommended_settings_give_way_to_those_of_the_user(command, mistake, ti
     [
         (["run", *FORCE], ["594 prunable weights; 119 would be left", "Training: 1 epoch on cpu",
                            "sparsity .* you", "weight_decay .* the data set's protocol"]),
+        (["run", *FORCE, "--unit", "channel"], ["594 prunable weights; about 119 would be left"]),
+        (["run", *FORCE, "--unit", "channel", "--target", "flops"], ["weights; about 20.000% of the FLOPs would"]),
         (["prune", *FORCE], ["Pruning: 3 rounds, each with 1 batch of 256 images"]),
         (["run", *TINY, "--method", "dense"], ["dense", "Training: 20 epochs"]),
         (["sweep", "smoke", "--device", "cpu"], ["experiments in smoke-runs"]),
     ],
-    ids=["run", "prune", "train", "sweep"],
+    ids=["run", "channels", "flops", "prune", "train", "sweep"],
 )  # fmt: skip
 def test_a_dry_run_says_what_would_happen_and_does_nothing(words, expected, command, tiny, monkeypatch):
     cached_data.cache_clear()

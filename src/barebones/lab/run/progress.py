@@ -107,8 +107,10 @@ def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] |
     check_micro_batch(network, experiment, options, "train")
     yield settings(experiment, requested, given)
     weights = sum(p.numel() for p in prunable(network, experiment.scope).values())
-    keep = round((1 - experiment.sparsity) * weights)
-    yield f"{experiment.model} has {weights:,} prunable weights; {keep:,} would be left."
+    left = f"{round((1 - experiment.sparsity) * weights):,}"
+    if experiment.unit == "channel" or (experiment.pattern or "").startswith("block:"):  # the nearest that is possible
+        left = "about " + (f"{1 - experiment.sparsity:.3%} of the FLOPs" if experiment.target == "flops" else left)
+    yield f"{experiment.model} has {weights:,} prunable weights; {left} would be left."
     if experiment.rounds is not None:
         number = counted(experiment.batches_per_round or 1, "batch", "es")
         batches = f"each with {number} of {experiment.batch_size} images"
