@@ -64,6 +64,8 @@ class Evolution(AfterStep):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from this state; call it before the optimizer loads its own."""
+        if {"masks", "step"} - state.keys():
+            raise ValueError("an evolution's state has masks and step; pass what its state_dict() returned")
         self.held.load_state_dict(state["masks"])
         self.step = state["step"]
 

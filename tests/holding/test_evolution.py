@@ -223,7 +223,9 @@ def test_what_cannot_move_gets_a_sentence(model, masks):
         with pytest.raises(ValueError, match=match):
             bb.evolve(holds, **{"steps": 10, "every": 1} | changes)
     with pytest.warns(UserWarning, match="the masks never move: every=100 is not below 0.75 of 90 steps"):
-        bb.evolve(handle, 90)
+        evolution = bb.evolve(handle, 90)
+    with pytest.raises(ValueError, match=r"has masks and step; pass what its state_dict\(\) returned"):
+        evolution.load_state_dict(handle.state_dict())
 
 
 def test_masks_move_no_more_once_the_hold_has_ended(masks):
