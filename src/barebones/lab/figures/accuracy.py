@@ -266,14 +266,12 @@ def draw(panels: Panels, axis: Axis) -> Iterator[Canvas]:
     for start in range(0, len(cells), MOST_PANELS):
         page = cells[start : start + MOST_PANELS]
         columns = min(len(page), 2)
-        figure, grid = plots.grid(len(page), columns)
+        figure, grid = plots.grid(len(page), columns, "test accuracy (%)")
         for axes, (title, zoomed) in zip(grid, page, strict=True):
             _draw_panel(axes, panels[title], axis, styles, zoomed)
             place, _, schedule = title.rpartition(" (")
             schedule = schedule.replace(" ", "\N{NO-BREAK SPACE}")
             axes.set_title(fill(f"{place}, zoomed" if zoomed else f"{place} ({schedule}", LONGEST_TITLE))
-        for axes in grid[::columns]:
-            axes.set_ylabel("test accuracy (%)")
         marks = {str(mark.get_label()): mark for axes in figure.axes for mark in axes.get_legend_handles_labels()[0]}
         shown = [label for label in (*styles, COLLAPSED) if label in marks]
         below = plots.legend(figure, {fill(label, LONGEST_LABEL * columns): marks[label] for label in shown})

@@ -105,10 +105,12 @@ def panels(rows: int, columns: int, height: float = 2.3) -> tuple[Canvas, list[l
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
 
 
-def grid(number: int, columns: int, height: float = 2.3) -> tuple[Canvas, list[Axes]]:
-    """Return a figure with this many panels, line by line; the places after the last one are empty."""
+def grid(number: int, columns: int, ylabel: str, height: float = 2.3) -> tuple[Canvas, list[Axes]]:
+    """Return a figure with this many panels, line by line; the first of each line has the label of the y-axis."""
     figure, lines = panels(-(-number // columns), columns, height)
     axes = [axes for line in lines for axes in line]
+    for first, *_ in lines:
+        first.set_ylabel(ylabel)
     for empty in axes[number:]:
         empty.set_axis_off()
     return figure, axes[:number]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -37,6 +36,7 @@ SMALL = {"resnet50": "small-resnet", "vgg19": "small-vgg", "mobilenet-v2": "smal
 SMOKE_ROUNDS, SMOKE_BATCHES = 4, 3
 DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.9}  # the dense network
 EARLY = "magnitude"  # after one epoch of dense training
+LABELS = {EARLY: "Early pruning"}  # in place of a method's own
 ZOOM = 0.15  # how far the zoomed panels reach below our best mean
 
 
@@ -128,13 +128,13 @@ def draw_reference(axes: Axes, row: Row, x: float) -> None:
         axes.annotate("", (x, y), (0, 11), textcoords="offset points", annotation_clip=True, arrowprops=arrow)
 
 
-def handles(rows: Rows, labels: Mapping[str, str] = {}) -> dict[str, Any]:
-    """Return the legend: the methods of the rows, under these labels or their own, and the paper's markers."""
+def handles(rows: Rows) -> dict[str, Any]:
+    """Return the legend: the methods of the rows, and the paper's markers."""
     entries = {}
     for method in by_method(rows):
         label, color, marker = look(method)
         style = {"marker": "", **DASHED} if method == DENSE else {"marker": marker, "markeredgewidth": 0}
-        entries[labels.get(method, label)] = plots.handle(color, **style)
+        entries[LABELS.get(method, label)] = plots.handle(color, **style)
     if any(row["source"] == PAPER for row in rows):
         entries["paper"] = plots.handle(plots.GRAY, **plots.hollow(plots.GRAY))
     if any(row.get("says") == ABOVE for row in rows):
@@ -174,7 +174,7 @@ def compared(
     return experiments
 
 
-def draw_sparsities(rows: Rows, labels: Mapping[str, str] = {}) -> Canvas:
+def draw_sparsities(rows: Rows) -> Canvas:
     """Draw two panels for each network, the second zoomed: lines and bands for ours, hollow markers for the paper's."""
     networks = grouped(rows, "data", "model")
     columns = min(len(networks), 2)
@@ -183,16 +183,17 @@ def draw_sparsities(rows: Rows, labels: Mapping[str, str] = {}) -> Canvas:
     for number, (pair, network_rows) in enumerate(networks.items()):
         line, column = divmod(number, columns)
         _panel(grid[line][column], network_rows, plots.title(*pair) + schedule(network_rows))
-        _zoomed(grid[lines + line][column], network_rows, plots.title(*pair) + ", zoomed")
+        _panel(grid[lines + line][column], network_rows, plots.title(*pair) + ", zoomed", zoomed=True)
     for panels in grid:
         panels[0].set_ylabel("test accuracy (%)")
-        for axes in panels[len(networks) :]:
-            axes.set_axis_off()
-    plots.legend(figure, handles(rows, labels), columns=5 if columns > 1 else 3)
+        for axes in panels:
+            if not axes.has_data():
+                axes.set_axis_off()
+    plots.legend(figure, handles(rows), columns=5 if columns > 1 else 3)
     return figure
 
 
-def _panel(axes: Axes, rows: Rows, title: str) -> None:
+def _panel(axes: Axes, rows: Rows, title: str, zoomed: bool = False) -> None:
     pruned = [row for row in rows if row["method"] != DENSE]
     for row in rows:
         if row["method"] == DENSE:
@@ -204,23 +205,18 @@ def _panel(axes: Axes, rows: Rows, title: str) -> None:
             draw_reference(axes, row, 1 - row["sparsity"])
     if pruned:
         plots.density_axis(axes, [row["sparsity"] for row in pruned])
-    axes.set_ylim(0, 100)
     axes.set_title(title)
-
-
-def _zoomed(axes: Axes, rows: Rows, title: str) -> None:
-    _panel(axes, rows, title)
-    best, top = max(row["mean"] for row in rows if row["source"] == OURS), max(row["mean"] for row in rows)
-    low, high = 100 * (best - ZOOM), min(100 * (top + ZOOM / 10), 100.5)
-    axes.set_yticks(range(0, 101, 5))
-    axes.set_ylim(low, high)
+    axes.set_ylim(0, 100)
+    if zoomed:
+        best, top = max(row["mean"] for row in rows if row["source"] == OURS), max(row["mean"] for row in rows)
+        axes.set_yticks(range(0, 101, 5))
+        axes.set_ylim(100 * (best - ZOOM), min(100 * (top + ZOOM / 10), 100.5))
 
 
 def _sparsities(
     about: str, data: Sequence[str], models: Sequence[str], methods: Sequence[str], costs: tuple[str, str, str]
 ) -> Figure:
-    draw = partial(draw_sparsities, labels={EARLY: "Early pruning"}) if EARLY in methods else draw_sparsities
-    return Figure(about, Runs(compared(data, models, methods), beside(usual, "sparsity")), draw, costs)
+    return Figure(about, Runs(compared(data, models, methods), beside(usual, "sparsity")), draw_sparsities, costs)
 
 
 # Accuracy against the number of pruning rounds
@@ -249,7 +245,7 @@ def iterated(scale: str) -> list[Experiment]:
 
 def draw_rounds(rows: Rows) -> Canvas:
     """Draw both methods from their common start T = 1, SNIP; random masks are a horizontal line."""
-    figure, [axes] = plots.grid(1, 1, height=2.7)
+    figure, [axes] = plots.grid(1, 1, "test accuracy (%)", height=2.7)
     ours, theirs = ([row for row in rows if row["source"] == source] for source in (OURS, PAPER))
     for method in ITERATED:
         draw_line(axes, look(method), [row for row in ours if row["method"] in (ONE_ROUND, method)], "rounds")
@@ -261,7 +257,6 @@ def draw_rounds(rows: Rows) -> Canvas:
     counts = [row["rounds"] for row in rows if row["method"] != RANDOM]
     plots.count_axis(axes, counts, "pruning rounds T (1 is SNIP)")
     axes.set_ylim(0, 100)
-    axes.set_ylabel("test accuracy (%)")
     first = ours[0]
     where = f"{plots.title(first['data'], first['model'])}, {plots.percent(first['sparsity'])}"
     axes.set_title(where + schedule(ours))

@@ -158,7 +158,7 @@ def draw_evolution(rows: Rows) -> Canvas:
     """Draw a panel for each network and method: the shares that each round prunes and recovers."""
     runs = grouped(rows, "data", "model", "method")
     columns = len(grouped(rows, "method"))
-    figure, panels = plots.grid(len(runs), columns, height=2.4)
+    figure, panels = plots.grid(len(runs), columns, "share of prunable weights (%)", height=2.4)
     for axes, ((*_, method), rounds) in zip(panels, runs.items(), strict=True):
         x = [row["round"] for row in rounds]
         for name, label, dashes, color in (
@@ -174,8 +174,6 @@ def draw_evolution(rows: Rows) -> Canvas:
     high = 108 * max(row["pruned_share"] for row in rows)
     for axes in panels:
         axes.set_ylim(0, high)
-    for axes in panels[::columns]:
-        axes.set_ylabel("share of prunable weights (%)")
     return figure
 
 

@@ -76,7 +76,7 @@ def draw_rounds(rows: Rows) -> Canvas:
     runs = grouped(rows, "data", "model", "method")
     columns = len(grouped(rows, "method"))
     sparsities = sorted(grouped(rows, "sparsity"))
-    figure, panels = plots.grid(len(runs), columns, height=2.6)
+    figure, panels = plots.grid(len(runs), columns, "saliency S of the pruned network", height=2.6)
     colors = plots.shades(sparsities)
     cut = sorted({row["sparsity"] for row in rows if not row["saliency"]})
     heights = {sparsity: 0.04 + min(0.05, 0.2 / len(cut)) * place for place, sparsity in enumerate(cut)}
@@ -103,8 +103,6 @@ def draw_rounds(rows: Rows) -> Canvas:
         plots.log_axis(axes.yaxis, bottom, high)
         axes.yaxis.minorticks_off()
         axes.set_yticks([tick for tick in axes.get_yticks() if low < tick < high])
-    for axes in panels[::columns]:
-        axes.set_ylabel("saliency S of the pruned network")
     handles = {f"{plots.percent(s)} removed": plots.handle(colors[s], "o") for s in sparsities}
     if cut:
         handles["disconnected with at least one seed: S = 0"] = plots.handle(plots.GRAY, "x", "none", markersize=5)
@@ -144,12 +142,11 @@ def both_saliencies(settings: Settings, options: RunOptions) -> Iterator[Row]:
 def draw_scatter(rows: Rows) -> Canvas:
     """Draw a panel for each network, and in it each mask as a dot, colored by its sparsity."""
     networks = grouped(rows, "data", "model")
-    figure, panels = plots.grid(len(networks), len(networks), height=2.9)
+    figure, panels = plots.grid(len(networks), len(networks), "saliency S of the sparsified network", height=2.9)
     colors = plots.shades(sorted(grouped(rows, "sparsity")))
     for axes, ((data, model), masks) in zip(panels, networks.items(), strict=True):
         _draw_masks(axes, masks, colors)
         axes.set_title(plots.title(data, model))
-    panels[0].set_ylabel("saliency S of the sparsified network")
     handles = [plots.handle(color, "o", "none", markersize=4.5, markeredgewidth=0) for color in colors.values()]
     labels = [plots.percent(sparsity) for sparsity in colors]
     panels[-1].legend(
