@@ -80,15 +80,13 @@ def load(name: str, request: Request) -> Data:
 
 
 def _read(folder: Path, files: dict[str, str], layout: Layout) -> tuple[Tensor, Tensor]:
-    records = torch.cat([_records(folder / name, digest, layout) for name, digest in files.items()])
-    pixels = records[:, layout.labels :].reshape(-1, 3, SIZE, SIZE)
-    return pixels, records[:, layout.labels - 1].long()
-
-
-def _records(path: Path, digest: str, layout: Layout) -> Tensor:
-    """Return one row of bytes per record; raise an error that names the file if it is not the published one."""
-    content = bytearray(path.read_bytes())
-    if sha256(content).hexdigest() != digest:
-        problem = f"{path} is damaged or truncated: its SHA-256 is not that of the official file"
-        raise ValueError(f"{problem}; unpack {layout.archive.name} again")
-    return torch.frombuffer(content, dtype=torch.uint8).view(-1, layout.labels + PIXELS)
+    """Return the images and labels of some files; raise an error that names the first that is not the published one."""
+    parts = []
+    for name, digest in files.items():
+        content = bytearray((folder / name).read_bytes())
+        if sha256(content).hexdigest() != digest:
+            problem = f"{folder / name} is damaged or truncated: its SHA-256 is not that of the official file"
+            raise ValueError(f"{problem}; unpack {layout.archive.name} again")
+        parts.append(torch.frombuffer(content, dtype=torch.uint8).view(-1, layout.labels + PIXELS))
+    records = torch.cat(parts)
+    return records[:, layout.labels :].reshape(-1, 3, SIZE, SIZE), records[:, layout.labels - 1].long()
