@@ -122,7 +122,7 @@ def test_runs_at_other_sparsities_shrunk_and_on_another_device_are_drawn_too(tmp
     base = Experiment("vgg19", "cifar10", "force", 0.97, seed=7, epochs=40)
     others = [{"rounds": 20}, {"shrink": True}, {"shrink": True, "sparsity": 0.98}]
     stored += [made_up(base) | base.resolved("cuda").to_dict(), *(made_up(replace(base, **other)) for other in others)]
-    rows = RUNS["cifar10"].load("cifar10", "short", tmp_path, context(tmp_path))
+    rows = RUNS["cifar10"].load("cifar10", "short", tmp_path)[0]
     ours = [(row["sparsity"], row["rounds"], row["seeds"]) for row in rows if row["source"] == "ours"]
     assert ours == [(0.97, 300, 1), (0.98, 300, 1)]
 
@@ -132,7 +132,7 @@ def test_of_equal_runs_the_one_that_was_made_like_most_others_is_drawn(tmp_path,
     usual = [made_up(replace(base, seed=seed), top1=0.8) for seed in range(3)]
     unusual = [made_up(replace(base, precision="tf32", seed=seed), top1=0.7) for seed in range(2)]
     for stored[:] in ([*usual, *unusual], [*unusual, *usual]):
-        rows = RUNS["cifar10"].load("cifar10", "short", tmp_path, context(tmp_path))
+        rows = RUNS["cifar10"].load("cifar10", "short", tmp_path)[0]
         assert {(round(row["mean"], 9), row["seeds"]) for row in rows if row["source"] == "ours"} == {(0.8, 3)}
 
 

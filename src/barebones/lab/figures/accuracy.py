@@ -13,7 +13,7 @@ from ..experiment.experiment import DENSE, FINDING, Experiment, with_role
 from ..experiment.styles import look, titled
 from ..records import records, tables
 from ..records.records import DONE, KEY, SETTINGS
-from ..records.tables import Row, Rows, grouped, over_seeds
+from ..records.tables import Row, Rows, grouped, one_per_seed, spread
 from ..run.folder import EXPERIMENT
 from . import plots
 from .plots import Axes, Canvas
@@ -163,9 +163,9 @@ def arranged(rows: Rows, axis: Axis) -> tuple[Rows, Panels]:
         for label, line in zip(_labels(lines, axis), lines, strict=True):
             points = []
             for runs in grouped(line, *axis.along).values():
-                seeds = [copies[0] for copies in grouped(runs, "seed").values()]
-                x = over_seeds((run["seed"], run[axis.column]) for run in seeds).mean or 0.0
-                mean, std, number = over_seeds((run["seed"], run["top1"]) for run in seeds)
+                seeds = one_per_seed(runs)
+                x = spread(run[axis.column] for run in seeds).mean or 0.0
+                mean, std, number = spread(run["top1"] for run in seeds)
                 assert mean is not None  # every row has an accuracy
                 names = {"panel": title, "line": label, "x": x}
                 shown += [names | run | {"seeds": number, "top1_mean": mean, "top1_std": std} for run in seeds]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...files.container import atomically
@@ -82,17 +82,17 @@ def _load(
             return rows, path
         scales = " and ".join(sorted({str(row["scale"]) for row in stored if row.get("scale")})) or "unknown"
         ignored = f" ({path.name} in it is of scale {scales}; omit --scale to draw it)"
-    found: list[tuple[Rows, list[str]]] = []
+    found: list[tuple[Rows, bool]] = []
     for candidate in [scale] if scale else reversed(SCALES):
-        failed: list[str] = []
         try:
-            rows = figure.source.load(name, candidate, folder, replace(context, failed=failed))
-            found.append(([{"scale": candidate} | row for row in rows], failed))
+            rows, complete = figure.source.load(name, candidate, folder)
+            found.append(([{"scale": candidate} | row for row in rows], complete))
         except ValueError as error:
             last = error
     if found:
-        rows, failed = max(found, key=lambda each: len(each[0]))
-        context.failed.extend(failed)
+        rows, complete = max(found, key=lambda each: len(each[0]))
+        if not complete:
+            context.failed.append(name)
         return rows, None
     tried = f"at scale {scale}" if scale else "at any scale"
     raise ValueError(f"{last} {tried}{ignored}; without --from, barebones figure {name} runs what is missing")

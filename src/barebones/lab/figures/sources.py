@@ -78,17 +78,15 @@ class Runs:
         stored = [row for row in rows if row["folder"] in wanted and wanted[row["folder"]].items() <= row.items()]
         return self._finished_rows(name, stored, options.runs, rows)
 
-    def load(self, name: str, scale: str, folder: Path, context: FigureContext) -> Rows:
-        """Return the rows of the figure's runs that are in a folder. Nothing is run; failed runs are reported."""
+    def load(self, name: str, scale: str, folder: Path) -> tuple[Rows, bool]:
+        """Return the rows of the figure's runs that are in a folder, and whether none has failed. Nothing is run."""
         folder = self._folder(folder) if self._folder(folder).is_dir() else folder
         identities = {_identity(each.resolved().to_dict(), self.free) for each in self.experiments(scale)}
         found = records.records(folder)
         stored = [row for row in found if row["method"] and _identity(row, self.free) in identities]
         rows = self._finished_rows(name, _usual_first(stored), folder, found)
         finished = {_identity(row) for row in stored if row["status"] == records.DONE}
-        if any(_identity(row) not in finished for row in stored):
-            context.failed.append(name)
-        return rows
+        return rows, all(_identity(row) in finished for row in stored)
 
     def _folder(self, runs: Path) -> Path:
         """Return the folder of its runs. Runs whose time is measured run alone, and have a folder of their own."""
@@ -143,15 +141,13 @@ class Analysis:
                     raise ValueError(f"{error}; delete it to compute it again") from None
         return rows
 
-    def load(self, name: str, scale: str, folder: Path, context: FigureContext) -> Rows:
-        """Return the rows that are cached in a folder; nothing is computed."""
+    def load(self, name: str, scale: str, folder: Path) -> tuple[Rows, bool]:
+        """Return the rows that are cached in a folder, and whether they are all. Nothing is computed."""
         paths = [_cache(name, scale, settings, folder) for settings in self.parts(scale)]
         stored = [path for path in paths if path.exists()]
         if not stored:
             raise ValueError(f"{folder} holds neither {name}.csv nor files such as {paths[0].name}")
-        if len(stored) < len(paths):
-            context.failed.append(name)
-        return [row for path in stored for row in tables.read(path, self.columns)]
+        return [row for path in stored for row in tables.read(path, self.columns)], stored == paths
 
 
 def _cache(name: str, scale: str, settings: Settings, folder: Path) -> Path:
@@ -174,7 +170,7 @@ def _identity(settings: Mapping[str, Any], free: tuple[str, ...] = ()) -> tuple[
     """Return the settings in which an experiment and a stored run must agree."""
     names = [f.name for f in fields(Experiment) if f.name not in (*free, *HOW)]
     dense = settings["method"] == DENSE  # has no sparsity
-    return tuple(None if dense and name in ("sparsity", *free) else settings[name] for name in names)
+    return tuple(None if dense and name == "sparsity" else settings[name] for name in names)
 
 
 def _usual_first(rows: Sequence[Row]) -> Rows:

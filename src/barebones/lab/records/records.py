@@ -18,7 +18,7 @@ from ..experiment.experiment import TYPES, Experiment, with_role
 from ..experiment.styles import titled
 from ..run.folder import failed, finished, recorded
 from . import tables
-from .tables import Row, over_seeds
+from .tables import Row, one_per_seed, spread
 
 CSV, PARQUET = "records.csv", "records.parquet"
 DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
@@ -118,7 +118,8 @@ def with_statistics(rows: Sequence[Row]) -> list[Row]:
     """
     statistics = {}
     for group, members in tables.grouped(rows, *GROUP).items():
-        mean, std, number = over_seeds((row["seed"], row["top1"]) for row in members if row["status"] == DONE)
+        done = one_per_seed(row for row in members if row["status"] == DONE)
+        mean, std, number = spread(row["top1"] for row in done)
         statistics[group] = {"seeds": number, "top1_mean": mean, "top1_std": std}
     return [row | statistics[tuple(row[name] for name in GROUP)] for row in rows]
 

@@ -5,7 +5,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -147,16 +147,11 @@ def spread(values: Iterable[float | None]) -> Spread:
     return Spread(fmean(known) if known else None, stdev(known) if len(known) > 1 else None, len(known))
 
 
-def over_seeds(runs: Iterable[tuple[Hashable, float | None]]) -> Spread:
-    """Return the mean and standard deviation over seeds of pairs (seed, value).
+def one_per_seed(rows: Iterable[Row]) -> Rows:
+    """Return a row for each seed, the first with an accuracy if it has one; so a copied run folder changes nothing.
 
-    Each seed counts once, with its first value that is not None, so a copied run folder changes nothing.
-
-    >>> over_seeds([(0, 0.5), (1, 0.7), (1, 0.7), (2, None)]).number
-    2
+    >>> one_per_seed([{"seed": 0, "top1": 0.5}, {"seed": 1, "top1": 0.7}, {"seed": 0, "top1": 0.5}])
+    [{'seed': 0, 'top1': 0.5}, {'seed': 1, 'top1': 0.7}]
     """
-    first: dict[Hashable, float] = {}
-    for seed, value in runs:
-        if value is not None:
-            first.setdefault(seed, value)
-    return spread(first.values())
+    seeds = grouped(sorted(rows, key=lambda row: row["top1"] is None), "seed").values()
+    return [copies[0] for copies in seeds]

@@ -13,7 +13,7 @@ from ...lab.figures import plots
 from ...lab.figures.plots import Axes, Canvas
 from ...lab.figures.registry import Figure
 from ...lab.figures.sources import COLUMNS, Runs
-from ...lab.records.tables import Row, Rows, grouped, over_seeds
+from ...lab.records.tables import Row, Rows, grouped, one_per_seed, spread
 from ...messages import counted
 from ...names import CONTROLS, NONE
 from ...pruning.methods import METHODS
@@ -66,10 +66,9 @@ def measured(records: Sequence[Row], *point: str) -> Rows:
     """
     rows = []
     for group in grouped(records, *point).values():
-        tested = [run for run in group if run["top1"] is not None] or group
-        runs = [copies[0] for copies in grouped(tested, "seed").values()]
-        mean, deviation, _ = over_seeds((run["seed"], run["top1"]) for run in runs)
-        statistics = {"mean": float("nan") if mean is None else mean, "std": deviation, "seeds": len(runs)}
+        runs = one_per_seed(group)
+        mean, deviation, number = spread(run["top1"] for run in runs)
+        statistics = {"mean": float("nan") if mean is None else mean, "std": deviation, "seeds": number}
         rows += [{"source": OURS} | {name: run[name] for name in (*COLUMNS, *point)} | statistics for run in runs]
     return rows
 
