@@ -140,9 +140,10 @@ def report(
     """
     from rich.progress import Progress
 
-    from ..lab.figures.report import follow, write
+    from ..lab.figures.report import follow, gather, plotly, write
 
     check_output(out)
+    plotly()  # if it is missing, that is told before the work
     if watch:
         with stoppable("") as stopping:
             before = ""
@@ -155,7 +156,8 @@ def report(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading runs")
-        content = write(runs, out, not quick, lambda done, total: bar.update(task, completed=done, total=total))
+        content = gather(runs, not quick, lambda done, total: bar.update(task, completed=done, total=total))
+        write(content, out)
     for run in content["runs"]:
         for problem in run["problems"]:
             say(f"{run['folder']} cannot be read in full: {problem}")

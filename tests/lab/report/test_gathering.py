@@ -123,7 +123,7 @@ def test_nothing_of_a_run_becomes_markup(content: dict[str, Any], text: str) -> 
 def test_names_of_folders_are_harmless_too(tmp_path: Path) -> None:
     bad = tmp_path / "<b>{{data}}{{policy}}&amp;"
     write_run(bad, name="<img src=x>", failed="{{script}} \u2028 \ud800 </script>", accuracy=None)
-    report.write(bad, tmp_path / "report.html", effective=False)
+    report.write(gather(bad, effective=False), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<title>&lt;b&gt;{{data}}{{policy}}&amp;amp; – barebones report</title>" in page
     seen = Tags(page)
@@ -141,7 +141,7 @@ def test_the_page_is_complete_in_itself(runs: Path, text: str, tmp_path: Path) -
     for hidden in (runs.parent, Path.home()):
         assert str(hidden) not in text + unpacked(text)
     for number in (1, 2):
-        report.write(runs, tmp_path / f"{number}.html")
+        report.write(gather(runs), tmp_path / f"{number}.html")
     assert (tmp_path / "1.html").read_bytes() == (tmp_path / "2.html").read_bytes() == text.encode()
 
 
@@ -197,7 +197,7 @@ def test_mistakes_are_one_sentence(tmp_path, command, monkeypatch) -> None:
     ]:
         if "Plotly" in sentence:
             monkeypatch.setitem(sys.modules, "plotly.offline", None)
-            report._plotly.cache_clear()
+            report.plotly.cache_clear()
         code, out, err = command("report", *words)
         assert (code, out.partition("Watching")[0]) == (2, "")
         assert sentence in err

@@ -74,7 +74,7 @@ def column(page: Any, name: str) -> list[str]:
 
 
 def shown_at(opened: Opened, tmp_path: Path, **options: Any) -> Any:
-    report.write(tmp_path / "runs", tmp_path / "own.html", effective=False)
+    report.write(report.gather(tmp_path / "runs", effective=False), tmp_path / "own.html")
     return opened((tmp_path / "own.html").as_uri(), **options)
 
 

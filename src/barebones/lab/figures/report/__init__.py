@@ -20,7 +20,7 @@ from ...experiment.experiment import DENSE
 from ...experiment.styles import look, looks
 from .runs import Known, gather, mark, stamps
 
-__all__ = ["follow", "gather", "page", "write"]
+__all__ = ["follow", "gather", "page", "plotly", "write"]
 
 SCRIPTS = ("page.js", "charts.js", "search.js", "overview.js", "run.js", "start.js")  # in this order they are one
 DARK_DENSE = "#f4f4f4"  # black on a light page is white on a dark one
@@ -28,17 +28,8 @@ BRIGHTNESS = 0.53  # the least brightness of a color on a dark page
 REFRESH = 10  # seconds after which a page that is being followed loads itself anew
 
 
-def write(
-    runs: Path,
-    out: Path,
-    effective: bool = True,
-    watch: Callable[[int, int], None] = lambda done, total: None,
-    refresh: int | None = None,
-    known: Known | None = None,
-) -> dict[str, Any]:
-    """Write the page about all runs in a folder, which reloads itself after `refresh` seconds; return its content."""
-    _plotly()  # if it is missing, that is told before the work
-    content = gather(Path(runs), effective, watch, known)
+def write(content: dict[str, Any], out: Path, refresh: int | None = None) -> dict[str, Any]:
+    """Write the page about what `gather` collected, and return this; the page loads itself anew after `refresh` s."""
     with atomically(out) as file:
         file.write(page(content, refresh).encode("utf-8", "replace"))
     return content
@@ -48,20 +39,19 @@ def follow(
     runs: Path, out: Path, effective: bool, stopping: Callable[[], bool], pause: float = 2.0
 ) -> Iterator[dict[str, Any]]:
     """Write the page whenever a run changes, and yield its content, until `stopping()`; wait for the first run."""
-    _plotly()
     if runs.exists() and not runs.is_dir():
         raise ValueError(f"{runs} is no folder; name the one that holds the run folders")
     known: Known = {}
     before: object = None
     while not stopping():
         if (now := stamps(runs)) and now != before:
-            yield write(runs, out, effective, refresh=REFRESH, known=known)
+            yield write(gather(runs, effective, known=known), out, REFRESH)
             before = now
         end = monotonic() + pause
         while not stopping() and monotonic() < end:
             sleep(0.05)
     if stamps(runs):
-        yield write(runs, out, effective, known=known)
+        yield write(gather(runs, effective, known=known), out)
 
 
 def page(content: Mapping[str, Any], refresh: int | None = None) -> str:
@@ -70,7 +60,7 @@ def page(content: Mapping[str, Any], refresh: int | None = None) -> str:
     Nothing of the content can become markup: the data are packed into letters and digits, and the page may run only two
     scripts, whose hashes it names. The hash of the empty style lets Plotly make a style sheet by its own code.
     """
-    library, packed = _plotly()
+    library, packed = plotly()
     folder = resources.files(__package__)
     files = (folder / name for name in ("page.html", "page.css", *SCRIPTS))
     template, style, *scripts = (file.read_text(encoding="utf-8") for file in files)
@@ -89,7 +79,7 @@ def page(content: Mapping[str, Any], refresh: int | None = None) -> str:
 
 
 @cache
-def _plotly() -> tuple[str, str]:
+def plotly() -> tuple[str, str]:
     """Return the hash of Plotly's JavaScript, and the JavaScript itself, packed."""
     source = optional("plotly.offline", "the report's charts are drawn with Plotly", "report").get_plotlyjs()
     return _hash(source), _packed(source)

@@ -16,7 +16,7 @@ from ....files.masks import NUMBERS, load_masks
 from ....masks import Masks
 from ....messages import shortened
 from ....models import MODELS
-from ...experiment.experiment import DENSE, SETTLED, Experiment
+from ...experiment.experiment import DENSE, SETTLED
 from ...experiment.styles import look, titled
 from ...records.records import DONE, FAILED, GROUP, KEY, SETTINGS, UNREADABLE, Row, differences, record
 from ...run import connectivity
@@ -138,7 +138,7 @@ def _run(folder: Path, name: str, effective: bool) -> Row:
         problems.append(row["reason"])
     settings = {key: row[key] for key in SETTINGS} if row.get("method") is not None else None
     values, owner = attempt(EXPERIMENT, lambda: recorded(folder)) or (None, None)
-    settings = settings or (Experiment.settings(values) if values is not None else None)
+    settings = settings or values
     dense = settings is not None and settings["method"] == DENSE
     state = attempt(METRICS, lambda: progress(folder)) or ""
     only_pruned = state == PRUNED and settings and not (dense or settings["mask"] or (folder / CHECKPOINT).exists())
