@@ -130,7 +130,7 @@ def test_a_run_may_have_several_trackers_and_a_resumed_one_tells_them_its_first_
     seen: dict[str, list] = {"tensorboard": [], "wandb": []}
     for name, events in seen.items():
         fake = Tracked(lambda index, *_, events=events: events.append(index), events.append)
-        monkeypatch.setitem(TRACKERS, name, lambda *args, fake=fake: fake)
+        monkeypatch.setitem(TRACKERS, name, (lambda *args, fake=fake: fake, ""))
     experiment = tiny(method="random", epochs=1)
     options = RunOptions(tmp_path / "runs", track=["tensorboard", "wandb", "wandb"], save_every=0)
     interrupted(experiment, options, 4)

@@ -46,8 +46,9 @@ def tracking(name: str, folder: Folder, experiment: Experiment) -> Iterator[Call
     """
     ids = read_json(folder.path / TRACKED, folder.run) if (folder.path / TRACKED).exists() else {}
     known, settings = ids.get(name), {key: value for key, value in experiment.to_dict().items() if value is not None}
-    with _one_sentence(name, f"delete {folder.path / TRACKED} to track it as a new one" if known else REMEDIES[name]):
-        tracked = TRACKERS[name](folder.path, settings, known)
+    start, remedy = TRACKERS[name]
+    with _one_sentence(name, f"delete {folder.path / TRACKED} to track it as a new one" if known else remedy):
+        tracked = start(folder.path, settings, known)
     seen, finished = tracked.seen, False
 
     def track(index: int, line: Line) -> None:
@@ -138,15 +139,11 @@ def _mlflow(folder: Path, settings: dict[str, Any], known: str | None) -> Tracke
     return Tracked(log, close, identifier, seen)
 
 
-TRACKERS: dict[str, Callable[[Path, dict[str, Any], str | None], Tracked]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-}
-REMEDIES = {
-    "tensorboard": "leave out --track",
-    "wandb": "log in with wandb login, or set WANDB_MODE=offline",
-    "mlflow": "set MLFLOW_TRACKING_URI to a server, or to a database if all of mlflow is installed",
+Start = Callable[[Path, dict[str, Any], str | None], Tracked]
+TRACKERS: dict[str, tuple[Start, str]] = {  # how to start tracking, and what to do if that fails
+    "tensorboard": (_tensorboard, "leave out --track"),
+    "wandb": (_wandb, "log in with wandb login, or set WANDB_MODE=offline"),
+    "mlflow": (_mlflow, "set MLFLOW_TRACKING_URI to a server, or to a database if all of mlflow is installed"),
 }
 
 
