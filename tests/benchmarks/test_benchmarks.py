@@ -62,7 +62,7 @@ def test_the_speed_benchmark_prints_its_tables(monkeypatch, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(speed, "SECONDS", 0.0)
     experiment = Experiment("small-resnet", "digits", "random", 0.97, rounds=1, epochs=1).resolved()
-    masks = zoo.random_masks(loading.initial(experiment), 0.03)
+    masks = zoo.random_masks(loading.initial(experiment, loading.known_inputs(experiment)), 0.03)
     bb.save_masks(masks, tmp_path / "mask", method="random", experiment=experiment.to_dict())
     speed.main(tmp_path / "mask", [1, 2], 2)
     printed = capsys.readouterr().out

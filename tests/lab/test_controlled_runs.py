@@ -9,7 +9,7 @@ from lab_runs import tiny
 import barebones as bb
 from barebones.files.masks import load_masks
 from barebones.lab.run.folder import finished
-from barebones.lab.run.loading import experiment_for_mask, initial, load
+from barebones.lab.run.loading import experiment_for_mask, initial, known_inputs, load
 from barebones.lab.run.network import Network
 from barebones.lab.run.options import RunOptions
 from barebones.names import CONTROLS
@@ -30,7 +30,7 @@ def test_the_shuffle_of_a_run_shuffles(short, undisturbed):
 def test_the_inversion_of_a_run_keeps_the_counts_and_no_best_weight(undisturbed):
     once = tiny(method="magnitude", epochs=0)
     plain, other = (masks_of(undisturbed(replace(once, control=control))) for control in ("none", "invert"))
-    weights = {name: weight.detach().abs() for name, weight in bb.prunable(initial(once)).items()}
+    weights = {name: weight.detach().abs() for name, weight in bb.prunable(initial(once, known_inputs(once))).items()}
     assert {name: int(m.sum()) for name, m in plain.items()} == {name: int(m.sum()) for name, m in other.items()}
     for name, mask in other.items():
         assert weights[name][mask].max() <= weights[name][~mask].min()

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from ...pruning.methods import Method
 
 DENSE, FILE = "dense", "file"  # train everything; train the masks of a file that does not name a method
-TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}  # of fields, by their annotations
+KINDS: dict[str, tuple[type, str]] = {  # of fields, by their annotations
+    "str": (str, "a text"),
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "bool": (bool, "true or false"),
+}
 
 LONGEST = 80  # characters of a network's, data set's or method's name in the name of a folder
 
@@ -194,7 +199,7 @@ class Experiment:
             name, about, value = _option_name(option.name), option.metadata, getattr(self, option.name)
             kind, least, below = str(option.type).partition(" | ")[0], about["least"], about["below"]
             if kind in ("int", "float") and isinstance(value, int):  # 1, 1.0 and True are the same experiment
-                object.__setattr__(self, option.name, TYPES[kind](value))
+                object.__setattr__(self, option.name, KINDS[kind][0](value))
             if typed(name, getattr(self, option.name), str(option.type)) is None:
                 continue
             if about["kind"] and value not in (known := rows.get(about["kind"], about["known"])):
@@ -221,13 +226,11 @@ class Experiment:
         paper = protocol(self.data, self.model, self.optimizer)
         defaults = {name: getattr(paper, name) for name in ("norm_scale", "epochs", "batch_size", "lr", "weight_decay")}
         defaults["precision"] = "bf16" if device.startswith("cuda") else "fp32"
-        fixed: dict[str, Any] = {}
         if self.method == DENSE:
             if wrong := [name for name in PRUNING if getattr(self, name) != getattr(Experiment, name)]:
                 raise ValueError(f"method dense prunes nothing, so it takes no {', '.join(map(_option_name, wrong))}")
-            fixed = {"sparsity": 0.0}
         elif self.mask is None:
-            row = self.pruning(paper.rounds, paper.batches_per_round)
+            row = self.pruning()
             if not self.revive_empty and not row.revive_until:
                 raise ValueError(f"no-revive-empty has no effect: {self.method} lets no weight return; leave it out")
             if self.scoring_bn != Experiment.scoring_bn and not row.needs_data:
@@ -250,10 +253,10 @@ class Experiment:
         if self.warmup and self.warmup >= epochs:
             length = counted(epochs, "epoch")
             raise ValueError(f"warmup {self.warmup}: the training has {length}, and must be longer than its warm-up")
-        return replace(self, **missing, **fixed)
+        return replace(self, **missing, sparsity=0.0 if self.method == DENSE else self.sparsity)
 
-    def pruning(self, rounds: int | None = None, batches_per_round: int | None = None) -> Method:
-        """Return the row of `METHODS` with the experiment's values; the parameters are the protocol's T and B.
+    def pruning(self) -> Method:
+        """Return the row of `METHODS` with the experiment's values, and those of the protocol where it has none.
 
         A method of several rounds takes the protocol's T and B. A method of one round over several batches ("-mb")
         takes T x B batches, so that both read equally much data. All others keep the values of their row, and so
@@ -261,13 +264,12 @@ class Experiment:
         """
         from ...pruning.methods import resolved
 
-        row = method_named(self.method)
+        paper, row = protocol(self.data, self.model, self.optimizer), method_named(self.method)
         iterative = row.rounds > 1 and row.protocol_rounds
-        if rounds is not None and batches_per_round is not None and row.protocol_rounds:
-            if iterative:
-                row = replace(row, rounds=rounds, batches_per_round=batches_per_round)
-            elif row.batches_per_round > 1:
-                row = replace(row, batches_per_round=rounds * batches_per_round)
+        if iterative:
+            row = replace(row, rounds=paper.rounds, batches_per_round=paper.batches_per_round)
+        elif row.batches_per_round > 1 and row.protocol_rounds:
+            row = replace(row, batches_per_round=paper.rounds * paper.batches_per_round)
         return resolved(
             row if iterative or is_code(self.method) else self.method, rounds=self.rounds,
             batches_per_round=self.batches_per_round or row.batches_per_round, schedule=self.schedule,
@@ -356,14 +358,6 @@ def _option_name(name: str) -> str:
     return name.replace("_", "-")
 
 
-KINDS: dict[str, tuple[Any, str]] = {  # by the annotations of fields
-    "str": (str, "a text"),
-    "int": (int, "a whole number"),
-    "float": ((int, float), "a number"),
-    "bool": (bool, "true or false"),
-}
-
-
 def typed(name: str, value: Any, annotation: str) -> Any:
     """Return the value if it has the annotated type (a float may be a whole number), else raise a `ValueError`.
 
@@ -374,7 +368,8 @@ def typed(name: str, value: Any, annotation: str) -> Any:
     if value is None and optional:
         return None
     accepted, words = KINDS[kind]
-    if not isinstance(value, accepted) or (kind != "bool" and isinstance(value, bool)):
+    fits = isinstance(value, accepted) or (kind == "float" and isinstance(value, int))
+    if not fits or (isinstance(value, bool) and kind != "bool"):
         raise ValueError(f"{name} {shown(value)} is not {words}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:  # tensors and tables hold 64 bits
         raise ValueError(f"{name} {shown(value)} is too large")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ...files.container import atomically
 from ...messages import printable
-from ..experiment.experiment import TYPES, Experiment, with_role
+from ..experiment.experiment import KINDS, Experiment, with_role
 from ..experiment.styles import titled
 from ..run.folder import failed, finished, recorded
 from . import tables
@@ -25,7 +25,7 @@ DONE, FAILED, UNREADABLE = "done", "failed", "unreadable"
 
 KEY = with_role("key")  # the settings that every table shows
 
-SETTINGS: dict[str, type] = {f.name: TYPES[str(f.type).partition(" | ")[0]] for f in fields(Experiment)}
+SETTINGS: dict[str, type] = {f.name: KINDS[str(f.type).partition(" | ")[0]][0] for f in fields(Experiment)}
 RESULTS: dict[str, type] = {
     "status": str,  # done, failed or unreadable
     "reason": str,  # why it is not done

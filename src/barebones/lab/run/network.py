@@ -160,13 +160,8 @@ def _needs_batch(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats)
 
 
-def initial(experiment: Experiment, inputs: Inputs | None = None) -> nn.Module:
-    """Build the experiment's network at its initial weights, on the CPU; they depend on the seed alone.
-
-    It is built for such inputs; without any, for those of the experiment's data, a data set of the library.
-    """
-    inputs = inputs or known_inputs(experiment)
-    assert inputs is not None
+def initial(experiment: Experiment, inputs: Inputs) -> nn.Module:
+    """Build the experiment's network for such inputs at its initial weights, on the CPU; these depend on the seed."""
     with forked(torch.device("cpu"), seed=digest.text(experiment.seed, "build")):
         model = built(experiment.model, inputs)
     generator = torch.Generator("cpu").manual_seed(digest.text(experiment.seed, "init"))
