@@ -145,7 +145,7 @@ class Stages:
             if experiment.mask is not None:
                 self._copy_mask(self.options.mask)
             elif experiment.method == DENSE:
-                self._save_masks(everything(prunable(self.model)), [], 0.0, method=DENSE)
+                self._save_masks(everything(prunable(self.model)), 0.0)
             else:
                 self._prune(after)
         masks = files.load_mask(self.folder.path, self.folder.run, self.model)
@@ -197,18 +197,16 @@ class Stages:
         with deterministic():
             result = pruned(self.network, self.experiment, self.options, on_round, after)
             flush()
-            masks, collapsed = result.masks, result.collapsed
+            masks = result.masks
             if self.experiment.control == "shuffle":
-                masks, collapsed = shuffled(masks, self.experiment.seed), []
+                masks = shuffled(masks, self.experiment.seed)
             elif self.experiment.control == "invert":
-                low = scores(self.network, self.experiment, self.options, kept(masks))
-                masks, collapsed = inverted(masks, low), []
-        self._save_masks(masks, collapsed, monotonic() - began, **result.about)
+                masks = inverted(masks, scores(self.network, self.experiment, self.options, kept(masks)))
+        self._save_masks(masks, monotonic() - began, **result.about)
 
-    def _save_masks(self, masks: Masks, collapsed: list[str], seconds: float, **about: Any) -> None:
-        numbers, found = _account(self.model, masks, self.data)
+    def _save_masks(self, masks: Masks, seconds: float, **about: Any) -> None:
+        numbers, collapsed = _account(self.model, masks, self.data)
         about |= {"experiment": self.experiment.to_dict(), "method": self.experiment.method, "seconds": seconds}
-        collapsed = [] if numbers["not_followed"] else collapsed or found  # a signal may pass around empty layers
         about |= {"collapsed": collapsed, "account": numbers, "inputs": asdict(self.data.inputs)}
         about["look"] = look(self.experiment.method)._asdict()
         with self._writing(files.MASK) as stamp:
