@@ -1,7 +1,7 @@
 """The figure "accuracy": accuracy of any runs, against sparsity, effective sparsity, FLOPs left or pruning time."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from textwrap import fill
@@ -21,7 +21,7 @@ from .plots import Axes, Canvas
 NAME = "accuracy"
 ABOUT = "Accuracy of your own runs against sparsity, or against what --x names. It runs nothing."
 NEEDED = ("data", "model", "method", "sparsity", "seed", "top1")  # columns of a table that can be drawn
-DEFAULTS = {option.name: option.default for option in fields(Experiment)}
+DEFAULTS = Experiment.settings({})
 NAMED = with_role("named")  # changes of how masks are found, which are always named
 COUNTED = {"rounds": ("round", "s"), "batches_per_round": ("batch", "es"), "epochs": ("epoch", "s")}
 ZOOM = 15  # points that the zoomed panels reach below the best accuracy

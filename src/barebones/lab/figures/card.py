@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -127,8 +126,8 @@ def commands(experiment: Experiment, trained: bool, finder: Mapping[str, Any] | 
     found = Experiment.from_dict(finder) if finder else None
     lines = [_command("prune", _chosen(found), "-o", MASKS)] if found and found.mask is None else []
     if trained:
-        names = [option.name for option in fields(Experiment) if option.name not in (*SETTLED, "mask", "method")]
-        chosen = {name: value for name in names if (value := getattr(experiment, name)) not in (None, False)}
+        known = {*SETTLED, "mask", "method"}
+        chosen = {n: v for n, v in experiment.to_dict().items() if n not in known and v not in (None, False)}
         lines.append(_command("train", chosen, "--mask", MASKS))
     return lines or ["# the masks came from a file that does not say how they were found"]
 
