@@ -111,6 +111,10 @@ def test_masks_of_a_file_are_exported_and_named(command, tmp_path):
     assert prune.endswith(" --method snip --sparsity 0.98 --seed 0 --epochs 1 --batch-size 256 -o masks.safetensors")
     assert " --epochs 3 --batch-size 256 --lr 0.1 " in train
     assert train.endswith(" --mask masks.safetensors")
+    found, trained = replace(found, shrink=True), replace(trained, epochs=0, weight_decay=0.0)
+    assert " --epochs 0 " in (train := card.commands(trained, True, found.to_dict())[1])
+    assert " --weight-decay 0.0 " in train
+    assert train.endswith(" --no-shrink --mask masks.safetensors")
     masks = {name: torch.rand(p.shape) > 0.5 for name, p in bb.prunable(build("small-vgg", 10, 8, 1)).items()}
     save_masks(masks, tmp_path / "masks")
     done = command("export", "masks", "--to-hub-folder", "hub", "--model", "small-vgg", "--data", "digits")

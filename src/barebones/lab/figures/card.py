@@ -126,8 +126,9 @@ def commands(experiment: Experiment, trained: bool, finder: Mapping[str, Any] | 
     found = Experiment.from_dict(finder) if finder else None
     lines = [_command("prune", _chosen(found), "-o", MASKS)] if found and found.mask is None else []
     if trained:
-        known = {*SETTLED, "mask", "method"}
-        chosen = {n: v for n, v in experiment.to_dict().items() if n not in known and v not in (None, False)}
+        before = Experiment(experiment.model, experiment.data).to_dict() | dict(finder or {})
+        settings = {n: v for n, v in experiment.to_dict().items() if n not in {*SETTLED, "mask", "method"}}
+        chosen = {n: v for n, v in settings.items() if v or v not in (None, before[n])}
         lines.append(_command("train", chosen, "--mask", MASKS))
     return lines or ["# the masks came from a file that does not say how they were found"]
 
