@@ -242,14 +242,15 @@ def test_the_first_call_of_a_process_leaves_torchs_switches_and_all_random_numbe
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_a_caller_within_autocast_gets_the_same_masks():
-    """Autocast keeps rounded weights until the outermost one ends: those of the first masks."""
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_caller_within_autocast_gets_the_same_masks(precision):
+    """Autocast keeps rounded weights until the outermost one ends, and rounds what runs backward within it."""
     model, plan = tiny(dtype=torch.float32), few("force", rounds=5)
     data = [(x.float(), y) for x, y in BATCHES]
-    outside = prune(model, data, 0.8, plan, precision="bf16", on_collapse="ignore")
+    outside = prune(model, data, 0.8, plan, precision=precision, on_collapse="ignore")
     with torch.autocast("cpu", torch.bfloat16):
-        inside = prune(model, data, 0.8, plan, precision="bf16", on_collapse="ignore")
-    assert [r.loss for r in inside.rounds] == [r.loss for r in outside.rounds]
+        inside = prune(model, data, 0.8, plan, precision=precision, on_collapse="ignore")
+    assert [(r.loss, r.saliency) for r in inside.rounds] == [(r.loss, r.saliency) for r in outside.rounds]
     assert equal(inside.masks, outside.masks)
 
 

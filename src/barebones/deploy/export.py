@@ -223,7 +223,7 @@ def _quietly() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"), torch.autocast("cpu", enabled=False):
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -18,7 +18,7 @@ from ..running import digest
 from ..running.chunks import chunks
 from ..running.inputs import first_sample, samples, tensors
 from ..running.modes import batch_norms, by_kind, restored, trainable, uncheckpointed, uncompiled
-from ..running.precision import computing, widest
+from ..running.precision import autocast, computing, widest
 from ..running.rng import forked, reseed
 from ..running.shards import is_sharded, local, own_rows, reshard
 from ..scope import Pattern, bare, prunable, transposed
@@ -301,7 +301,7 @@ class Probe:
 
     @contextmanager
     def _as_configured(self) -> Iterator[None]:
-        with restored(self.user_model), trainable(self.parameters.values()):
+        with restored(self.user_model), trainable(self.parameters.values()), autocast("fp32", self.device):
             for norm in self._norms:
                 norm.training = self.bn == "batch"
             with torch.enable_grad(), uncheckpointed(), computing(self.device, self.precision):

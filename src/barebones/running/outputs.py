@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .inputs import call, mapped, tensors
-from .precision import computing
+from .precision import autocast, computing
 from .rng import forked
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -29,7 +29,7 @@ def outputs(model: nn.Module, example: Any, seed: int = 0) -> Any:
     """Return what the model returns for a copy of the example, without gradients and TF32, and with this `seed`."""
     device = device_of(model, example)
     args, kwargs = mapped(call(example), lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
-    with torch.no_grad(), forked(device, seed), computing(device, "fp32"):
+    with torch.no_grad(), forked(device, seed), computing(device, "fp32"), autocast("fp32", device):
         return model(*args, **kwargs)
 
 
