@@ -126,7 +126,7 @@ def main() -> None:
         if "--debug" in sys.argv or (isinstance(error, RuntimeError) and not _out_of_memory(error)):
             raise
         sentence = escape(messages.printable(_sentence(error)))
-        Console(stderr=True, soft_wrap=True).print("[red]error:[/red]", sentence, highlight=False)
+        Console(stderr=True, soft_wrap=True, emoji=False).print("[red]error:[/red]", sentence, highlight=False)
         sys.exit(2)
 
 

@@ -245,7 +245,7 @@ def inspect(
         typer.echo(json.dumps(content, indent=2))
         return
     if tables:
-        Console().print(*tables, sep="\n")
+        Console(emoji=False).print(*tables, sep="\n")
         return
     for name, value in content["experiment"].items():
         say(f"{name:18} {value}")

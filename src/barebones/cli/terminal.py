@@ -12,8 +12,8 @@ from ..messages import printable
 
 
 def say(text: str) -> None:
-    """Print a line as it is: no markup, no colors for numbers, no line breaks at the terminal's width."""
-    Console(soft_wrap=True).print(printable(text), highlight=False, markup=False)
+    """Print a line as it is: no markup, no emojis, no colors for numbers, no line breaks at the terminal's width."""
+    Console(soft_wrap=True, emoji=False).print(printable(text), highlight=False, markup=False)
 
 
 class Stopping:
@@ -44,7 +44,7 @@ def stoppable(hint: str) -> Iterator[Stopping]:
     try:
         yield stopping
     except Stopped:
-        Console(stderr=True, soft_wrap=True).print(hint, highlight=False, markup=False)
+        Console(stderr=True, soft_wrap=True, emoji=False).print(hint, highlight=False, markup=False)
         raise typer.Exit(stopping.code or 1) from None  # without a signal, another process has runs that are missing
     finally:
         for number, handler in before.items():

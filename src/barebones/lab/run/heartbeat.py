@@ -20,7 +20,7 @@ def heartbeat(console: Console, status: Callable[[], str]) -> Iterator[Callable[
     def say(text: str) -> None:
         nonlocal printed
         printed = monotonic()
-        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def beat() -> None:
         began = monotonic()
