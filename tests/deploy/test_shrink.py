@@ -161,7 +161,7 @@ def test_switches_and_wrappers_do_not_matter(capfd):
         others = [bb.shrink(nn.DataParallel(model), masks, example)]
     finally:
         torch.set_default_dtype(torch.float)
-    for switch in (torch.inference_mode(), torch.no_grad()):
+    for switch in (torch.inference_mode(), torch.no_grad(), torch.device("meta")):
         with switch:
             others.append(bb.shrink(model, masks, example))
     for other in others:

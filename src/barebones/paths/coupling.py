@@ -67,7 +67,7 @@ def find_coupling(model: nn.Module, example: Any, modes: tuple[bool, ...] = (Fal
             for tensor in tensors(returned):
                 labels.fix(labels.of(tensor))
     group = labels.groups()
-    fixed, written, pooled = torch.zeros(3, labels.size, dtype=torch.bool)
+    fixed, written, pooled = torch.zeros(3, labels.size, dtype=torch.bool, device="cpu")
     fixed[group[torch.cat(labels.fixed)]] = True
     written[group[torch.cat(labels.written)]] = True
     pooled[group[torch.cat(labels.pooled)]] = True

@@ -42,8 +42,8 @@ def rounded(model: nn.Module, example: Any, seed: int = 0, expected: Any = None)
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             return leaf
         # Bits of multiples of a large number look random, and no random function is called: one may be replayed here.
-        bits = torch.arange(leaf.numel()).mul_(2654435761).bitwise_right_shift_(16).bitwise_and_(1)
-        signs = bits.mul_(2).sub_(1).view(leaf.shape).to(leaf.device)
+        bits = torch.arange(leaf.numel(), device=leaf.device).mul_(2654435761).bitwise_right_shift_(16).bitwise_and_(1)
+        signs = bits.mul_(2).sub_(1).view(leaf.shape)
         return (leaf.detach().double() * (1 + torch.finfo(leaf.dtype).eps * signs)).to(leaf.dtype)
 
     copy = deepcopy(model)

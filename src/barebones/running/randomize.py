@@ -43,7 +43,7 @@ def randomize_(network: nn.Module, seed: int, masked: Iterable[tuple[str, nn.Par
 
 
 def _drawn(name: str, parameter: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-    kept = torch.ones(parameter.shape, dtype=torch.bool) if mask is None else mask.cpu()
+    kept = torch.ones(parameter.shape, dtype=torch.bool, device="cpu") if mask is None else mask.cpu()
     layer = parameter.dim() > 1 and "weight" in name
     if not layer and sum(size > 1 for size in parameter.shape) <= 1:  # a scale per channel may have the shape (C, 1, 1)
         shift = any(part in name for part in SHIFTS)

@@ -124,8 +124,8 @@ def _cut_parameter(model: nn.Module, name: str, mask: Tensor) -> None:
 def _cut_grouped(conv: Any, sides: Mapping[str, Tensor]) -> None:
     """Remove its empty groups, and equally many channels of each other group."""
     groups, weight = conv.groups, conv.weight.data
-    kept_in = ~sides.get("in", torch.zeros(conv.in_channels, dtype=torch.bool)).view(groups, -1)
-    kept_out = ~sides.get("out", torch.zeros(conv.out_channels, dtype=torch.bool)).view(groups, -1)
+    kept_in = ~sides.get("in", torch.zeros(conv.in_channels, dtype=torch.bool, device="cpu")).view(groups, -1)
+    kept_out = ~sides.get("out", torch.zeros(conv.out_channels, dtype=torch.bool, device="cpu")).view(groups, -1)
     kept_groups = [g for g in range(groups) if kept_in[g].any() or kept_out[g].any()]
     blocks = weight.view(groups, -1, *weight.shape[1:])
     conv.weight = nn.Parameter(torch.cat([blocks[g][kept_out[g]][:, kept_in[g]] for g in kept_groups]))

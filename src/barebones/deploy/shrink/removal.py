@@ -150,7 +150,7 @@ def readers(
             continue
         weight = layer.weight
         assert isinstance(weight, Tensor)
-        mask = masks.get(names.get(id(weight), ""), torch.ones(weight.shape, dtype=torch.bool))
+        mask = masks.get(names.get(id(weight), ""), torch.ones(weight.shape, dtype=torch.bool, device="cpu"))
         bias_mask = masks.get(names.get(id(layer.bias), ""))
         result.append(
             ChannelReader(
@@ -158,8 +158,8 @@ def readers(
                 inputs=slot,
                 outputs=coupling.slots.get((name, "out")),
                 reads=connections(mask.cpu(), layer),
-                reached=arrives.get(name, torch.ones(slot.size, dtype=torch.bool)),
-                constant=values.get(name, torch.full((slot.size,), torch.nan)).cpu(),
+                reached=arrives.get(name, torch.ones(slot.size, dtype=torch.bool, device="cpu")),
+                constant=values.get(name, torch.full((slot.size,), torch.nan, device="cpu")).cpu(),
                 bias_pruned=bias_mask is not None and not bool(bias_mask.all()),
                 constants_can_move=can_move,
             )
@@ -193,9 +193,9 @@ def _unused(coupling: Coupling, reading: list[ChannelReader], pinned: Tensor) ->
     """
     unused = ~pinned
     while True:
-        removable, unread, reproducible = (torch.ones(len(coupling.group), dtype=torch.bool) for _ in range(3))
+        removable, unread, reproducible = torch.ones(3, len(coupling.group), dtype=torch.bool, device="cpu")
         for reader in reading:
-            kept_outputs = torch.ones(len(reader.reads), dtype=torch.bool)
+            kept_outputs = torch.ones(len(reader.reads), dtype=torch.bool, device="cpu")
             if reader.outputs:
                 kept_outputs = ~unused[coupling.groups(reader.outputs)]
             span, ignored = reader.inputs.span, ~reader.reads[kept_outputs].any(0)
@@ -229,7 +229,7 @@ def zeroed_connections(coupling: Coupling, reading: list[ChannelReader], gone: T
     result = {}
     for reader in reading:
         gone_inputs = gone[coupling.groups(reader.inputs)]
-        gone_outputs = torch.zeros(len(reader.reads), 1, dtype=torch.bool)
+        gone_outputs = torch.zeros(len(reader.reads), 1, dtype=torch.bool, device="cpu")
         if reader.outputs:
             gone_outputs = gone[coupling.groups(reader.outputs)][:, None]
         replaced = gone_inputs & (reader.zero | (reader.foldable & reader.has_bias))

@@ -45,7 +45,7 @@ class ChannelSlot:
 
     @property
     def numbers(self) -> Tensor:
-        return torch.arange(self.start, self.start + self.size)
+        return torch.arange(self.start, self.start + self.size, device="cpu")
 
 
 class Labels(TorchFunctionMode):
@@ -61,11 +61,11 @@ class Labels(TorchFunctionMode):
         self.rules, self.of_layers, self.device = rules, of_layers, device  # rules of layers run for constants too
         self.slots: dict[tuple[str, str], ChannelSlot] = {}
         self.size = 2  # channels so far
-        none = torch.empty(0, dtype=torch.long)
-        self.fixed, self.written, self.pooled = [torch.tensor([INPUT])], [none], [none]
+        none = torch.empty(0, dtype=torch.long, device="cpu")
+        self.fixed, self.written, self.pooled = [torch.tensor([INPUT], device="cpu")], [none], [none]
         self.running: list[tuple[str, nn.Module]] = []  # the layers that are running, with their names
         self._examined: set[int] = set()  # the arguments of the running function whose groups were asked for
-        self._group = torch.arange(self.size)
+        self._group = torch.arange(self.size, device="cpu")
         self._pairs: list[tuple[Tensor, Tensor]] = []  # coupled since `_group` was computed
         self._masks: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()  # comparisons and their numbers
 
@@ -101,7 +101,7 @@ class Labels(TorchFunctionMode):
 
     def groups(self) -> Tensor:
         """Return, for each channel, the smallest number of the channels with which it is coupled, even indirectly."""
-        group = torch.cat([self._group, torch.arange(len(self._group), self.size)])
+        group = torch.cat([self._group, torch.arange(len(self._group), self.size, device="cpu")])
         if self._pairs:
             a, b = (torch.cat(side) for side in zip(*self._pairs, strict=True))
             while True:
@@ -131,7 +131,7 @@ class Labels(TorchFunctionMode):
     def groups_of(self, x: Tensor) -> Tensor:
         """Return the group of each value; the values of a constant belong to no channel."""
         groups = self.of(x)
-        return torch.full(x.shape, NOTHING) if groups is None else groups
+        return torch.full(x.shape, NOTHING, device="cpu") if groups is None else groups
 
     def shape_or_groups(self, value: Tensor) -> Tensor | tuple[int, ...]:
         """Return the groups of a tensor, or the shape of a constant, as `join` takes them."""
@@ -147,7 +147,7 @@ class Labels(TorchFunctionMode):
         """Return a float tensor's stand-in, all of whose channels stay; other values stay as they are."""
         if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
             return value
-        stand_in = self.numbered(torch.full(value.shape, INPUT))
+        stand_in = self.numbered(torch.full(value.shape, INPUT, device="cpu"))
         return stand_in.to(torch.cdouble) if value.is_complex() else stand_in
 
     def fix(self, groups: Tensor | None) -> None:
@@ -198,7 +198,7 @@ class Labels(TorchFunctionMode):
                 meeting.append(own.expand(shape))
         for other in meeting[1:]:
             self.couple(meeting[0], other)
-        return reduce(torch.maximum, meeting) if meeting else torch.full(shape, INPUT if groups else NOTHING)
+        return reduce(torch.maximum, meeting or [torch.full(shape, INPUT if groups else NOTHING, device="cpu")])
 
     def read(self, groups: Tensor | None, slot: ChannelSlot, dim: int) -> None:
         """Couple the input of a layer with its slot; its channels are along `dim`."""
