@@ -22,4 +22,4 @@ SCORING_PRECISIONS = ("fp32", "tf32", "bf16")
 NONE = "none"  # CONTROLS says what each control does to a run
 CONTROLS = {NONE: "", "shuffle": "shuffled", "reinitialize": "reinitialized", "invert": "inverted"}
 SCALES = ("smoke", "short", "paper")  # of the experiments of a figure
-AXES = ("sparsity", "effective", "flops", "time")  # what accuracy is drawn against
+AXES = ("sparsity", "effective", "flops", "time", "epoch")  # what accuracy is drawn against

@@ -175,7 +175,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.mark.parametrize("x", ["sparsity", "time"])
+@pytest.mark.parametrize("x", ["sparsity", "time", "epoch"])
 def test_the_command_writes_pictures_and_tables(x: str, runs: Path, command):
     done = command("figure", "accuracy", "--x", x, "-o", "out")  # runs/ is where runs are
     names = [f"accuracy.{kind}" for kind in ("png", "svg", "pdf", "csv")]
@@ -187,6 +187,7 @@ def test_the_command_writes_pictures_and_tables(x: str, runs: Path, command):
     found = [row for row in tables.read(table) if row["sparsity"] == 0.9]
     assert [(row["seed"], row["line"], row["seeds"]) for row in found] == [(0, "SNIP", 2), (1, "SNIP", 2)]
     assert found[0]["top1_mean"] == pytest.approx(0.6)
+    assert found[0]["x"] == {"sparsity": 0.9, "time": 1.5, "epoch": 10}[x]
 
     again = command("figure", "accuracy", "--from", "out", "--x", x, "-o", "again")  # from its own table
     assert again.code == 0

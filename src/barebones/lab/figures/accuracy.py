@@ -1,4 +1,4 @@
-"""The figure "accuracy": accuracy of any runs, against sparsity, effective sparsity, FLOPs left or pruning time."""
+"""The figure "accuracy": accuracy of any runs, against sparsity, effective sparsity, FLOPs left, or time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +62,7 @@ AXES = {
     "effective": Axis("effective sparsity (%)", "effective_sparsity", removed=True),
     "flops": Axis("FLOPs left (%)", "flops_left"),
     "time": Axis("pruning time (s)", "prune_seconds", along=("rounds", "batches_per_round"), percent=False),
+    "epoch": Axis("training time of an epoch (s)", "epoch_seconds", percent=False),
 }
 
 
@@ -95,6 +96,8 @@ def _read(folder: Path, axis: Axis, only: Sequence[str]) -> tuple[Rows, list[str
         raise ValueError(f"{folder} holds no finished run; {why}")
     known = []
     for row in rows:
+        seconds, epochs = row["train_seconds"], row["epochs_trained"]
+        row["epoch_seconds"] = seconds / epochs if seconds and epochs else None
         needed = ("top1",) if row["method"] == DENSE else ("top1", axis.column)
         if missing := [name for name in needed if not isinstance(row[name], (int, float)) or not isfinite(row[name])]:
             left_out.append(f"{row['folder']} has no number of {missing[0].replace('_', ' ')}")
