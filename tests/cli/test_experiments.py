@@ -20,6 +20,7 @@ from barebones.lab.run import network
 from barebones.lab.run.folder import finished
 from barebones.lab.run.network import cached_data
 from barebones.lab.sweep.sweep import SweepResult
+from barebones.masks import kept
 from barebones.models.from_timm import Wanted
 
 TINY = ["--model", "nets_for_cli:tiny", "--data", "digits", "--batch-size", "256", "--device", "cpu"]
@@ -40,8 +41,11 @@ def test_a_dry_run_says_where_each_value_comes_from(command, tiny):
     assert (told["scoring_precision"], told["schedule"], told["lr"]) == ("", "the method", "the data set's protocol")
     told = origins(command("run", "--data", "digits", "--model", "small-vgg", "--method", "dense", "--dry-run").out)
     assert told["sparsity"] == "the method"
-    command("prune", "--data", "digits", "--model", "small-vgg", "--method", "random", "--seed", "3", "-o", "mask")
-    told = origins(command("train", "--mask", "mask", "--epochs", "1", "--dry-run").out)
+    command("prune", "--data", "digits", "--model", "small-vgg", "--method", "random", "--seed", "3",
+            *("--unit", "channel", "--target", "flops", "--sparsity", "0.5", "-o", "mask"))  # fmt: skip
+    dry = command("train", "--mask", "mask", "--epochs", "1", "--dry-run").out
+    assert f"; {kept(load_masks('mask')):,} would be left" in dry
+    told = origins(dry)
     assert [told[name] for name in ("epochs", "seed", "data", "sparsity")] == ["you", *["the mask file"] * 3]
     assert not told.keys() & {"revive_empty", "scoring_bn", "rounds"}  # how the masks were found is not set here
 

@@ -115,6 +115,9 @@ def test_masks_of_a_file_are_exported_and_named(command, tmp_path):
     assert " --epochs 0 " in (train := card.commands(trained, True, found.to_dict())[1])
     assert " --weight-decay 0.0 " in train
     assert train.endswith(" --no-shrink --mask masks.safetensors")
+    found = replace(found, evolve="rigl", weight_decay=0.0).to_dict()
+    assert " --evolve none " in card.commands(trained, True, found)[1]
+    assert " --weight-decay 0.0 " in card.commands(replace(trained, optimizer="adamw"), True, found)[1]
     masks = {name: torch.rand(p.shape) > 0.5 for name, p in bb.prunable(build("small-vgg", 10, 8, 1)).items()}
     save_masks(masks, tmp_path / "masks")
     done = command("export", "masks", "--to-hub-folder", "hub", "--model", "small-vgg", "--data", "digits")

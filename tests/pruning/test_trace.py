@@ -254,6 +254,21 @@ def test_a_caller_within_autocast_gets_the_same_masks(precision):
     assert equal(inside.masks, outside.masks)
 
 
+def test_a_criterion_within_an_autocast_of_its_own_sees_the_weights_of_the_moment():
+    losses = []
+
+    def halved(probe):
+        for factor in (0.5, 1):
+            with torch.autocast("cpu", torch.bfloat16):
+                losses.append(float(probe.user_model(BATCHES[0][0].float()).detach().float().square().mean()))
+            with torch.no_grad():
+                [p.mul_(factor) for p in probe.user_model.parameters()]
+        return {name: weight.abs() for name, weight in probe.weights.items()}
+
+    prune(tiny(dtype=torch.float32), [(x.float(), y) for x, y in BATCHES], 0.5, Method(halved, rounds=1))
+    assert losses[1] < losses[0]
+
+
 def test_pruning_on_the_cpu_does_not_seed_other_devices(monkeypatch):
     """`torch.manual_seed` seeds every GPU, and what is seeded there nobody puts back."""
     seeded = []

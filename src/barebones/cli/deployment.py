@@ -64,7 +64,7 @@ def shrink(
     if as_json:
         typer.echo(json.dumps(small.plan.to_dict() | {"flops": [dense, shrunk]}, indent=2))
         return
-    Console().print(small.plan)
+    Console(emoji=False).print(small.plan)
     if dense:
         say(f"FLOPs of an image: {dense:,} dense, {shrunk:,} shrunk ({(shrunk or 0) / dense:.1%}).")
 

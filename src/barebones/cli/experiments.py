@@ -140,13 +140,13 @@ def _perform(
     if sentence := network.resized(requested):
         say(sentence)
     if dry_run:
-        console = Console(soft_wrap=True)
+        console = Console(soft_wrap=True, emoji=False)
         for part in progress.dry_run(requested, run_options, given):
             console.print(part, highlight=False, markup=False)
         return None
     experiment = requested.resolved(run_options.device)
     hint = f"stopped and saved in {run_options.folder(experiment)}; the same command resumes from there"
-    with stoppable(hint) as stopping, progress.watching(Console(stderr=True)) as report:
+    with stoppable(hint) as stopping, progress.watching(Console(stderr=True, emoji=False)) as report:
         return run_experiment(experiment, run_options, report, stopping, until)
 
 
@@ -222,8 +222,8 @@ def sweep(
     with stoppable("") as stopping:
         outcome = sweeping.sweep(
             list(experiments), run_options,
-            jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, time_limit=time_limit,
-            engine=engine, engine_options=cli.engine_options(engine_option or ()), console=Console(), stopping=stopping,
+            jobs=jobs, devices=_numbers(devices), retry_failed=retry_failed, time_limit=time_limit, engine=engine,
+            engine_options=cli.engine_options(engine_option or ()), console=Console(emoji=False), stopping=stopping,
         )  # fmt: skip
         if stopping():
             raise typer.Exit(stopping.code)
@@ -264,6 +264,6 @@ def demo(
 
     cli.check_output(out)
     with stoppable("") as stopping:
-        lab_demo.demo(Console(), seeds, epochs, stopping, out)
+        lab_demo.demo(Console(emoji=False), seeds, epochs, stopping, out)
         if stopping():
             raise typer.Exit(stopping.code)

@@ -107,7 +107,7 @@ def figure(
     names = list(figures.FIGURES) if name == "all" else [name]
     figures.named(names[0])
     with stoppable("stopped; the same command resumes with what is missing") as stopping:
-        context = figures.FigureContext(run_options, Console(), jobs, retry_failed, stopping)
+        context = figures.FigureContext(run_options, Console(emoji=False), jobs, retry_failed, stopping)
         for each in names:
             try:
                 for path in figures.figure(each, scale, out, context, source):

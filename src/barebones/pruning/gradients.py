@@ -17,7 +17,7 @@ from ..messages import first_line
 from ..running.backward import guarded, nodes
 from ..running.inputs import cut, first_sample, mapped, samples, taken_apart, tensors
 from ..running.modes import restored
-from ..running.precision import widest
+from ..running.precision import autocast, widest
 from ..running.shards import is_sharded, local
 
 Loss = Callable[[Any, Any], Tensor]
@@ -136,10 +136,8 @@ class Gradients:
         batch = mapped(batch, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)  # a model may change it
         others = (*tensors(batch), *(() if self._is_sharded else self.model.parameters()), *self.model.buffers())
         self._foreign = {t.untyped_storage().data_ptr() for t in others if t.layout == torch.strided and t.data_ptr()}
-        autocast = torch.autocast(  # without a cache, which within another autocast would hold weights of earlier masks
-            self.parameters[0].device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
-        )
-        with autocast, self._hooked(temperature):
+        # Without a cache, which within another autocast would hold weights of earlier masks.
+        with autocast(self.precision, self.parameters[0].device, cache=False), self._hooked(temperature):
             if self.objective is not None:
                 value = self.objective(self.model, batch)
             else:

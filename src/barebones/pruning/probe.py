@@ -301,7 +301,8 @@ class Probe:
 
     @contextmanager
     def _as_configured(self) -> Iterator[None]:
-        with restored(self.user_model), trainable(self.parameters.values()), autocast("fp32", self.device):
+        plain = autocast("fp32", self.device, cache=False)  # a criterion's own autocast sees the weights of the moment
+        with restored(self.user_model), trainable(self.parameters.values()), plain:
             for norm in self._norms:
                 norm.training = self.bn == "batch"
             with torch.enable_grad(), uncheckpointed(), computing(self.device, self.precision):

@@ -58,5 +58,6 @@ def _in_onednn(precision: str) -> bool:
     return available and bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported")())
 
 
-def autocast(precision: str, device: torch.device) -> torch.autocast:
-    return torch.autocast(device.type, AUTOCAST.get(precision, torch.bfloat16), enabled=precision in AUTOCAST)
+def autocast(precision: str, device: torch.device, cache: bool = True) -> torch.autocast:
+    """Compute products in bf16 or fp16, or not in these. With `cache`, weights that are cast stay so until the end."""
+    return torch.autocast(device.type, AUTOCAST.get(precision), precision in AUTOCAST, cache_enabled=cache)

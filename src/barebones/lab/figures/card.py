@@ -12,6 +12,7 @@ from ...data import Inputs
 from ...deploy.hub import MASKS, WEIGHTS
 from ...messages import printable, shortened
 from ...models import MODELS
+from ...names import NONE
 from ...pruning.methods import METHODS
 from ...version import __version__
 from ..experiment.experiment import DENSE, SETTLED, Experiment
@@ -127,8 +128,10 @@ def commands(experiment: Experiment, trained: bool, finder: Mapping[str, Any] | 
     lines = [_command("prune", _chosen(found), "-o", MASKS)] if found and found.mask is None else []
     if trained:
         before = Experiment(experiment.model, experiment.data).to_dict() | dict(finder or {})
+        if before["optimizer"] != experiment.optimizer:
+            before |= {"lr": None, "weight_decay": None}
         settings = {n: v for n, v in experiment.to_dict().items() if n not in {*SETTLED, "mask", "method"}}
-        chosen = {n: v for n, v in settings.items() if v or v not in (None, before[n])}
+        chosen = {n: NONE if v is None else v for n, v in settings.items() if v or v != before[n]}
         lines.append(_command("train", chosen, "--mask", MASKS))
     return lines or ["# the masks came from a file that does not say how they were found"]
 

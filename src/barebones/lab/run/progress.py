@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ...files.masks import load_masks
+from ...masks import kept as weights_kept
 from ...messages import Dotted, counted, printable
 from ...pruning.methods import METHODS
 from ...scope import prunable
@@ -107,7 +108,8 @@ def dry_run(requested: Experiment, options: RunOptions, given: Collection[str] |
     check_micro_batch(network, experiment, options, "train")
     yield settings(experiment, requested, given)
     weights = sum(p.numel() for p in prunable(network, experiment.scope).values())
-    left = f"{round((1 - experiment.sparsity) * weights):,}"
+    keep = weights_kept(load_masks(options.mask)) if options.mask else round((1 - experiment.sparsity) * weights)
+    left = f"{keep:,}"
     if experiment.unit == "channel" or (experiment.pattern or "").startswith("block:"):  # the nearest that is possible
         left = "about " + (f"{1 - experiment.sparsity:.3%} of the FLOPs" if experiment.target == "flops" else left)
     yield f"{experiment.model} has {weights:,} prunable weights; {left} would be left."
